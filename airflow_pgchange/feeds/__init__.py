@@ -1,0 +1,8 @@
+"""Feeds, batches and the consumer transaction: psycopg only, no Airflow and no Spark."""
+
+from airflow_pgchange.feeds.batch import Batch, Change, Lag
+from airflow_pgchange.feeds.commit import CommitFeed
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.transaction import ConsumerTransaction
+
+__all__ = ["Batch", "Change", "CommitFeed", "ConsumerTransaction", "Feed", "Lag"]

@@ -1,0 +1,52 @@
+"""Connections as feeds need them: dead peers noticed, nothing prepared (poolers), nothing left in session state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_pgchange.feeds.errors import translated
+
+DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "fallback_application_name": "airflow_pgchange",
+}
+
+
+def complete(conninfo: str, *, primary: bool = False) -> str:
+    """``conninfo`` with our defaults where it says nothing; ``primary`` asks libpq for a server that takes writes."""
+    given = {key: value for key, value in conninfo_to_dict(conninfo).items() if value is not None}
+    wanted = {"target_session_attrs": "read-write"} if primary else {}
+    return make_conninfo("", **{**DEFAULTS, **given, **wanted})
+
+
+def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
+    """A connection in autocommit whose statements are sent whole, without parameters or prepared statements.
+
+    The extended protocol would keep a snapshot in a transaction that waits, and prepared statements break behind a
+    pooler in transaction mode. Raises ServerUnavailable.
+    """
+    with translated():
+        return psycopg.connect(
+            complete(conninfo, primary=primary),
+            autocommit=True,
+            prepare_threshold=None,
+            cursor_factory=psycopg.ClientCursor,
+        )
+
+
+async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:
+    """The same for the event loop."""
+    with translated():
+        return await psycopg.AsyncConnection.connect(
+            complete(conninfo, primary=primary),
+            autocommit=True,
+            prepare_threshold=None,
+            cursor_factory=psycopg.AsyncClientCursor,
+        )

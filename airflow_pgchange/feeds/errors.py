@@ -1,0 +1,147 @@
+"""The one tree of errors. Each class says when it is raised and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+
+class PgChangeError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InvalidArgument(PgChangeError, ValueError):
+    """A value that was given cannot be used. Correct it as the message says."""
+
+
+class UnknownBranch(PgChangeError):
+    """The feed names a branch that ``revision.branch`` does not have.
+
+    Use an id that ``select id, type, tbl from revision.branch`` lists, or the one that ``revision.track`` returned.
+    """
+
+
+class UnknownConsumer(PgChangeError):
+    """No watermark carries this consumer's name. List them with ``airflow pgchange status``."""
+
+
+class ConsumerBusy(PgChangeError):
+    """Another transaction holds this consumer's lock. Wait, skip or fail, as the caller chose."""
+
+
+class TransactionNotClean(PgChangeError):
+    """The consumer transaction already wrote something, or is not READ COMMITTED.
+
+    A transaction with an id of its own would take its own changes for processed. Claim first, write afterwards.
+    """
+
+
+class StaleClaim(PgChangeError):
+    """The watermark is not where the claim found it: someone moved the consumer. Nothing was written; claim again."""
+
+
+class BatchIncomplete(PgChangeError):
+    """A reader found another number of changes than the batch counts. Nothing was written; the batch is tried again."""
+
+
+class BatchNotFinished(PgChangeError):
+    """The transaction was left without ``ack``, or asked for a second batch. One batch, one transaction, one ack."""
+
+
+class ConnectionLost(PgChangeError):
+    """The consumer's connection died while the batch was in work. Nothing was written; the batch is tried again."""
+
+
+class SourceLostTail(PgChangeError):
+    """The watermark is ahead of the mark at the source: the source lost its latest transactions.
+
+    A crash or an asynchronous failover did it. ``airflow pgchange repair`` starts again from the mark that survived;
+    from there on changes come at least once.
+    """
+
+
+class SourceRestored(PgChangeError):
+    """The source is a restored or upgraded copy, in which transaction ids mean something else.
+
+    Run ``select pubsub.rebase_after_restore()`` in the source, then ``airflow pgchange repair`` for consumers whose
+    watermark lives elsewhere.
+    """
+
+
+class HistoryTrimmed(PgChangeError):
+    """A new consumer would miss commits that were trimmed. Accept that with ``accept_trimmed=True``, or restore them."""
+
+
+class CannotTrack(PgChangeError):
+    """``revision.track`` refuses this table or expression. The message says what does not fit."""
+
+
+class SchemaMissing(PgChangeError):
+    """The database lacks our schemas. Run ``airflow pgchange install``."""
+
+
+class SchemaVersionMismatch(PgChangeError):
+    """The database holds another version of our schemas than this package needs. Run ``airflow pgchange upgrade``."""
+
+
+class PermissionDenied(PgChangeError):
+    """The role lacks a right. ``pubsub.grant_consumer`` and ``revision.grant_tracker`` give what each role needs."""
+
+
+class ServerUnavailable(PgChangeError):
+    """PostgreSQL cannot be reached, or ended the connection. Check host, port and server, then try again."""
+
+
+class MergeRefused(PgChangeError):
+    """Staged results do not fit their target (columns, key, duplicates, counts). Nothing was written."""
+
+
+BY_SQLSTATE: dict[str, type[PgChangeError]] = {
+    "PC001": UnknownBranch,
+    "PC002": UnknownConsumer,
+    "PC003": SourceLostTail,
+    "PC004": SourceRestored,
+    "PC005": HistoryTrimmed,
+    "PC006": StaleClaim,
+    "PC007": TransactionNotClean,
+    "PC008": CannotTrack,
+    "PC009": BatchNotFinished,
+    "22023": InvalidArgument,
+    "42501": PermissionDenied,
+    "3F000": SchemaMissing,
+    "42P01": SchemaMissing,
+    "42883": SchemaMissing,
+    "55P03": ConsumerBusy,
+}
+
+ADVICE: dict[type[PgChangeError], str] = {
+    SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",
+    PermissionDenied: "let an owner run `select pubsub.grant_consumer('<role>')` or `select revision.grant_tracker('<role>')`",
+    ServerUnavailable: "check host, port and that the server accepts connections, then try again",
+}
+
+
+def from_postgres(error: psycopg.Error) -> PgChangeError | None:
+    """The error of this tree that a driver's error stands for; None where it is a user's own SQL that failed."""
+    kind = BY_SQLSTATE.get(error.sqlstate or "")
+    if kind is None and isinstance(error, psycopg.OperationalError):
+        kind = ServerUnavailable
+    if kind is None:
+        return None
+    message = error.diag.message_primary or str(error).strip() or type(error).__name__
+    hint = error.diag.message_hint or ADVICE.get(kind)
+    return kind(f"{message}: {hint}" if hint else message)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn the driver's errors about our own statements into this tree."""
+    try:
+        yield
+    except psycopg.Error as error:
+        ours = from_postgres(error)
+        if ours is None:
+            raise
+        raise ours from error

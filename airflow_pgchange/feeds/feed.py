@@ -1,0 +1,104 @@
+"""The contract of a feed: frozen values that build queries and read rows, and do no I/O.
+
+A query that a feed builds is complete, without parameters, and returns one row with one JSON column (``partitions``
+excepted). ``results`` is the database that holds the consumer's progress, ``source`` the one that holds the changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, Protocol, runtime_checkable
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from psycopg import sql
+
+from airflow_pgchange.feeds.batch import Batch, Change, Lag, Partition
+from airflow_pgchange.feeds.errors import InvalidArgument
+
+Position = Mapping[str, Any]
+
+
+@runtime_checkable
+class Feed(Protocol):
+    """What the consumer transaction, the triggers and Spark ask of every feed."""
+
+    kind: ClassVar[str]
+    columns: ClassVar[Sequence[tuple[str, str]]]
+    """Name and PostgreSQL type of what ``partitions`` selects; ``id`` is first."""
+
+    @property
+    def name(self) -> str:
+        """The consumer and what it reads, for people: in messages, logs and metrics."""
+
+    def register(self) -> sql.Composed:
+        """results: make this consumer's progress if it is not there yet; in a transaction of its own."""
+
+    def lock(self) -> sql.Composed:
+        """results: true if this transaction now holds the consumer's lock, false if another does."""
+
+    def wait_for_lock(self) -> sql.Composed:
+        """results: take the consumer's lock, waiting as long as ``lock_timeout`` says."""
+
+    def locked(self) -> sql.Composed:
+        """results: whether any transaction holds the consumer's lock, without taking it."""
+
+    def position(self) -> sql.Composed:
+        """results: the consumer's progress, or null where it has none yet."""
+
+    def lag(self, position: Position, upto: int) -> sql.Composed:
+        """source, any server: the fields of ``Lag``. Its cost grows with ``upto`` and with nothing else."""
+
+    def choose(self, position: Position, limit: int) -> sql.Composed | None:
+        """source, a standby: the next batch as it can be read there, or None for a feed that reads the primary only."""
+
+    def claim(self, position: Position, limit: int, choice: Mapping[str, Any] | None) -> sql.Composed:
+        """source, primary: record and return the next batch, or the one in work again; null where nothing is ready."""
+
+    def batch(self, row: Mapping[str, Any]) -> Batch:
+        """The batch that a row of ``claim`` describes."""
+
+    def partitions(self, batch: Batch, n: int) -> list[Partition]:
+        """source, any server: at most ``n`` queries that together return exactly the batch, in order."""
+
+    def change(self, row: Mapping[str, Any]) -> Change:
+        """The change that a row of a partition is."""
+
+    def ack(self, batch: Batch) -> sql.Composed:
+        """results: record the batch as processed; a ``StaleClaim`` if the progress is not where the claim found it."""
+
+
+FEEDS: dict[str, type[Any]] = {}
+"""Every kind of feed by its name: what ``from_json`` and ``from_uri`` know."""
+
+
+def to_json(feed: Feed) -> dict[str, Any]:
+    """The feed as plain JSON."""
+    return {"kind": feed.kind, **asdict(feed)}  # type: ignore[call-overload]
+
+
+def from_json(data: Mapping[str, Any]) -> Feed:
+    """The feed that ``to_json`` wrote. Raises InvalidArgument for an unknown kind or field."""
+    fields = dict(data)
+    kind = FEEDS.get(fields.pop("kind", ""))
+    if kind is None:
+        raise InvalidArgument(f"unknown kind of feed in {dict(data)}: it must be one of {', '.join(sorted(FEEDS))}")
+    try:
+        feed: Feed = kind(**fields)
+    except TypeError as error:
+        raise InvalidArgument(f"{data['kind']} feed: {error}") from error
+    return feed
+
+
+def to_uri(feed: Feed, server: str) -> str:
+    """The feed as an asset URI, ``pgchange://<server>/<kind>?...``; ``server`` is the name of a connection."""
+    fields = {key: json.dumps(value) for key, value in sorted(asdict(feed).items())}  # type: ignore[call-overload]
+    return f"pgchange://{server}/{feed.kind}?{urlencode(fields)}"
+
+
+def from_uri(uri: str) -> tuple[Feed, str]:
+    """The feed and the connection's name that ``to_uri`` wrote."""
+    parts = urlsplit(uri)
+    fields = {key: json.loads(value) for key, value in parse_qsl(parts.query)}
+    return from_json({"kind": parts.path.strip("/"), **fields}), parts.netloc

@@ -1,0 +1,85 @@
+"""Reading a batch back, wherever it is read: in Python, in a Spark driver or in an executor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from airflow_pgchange.feeds.batch import Batch, Change, Partition
+from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, translated
+from airflow_pgchange.feeds.feed import Feed
+
+STANDBY_PATIENCE = 60.0
+"""Seconds that a reader waits for a standby to replay what the batch needs."""
+
+
+def table_identifier(table: str) -> sql.Identifier:
+    """``schema.table`` or ``table`` as an identifier; raises InvalidArgument for anything else."""
+    parts = table.split(".")
+    if not 1 <= len(parts) <= 2 or not all(parts):
+        raise InvalidArgument(f"{table!r} is no name of a table: write it as schema.table")
+    return sql.Identifier(*parts)
+
+
+def current_rows(partition: Partition, table: str, key: str, columns: Sequence[str] | None = None) -> Partition:
+    """The rows of ``table`` that a partition's changes name, as they are now: one row for each change.
+
+    The first column, ``pgchange_id``, is the change's id, and a change whose row is gone has NULL in ``key`` and in
+    every other column, so that the count still holds.
+    """
+    if columns is None:
+        wanted: sql.Composable = sql.SQL("t.*")
+    else:
+        wanted = sql.SQL(", ").join(sql.Identifier("t", column) for column in dict.fromkeys([key, *columns]))
+    query = sql.SQL("select q.id as pgchange_id, {} from ({}) q left join {} t on {} = q.id").format(
+        wanted, _verbatim(partition.query), table_identifier(table), sql.Identifier("t", key)
+    )
+    return Partition(query.as_string(None), partition.count)
+
+
+def caught_up(connection: psycopg.Connection[Any], lsn: str | None, patience: float = STANDBY_PATIENCE) -> None:
+    """Return once this server can read everything up to ``lsn``; BatchIncomplete after ``patience`` seconds."""
+    if lsn is None:
+        return
+    replayed = sql.SQL(
+        "select not pg_catalog.pg_is_in_recovery() or pg_catalog.pg_last_wal_replay_lsn() >= {}::pg_catalog.pg_lsn"
+    ).format(lsn)
+    deadline, pause = time.monotonic() + patience, 0.01
+    while not connection.execute(replayed).fetchone() == (True,):
+        if time.monotonic() > deadline:
+            raise BatchIncomplete(
+                f"the standby has not replayed {lsn} within {patience:g} s: read from a server that lags less"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+
+
+def expect(partition: Partition, found: int) -> None:
+    """Raise BatchIncomplete unless a partition's reader found exactly the changes that the claim counted."""
+    if found != partition.count:
+        raise BatchIncomplete(
+            f"a partition of the batch has {partition.count} changes, its reader found {found}: "
+            "nothing was written, and the batch is tried again"
+        )
+
+
+def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Iterator[Change]:
+    """The batch's changes in order, streamed; raises BatchIncomplete after the last if any is missing."""
+    with translated():
+        caught_up(connection, batch.lsn)
+        for partition in feed.partitions(batch, 1):
+            found = 0
+            with connection.cursor(row_factory=dict_row) as cursor:
+                for row in cursor.stream(_verbatim(partition.query)):
+                    found += 1
+                    yield feed.change(row)
+            expect(partition, found)
+
+
+def _verbatim(query: str) -> sql.SQL:
+    return sql.SQL(query.replace("{", "{{").replace("}", "}}"))  # type: ignore[arg-type]

@@ -1,0 +1,196 @@
+"""The consumer transaction: lock, claim, process, write, ack, commit, all or nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg import IsolationLevel, errors, sql
+
+from airflow_pgchange.feeds import reading
+from airflow_pgchange.feeds.batch import Batch, Change
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import (
+    BatchNotFinished,
+    ConnectionLost,
+    ConsumerBusy,
+    InvalidArgument,
+    TransactionNotClean,
+    translated,
+)
+from airflow_pgchange.feeds.feed import Feed
+
+PING_EVERY = 30.0
+DEADLOCK_TRIES = 5
+
+
+class ConsumerTransaction:
+    """One batch of one feed, processed exactly once if its results are written through ``connection``.
+
+    Use it as a context manager. While the batch is processed the transaction holds the consumer's advisory lock and
+    nothing else: no transaction id, no snapshot, no relation lock. It commits when the block ends after ``ack``, and
+    rolls back in every other case; a block that ends without having acked its batch raises BatchNotFinished.
+
+    ``results`` and ``source`` are libpq connection strings; ``source`` may name several servers of one group.
+    ``wait`` is how many seconds to wait for another holder of the lock: 0 for none, None for as long as it takes.
+    """
+
+    def __init__(self, feed: Feed, results: str, source: str | None = None, *, wait: float | None = 0) -> None:
+        self.feed = feed
+        self.batch: Batch | None = None
+        self.busy = False
+        self._results = results
+        self._source = source or results
+        self._wait = wait
+        self._acked = False
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened, translated():
+            self._reader = opened.enter_context(connect(self._source))
+            self._on_standby = _value(self._reader, sql.SQL("select pg_catalog.pg_is_in_recovery()"))
+            self._claims = (
+                opened.enter_context(connect(self._source, primary=True)) if self._on_standby else self._reader
+            )
+            self.connection = opened.enter_context(connect(self._results, primary=True))
+            if _value(self.connection, self.feed.position()) is None:
+                self.connection.execute(self.feed.register())
+            self.connection.isolation_level = IsolationLevel.READ_COMMITTED
+            opened.enter_context(self.connection.transaction())
+            self._take_lock()
+            self._open = opened.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        unfinished = kind is None and self.batch is not None and not self._acked
+        if unfinished:
+            error = BatchNotFinished(f"{self.feed.name}: the block ended without ack(), so nothing was kept")
+            kind = BatchNotFinished
+        try:
+            with translated():
+                self._open.__exit__(kind, error, trace)
+        except BatchNotFinished:
+            if not unfinished:
+                raise
+        if unfinished and error is not None:
+            raise error
+
+    def claim(self, limit: int) -> Batch | None:
+        """The next batch of at most ``limit`` changes, or the one that was claimed and never acked; None if nothing is
+        ready.
+
+        Raises ConsumerBusy where another transaction holds the lock, TransactionNotClean where this one has written.
+        """
+        if limit < 1:
+            raise InvalidArgument(f"limit must be at least 1 change, not {limit}")
+        if self.busy:
+            raise ConsumerBusy(f"{self.feed.name} is at work in another transaction")
+        if self.batch is not None:
+            raise BatchNotFinished(f"{self.feed.name}: one batch a transaction; ack this one and open another")
+        with translated():
+            position = self._read_position()
+            choose = self.feed.choose(position, limit) if self._on_standby else None
+            choice = None if choose is None else _value(self._reader, choose)
+            row = _value(self._claims, self.feed.claim(position, limit, choice))
+        self.batch = None if row is None else self.feed.batch(row)
+        return self.batch
+
+    def changes(self) -> Iterator[Change]:
+        """The claimed batch's changes in order, streamed from the source."""
+        yield from reading.changes(self._reader, self.feed, self._claimed())
+
+    def ack(self, write: Callable[[psycopg.Connection[Any]], None] | None = None) -> None:
+        """Record the batch as processed, together with what ``write`` does on the connection it is given.
+
+        Both happen in a savepoint and are tried again after a deadlock, so ``write`` may be called more than once.
+        Raises StaleClaim where the consumer was moved meanwhile.
+        """
+        batch = self._claimed()
+        for attempt in range(1, DEADLOCK_TRIES + 1):
+            try:
+                with self.connection.transaction():
+                    if write is not None:
+                        write(self.connection)
+                    with translated():
+                        self.connection.execute(self.feed.ack(batch))
+                break
+            except errors.DeadlockDetected:
+                if attempt == DEADLOCK_TRIES:
+                    raise
+                time.sleep(0.1 * attempt)
+        self._acked = True
+
+    @contextmanager
+    def kept_alive(self, on_lost: Callable[[], None], every: float = PING_EVERY) -> Iterator[None]:
+        """Ping the connection every ``every`` seconds while the block runs elsewhere; ``on_lost`` is called, once, if it
+        is gone, and the block's end raises ConnectionLost."""
+        done, lost = threading.Event(), threading.Event()
+
+        def ping() -> None:
+            while not done.wait(every):
+                try:
+                    self.ping()
+                except ConnectionLost:
+                    lost.set()
+                    on_lost()
+                    return
+
+        thread = threading.Thread(target=ping, name="pgchange-ping", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            if lost.is_set():
+                raise ConnectionLost(f"{self.feed.name}: the consumer's connection ended while the batch was in work")
+
+    def ping(self) -> None:
+        """Raise ConnectionLost unless the transaction is still there. Leaves no snapshot behind."""
+        try:
+            self.connection.execute("select 1")
+        except psycopg.Error as error:
+            raise ConnectionLost(f"{self.feed.name}: {str(error).strip()}") from error
+
+    def _claimed(self) -> Batch:
+        if self.batch is None:
+            raise BatchNotFinished(f"{self.feed.name}: claim a batch first")
+        return self.batch
+
+    def _take_lock(self) -> None:
+        settings = ["idle_in_transaction_session_timeout", "statement_timeout"]
+        if self.connection.info.server_version >= 170000:
+            settings.append("transaction_timeout")
+        for setting in settings:
+            self.connection.execute(sql.SQL("set local {} = 0").format(sql.Identifier(setting)))
+        if self._wait == 0:
+            self.busy = not _value(self.connection, self.feed.lock())
+            return
+        patience = 0 if self._wait is None else max(1, round(self._wait * 1000))
+        self.connection.execute(sql.SQL("set local lock_timeout = {}").format(patience))
+        try:
+            with self.connection.transaction():
+                self.connection.execute(self.feed.wait_for_lock())
+        except errors.LockNotAvailable:
+            self.busy = True
+        self.connection.execute("set local lock_timeout = 0")
+
+    def _read_position(self) -> dict[str, Any]:
+        """Read inside a savepoint that is rolled back: no relation lock and no snapshot stays behind."""
+        with self.connection.transaction(force_rollback=True):
+            if _value(self.connection, sql.SQL("select pg_catalog.pg_current_xact_id_if_assigned() is not null")):
+                raise TransactionNotClean(f"{self.feed.name}: claim before the transaction writes anything")
+            position: dict[str, Any] = _value(self.connection, self.feed.position())
+        return position
+
+
+def _value(connection: psycopg.Connection[Any], query: sql.Composable) -> Any:
+    row = connection.execute(query).fetchone()  # type: ignore[arg-type]
+    return None if row is None else row[0]
