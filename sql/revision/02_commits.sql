@@ -1,0 +1,46 @@
+-- Which events a commit gives.
+
+create function revision.commit_inserted() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    insert into revision.commit_queue (commit_id, branch_id)
+    select c.id, c.branch_id
+    from added as c
+    where c.branch_id = 0
+       or exists (select from revision.branch as b where b.id = c.branch_id and b.type = 'stable')
+    union all
+    select c.id, b.id
+    from added as c
+    join revision.branch as b on b.type = 'approved'
+    where c.branch_id = 0 and c.state = 'approved';
+    return null;
+end
+$$;
+comment on function revision.commit_inserted() is
+    'A commit in trunk or in a stable branch gives an event of that branch, and one inserted approved also one of the '
+    'approved branch.';
+
+create function revision.commit_updated() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    insert into revision.commit_queue (commit_id, branch_id)
+    select c.id, b.id
+    from added as c
+    join removed as was on was.id = c.id
+    join revision.branch as b on b.type = 'approved'
+    where c.branch_id = 0 and c.state = 'approved' and was.state <> 'approved';
+    return null;
+end
+$$;
+comment on function revision.commit_updated() is 'Approving a commit of trunk gives an event of the approved branch.';
+
+create trigger inserted after insert on revision.commit
+    referencing new table as added
+    for each statement execute function revision.commit_inserted();
+create trigger updated after update on revision.commit
+    referencing old table as removed new table as added
+    for each statement execute function revision.commit_updated();

@@ -1,0 +1,390 @@
+-- Tracking: each row that is inserted into a user's own table is a commit.
+--
+-- The trigger function belongs to the owner of the table and runs with that owner's rights, so that a plain writer needs
+-- none of ours and an expression can do no more than its owner. It evaluates inside an exception block and writes outside
+-- it: a write inside would cost every statement a second transaction id.
+
+create function revision.refuse(reason text, hint text default null) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC008', message = reason, hint = hint;
+end
+$$;
+comment on function revision.refuse(text, text) is 'Refuse to track something, with the reason.';
+
+create function revision.descendants(tbl regclass) returns setof regclass
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with recursive tree(relid) as (
+        select tbl::oid
+        union
+        select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
+    )
+    select relid::regclass from tree
+$$;
+comment on function revision.descendants(regclass) is
+    'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
+
+create function revision.key_column(rel oid) returns name
+language sql stable security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    with recursive line(relid) as (
+        select rel
+        union
+        select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
+    )
+    select a.attname
+    from line
+    join revision.tracked as t on t.tbl = line.relid
+    join pg_attribute as a on a.attrelid = t.tbl and a.attnum = t.key_number and not a.attisdropped
+    limit 1
+$$;
+comment on function revision.key_column(oid) is 'Today''s name of the key column of a tracked table or of a partition of it.';
+
+create function revision.own_branch(tbl regclass) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    branch bigint := (select b.id from revision.branch as b where b.tbl = own_branch.tbl);
+begin
+    while branch is null loop
+        insert into revision.branch (type, tbl) values ('stable', own_branch.tbl)
+        on conflict (id) do nothing
+        returning id into branch;
+    end loop;
+    return branch;
+end
+$$;
+comment on function revision.own_branch(regclass) is 'The branch of a tracked table''s own, made at the first call.';
+
+create function revision.check_trackable(tbl regclass, commit_id name) returns void
+language plpgsql stable
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    class pg_class := (select c from pg_class as c where c.oid = tbl);
+    schema_name name := (select n.nspname from pg_namespace as n where n.oid = class.relnamespace);
+    owner_name name := pg_get_userbyid(class.relowner);
+    key pg_attribute := (
+        select a from pg_attribute as a
+        where a.attrelid = tbl and a.attname = commit_id and a.attnum > 0 and not a.attisdropped
+    );
+begin
+    if class.relkind not in ('r', 'p') then
+        perform revision.refuse(format('%s is not a table', tbl), 'track the tables behind it');
+    end if;
+    if class.relpersistence = 't' then
+        perform revision.refuse(format('%s is a temporary table', tbl), 'track a permanent one');
+    end if;
+    if schema_name in ('revision', 'pubsub', 'pg_catalog', 'information_schema') then
+        perform revision.refuse(format('%s belongs to schema %s', tbl, schema_name), 'track a table of your own');
+    end if;
+    if class.relispartition then
+        perform revision.refuse(format('%s is a partition', tbl), 'track the partitioned table');
+    end if;
+    if exists (
+        select from revision.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
+    ) then
+        perform revision.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
+    end if;
+    if key is null then
+        perform revision.refuse(
+            format('%s has no column %I', tbl, commit_id), 'name its key: revision.track(tbl, commit_id => ...)');
+    end if;
+    if key.atttypid not in ('bigint'::regtype, 'integer'::regtype) then
+        perform revision.refuse(
+            format('column %I of %s is %s', commit_id, tbl, format_type(key.atttypid, key.atttypmod)),
+            'the key must be bigint or integer');
+    end if;
+    if not key.attnotnull then
+        perform revision.refuse(format('column %I of %s may be null', commit_id, tbl), 'add not null, or a primary key');
+    end if;
+    if not exists (
+        select from pg_index as i
+        where i.indrelid = tbl and i.indisunique and i.indisvalid and i.indpred is null
+          and key.attnum = any (i.indkey::smallint[])
+          and (i.indnkeyatts = 1 or class.relkind = 'p')
+    ) then
+        perform revision.refuse(
+            format('column %I of %s is not unique', commit_id, tbl), 'add a primary key or a unique index on it');
+    end if;
+    if not pg_has_role(current_user, class.relowner, 'usage') then
+        raise insufficient_privilege using
+            message = format('only the owner of %s, %I, may track it', tbl, owner_name),
+            hint = format('connect as %I, or set role %I', owner_name, owner_name);
+    end if;
+    if not has_schema_privilege(owner_name, schema_name, 'create') then
+        perform revision.refuse(
+            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, schema_name),
+            format('grant create on schema %I to %I', schema_name, owner_name));
+    end if;
+    if not (
+        has_schema_privilege(owner_name, 'revision', 'usage')
+        and has_column_privilege(owner_name, 'revision.commit_queue', 'commit_id', 'insert')
+    ) then
+        raise insufficient_privilege using
+            message = format('%I, the owner of %s, may not put commits in the queue', owner_name, tbl),
+            hint = format('let the owner of schema revision run: select revision.grant_tracker(%L)', owner_name);
+    end if;
+end
+$$;
+comment on function revision.check_trackable(regclass, name) is 'Refuse, with the reason, a table that cannot be tracked.';
+
+create function revision.capture_body(tbl regclass, commit_id name, branch_id bigint, expression text) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format(
+        case when expression is null then $constant$
+declare
+    row_added record;
+    commit bigint;
+begin
+    begin
+        perform pg_catalog.int8up(%1$I) from added limit 1;
+    exception when others then
+        for row_added in select * from added loop
+            begin
+                commit := null;
+                commit := pg_catalog.to_jsonb(row_added) ->> (revision.key_column(tg_relid)::text);
+                if commit is null then
+                    raise 'the key column %1$I is gone';
+                end if;
+            exception when others then
+                insert into revision.fault (tbl, commit_id, message) values (tg_relid, commit, sqlerrm);
+                continue;
+            end;
+            insert into revision.commit_queue (commit_id, branch_id) values (commit, %2$s);
+        end loop;
+        return null;
+    end;
+    insert into revision.commit_queue (commit_id, branch_id) select %1$I, %2$s from added;
+    return null;
+end
+$constant$ else $expression$
+declare
+    row_added record;
+    commit bigint;
+    branch bigint;
+    commits bigint[];
+    branches bigint[];
+begin
+    begin
+        select pg_catalog.array_agg(e.commit_id), pg_catalog.array_agg(e.branch_id)
+        into commits, branches
+        from (select %1$I, pg_catalog.int8up((%3$s)) from added as %4$I) as e(commit_id, branch_id)
+        where e.branch_id is not null;
+    exception when others then
+        for row_added in select * from added loop
+            begin
+                commit := null;
+                commit := pg_catalog.to_jsonb(row_added) ->> (revision.key_column(tg_relid)::text);
+                if commit is null then
+                    raise 'the key column %1$I is gone';
+                end if;
+                select pg_catalog.int8up((%3$s)) into strict branch
+                from pg_catalog.jsonb_populate_record(null::%5$s, pg_catalog.to_jsonb(row_added)) as %4$I;
+            exception when others then
+                insert into revision.fault (tbl, commit_id, message) values (tg_relid, commit, sqlerrm);
+                continue;
+            end;
+            if branch is not null then
+                insert into revision.commit_queue (commit_id, branch_id) values (commit, branch);
+            end if;
+        end loop;
+        return null;
+    end;
+    insert into revision.commit_queue (commit_id, branch_id)
+    select * from pg_catalog.unnest(commits, branches);
+    return null;
+end
+$expression$ end,
+        commit_id, branch_id, expression, (select c.relname from pg_class as c where c.oid = tbl), tbl
+    )
+$$;
+comment on function revision.capture_body(regclass, name, bigint, text) is
+    'The body of the trigger function of one table, written for its columns so that PostgreSQL keeps its plans.';
+
+create function revision.register(
+    tbl regclass, commit_id name, branch_id bigint, expression text, function text, key_ceiling bigint
+) returns void
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    if not exists (
+        select from pg_trigger as t
+        join pg_proc as p on p.oid = t.tgfoid
+        join pg_class as c on c.oid = t.tgrelid
+        where t.tgrelid = register.tbl and t.tgname = 'pgchange_capture' and p.proowner = c.relowner
+    ) then
+        perform revision.refuse(format('%s is not captured by its owner', tbl), 'call revision.track');
+    end if;
+    insert into revision.tracked (tbl, commit_id, key_number, branch_id, expression, function, since, key_ceiling)
+    select register.tbl, register.commit_id, a.attnum, register.branch_id, register.expression, register.function,
+           pg_current_xact_id(), register.key_ceiling
+    from pg_attribute as a
+    where a.attrelid = register.tbl and a.attname = register.commit_id
+    on conflict on constraint tracked_pkey do update
+        set commit_id = excluded.commit_id, key_number = excluded.key_number, function = excluded.function;
+end
+$$;
+comment on function revision.register(regclass, name, bigint, text, text, bigint) is
+    'Note a table whose capture is in place. It believes the trigger, not the caller.';
+
+create function revision.unregister(tbl regclass) returns void
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    if exists (
+        select from pg_trigger as t where t.tgrelid = unregister.tbl and t.tgname = 'pgchange_capture'
+    ) then
+        perform revision.refuse(format('%s is still captured', tbl), 'call revision.untrack');
+    end if;
+    delete from revision.tracked as t where t.tbl = unregister.tbl;
+end
+$$;
+comment on function revision.unregister(regclass) is 'Forget a table whose capture is gone.';
+
+create function revision.lock_for_capture(tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+set lock_timeout = '5s'
+as $$
+begin
+    execute format('lock table %s in share row exclusive mode', tbl);
+exception when lock_not_available then
+    raise lock_not_available using
+        message = format('%s is being written by transactions that do not end', tbl),
+        hint = 'try again when they have ended; nothing was changed';
+end
+$$;
+comment on function revision.lock_for_capture(regclass) is
+    'Wait at most 5 s for the writers of a table: a lock that waits longer would stop everybody behind it.';
+
+create function revision.place_triggers(tbl regclass, function text) returns integer
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    part regclass;
+    placed integer := 0;
+begin
+    for part in
+        select d.relid from revision.descendants(tbl) as d(relid)
+        where not exists (
+            select from pg_trigger as t where t.tgrelid = d.relid and t.tgname = 'pgchange_capture'
+        )
+    loop
+        execute format(
+            'create trigger pgchange_capture after insert on %s referencing new table as added '
+            'for each statement execute function %s()', part, function);
+        placed := placed + 1;
+    end loop;
+    return placed;
+end
+$$;
+comment on function revision.place_triggers(regclass, text) is
+    'Put the capture on a table and on every partition that lacks it; returns on how many.';
+
+create function revision.track(tbl regclass, commit_id name default 'id', branch_id text default null) returns bigint
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    class pg_class := (select c from pg_class as c where c.oid = tbl);
+    known revision.tracked := (select t from revision.tracked as t where t.tbl = track.tbl);
+    expression text := nullif(trim(branch_id), '');
+    branch bigint;
+    function text;
+    ceiling bigint;
+begin
+    perform revision.check_trackable(tbl, commit_id);
+    if expression ~ '^[0-9]+$' then
+        branch := expression;
+        expression := null;
+        if not exists (select from revision.branch as b where b.id = branch) then
+            raise exception using errcode = 'PC001', message = format('there is no branch %s', branch),
+                hint = 'insert it into revision.branch, or leave branch_id out for a branch of the table''s own';
+        end if;
+    elsif expression is not null then
+        begin
+            execute format(
+                'select %I, pg_catalog.int8up((%s)) from %s as %I limit 0', commit_id, expression, tbl, class.relname);
+        exception when others then
+            perform revision.refuse(
+                format('the expression %L gives no branch: %s', expression, sqlerrm),
+                'write an SQL expression over the columns of one row that gives a bigint; name functions with their schema');
+        end;
+    end if;
+    if known is not null and (
+        known.expression is distinct from expression
+        or branch is not null and branch <> known.branch_id
+    ) then
+        perform revision.refuse(
+            format('%s is already tracked with another branch', tbl), 'revision.untrack(tbl) first');
+    end if;
+    if expression is null then
+        branch := coalesce(branch, known.branch_id, revision.own_branch(tbl));
+    end if;
+
+    perform revision.lock_for_capture(tbl);
+    function := format(
+        '%I.%I',
+        (select n.nspname from pg_namespace as n where n.oid = class.relnamespace),
+        'pgchange_capture_' || case
+            when length(class.relname) <= 46 then class.relname::text
+            else left(class.relname, 37) || '_' || left(md5(class.relname), 8)
+        end);
+    function := coalesce(known.function, function);
+    if known is null and to_regprocedure(function || '()') is not null then
+        perform revision.refuse(format('there is a function %s() already', function), 'drop or rename it');
+    end if;
+    execute format(
+        'create or replace function %s() returns trigger language plpgsql security definer '
+        'set search_path = pg_catalog, %I, pg_temp as %L',
+        function,
+        (select n.nspname from pg_namespace as n where n.oid = class.relnamespace),
+        revision.capture_body(tbl, commit_id, branch, expression));
+    execute format('revoke all on function %s() from public', function);
+    execute format('comment on function %s() is %L', function, 'Capture of ' || tbl::text || ' by revision.track.');
+    execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));
+    perform revision.place_triggers(tbl, function);
+    execute format('select max(%I) from %s', commit_id, tbl) into ceiling;
+    perform revision.register(tbl, commit_id, branch, expression, function, ceiling);
+    return branch;
+end
+$$;
+comment on function revision.track(regclass, name, text) is
+    'Make each row inserted into tbl a commit, named by its key commit_id. Its branch is one of the table''s own, which is '
+    'returned; or the one whose number branch_id is; or what branch_id, an SQL expression over the row, says (then null is '
+    'returned, and a row for which it is null goes nowhere). The expression runs with the rights of the table''s owner. '
+    'Calling it again mends the capture: new partitions, a renamed key.';
+
+create function revision.untrack(tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    known revision.tracked := (select t from revision.tracked as t where t.tbl = untrack.tbl);
+    part regclass;
+begin
+    if known is null then
+        perform revision.refuse(format('%s is not tracked', tbl), 'select tbl from revision.tracked');
+    end if;
+    perform revision.lock_for_capture(tbl);
+    for part in select d.relid from revision.descendants(tbl) as d(relid) loop
+        execute format('drop trigger if exists pgchange_capture on %s', part);
+    end loop;
+    execute format('drop function if exists %s()', known.function);
+    perform revision.unregister(tbl);
+end
+$$;
+comment on function revision.untrack(regclass) is
+    'Stop capturing a table. Its branch and what is in the queue stay; tracked again it has the same branch.';

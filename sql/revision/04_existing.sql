@@ -1,0 +1,164 @@
+-- Rows that were there before the tracking began, and rows that capture could not place.
+
+create function revision.full_xid(xmin xid) returns bigint
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case when (now.n & ~4294967295) + x.n > now.n then (now.n & ~4294967295) + x.n - 4294967296
+                else (now.n & ~4294967295) + x.n end
+    from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) as now(n), (select xmin::text::bigint) as x(n)
+$$;
+comment on function revision.full_xid(xid) is
+    'A row''s xmin as the 64-bit transaction id that it most recently stood for. A frozen row may seem younger than it is.';
+
+create function revision.enqueue_row(tbl regclass, commit_id bigint) returns boolean
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    known revision.tracked := (select t from revision.tracked as t where t.tbl = enqueue_row.tbl);
+    branch bigint := known.branch_id;
+    found_row boolean;
+begin
+    begin
+        execute format(
+            'select true, pg_catalog.int8up((%s)) from %s as %I where %I = $1',
+            coalesce(known.expression, known.branch_id::text), tbl,
+            (select c.relname from pg_class as c where c.oid = tbl), revision.key_column(tbl))
+        using commit_id into found_row, branch;
+    exception when others then
+        insert into revision.fault (tbl, commit_id, message) values (enqueue_row.tbl, enqueue_row.commit_id, sqlerrm);
+        return false;
+    end;
+    if branch is not null then
+        insert into revision.commit_queue (commit_id, branch_id) values (enqueue_row.commit_id, branch);
+    end if;
+    return true;
+end
+$$;
+comment on function revision.enqueue_row(regclass, bigint) is
+    'Put one row of a tracked table in the queue; false, and a fault, where its branch cannot be told. A row that is gone '
+    'goes nowhere.';
+
+create function revision.replay_faults(tbl regclass) returns bigint
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    fault revision.fault;
+    replayed bigint := 0;
+begin
+    if revision.key_column(tbl) is null then
+        perform revision.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
+    end if;
+    for fault in
+        with taken as (
+            delete from revision.fault as f
+            where f.tbl in (select d.relid from revision.descendants(replay_faults.tbl) as d(relid))
+              and f.commit_id is not null
+            returning f.*
+        )
+        select * from taken order by id
+    loop
+        replayed := replayed + revision.enqueue_row(tbl, fault.commit_id)::integer;
+    end loop;
+    return replayed;
+end
+$$;
+comment on function revision.replay_faults(regclass) is
+    'Try the faults of a table again, when what caused them is mended; returns how many went through. The rest stay faults.';
+
+create function revision.enqueue_chunk(tbl regclass, chunk integer) returns bigint
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    known revision.tracked;
+    key name := revision.key_column(tbl);
+    table_name name := (select c.relname from pg_class as c where c.oid = tbl);
+    upto bigint;
+    looked bigint;
+    unclear bigint;
+begin
+    select t.* into known from revision.tracked as t where t.tbl = enqueue_chunk.tbl for update;
+    if known is null or key is null then
+        perform revision.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
+    end if;
+    if known.existing_done then
+        return null;
+    end if;
+    -- A row whose xmin is younger than the tracking was inserted since, and captured, or only updated since: the queue
+    -- tells. Above the highest key of that day everything was captured.
+    execute format($chunk$
+        select count(*), max(c.key), count(*) filter (where c.young and c.key <= %4$L::bigint)
+        from (
+            select %1$I as key, revision.full_xid(xmin) >= %3$L::bigint as young
+            from %2$s where %1$I > %5$L::bigint order by %1$I limit %6$s
+        ) as c
+    $chunk$, key, tbl, known.since::text, known.key_ceiling, coalesce(known.existing_upto, -9223372036854775808), chunk)
+    into looked, upto, unclear;
+    if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id)
+       and exists (select from revision.tracked as t where t.tbl <> enqueue_chunk.tbl) then
+        perform revision.refuse(
+            format('%s rows of %s changed after the tracking began, and its branch may hold other tables'' commits, '
+                   'so captured ones cannot be told from the rest', unclear, tbl),
+            'track the table with a branch of its own');
+    end if;
+    begin
+        execute format($chunk$
+            with captured as materialized (
+                select q.commit_id from revision.commit_queue as q
+                where %6$s > 0 and q.branch_id in (select b.id from revision.branch as b) and q.txid >= %3$L::xid8
+                union all
+                select f.commit_id from revision.fault as f where %6$s > 0 and f.tbl = %9$s
+            )
+            insert into revision.commit_queue (commit_id, branch_id)
+            select e.key, e.branch
+            from (
+                select %1$I as key, pg_catalog.int8up((%7$s)) as branch, revision.full_xid(xmin) >= %3$L::bigint as young
+                from %2$s as %8$I where %1$I > %4$L::bigint and %1$I <= %5$L::bigint
+                order by %1$I
+            ) as e
+            where e.branch is not null
+              and (not e.young or e.key <= %10$L::bigint and e.key not in (select c.commit_id from captured as c))
+        $chunk$, key, tbl, known.since::text, coalesce(known.existing_upto, -9223372036854775808), upto, unclear,
+            coalesce(known.expression, known.branch_id::text), table_name, tbl::oid, known.key_ceiling);
+    exception when others then
+        if looked > 1 then
+            return revision.enqueue_chunk(tbl, greatest(chunk / 10, 1));
+        end if;
+        perform revision.enqueue_row(tbl, upto);
+    end;
+    update revision.tracked as t
+    set existing_upto = coalesce(upto, t.existing_upto), existing_done = looked < chunk
+    where t.tbl = enqueue_chunk.tbl;
+    return looked;
+end
+$$;
+comment on function revision.enqueue_chunk(regclass, integer) is
+    'Put the next chunk of the rows that were there before the tracking in the queue; returns how many rows it looked at, '
+    'null when there are no more.';
+
+create procedure revision.enqueue_existing(tbl regclass, chunk integer default 10000)
+language plpgsql
+as $$
+declare
+    looked bigint;
+    total bigint := 0;
+begin
+    if chunk < 1 then
+        raise invalid_parameter_value using message = 'chunk must be at least 1 row';
+    end if;
+    loop
+        looked := revision.enqueue_chunk(tbl, chunk);
+        exit when looked is null;
+        commit;
+        total := total + looked;
+        raise notice '% rows of % looked at', total, tbl;
+    end loop;
+end
+$$;
+comment on procedure revision.enqueue_existing(regclass, integer) is
+    'Put the rows that were there before the tracking in the queue, chunk by chunk with a commit each. Stopped at any point '
+    'it goes on from there; none is doubled with what the trigger captured. Run it as the owner of the table, outside a '
+    'transaction.';

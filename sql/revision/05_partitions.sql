@@ -1,0 +1,133 @@
+-- Partitions of the queue, made ahead, and the capture on partitions that came later.
+
+create function revision.partitions() returns table (relid regclass, lower bigint, upper bigint)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select i.inhrelid::regclass, b.bound[1]::bigint, b.bound[2]::bigint
+    from pg_inherits as i
+    join pg_class as c on c.oid = i.inhrelid
+    cross join lateral regexp_match(
+        pg_get_expr(c.relpartbound, c.oid), $re$FROM \('(\d+)'\) TO \('(\d+)'\)$re$) as b(bound)
+    where i.inhparent = 'revision.commit_queue'::regclass and b.bound is not null
+    order by 2
+$$;
+comment on function revision.partitions() is 'The partitions of the queue with their range of transaction ids, the default one excepted.';
+
+create function revision.add_partition(lower bigint, upper bigint) returns text
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+set lock_timeout = '2s'
+as $$
+declare
+    name text := 'commit_queue_' || lower;
+    moved bigint;
+begin
+    if lower < 0 or upper <= lower then
+        raise invalid_parameter_value using message = format('no range of transaction ids: %s to %s', lower, upper);
+    end if;
+    execute format('create table revision.%I (like revision.commit_queue including defaults including indexes)', name);
+    lock table revision.commit_queue_default in access exclusive mode;
+    execute format(
+        'with moved as (delete from revision.commit_queue_default where txid >= %1$L and txid < %2$L returning *) '
+        'insert into revision.%3$I (id, commit_id, branch_id, txid, created_at) '
+        'select id, commit_id, branch_id, txid, created_at from moved',
+        lower, upper, name);
+    get diagnostics moved = row_count;
+    execute format(
+        'alter table revision.commit_queue attach partition revision.%I for values from (%L) to (%L)', name, lower, upper);
+    return format('added partition %s up to transaction %s, %s rows moved into it', name, upper, moved);
+end
+$$;
+comment on function revision.add_partition(bigint, bigint) is
+    'Add the partition of the transaction ids from lower to below upper, with the rows of the default partition that belong '
+    'in it. Writers of other partitions are not held up.';
+
+create function revision.maintain_partitions(width bigint default 1000000, ahead integer default 2) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    now_at bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    lower bigint := (select max(p.upper) from revision.partitions() as p);
+    upper bigint;
+begin
+    if width < 1 or ahead < 1 then
+        raise invalid_parameter_value using message = 'width and ahead must be at least 1';
+    end if;
+    lower := coalesce(lower, (select min(q.txid) from revision.commit_queue_default as q)::text::bigint, now_at);
+    while lower < now_at + ahead * width loop
+        upper := (greatest(lower, now_at) / width + 1) * width;
+        if upper - lower < width / 2 and lower > now_at then
+            upper := upper + width;
+        end if;
+        begin
+            return next revision.add_partition(lower, upper);
+        exception when lock_not_available then
+            return next format('postponed the partition from transaction %s: writers hold the default one', lower);
+            return;
+        end;
+        lower := upper;
+    end loop;
+end
+$$;
+comment on function revision.maintain_partitions(bigint, integer) is
+    'Keep ahead partitions of width transaction ids each in front of today''s; returns a line for each thing done. What was '
+    'written without a partition is moved out of the default one.';
+
+create function revision.refresh_tracking() returns setof text
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    known revision.tracked;
+    placed integer;
+begin
+    for known in
+        select t.* from revision.tracked as t join pg_class as c on c.oid = t.tbl
+        where pg_has_role(current_user, c.relowner, 'usage')
+          and exists (select from revision.tracking() as s where s.tbl = t.tbl and s.untriggered <> '{}')
+    loop
+        begin
+            perform revision.lock_for_capture(known.tbl);
+            placed := revision.place_triggers(known.tbl, known.function);
+            return next format('%s: capture put on %s partitions', known.tbl, placed);
+        exception when lock_not_available then
+            return next format('%s: postponed, it is being written', known.tbl);
+        end;
+    end loop;
+end
+$$;
+comment on function revision.refresh_tracking() is
+    'Put the capture on partitions that were attached since, of the tables that the caller owns; returns a line for each.';
+
+create function revision.tracking()
+returns table (
+    tbl regclass, branch_id bigint, expression text, untriggered regclass[], disabled regclass[], key_renamed boolean,
+    existing_done boolean, faults bigint
+)
+language sql stable security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select t.tbl, t.branch_id, t.expression,
+           array(
+               select d.relid from revision.descendants(t.tbl) as d(relid)
+               where not exists (
+                   select from pg_trigger as g where g.tgrelid = d.relid and g.tgname = 'pgchange_capture')
+           ),
+           array(
+               select g.tgrelid::regclass from pg_trigger as g
+               where g.tgname = 'pgchange_capture' and g.tgenabled = 'D'
+                 and g.tgrelid in (select d.relid from revision.descendants(t.tbl) as d(relid))
+           ),
+           revision.key_column(t.tbl) is distinct from t.commit_id,
+           t.existing_done,
+           (select count(*) from revision.fault as f
+            where f.tbl in (select d.relid from revision.descendants(t.tbl) as d(relid)))
+    from revision.tracked as t
+    where exists (select from pg_class as c where c.oid = t.tbl)
+$$;
+comment on function revision.tracking() is
+    'Every tracked table, with what is not captured: partitions without a trigger, disabled ones, a renamed key, faults.';
+
+do $$ begin perform revision.maintain_partitions(); end $$;

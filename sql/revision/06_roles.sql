@@ -1,0 +1,52 @@
+-- Who may do what. PUBLIC may do nothing; a writer of a tracked table needs nothing.
+
+create function revision.grant_tracker(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    execute format($grants$
+        grant usage on schema revision to %1$s;
+        grant insert (commit_id, branch_id) on revision.commit_queue to %1$s;
+        grant select on revision.commit_queue, revision.branch, revision.tracked, revision.fault to %1$s;
+        grant update (existing_upto, existing_done) on revision.tracked to %1$s;
+        grant insert (tbl, commit_id, message), delete on revision.fault to %1$s;
+        grant execute on function
+            revision.track(regclass, name, text), revision.untrack(regclass), revision.tracking(),
+            revision.replay_faults(regclass), revision.refresh_tracking(), revision.refuse(text, text),
+            revision.descendants(regclass), revision.key_column(oid), revision.own_branch(regclass),
+            revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
+            revision.register(regclass, name, bigint, text, text, bigint), revision.unregister(regclass),
+            revision.lock_for_capture(regclass), revision.place_triggers(regclass, text), revision.full_xid(xid),
+            revision.enqueue_row(regclass, bigint), revision.enqueue_chunk(regclass, integer)
+            to %1$s;
+        grant execute on procedure revision.enqueue_existing(regclass, integer) to %1$s
+    $grants$, role);
+end
+$$;
+comment on function revision.grant_tracker(regrole) is
+    'Let a role track the tables that it owns. Such a role is trusted: it can put any commit in any branch, but not as '
+    'another transaction.';
+
+create function revision.grant_maintainer(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    execute format($grants$
+        grant usage on schema revision to %1$s;
+        grant select on revision.tracked to %1$s;
+        grant execute on function
+            revision.maintain_partitions(bigint, integer), revision.partitions(), revision.tracking(),
+            revision.refresh_tracking(), revision.descendants(regclass), revision.lock_for_capture(regclass),
+            revision.place_triggers(regclass, text)
+            to %1$s
+    $grants$, role);
+end
+$$;
+comment on function revision.grant_maintainer(regrole) is 'Let a role keep the partitions of the queue and look at the tracking.';
+
+revoke all on all functions in schema revision from public;
+revoke all on all procedures in schema revision from public;
+revoke all on all tables in schema revision from public;
+revoke all on schema revision from public;

@@ -1,0 +1,14 @@
+-- Take out the schema revision and the capture on every tracked table; the tables themselves stay as they are.
+
+do $$
+declare
+    tracked regclass;
+begin
+    for tracked in
+        select t.tbl from revision.tracked as t join pg_catalog.pg_class as c on c.oid = t.tbl
+    loop
+        perform revision.untrack(tracked);
+    end loop;
+end
+$$;
+drop schema revision cascade;
