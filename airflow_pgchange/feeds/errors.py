@@ -125,8 +125,9 @@ ADVICE: dict[type[PgChangeError], str] = {
 
 def from_postgres(error: psycopg.Error) -> PgChangeError | None:
     """The error of this tree that a driver's error stands for; None where it is a user's own SQL that failed."""
-    kind = BY_SQLSTATE.get(error.sqlstate or "")
-    if kind is None and isinstance(error, psycopg.OperationalError):
+    state = error.sqlstate or ""
+    kind = BY_SQLSTATE.get(state)
+    if kind is None and isinstance(error, psycopg.OperationalError) and state[:3] in ("", "080", "57P", "533"):
         kind = ServerUnavailable
     if kind is None:
         return None

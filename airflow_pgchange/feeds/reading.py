@@ -82,4 +82,4 @@ def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> It
 
 
 def _verbatim(query: str) -> sql.SQL:
-    return sql.SQL(query.replace("{", "{{").replace("}", "}}"))  # type: ignore[arg-type]
+    return sql.SQL(query)  # type: ignore[arg-type]

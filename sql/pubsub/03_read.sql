@@ -1,0 +1,322 @@
+-- Reading the queue: what a position has not processed and a snapshot sees. Nothing here writes; all of it works on a
+-- standby. A position is the JSON of a watermark: {version, snapshot, partial: [txid, id], source}.
+
+create function pubsub.unread(
+    branch_id bigint,
+    after pg_snapshot, partial_txid xid8, partial_id bigint,
+    upto pg_snapshot,
+    low_txid xid8 default '0', low_id bigint default 0,
+    high_txid xid8 default '18446744073709551615', high_id bigint default 9223372036854775807
+)
+returns table (txid xid8, id bigint, commit_id bigint, created_at timestamptz)
+language sql stable
+as $$
+    (
+        select q.txid, q.id, q.commit_id, q.created_at
+        from pg_catalog.pg_snapshot_xip(unread.after) as late(txid)
+        cross join lateral (
+            select c.txid, c.id, c.commit_id, c.created_at
+            from revision.commit_queue as c
+            where c.branch_id = unread.branch_id
+              and c.txid = late.txid
+              and (c.txid <> unread.partial_txid or c.id > unread.partial_id or unread.partial_txid is null)
+              and (c.txid, c.id) > (unread.low_txid, unread.low_id)
+              and (c.txid, c.id) <= (unread.high_txid, unread.high_id)
+            order by c.txid, c.id
+        ) as q
+        where pg_catalog.pg_visible_in_snapshot(late.txid, unread.upto)
+          and late.txid >= unread.low_txid
+          and late.txid <= unread.high_txid
+        order by late.txid, q.id
+    )
+    union all
+    (
+        select c.txid, c.id, c.commit_id, c.created_at
+        from revision.commit_queue as c
+        where c.branch_id = unread.branch_id
+          and c.txid >= greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.low_txid)
+          and c.txid < pg_catalog.pg_snapshot_xmax(unread.upto)
+          and c.txid <= unread.high_txid
+          and (c.txid, c.id) > (coalesce(unread.partial_txid, '0'), coalesce(unread.partial_id, 0))
+          and (c.txid, c.id) > (unread.low_txid, unread.low_id)
+          and (c.txid, c.id) <= (unread.high_txid, unread.high_id)
+          and pg_catalog.pg_visible_in_snapshot(c.txid, unread.upto)
+        order by c.txid, c.id
+    )
+$$;
+comment on function pubsub.unread is
+    'The commits of a branch that a position has not processed and upto sees, in order of (txid, id): first those of '
+    'transactions that the position found open, then the range behind it. Its cost depends on neither backlog nor history.';
+
+create function pubsub.cursor_of("position" jsonb, out after pg_snapshot, out partial_txid xid8, out partial_id bigint)
+language sql immutable
+as $$
+    select coalesce("position" ->> 'snapshot', '1:1:')::pg_catalog.pg_snapshot,
+           ("position" -> 'partial' ->> 0)::pg_catalog.xid8,
+           ("position" -> 'partial' ->> 1)::bigint
+$$;
+comment on function pubsub.cursor_of(jsonb) is 'The snapshot and the partly processed transaction of a position.';
+
+create function pubsub.changes(branch_id bigint, bounds jsonb, after_txid bigint, after_id bigint, upto_txid bigint, upto_id bigint)
+returns table (id bigint, queue_id bigint, txid bigint, created_at timestamptz)
+language sql stable
+as $$
+    select u.commit_id, u.id, u.txid::text::bigint, u.created_at
+    from pubsub.unread(
+        changes.branch_id,
+        (changes.bounds ->> 'after')::pg_catalog.pg_snapshot,
+        (changes.bounds -> 'after_partial' ->> 0)::pg_catalog.xid8,
+        (changes.bounds -> 'after_partial' ->> 1)::bigint,
+        (changes.bounds ->> 'upto')::pg_catalog.pg_snapshot,
+        changes.after_txid::text::pg_catalog.xid8, changes.after_id,
+        changes.upto_txid::text::pg_catalog.xid8, changes.upto_id) as u
+$$;
+comment on function pubsub.changes(bigint, jsonb, bigint, bigint, bigint, bigint) is
+    'The changes of one slice of a batch, in order.';
+
+create function pubsub.check_branch(branch_id bigint) returns void
+language plpgsql stable
+set search_path = pg_catalog, revision, pubsub, pg_temp
+as $$
+begin
+    if not exists (select from revision.branch as b where b.id = check_branch.branch_id) then
+        raise exception using errcode = 'PC001', message = format('there is no branch %s in this database', branch_id),
+            hint = 'select id, type, tbl from revision.branch lists them';
+    end if;
+end
+$$;
+comment on function pubsub.check_branch(bigint) is 'Refuse a branch that does not exist.';
+
+create function pubsub.choose(branch_id bigint, "position" jsonb, max_changes integer, in_order boolean) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pubsub, revision, pg_temp
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    upto pg_snapshot := pubsub.current_snapshot();
+    at record := pubsub.cursor_of("position");
+    only_txid xid8;
+    step integer := greatest(10000, ceil(max_changes / 256.0));
+    slices jsonb := '[]';
+    low jsonb;
+    boundary record;
+    last record;
+    oldest timestamptz;
+    taken bigint := 0;
+    state pg_snapshot;
+    partial jsonb;
+begin
+    if in_order then
+        upto := pubsub.snapshot_below(upto, pg_snapshot_xmin(upto));
+    end if;
+    if at.partial_txid is not null then
+        -- The transaction that was processed in part is finished first, and only where it can be read.
+        if not pg_visible_in_snapshot(at.partial_txid, upto) then
+            return null;
+        end if;
+        if exists (
+            select from pubsub.unread(choose.branch_id, at.after, at.partial_txid, at.partial_id, upto,
+                                      high_txid => at.partial_txid, high_id => at.partial_id)
+        ) then
+            only_txid := at.partial_txid;
+        end if;
+    end if;
+    low := case when at.partial_txid is null or only_txid is null then jsonb_build_array(0, 0)
+                else jsonb_build_array(at.partial_txid::text::bigint, at.partial_id) end;
+
+    for boundary in
+        select * from (
+            select row_number() over w as n, lead(u.id) over w is null as ends, u.txid, u.id, u.commit_id, u.created_at
+            from pubsub.unread(
+                choose.branch_id, at.after, at.partial_txid, at.partial_id, upto,
+                low_txid => coalesce(only_txid, '0'), low_id => case when only_txid is null then 0 else at.partial_id end,
+                high_txid => coalesce(only_txid, '18446744073709551615')) as u
+            window w as ()
+            limit max_changes::bigint + 1
+        ) as numbered
+        where n = 1 or ends or n % step = 0 or n >= max_changes
+    loop
+        if boundary.n = 1 then
+            oldest := boundary.created_at;
+        end if;
+        if boundary.n > max_changes then
+            if boundary.txid = last.txid then
+                state := pubsub.snapshot_below(upto, last.txid);
+                partial := jsonb_build_array(last.txid::text::bigint, last.id);
+            else
+                state := pubsub.snapshot_below(upto, (last.txid::text::bigint + 1)::text::xid8);
+            end if;
+        elsif boundary.n > taken and (boundary.ends or boundary.n % step = 0 or boundary.n = max_changes) then
+            slices := slices || jsonb_build_object(
+                'count', boundary.n - taken, 'after', low,
+                'upto', jsonb_build_array(boundary.txid::text::bigint, boundary.id));
+            low := slices -> -1 -> 'upto';
+            taken := boundary.n;
+            last := boundary;
+        end if;
+    end loop;
+    if taken = 0 then
+        return null;
+    end if;
+    if only_txid is not null then
+        state := case when partial is null then pubsub.snapshot_with(at.after, only_txid) else at.after end;
+    else
+        state := pubsub.snapshot_union(at.after, coalesce(state, upto));
+    end if;
+    return jsonb_build_object(
+        'count', taken,
+        'slices', slices,
+        'oldest', oldest,
+        'lsn', case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end,
+        'bounds', jsonb_build_object(
+            'after', at.after, 'after_partial', "position" -> 'partial', 'upto', upto,
+            'snapshot', state, 'partial', partial, 'commit_id', last.commit_id));
+end
+$$;
+comment on function pubsub.choose(bigint, jsonb, integer, boolean) is
+    'The next batch for a position as this server sees it, or null: slices of about equal counts, the bounds that find the '
+    'same changes again, and the position behind it. Read in an order that the index gives whatever the statistics say.';
+
+create function pubsub.count_unread(
+    branch_id bigint, at jsonb, upto pg_snapshot, low_txid xid8, max_changes integer,
+    out counted bigint, out exact boolean, out age double precision
+)
+language plpgsql volatile
+set search_path = pg_catalog, pubsub, revision, pg_temp
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    c record := pubsub.cursor_of(at);
+    first_id bigint;
+    oldest timestamptz;
+begin
+    select count(*), min(u.id), min(u.created_at) into counted, first_id, oldest
+    from (
+        select r.id, r.created_at
+        from pubsub.unread(
+            count_unread.branch_id, c.after, c.partial_txid, c.partial_id, upto, low_txid => count_unread.low_txid) as r
+        limit max_changes::bigint + 1
+    ) as u;
+    exact := counted <= max_changes;
+    age := extract(epoch from clock_timestamp() - oldest);
+    if not exact then
+        counted := greatest(counted, 1 - first_id + coalesce((
+            select q.id from revision.commit_queue as q
+            where q.branch_id = count_unread.branch_id order by q.branch_id desc, q.txid desc, q.id desc limit 1), 0));
+    end if;
+end
+$$;
+comment on function pubsub.count_unread(bigint, jsonb, pg_snapshot, xid8, integer) is
+    'How many commits are unread, exact up to max_changes; beyond, the distance of the queue''s numbers, which counts other '
+    'branches'' commits too.';
+
+create function pubsub.lag(branch_id bigint, "position" jsonb, upto integer, in_order boolean) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pubsub, revision, pg_temp
+as $$
+declare
+    visible pg_snapshot := pubsub.current_snapshot();
+    settled pg_snapshot := pubsub.snapshot_below(visible, pg_snapshot_xmin(visible));
+    ready record;
+    waiting record;
+begin
+    perform pubsub.check_branch(branch_id);
+    if upto < 0 then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    ready := pubsub.count_unread(branch_id, "position", case when in_order then settled else visible end, '0', upto);
+    waiting := pubsub.count_unread(
+        branch_id, "position", case when in_order then visible else '1:1:' end, pg_snapshot_xmax(settled), upto);
+    return jsonb_build_object(
+        'ready', ready.counted, 'ready_exact', ready.exact, 'ready_age', ready.age,
+        'waiting', waiting.counted, 'waiting_exact', waiting.exact, 'waiting_age', waiting.age,
+        'faults', pubsub.faults(branch_id));
+end
+$$;
+comment on function pubsub.lag(bigint, jsonb, integer, boolean) is
+    'How many commits are ready for a position, and how many an in-order consumer has to wait for because an older '
+    'transaction is open. What an open transaction has written itself nobody can see.';
+
+create function pubsub.faults(branch_id bigint) returns bigint
+language sql stable security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select count(*)
+    from revision.fault as f
+    where exists (select from revision.fault)
+      and coalesce((
+          select t.branch_id from revision.tracked as t
+          where t.tbl = f.tbl or f.tbl in (select d.relid from revision.descendants(t.tbl) as d(relid))
+          limit 1), faults.branch_id) = faults.branch_id
+$$;
+comment on function pubsub.faults(bigint) is
+    'Faults that may belong to a branch: those of its tables, and those of tables whose branch an expression gives.';
+
+create function pubsub.point(branch_id bigint, at timestamptz default null) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pubsub, revision, pg_temp
+as $$
+declare
+    s pg_snapshot := pubsub.current_snapshot();
+    first_txid xid8;
+begin
+    perform pubsub.check_branch(branch_id);
+    if at is not null then
+        select q.txid into first_txid
+        from revision.commit_queue as q
+        where q.branch_id = point.branch_id and q.created_at >= point.at
+        order by q.txid, q.id
+        limit 1;
+        s := pubsub.snapshot_below(s, coalesce(first_txid, pg_snapshot_xmax(s)));
+    end if;
+    return jsonb_build_object('snapshot', s, 'source', pubsub.system_identifier());
+end
+$$;
+comment on function pubsub.point(bigint, timestamptz) is
+    'A point in the queue to wait for or to move a consumer to: all that is committed now, or all before the first commit '
+    'that was written at or after a time.';
+
+create function pubsub.passed(branch_id bigint, "position" jsonb, point jsonb) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pubsub, revision, pg_temp
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    at record := pubsub.cursor_of("position");
+begin
+    perform pubsub.check_branch(branch_id);
+    return not exists (
+        select from pubsub.unread(
+            passed.branch_id, at.after, at.partial_txid, at.partial_id, (point ->> 'snapshot')::pg_snapshot));
+end
+$$;
+comment on function pubsub.passed(bigint, jsonb, jsonb) is 'Whether a position has processed every commit up to a point.';
+
+create function pubsub.passed_commit(branch_id bigint, "position" jsonb, commit_id bigint) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pubsub, revision, pg_temp
+as $$
+declare
+    at record := pubsub.cursor_of("position");
+    event record;
+begin
+    perform pubsub.check_branch(branch_id);
+    select q.txid, q.id into event
+    from revision.commit_queue as q
+    where q.branch_id = passed_commit.branch_id and q.commit_id = passed_commit.commit_id
+    order by q.txid desc, q.id desc
+    limit 1;
+    return event.txid is not null and (
+        pg_visible_in_snapshot(event.txid, at.after)
+        or coalesce(event.txid = at.partial_txid and event.id <= at.partial_id, false));
+end
+$$;
+comment on function pubsub.passed_commit(bigint, jsonb, bigint) is
+    'Whether a position has processed the latest event of a commit. It looks for the commit from the newest one backwards.';

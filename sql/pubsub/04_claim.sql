@@ -1,0 +1,301 @@
+-- Lock, claim, ack. The lock, the position and the ack are where the results are; the claim is where the commits are.
+
+create function pubsub.lock_key(consumer_id text, branch_id bigint) returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('pgchange commit ' || branch_id || ' ' || consumer_id, 0)
+$$;
+comment on function pubsub.lock_key(text, bigint) is
+    'The advisory lock of a consumer. Two consumers with the same key would only find each other busy.';
+
+create function pubsub.locked(consumer_id text, branch_id bigint) returns boolean
+language sql stable
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    select exists (
+        select from pg_locks as l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and (l.classid::bigint << 32 | l.objid::bigint) = pubsub.lock_key(consumer_id, branch_id))
+$$;
+comment on function pubsub.locked(text, bigint) is 'Whether a consumer is at work.';
+
+create function pubsub.system_identifier() returns bigint
+language sql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    select s.system_identifier from pg_control_system() as s
+$$;
+comment on function pubsub.system_identifier() is 'The cluster that this database is in now.';
+
+create function pubsub.check_origin() returns bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    here bigint := pubsub.system_identifier();
+begin
+    if here is distinct from (select o.system_identifier from pubsub.origin as o) then
+        raise exception using errcode = 'PC004',
+            message = 'this database was restored from another cluster or upgraded: its transaction ids mean something else here',
+            hint = 'select pubsub.rebase_after_restore(), or after pg_upgrade pubsub.rebase_after_restore(txids_kept => true)';
+    end if;
+    return here;
+end
+$$;
+comment on function pubsub.check_origin() is 'Refuse a database whose transaction ids come from another cluster.';
+
+create function pubsub.register(consumer_id text, branch_id bigint) returns boolean
+language sql security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    insert into pubsub.watermark (consumer_id, branch_id) values (consumer_id, branch_id)
+    on conflict do nothing
+    returning true
+$$;
+comment on function pubsub.register(text, bigint) is 'Make a consumer''s watermark, at zero, if it is not there yet.';
+
+create function pubsub.position(consumer_id text, branch_id bigint) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    select jsonb_build_object(
+        'schema', (select max(i.version) from pubsub.installed as i),
+        'version', w.version,
+        'snapshot', w.snapshot,
+        'partial', case when w.partial_txid is not null
+                        then jsonb_build_array(w.partial_txid::text::bigint, w.partial_id) end,
+        'source', w.source)
+    from pubsub.watermark as w
+    where w.consumer_id = "position".consumer_id and w.branch_id = "position".branch_id
+$$;
+comment on function pubsub.position(text, bigint) is 'A watermark as a position; null for a consumer that has not begun.';
+
+create function pubsub.pending(consumer_id text, branch_id bigint, "position" jsonb) returns pubsub.claim
+language sql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    select c
+    from pubsub.claim as c, pubsub.cursor_of("position") as at
+    where c.consumer_id = pending.consumer_id and c.branch_id = pending.branch_id
+      and c.from_version = ("position" ->> 'version')::bigint
+      and c.version > c.from_version
+      and c.after_snapshot::text = at.after::text
+      and (c.after_txid, c.after_id) is not distinct from (at.partial_txid, at.partial_id)
+$$;
+comment on function pubsub.pending(text, bigint, jsonb) is 'The claim that a position has not acked yet, if there is one.';
+
+create function pubsub.check_history(branch_id bigint) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    gone record;
+begin
+    select sum(t.commits) as commits, max(t.upto::text::bigint) as upto into gone
+    from pubsub.trimmed as t where t.branch_id = check_history.branch_id;
+    if gone.commits > 0 then
+        raise exception using errcode = 'PC005',
+            message = format('%s commits of branch %s below transaction %s were trimmed: a new consumer will not get them',
+                             gone.commits, branch_id, gone.upto),
+            hint = 'say that it does without them: accept_trimmed => true';
+    end if;
+end
+$$;
+comment on function pubsub.check_history(bigint) is 'Refuse a branch of which history was trimmed.';
+
+create function pubsub.claim(
+    consumer_id text, branch_id bigint, "position" jsonb, max_changes integer, in_order boolean default false,
+    accept_trimmed boolean default false, choice jsonb default null
+) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pubsub, revision, pg_temp
+as $$
+declare
+    here bigint := pubsub.check_origin();
+    began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
+    known_version bigint;
+    mark pubsub.claim;
+    at record := pubsub.cursor_of("position");
+    bounds jsonb;
+    batch jsonb;
+    id uuid;
+begin
+    perform pubsub.check_branch(branch_id);
+    if max_changes < 1 then
+        raise invalid_parameter_value using message = 'a batch has at least 1 change';
+    end if;
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
+            hint = 'claim in a transaction of its own: its changes would count as seen';
+    end if;
+    if ("position" ->> 'source')::bigint is distinct from here and ("position" ->> 'source') is not null then
+        raise exception using errcode = 'PC004',
+            message = format('the watermark of %s/%s belongs to another cluster than this source', consumer_id, branch_id),
+            hint = 'if the source was restored or upgraded: airflow pgchange repair; else check the source''s connection';
+    end if;
+    known_version := coalesce((
+        select c.version from pubsub.claim as c
+        where c.consumer_id = claim.consumer_id and c.branch_id = claim.branch_id), 0);
+    if began_at > known_version then
+        raise exception using errcode = 'PC003',
+            message = format('the watermark of %s/%s is at batch %s, but this source knows only %s: it lost its latest '
+                             'transactions', consumer_id, branch_id, began_at, known_version),
+            hint = 'airflow pgchange repair starts again from what survived; changes then come at least once';
+    end if;
+    if current_setting('synchronous_commit') in ('off', 'local') then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+
+    mark := pubsub.pending(consumer_id, branch_id, "position");
+    if mark.version is not null then
+        update pubsub.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
+        where c.consumer_id = claim.consumer_id and c.branch_id = claim.branch_id
+        returning c.attempt into mark.attempt;
+        return mark.batch || jsonb_build_object('attempt', mark.attempt);
+    end if;
+
+    if began_at = 0 and not accept_trimmed then
+        perform pubsub.check_history(branch_id);
+    end if;
+    choice := coalesce(choice, pubsub.choose(branch_id, "position", max_changes, in_order));
+    if choice is null then
+        return null;
+    end if;
+    bounds := choice -> 'bounds' || jsonb_build_object('source', here::text, 'from_version', began_at);
+    id := md5(concat_ws('|', consumer_id, branch_id, bounds - 'upto', choice -> 'count', choice -> 'slices' -> 0,
+                        choice -> 'slices' -> -1))::uuid;
+    batch := jsonb_build_object(
+        'id', id, 'version', greatest(known_version, began_at) + 1,
+        'attempt', 1, 'count', choice -> 'count', 'slices', choice -> 'slices', 'bounds', bounds,
+        'lsn', choice -> 'lsn', 'oldest', choice -> 'oldest');
+    insert into pubsub.claim as c (
+        consumer_id, branch_id, version, from_version, batch_id, attempt, batch,
+        after_snapshot, after_txid, after_id, snapshot, partial_txid, partial_id)
+    values (
+        claim.consumer_id, claim.branch_id, (batch ->> 'version')::bigint, began_at, id, 1, batch,
+        at.after, at.partial_txid, at.partial_id, (bounds ->> 'snapshot')::pg_snapshot,
+        (bounds -> 'partial' ->> 0)::xid8, (bounds -> 'partial' ->> 1)::bigint)
+    on conflict on constraint claim_pkey do update set
+        version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id,
+        attempt = 1, batch = excluded.batch, after_snapshot = excluded.after_snapshot,
+        after_txid = excluded.after_txid, after_id = excluded.after_id, snapshot = excluded.snapshot,
+        partial_txid = excluded.partial_txid, partial_id = excluded.partial_id, claimed_at = excluded.claimed_at;
+    return batch;
+end
+$$;
+comment on function pubsub.claim(text, bigint, jsonb, integer, boolean, boolean, jsonb) is
+    'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted; '
+    'null when nothing is ready. Call it on the primary of the source, in a transaction of its own, holding the lock.';
+
+create function pubsub.ack(consumer_id text, branch_id bigint, batch jsonb) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    bounds jsonb := batch -> 'bounds';
+begin
+    update pubsub.watermark as w set
+        version = (batch ->> 'version')::bigint,
+        snapshot = (bounds ->> 'snapshot')::pg_snapshot,
+        partial_txid = (bounds -> 'partial' ->> 0)::xid8,
+        partial_id = (bounds -> 'partial' ->> 1)::bigint,
+        commit_id = coalesce((bounds ->> 'commit_id')::bigint, w.commit_id),
+        source = (bounds ->> 'source')::bigint,
+        updated_at = now()
+    where w.consumer_id = ack.consumer_id and w.branch_id = ack.branch_id
+      and w.version = (bounds ->> 'from_version')::bigint
+      and w.snapshot::text = bounds ->> 'after';
+    if not found then
+        raise exception using errcode = 'PC006',
+            message = format('the watermark of %s/%s is not where batch %s began', consumer_id, branch_id, batch ->> 'id'),
+            hint = 'somebody moved the consumer; roll back and claim again';
+    end if;
+    return (batch ->> 'version')::bigint;
+end
+$$;
+comment on function pubsub.ack(text, bigint, jsonb) is
+    'Advance a watermark behind a batch, in the transaction that holds the consumer''s lock and writes the results.';
+
+create function pubsub.check_isolation() returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007',
+            message = 'the consumer''s transaction must be read committed: under a stricter level it would not see what '
+                      'another holder of the lock has just committed',
+            hint = 'begin isolation level read committed';
+    end if;
+end
+$$;
+comment on function pubsub.check_isolation() is 'Refuse a transaction that cannot see what the previous consumer committed.';
+
+create function pubsub.lock_watermark(consumer_id text, branch_id bigint, accept_trimmed boolean default false)
+returns pubsub.watermark
+language plpgsql volatile security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    found_row pubsub.watermark;
+begin
+    perform pubsub.check_isolation();
+    perform pubsub.check_origin();
+    perform pubsub.check_branch(branch_id);
+    perform pg_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id));
+    select w.* into found_row from pubsub.watermark as w
+    where w.consumer_id = lock_watermark.consumer_id and w.branch_id = lock_watermark.branch_id;
+    if found_row is null then
+        if not accept_trimmed then
+            perform pubsub.check_history(branch_id);
+        end if;
+        insert into pubsub.watermark (consumer_id, branch_id)
+        values (lock_watermark.consumer_id, lock_watermark.branch_id)
+        returning * into found_row;
+    end if;
+    return found_row;
+end
+$$;
+comment on function pubsub.lock_watermark(text, bigint, boolean) is
+    'For SQL by hand: take a consumer''s lock until the transaction ends, waiting for another holder, and return its '
+    'watermark, which the first call makes, at zero.';
+
+create function pubsub.poll(consumer_id text, branch_id bigint, max_changes integer default 1000, in_order boolean default false)
+returns table (id bigint, queue_id bigint, txid bigint, created_at timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pubsub, revision, pg_temp
+as $$
+declare
+    found_position jsonb;
+    batch jsonb;
+begin
+    perform pubsub.check_isolation();
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
+            hint = 'poll first, write afterwards; a new consumer''s first lock_watermark() is a transaction of its own';
+    end if;
+    perform pg_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id));
+    found_position := pubsub.position(consumer_id, branch_id);
+    if found_position is null then
+        raise exception using errcode = 'PC002', message = format('there is no consumer %s/%s', consumer_id, branch_id),
+            hint = 'select pubsub.lock_watermark(...) makes it, in a transaction of its own';
+    end if;
+    batch := pubsub.claim(consumer_id, branch_id, found_position, max_changes, in_order, true);
+    if batch is null then
+        return;
+    end if;
+    perform pubsub.ack(consumer_id, branch_id, batch);
+    return query
+        select c.*
+        from jsonb_array_elements(batch -> 'slices') with ordinality as s(slice, n)
+        cross join lateral pubsub.changes(
+            poll.branch_id, batch -> 'bounds',
+            (s.slice -> 'after' ->> 0)::bigint, (s.slice -> 'after' ->> 1)::bigint,
+            (s.slice -> 'upto' ->> 0)::bigint, (s.slice -> 'upto' ->> 1)::bigint) as c
+        order by s.n, c.txid, c.queue_id;
+end
+$$;
+comment on function pubsub.poll(text, bigint, integer, boolean) is
+    'For SQL by hand, where results and commits share a database: the consumer''s next batch, once. Results written in the '
+    'same transaction are kept with the progress or not at all.';

@@ -1,0 +1,160 @@
+-- What people ask and do: status, skip, move, drop.
+
+create function pubsub.held_back_by() returns text
+language sql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    with oldest(xid) as (
+        select (pg_snapshot_xmin(pg_current_snapshot())::text::bigint & 4294967295)::text::xid
+    )
+    select coalesce(
+        (select format('transaction of process %s (%s, database %s, %s since %s)',
+                       a.pid, a.usename, a.datname, a.state, a.xact_start)
+         from pg_stat_activity as a, oldest as o where a.backend_xid = o.xid limit 1),
+        (select format('prepared transaction %L (%s, database %s, since %s)', p.gid, p.owner, p.database, p.prepared)
+         from pg_prepared_xacts as p, oldest as o where p.transaction = o.xid limit 1))
+    where not pg_is_in_recovery()
+$$;
+comment on function pubsub.held_back_by() is
+    'The oldest open transaction, of any database of this cluster: in-order consumers wait for it. Null when there is none.';
+
+create function pubsub.status(upto integer default 1000)
+returns table (
+    consumer_id text, branch_id bigint, version bigint, txid xid8, commit_id bigint,
+    ready bigint, ready_exact boolean, oldest_seconds double precision, waiting bigint, faults bigint,
+    at_work boolean, batch_id uuid, attempt integer, claimed_at timestamptz, updated_at timestamptz, held_back_by text
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    holder text := pubsub.held_back_by();
+    w pubsub.watermark;
+    lag jsonb;
+    waits jsonb;
+    mark pubsub.claim;
+begin
+    for w in select * from pubsub.watermark as m order by m.consumer_id, m.branch_id loop
+        lag := null;
+        waits := null;
+        mark := null;
+        if exists (select from revision.branch as b where b.id = w.branch_id)
+           and coalesce(w.source, pubsub.system_identifier()) = pubsub.system_identifier() then
+            mark := pubsub.pending(w.consumer_id, w.branch_id, pubsub.position(w.consumer_id, w.branch_id));
+            lag := pubsub.lag(w.branch_id, pubsub.position(w.consumer_id, w.branch_id), upto, false);
+            waits := pubsub.lag(w.branch_id, pubsub.position(w.consumer_id, w.branch_id), upto, true);
+        end if;
+        return query select
+            w.consumer_id, w.branch_id, w.version, w.txid, w.commit_id,
+            (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean, (lag ->> 'ready_age')::double precision,
+            (waits ->> 'waiting')::bigint, (lag ->> 'faults')::bigint,
+            pubsub.locked(w.consumer_id, w.branch_id), mark.batch_id, mark.attempt, mark.claimed_at, w.updated_at,
+            case when (waits ->> 'waiting')::bigint > 0 then holder end;
+    end loop;
+end
+$$;
+comment on function pubsub.status(integer) is
+    'Every consumer whose watermark is here: what is ready, what in-order reading would have to wait for and because of '
+    'whom, and the batch in work with its attempts. Where the commits are in another cluster the lag is null: ask there.';
+
+create function pubsub.take_idle(consumer_id text, branch_id bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+begin
+    if not pg_try_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id)) then
+        raise lock_not_available using message = format('consumer %s/%s is at work', consumer_id, branch_id),
+            hint = 'stop it, or wait until its batch has ended';
+    end if;
+    if pubsub.position(consumer_id, branch_id) is null then
+        raise exception using errcode = 'PC002', message = format('there is no consumer %s/%s here', consumer_id, branch_id),
+            hint = 'select consumer_id, branch_id from pubsub.watermark lists them';
+    end if;
+end
+$$;
+comment on function pubsub.take_idle(text, bigint) is 'Take the lock of a consumer that exists and is not at work, or say so.';
+
+create function pubsub.skip(consumer_id text, branch_id bigint, batch jsonb, reason text) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+begin
+    perform pubsub.take_idle(consumer_id, branch_id);
+    if coalesce(trim(reason), '') = '' then
+        raise invalid_parameter_value using message = 'say why the batch is skipped';
+    end if;
+    insert into pubsub.skipped (consumer_id, branch_id, batch_id, batch, reason)
+    values (skip.consumer_id, skip.branch_id, (batch ->> 'id')::uuid, batch, skip.reason);
+    return pubsub.ack(consumer_id, branch_id, batch);
+end
+$$;
+comment on function pubsub.skip(text, bigint, jsonb, text) is
+    'Give up a claimed batch, whose JSON the source''s claim has, and record it; the consumer goes on behind it.';
+
+create function pubsub.skip_batch(consumer_id text, branch_id bigint, reason text) returns uuid
+language plpgsql security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    mark pubsub.claim;
+begin
+    perform pubsub.take_idle(consumer_id, branch_id);
+    mark := pubsub.pending(consumer_id, branch_id, pubsub.position(consumer_id, branch_id));
+    if mark.version is null then
+        raise exception using errcode = 'PC009', message = format('consumer %s/%s has no batch in work', consumer_id, branch_id),
+            hint = 'only a batch that was claimed and not acked can be skipped';
+    end if;
+    perform pubsub.skip(consumer_id, branch_id, mark.batch, reason);
+    return mark.batch_id;
+end
+$$;
+comment on function pubsub.skip_batch(text, bigint, text) is
+    'Give up the batch that a consumer claimed and cannot finish, where commits and watermark share a database.';
+
+create function pubsub.move_consumer(consumer_id text, branch_id bigint, point jsonb) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+begin
+    perform pubsub.take_idle(consumer_id, branch_id);
+    if point is null or point ? 'snapshot' is not true then
+        raise invalid_parameter_value using message = 'a point is what pubsub.point() returns, or {"snapshot": null} for the beginning';
+    end if;
+    update pubsub.watermark as w set
+        snapshot = coalesce(point ->> 'snapshot', '1:1:')::pg_snapshot,
+        partial_txid = null, partial_id = null,
+        source = coalesce((point ->> 'source')::bigint, w.source),
+        updated_at = now()
+    where w.consumer_id = move_consumer.consumer_id and w.branch_id = move_consumer.branch_id;
+end
+$$;
+comment on function pubsub.move_consumer(text, bigint, jsonb) is
+    'Move a consumer to a point that pubsub.point() of the source gave: what lies before it counts as processed, what lies '
+    'behind comes, again if need be.';
+
+create function pubsub.drop_consumer(consumer_id text, branch_id bigint) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+begin
+    if not pg_try_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id)) then
+        perform pubsub.take_idle(consumer_id, branch_id);
+    end if;
+    with watermarks as (
+        delete from pubsub.watermark as w
+        where w.consumer_id = drop_consumer.consumer_id and w.branch_id = drop_consumer.branch_id
+        returning 1
+    ), claims as (
+        delete from pubsub.claim as c
+        where c.consumer_id = drop_consumer.consumer_id and c.branch_id = drop_consumer.branch_id
+        returning 1
+    )
+    select from watermarks full join claims on true;
+    if not found then
+        perform pubsub.take_idle(consumer_id, branch_id);
+    end if;
+end
+$$;
+comment on function pubsub.drop_consumer(text, bigint) is
+    'Forget a consumer: its watermark and its claim, of which a database has both or one. It no longer holds back trimming, '
+    'and under the same name it would begin anew.';

@@ -1,0 +1,188 @@
+-- After a restore, an upgrade, or a source that lost its tail: a person says how to go on.
+
+create function pubsub.mark(consumer_id text, branch_id bigint) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    select jsonb_build_object(
+        'source', pubsub.check_origin()::text,
+        'version', c.version,
+        'snapshot', c.snapshot,
+        'partial', case when c.partial_txid is not null
+                        then jsonb_build_array(c.partial_txid::text::bigint, c.partial_id) end,
+        'from_version', c.from_version,
+        'after', c.after_snapshot,
+        'after_partial', case when c.after_txid is not null
+                              then jsonb_build_array(c.after_txid::text::bigint, c.after_id) end)
+    from pubsub.claim as c
+    where c.consumer_id = mark.consumer_id and c.branch_id = mark.branch_id
+$$;
+comment on function pubsub.mark(text, bigint) is
+    'What this source knows of a consumer: the positions before and behind the batch that it claimed last.';
+
+create function pubsub.adopt_mark(consumer_id text, branch_id bigint, mark jsonb) returns text
+language plpgsql security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    at bigint;
+    before boolean;
+begin
+    perform pubsub.take_idle(consumer_id, branch_id);
+    select w.version into at from pubsub.watermark as w
+    where w.consumer_id = adopt_mark.consumer_id and w.branch_id = adopt_mark.branch_id;
+    if mark is null then
+        mark := jsonb_build_object('version', 0, 'from_version', 0, 'after', '1:1:', 'snapshot', '1:1:');
+    end if;
+    before := at = (mark ->> 'from_version')::bigint;
+    if not before and at < (mark ->> 'version')::bigint then
+        raise exception using errcode = 'PC009',
+            message = format('the watermark of %s/%s is at batch %s, before the last claim that the source knows',
+                             consumer_id, branch_id, at),
+            hint = 'choose a point: pubsub.move_consumer(...)';
+    end if;
+    update pubsub.watermark as w set
+        version = (mark ->> case when before then 'from_version' else 'version' end)::bigint,
+        snapshot = (mark ->> case when before then 'after' else 'snapshot' end)::pg_snapshot,
+        partial_txid = (mark -> case when before then 'after_partial' else 'partial' end ->> 0)::xid8,
+        partial_id = (mark -> case when before then 'after_partial' else 'partial' end ->> 1)::bigint,
+        source = (mark ->> 'source')::bigint,
+        updated_at = now()
+    where w.consumer_id = adopt_mark.consumer_id and w.branch_id = adopt_mark.branch_id;
+    return case when before or at = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
+end
+$$;
+comment on function pubsub.adopt_mark(text, bigint, jsonb) is
+    'Go on from what pubsub.mark() of the source says; returns the guarantee: exactly once where the source knows the last '
+    'batch, at least once from the mark on where it lost batches that were processed.';
+
+create function pubsub.txids_look_kept() returns boolean
+language sql stable security definer
+set search_path = pg_catalog, revision, pubsub, pg_temp
+as $$
+    select coalesce(
+        (select count(*) filter (where r.xmin::text::bigint = r.txid::text::bigint & 4294967295) * 2 >= count(*)
+         from (select q.xmin, q.txid from revision.commit_queue as q order by q.id desc limit 1000) as r
+         having count(*) > 0),
+        true)
+    and coalesce((select max(q.txid) from revision.commit_queue as q) < pg_snapshot_xmax(pg_current_snapshot()), true)
+$$;
+comment on function pubsub.txids_look_kept() is
+    'Whether the queue''s rows lie in the transactions that they name, as after pg_upgrade, and not in that of a restore.';
+
+create function pubsub.burn_xids(upto bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+begin
+    create temporary table if not exists burnt (n integer) on commit drop;
+    while pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= upto
+          and (select count(*) from pg_temp.burnt) < upto loop
+        begin
+            insert into pg_temp.burnt values (1);
+        exception when others then
+            raise;
+        end;
+    end loop;
+end
+$$;
+comment on function pubsub.burn_xids(bigint) is 'Use transaction ids up, so that a new cluster''s lie above a number.';
+
+create function pubsub.rebase_after_restore(txids_kept boolean default false) returns text
+language plpgsql
+set search_path = pg_catalog, revision, pubsub, pg_temp
+as $$
+declare
+    here bigint := pubsub.system_identifier();
+    old bigint := (select o.system_identifier from pubsub.origin as o);
+    restored_at bigint := (select revision.full_xid(o.xmin) from pubsub.origin as o);
+    part regclass;
+    runs bigint;
+    commits bigint;
+begin
+    if here = old then
+        return 'nothing to do: the transaction ids are this cluster''s own';
+    end if;
+    lock table revision.commit_queue, pubsub.watermark, pubsub.claim in access exclusive mode;
+    if txids_kept then
+        if not pubsub.txids_look_kept() then
+            raise exception using errcode = 'PC004', message = 'the transaction ids were not kept: this is a restored dump',
+                hint = 'select pubsub.rebase_after_restore()';
+        end if;
+    else
+        -- Every position is kept as which commits it has processed. Runs of commits that are processed by the same
+        -- positions become one transaction each, numbered from 3, in the order that the commits had.
+        create temporary table at_rest on commit drop as
+        select row_number() over () as n, p.*
+        from (
+            select 'watermark' as place, consumer_id, branch_id, snapshot, partial_txid, partial_id from pubsub.watermark
+            where source is null or source = old
+            union all
+            select 'after', consumer_id, branch_id, after_snapshot, after_txid, after_id from pubsub.claim
+            union all
+            select 'mark', consumer_id, branch_id, snapshot, partial_txid, partial_id from pubsub.claim
+        ) as p;
+        create temporary table moved on commit drop as
+        with judged as (
+            select q.*, (
+                select coalesce(string_agg(case
+                    when q.txid::text::bigint > restored_at and q.txid::text::bigint <= revision.full_xid(q.xmin) then '0'
+                    when pg_visible_in_snapshot(q.txid, r.snapshot) then '1'
+                    when q.txid = r.partial_txid and q.id <= r.partial_id then '1'
+                    else '0' end, '' order by r.n), '')
+                from at_rest as r
+            ) as processed,
+            q.txid::text::bigint > restored_at and q.txid::text::bigint <= revision.full_xid(q.xmin) as written_here
+            from revision.commit_queue as q
+        ), stepped as (
+            select j.*, row_number() over w as new_id,
+                   (j.processed is distinct from lag(j.processed) over w)::integer as step
+            from judged as j
+            window w as (order by j.written_here, j.txid, j.id)
+        )
+        select s.commit_id, s.branch_id, s.created_at, s.processed, s.new_id, 2 + sum(s.step) over (order by s.new_id) as run
+        from stepped as s;
+        select coalesce(max(m.run), 2), count(*) into runs, commits from moved as m;
+        perform pubsub.burn_xids(runs);
+        truncate revision.commit_queue;
+        for part in select p.relid from revision.partitions() as p loop
+            execute format('drop table %s', part);
+        end loop;
+        insert into revision.commit_queue (id, commit_id, branch_id, txid, created_at)
+        select m.new_id, m.commit_id, m.branch_id, m.run::text::xid8, m.created_at from moved as m order by m.new_id;
+        perform setval(pg_get_serial_sequence('revision.commit_queue', 'id'), greatest(commits, 1), commits > 0);
+        create temporary table arrived on commit drop as
+        select r.place, r.consumer_id, r.branch_id, coalesce((
+                   select pubsub.snapshot_of(array_agg(g.run::bigint) filter (where not g.done), max(g.run) filter (where g.done)::bigint + 1)
+                   from (select distinct m.run, substr(m.processed, r.n::integer, 1) = '1' as done from moved as m) as g
+                   having bool_or(g.done)), '1:1:') as snapshot
+        from at_rest as r;
+        update pubsub.watermark as w set snapshot = a.snapshot, partial_txid = null, partial_id = null
+        from arrived as a
+        where a.place = 'watermark' and (a.consumer_id, a.branch_id) = (w.consumer_id, w.branch_id);
+        -- A batch in work is given up as such: its commits come in a new one.
+        update pubsub.claim as c set
+            after_snapshot = a.snapshot, after_txid = null, after_id = null,
+            snapshot = m.snapshot, partial_txid = null, partial_id = null,
+            from_version = case when c.from_version = (
+                    select w.version from pubsub.watermark as w
+                    where (w.consumer_id, w.branch_id) = (c.consumer_id, c.branch_id))
+                then -1 else c.from_version end
+        from arrived as a, arrived as m
+        where a.place = 'after' and (a.consumer_id, a.branch_id) = (c.consumer_id, c.branch_id)
+          and m.place = 'mark' and (m.consumer_id, m.branch_id) = (c.consumer_id, c.branch_id);
+        delete from pubsub.trimmed as t where t.commits = 0;
+    end if;
+    update pubsub.watermark as w set source = here where w.source = old;
+    update pubsub.claim as c set
+        batch = jsonb_set(c.batch, '{bounds,source}', to_jsonb(here::text)),
+        from_version = case when txids_kept then c.from_version else least(c.from_version, c.version) end;
+    update pubsub.origin set system_identifier = here, noted_at = now();
+    perform revision.maintain_partitions();
+    return format('rebased onto cluster %s', here);
+end
+$$;
+comment on function pubsub.rebase_after_restore(boolean) is
+    'Make the queue and the watermarks of a restored dump mean the same commits in this cluster. After pg_upgrade, which '
+    'keeps transaction ids, say txids_kept => true; it is checked. Consumers with their watermark elsewhere need '
+    '`airflow pgchange repair` afterwards. Stop writers and consumers, and run it as the owner of the schemas.';

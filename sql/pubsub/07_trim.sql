@@ -1,0 +1,97 @@
+-- History that every consumer has processed may go. By default it stays: a new consumer gets every commit there ever was.
+
+create function pubsub.needed_by(partition regclass, lower bigint, upper bigint) returns text
+language plpgsql stable security definer
+set search_path = pg_catalog, revision, pubsub, pg_temp
+as $$
+declare
+    holder record;
+    needed boolean;
+begin
+    for holder in
+        select w.consumer_id, w.branch_id, w.snapshot, w.partial_txid, w.partial_id from pubsub.watermark as w
+        union all
+        select c.consumer_id, c.branch_id, c.after_snapshot, c.after_txid, c.after_id from pubsub.claim as c
+        where not exists (
+            select from pubsub.watermark as w where (w.consumer_id, w.branch_id) = (c.consumer_id, c.branch_id))
+    loop
+        execute format(
+            'select exists (select from %s as q where q.branch_id = $1 and q.txid >= $2 '
+            'and not pg_visible_in_snapshot(q.txid, $3) and not (q.txid = $4 and q.id <= $5 and $4 is not null))', partition)
+        using holder.branch_id, pg_snapshot_xmin(holder.snapshot), holder.snapshot, holder.partial_txid, holder.partial_id
+        into needed;
+        if needed then
+            return format('%s/%s', holder.consumer_id, holder.branch_id);
+        end if;
+    end loop;
+    return null;
+end
+$$;
+comment on function pubsub.needed_by(regclass, bigint, bigint) is
+    'A consumer that has not processed everything in a partition, or null. A consumer whose watermark is elsewhere counts by '
+    'its last claim.';
+
+create function pubsub.trim_partition(partition regclass, lower bigint, upper bigint, keep interval) returns text
+language plpgsql security definer
+set search_path = pg_catalog, revision, pubsub, pg_temp
+set lock_timeout = '1s'
+as $$
+declare
+    newest timestamptz;
+    holder text := pubsub.needed_by(partition, lower, upper);
+    gone bigint;
+begin
+    if holder is not null then
+        return format('kept %s: %s has not processed it', partition, holder);
+    end if;
+    execute format('select max(created_at) from %s', partition) into newest;
+    if newest is null then
+        return null;
+    end if;
+    if newest > now() - keep then
+        return null;
+    end if;
+    execute format('lock table only %s in access exclusive mode', partition);
+    -- An insert or a new consumer may have come before the lock.
+    holder := pubsub.needed_by(partition, lower, upper);
+    execute format('select max(created_at) from %s', partition) into newest;
+    if holder is not null or newest > now() - keep then
+        return format('kept %s: it came into use', partition);
+    end if;
+    execute format(
+        'with gone as (select branch_id, count(*) as commits, max(txid::text::bigint) + 1 as upto from %s group by 1), '
+        'noted as (insert into pubsub.trimmed (branch_id, upto, commits) '
+        'select branch_id, upto::text::xid8, commits from gone returning commits) select sum(commits) from noted', partition)
+    into gone;
+    execute format('truncate %s', partition);
+    return format('trimmed %s commits from %s', gone, partition);
+exception when lock_not_available then
+    return format('postponed %s: it is in use', partition);
+end
+$$;
+comment on function pubsub.trim_partition(regclass, bigint, bigint, interval) is
+    'Empty one partition that is old enough and that no consumer needs; says what it did, or nothing where nothing was due.';
+
+create function pubsub.trim_commit_queue(keep interval) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, revision, pubsub, pg_temp
+as $$
+declare
+    settled bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    part record;
+    line text;
+begin
+    if keep is null or keep < interval '0' then
+        raise invalid_parameter_value using message = 'keep is how much history stays, such as interval ''30 days''';
+    end if;
+    for part in select * from revision.partitions() as p where p.upper <= settled loop
+        line := pubsub.trim_partition(part.relid, part.lower, part.upper, keep);
+        if line is not null then
+            return next line;
+        end if;
+    end loop;
+end
+$$;
+comment on function pubsub.trim_commit_queue(interval) is
+    'Remove the history that is older than keep, partition by partition: never one that a consumer has yet to process or '
+    'that an open transaction might still write. Returns a line for each thing done or kept, and by whom.';

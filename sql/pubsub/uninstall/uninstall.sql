@@ -1,0 +1,3 @@
+-- Take out the schema pubsub: every consumer's progress is forgotten, results stay.
+
+drop schema pubsub cascade;
