@@ -23,6 +23,7 @@ class CommitFeed:
     """
 
     kind: ClassVar[str] = "commit"
+    schema_version: ClassVar[int] = 1
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "bigint"),
         ("queue_id", "bigint"),
@@ -39,7 +40,9 @@ class CommitFeed:
         if not self.consumer_id or not isinstance(self.consumer_id, str):
             raise InvalidArgument("consumer_id must be a text that is not empty")
         if isinstance(self.branch_id, bool) or not isinstance(self.branch_id, int) or self.branch_id < 0:
-            raise InvalidArgument(f"branch_id must be the id of a branch (0 is trunk), not {self.branch_id!r}")
+            raise InvalidArgument(
+                f"branch_id must be the id of a branch (0 is trunk), not {self.branch_id!r}"
+            )
 
     @property
     def name(self) -> str:
@@ -98,7 +101,9 @@ class CommitFeed:
 
 
 def _call(function: str, *arguments: Any, select: bool = True) -> sql.Composed:
-    call = sql.SQL("{}({})").format(sql.Identifier(*function.split(".")), sql.SQL(", ").join(map(sql.Literal, arguments)))
+    call = sql.SQL("{}({})").format(
+        sql.Identifier(*function.split(".")), sql.SQL(", ").join(map(sql.Literal, arguments))
+    )
     return sql.SQL("select {}").format(call) if select else call
 
 

@@ -127,7 +127,11 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
     """The error of this tree that a driver's error stands for; None where it is a user's own SQL that failed."""
     state = error.sqlstate or ""
     kind = BY_SQLSTATE.get(state)
-    if kind is None and isinstance(error, psycopg.OperationalError) and state[:3] in ("", "080", "57P", "533"):
+    if (
+        kind is None
+        and isinstance(error, psycopg.OperationalError)
+        and state[:3] in ("", "080", "57P", "533")
+    ):
         kind = ServerUnavailable
     if kind is None:
         return None

@@ -25,6 +25,8 @@ class Feed(Protocol):
     """What the consumer transaction, the triggers and Spark ask of every feed."""
 
     kind: ClassVar[str]
+    schema_version: ClassVar[int]
+    """The version of the SQL that the feed's queries call."""
     columns: ClassVar[Sequence[tuple[str, str]]]
     """Name and PostgreSQL type of what ``partitions`` selects; ``id`` is first."""
 
@@ -83,7 +85,9 @@ def from_json(data: Mapping[str, Any]) -> Feed:
     fields = dict(data)
     kind = FEEDS.get(fields.pop("kind", ""))
     if kind is None:
-        raise InvalidArgument(f"unknown kind of feed in {dict(data)}: it must be one of {', '.join(sorted(FEEDS))}")
+        raise InvalidArgument(
+            f"unknown kind of feed in {dict(data)}: it must be one of {', '.join(sorted(FEEDS))}"
+        )
     try:
         feed: Feed = kind(**fields)
     except TypeError as error:

@@ -26,7 +26,9 @@ def table_identifier(table: str) -> sql.Identifier:
     return sql.Identifier(*parts)
 
 
-def current_rows(partition: Partition, table: str, key: str, columns: Sequence[str] | None = None) -> Partition:
+def current_rows(
+    partition: Partition, table: str, key: str, columns: Sequence[str] | None = None
+) -> Partition:
     """The rows of ``table`` that a partition's changes name, as they are now: one row for each change.
 
     The first column, ``pgchange_id``, is the change's id, and a change whose row is gone has NULL in ``key`` and in
@@ -42,7 +44,9 @@ def current_rows(partition: Partition, table: str, key: str, columns: Sequence[s
     return Partition(query.as_string(None), partition.count)
 
 
-def caught_up(connection: psycopg.Connection[Any], lsn: str | None, patience: float = STANDBY_PATIENCE) -> None:
+def caught_up(
+    connection: psycopg.Connection[Any], lsn: str | None, patience: float = STANDBY_PATIENCE
+) -> None:
     """Return once this server can read everything up to ``lsn``; BatchIncomplete after ``patience`` seconds."""
     if lsn is None:
         return

@@ -20,6 +20,7 @@ from airflow_pgchange.feeds.errors import (
     ConnectionLost,
     ConsumerBusy,
     InvalidArgument,
+    SchemaVersionMismatch,
     TransactionNotClean,
     translated,
 )
@@ -40,7 +41,9 @@ class ConsumerTransaction:
     ``wait`` is how many seconds to wait for another holder of the lock: 0 for none, None for as long as it takes.
     """
 
-    def __init__(self, feed: Feed, results: str, source: str | None = None, *, wait: float | None = 0) -> None:
+    def __init__(
+        self, feed: Feed, results: str, source: str | None = None, *, wait: float | None = 0
+    ) -> None:
         self.feed = feed
         self.batch: Batch | None = None
         self.busy = False
@@ -55,7 +58,9 @@ class ConsumerTransaction:
             self._reader = opened.enter_context(connect(self._source))
             self._on_standby = _value(self._reader, sql.SQL("select pg_catalog.pg_is_in_recovery()"))
             self._claims = (
-                opened.enter_context(connect(self._source, primary=True)) if self._on_standby else self._reader
+                opened.enter_context(connect(self._source, primary=True))
+                if self._on_standby
+                else self._reader
             )
             self.connection = opened.enter_context(connect(self._results, primary=True))
             if _value(self.connection, self.feed.position()) is None:
@@ -93,7 +98,9 @@ class ConsumerTransaction:
         if self.busy:
             raise ConsumerBusy(f"{self.feed.name} is at work in another transaction")
         if self.batch is not None:
-            raise BatchNotFinished(f"{self.feed.name}: one batch a transaction; ack this one and open another")
+            raise BatchNotFinished(
+                f"{self.feed.name}: one batch a transaction; ack this one and open another"
+            )
         with translated():
             position = self._read_position()
             choose = self.feed.choose(position, limit) if self._on_standby else None
@@ -150,7 +157,9 @@ class ConsumerTransaction:
             done.set()
             thread.join()
             if lost.is_set():
-                raise ConnectionLost(f"{self.feed.name}: the consumer's connection ended while the batch was in work")
+                raise ConnectionLost(
+                    f"{self.feed.name}: the consumer's connection ended while the batch was in work"
+                )
 
     def ping(self) -> None:
         """Raise ConnectionLost unless the transaction is still there. Leaves no snapshot behind."""
@@ -185,9 +194,16 @@ class ConsumerTransaction:
     def _read_position(self) -> dict[str, Any]:
         """Read inside a savepoint that is rolled back: no relation lock and no snapshot stays behind."""
         with self.connection.transaction(force_rollback=True):
-            if _value(self.connection, sql.SQL("select pg_catalog.pg_current_xact_id_if_assigned() is not null")):
+            if _value(
+                self.connection, sql.SQL("select pg_catalog.pg_current_xact_id_if_assigned() is not null")
+            ):
                 raise TransactionNotClean(f"{self.feed.name}: claim before the transaction writes anything")
             position: dict[str, Any] = _value(self.connection, self.feed.position())
+        if position["schema"] != self.feed.schema_version:
+            raise SchemaVersionMismatch(
+                f"the database holds version {position['schema']} of what {self.feed.kind} feeds need, this package needs "
+                f"{self.feed.schema_version}: run `airflow pgchange upgrade`, or install the package that fits"
+            )
         return position
 
 

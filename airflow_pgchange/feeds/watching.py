@@ -17,7 +17,9 @@ NOWHERE: dict[str, Any] = {}
 
 
 async def lags(
-    results: psycopg.AsyncConnection[Any], source: psycopg.AsyncConnection[Any], wanted: Sequence[tuple[Feed, int]]
+    results: psycopg.AsyncConnection[Any],
+    source: psycopg.AsyncConnection[Any],
+    wanted: Sequence[tuple[Feed, int]],
 ) -> list[Lag]:
     """The lag of each feed, counted exactly up to its number; two pipelined round trips however many feeds there are."""
     with translated():
@@ -47,7 +49,9 @@ def position(results: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
     with translated():
         found: dict[str, Any] | None = _value(results, feed.position())
     if found is None:
-        raise UnknownConsumer(f"{feed.name} has no progress here: `airflow pgchange status` lists the consumers")
+        raise UnknownConsumer(
+            f"{feed.name} has no progress here: `airflow pgchange status` lists the consumers"
+        )
     return found
 
 

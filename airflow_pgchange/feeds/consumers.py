@@ -1,0 +1,149 @@
+"""What a person does with consumers of the commit queue: look, skip, repair, move, drop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.feeds import watching
+from airflow_pgchange.feeds.commit import CommitFeed
+from airflow_pgchange.feeds.errors import BatchNotFinished, translated
+
+
+@dataclass(frozen=True)
+class ConsumerStatus:
+    """One consumer. Ages in seconds; ``ready`` exact up to 1,000; lag is None where its source was not asked."""
+
+    consumer_id: str
+    branch_id: int
+    version: int
+    commit_id: int
+    ready: int | None
+    ready_exact: bool | None
+    oldest_seconds: float | None
+    waiting: int | None
+    faults: int | None
+    at_work: bool
+    batch_id: Any
+    attempt: int | None
+    claimed_at: datetime | None
+    updated_at: datetime
+    held_back_by: str | None
+
+
+def status(
+    results: psycopg.Connection[Any], source: psycopg.Connection[Any] | None = None
+) -> list[ConsumerStatus]:
+    """Every consumer whose watermark is in ``results``; ``source`` is asked for those whose commits are elsewhere."""
+    names = [field.name for field in fields(ConsumerStatus)]
+    with translated(), results.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute("select * from pubsub.status()").fetchall()
+        for row in rows:
+            if row["ready"] is None and source is not None:
+                row.update(_elsewhere(results, source, CommitFeed(row["consumer_id"], row["branch_id"])))
+        return [ConsumerStatus(**{name: row[name] for name in names}) for row in rows]
+
+
+def skip(
+    results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed, reason: str
+) -> str:
+    """Give up the batch that the consumer claimed and cannot finish; it is recorded, with ``reason``, and its id returned.
+
+    Raises BatchNotFinished where there is none, ConsumerBusy while the consumer is at work.
+    """
+    with translated():
+        batch = _pending(source, feed, watching.position(results, feed))
+        if batch is None:
+            raise BatchNotFinished(
+                f"{feed.name} has no batch in work: only one that was claimed and not acked can be skipped"
+            )
+        _call(results, "skip", feed, Jsonb(batch), reason)
+    return str(batch["id"])
+
+
+def repair(results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed) -> str:
+    """Go on from what the source still knows of the consumer, after it lost its tail, was restored or was upgraded.
+
+    Returns the guarantee from here on: ``exactly once``, or ``at least once`` where processed batches come again.
+    """
+    with translated():
+        mark = _value(source, sql.SQL("select pubsub.mark({}, {})").format(feed.consumer_id, feed.branch_id))
+        return str(_call(results, "adopt_mark", feed, None if mark is None else Jsonb(mark)))
+
+
+def move(
+    results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed, to: datetime | str
+) -> None:
+    """Move the consumer: ``"beginning"`` (everything comes again), ``"now"`` (all that is there counts as processed), or a
+    time (all that was written before it counts as processed)."""
+    with translated():
+        if to == "beginning":
+            point: dict[str, Any] = {"snapshot": None}
+        else:
+            at = None if to == "now" else to
+            point = _value(source, sql.SQL("select pubsub.point({}, {})").format(feed.branch_id, at))
+        _call(results, "move_consumer", feed, Jsonb(point))
+
+
+def drop(results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed) -> None:
+    """Forget the consumer, its watermark and its claim: under the same name it would begin anew."""
+    with translated():
+        _call(results, "drop_consumer", feed)
+        left = sql.SQL("select exists (select from pubsub.claim where (consumer_id, branch_id) = ({}, {}))")
+        if source is not results and _value(source, left.format(feed.consumer_id, feed.branch_id)):
+            _call(source, "drop_consumer", feed)
+
+
+def trim(source: psycopg.Connection[Any], keep: str) -> list[str]:
+    """Remove history older than ``keep`` (a PostgreSQL interval) that every consumer has processed; a line for each thing."""
+    with translated():
+        rows = source.execute(
+            sql.SQL("select pubsub.trim_commit_queue({}::interval)").format(keep)
+        ).fetchall()
+    return [row[0] for row in rows]
+
+
+def _elsewhere(
+    results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed
+) -> dict[str, Any]:
+    lag = watching.lag(results, source, feed, 1000)
+    batch = _pending(source, feed, watching.position(results, feed)) or {}
+    return {
+        "ready": lag.ready,
+        "ready_exact": lag.ready_exact,
+        "oldest_seconds": lag.ready_age,
+        "faults": lag.faults,
+        "batch_id": batch.get("id"),
+        "attempt": batch.get("attempt"),
+    }
+
+
+def _pending(
+    source: psycopg.Connection[Any], feed: CommitFeed, position: dict[str, Any]
+) -> dict[str, Any] | None:
+    query = sql.SQL(
+        "select p.batch || jsonb_build_object('attempt', p.attempt) from pubsub.pending({}, {}, {}) as p"
+    )
+    found: dict[str, Any] | None = _value(
+        source, query.format(feed.consumer_id, feed.branch_id, Jsonb(position))
+    )
+    return found
+
+
+def _call(connection: psycopg.Connection[Any], function: str, feed: CommitFeed, *arguments: Any) -> Any:
+    query = sql.SQL("select {}({})").format(
+        sql.Identifier("pubsub", function),
+        sql.SQL(", ").join(map(sql.Literal, (feed.consumer_id, feed.branch_id, *arguments))),
+    )
+    return _value(connection, query)
+
+
+def _value(connection: psycopg.Connection[Any], query: sql.Composed) -> Any:
+    row = connection.execute(query).fetchone()
+    return None if row is None else row[0]

@@ -1,0 +1,158 @@
+"""Installing, upgrading and removing the SQL that the feeds live in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.feeds.errors import InvalidArgument, SchemaVersionMismatch, translated
+
+
+@dataclass(frozen=True)
+class System:
+    """One folder of ``sql/`` and the schema that it makes; ``version`` is the one that this package needs."""
+
+    folder: str
+    schema: str
+    version: int
+
+
+SYSTEMS: tuple[System, ...] = (
+    System("revision", "revision", 1),
+    System("pubsub", "pubsub", 1),
+    System("staging", "pgchange_staging", 1),
+)
+"""In the order in which they are installed: a later one may need an earlier one."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What a database holds of one system. ``intact`` is false where it was not loaded from these very files."""
+
+    system: str
+    version: int
+    needed: int
+    intact: bool
+
+
+def sql_folder() -> Path:
+    """Where the SQL files are: inside an installed package, or at the top of a checkout."""
+    inside = Path(__file__).parent / "sql"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "sql"
+
+
+def scripts(system: System) -> list[Path]:
+    """The files that make a system, in reading order."""
+    return sorted((sql_folder() / system.folder).glob("[0-9]*.sql"))
+
+
+def checksum(system: System) -> str:
+    """SHA-256 over the files of a system."""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in scripts(system))).hexdigest()
+
+
+def installed(connection: psycopg.Connection[Any]) -> list[Installed]:
+    """What this database holds, in the order of ``SYSTEMS``; nothing for a system that is not there."""
+    found = []
+    for system in SYSTEMS:
+        if not _present(connection, system):
+            continue
+        query = sql.SQL("select version, checksum from {} order by version desc, installed_at desc limit 1")
+        row = connection.execute(query.format(sql.Identifier(system.schema, "installed"))).fetchone()
+        if row is not None:
+            found.append(Installed(system.folder, row[0], system.version, row[1] in (None, checksum(system))))
+    return found
+
+
+def install(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[Installed]:
+    """Install what is missing, each system in one transaction; doing it twice does nothing.
+
+    ``systems`` names folders of ``sql/``, None means all. Raises SchemaVersionMismatch where an older version is there.
+    """
+    with translated():
+        for system in _chosen(systems):
+            with connection.transaction():
+                _lock(connection)
+                if _present(connection, system):
+                    _demand_version(connection, system)
+                    continue
+                for path in scripts(system):
+                    connection.execute(path.read_bytes(), prepare=False)
+                _note(connection, system)
+        return installed(connection)
+
+
+def upgrade(connection: psycopg.Connection[Any]) -> list[Installed]:
+    """Bring every installed system to the version of this package, a numbered file and a transaction at a time."""
+    with translated():
+        for state in installed(connection):
+            system = next(one for one in SYSTEMS if one.folder == state.system)
+            for version in range(state.version + 1, system.version + 1):
+                with connection.transaction():
+                    _lock(connection)
+                    (path,) = (sql_folder() / system.folder / "upgrade").glob(f"{version:04}_*.sql")
+                    connection.execute(path.read_bytes(), prepare=False)
+                    _note(connection, system)
+        return installed(connection)
+
+
+def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[str]:
+    """Remove systems, the last installed first, and the capture on users' tables; returns what was removed.
+
+    Users' tables stay as they are; queues, watermarks and what waits in them are gone.
+    """
+    removed = []
+    with translated():
+        for system in reversed(_chosen(systems)):
+            with connection.transaction():
+                _lock(connection)
+                if _present(connection, system):
+                    path = sql_folder() / system.folder / "uninstall" / "uninstall.sql"
+                    connection.execute(path.read_bytes(), prepare=False)
+                    removed.append(system.folder)
+    return removed
+
+
+def _chosen(systems: Sequence[str] | None) -> list[System]:
+    known = {system.folder: system for system in SYSTEMS}
+    for name in systems or ():
+        if name not in known:
+            raise InvalidArgument(f"there is no system {name!r}: choose from {', '.join(known)}")
+    return [system for system in SYSTEMS if systems is None or system.folder in systems]
+
+
+def _present(connection: psycopg.Connection[Any], system: System) -> bool:
+    query = sql.SQL("select pg_catalog.to_regclass({}) is not null").format(f"{system.schema}.installed")
+    return connection.execute(query).fetchone() == (True,)
+
+
+def _demand_version(connection: psycopg.Connection[Any], system: System) -> None:
+    query = sql.SQL("select max(version) from {}").format(sql.Identifier(system.schema, "installed"))
+    row = connection.execute(query).fetchone()
+    found = None if row is None else row[0]
+    if found != system.version:
+        raise SchemaVersionMismatch(
+            f"schema {system.schema} is at version {found}, this package needs {system.version}: "
+            + (
+                "run `airflow pgchange upgrade`"
+                if (found or 0) < system.version
+                else "install the newer package"
+            )
+        )
+
+
+def _note(connection: psycopg.Connection[Any], system: System) -> None:
+    query = sql.SQL("update {0} set checksum = {1} where version = (select max(version) from {0})")
+    connection.execute(query.format(sql.Identifier(system.schema, "installed"), checksum(system)))
+
+
+def _lock(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(
+        "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('pgchange install', 0))"
+    )
