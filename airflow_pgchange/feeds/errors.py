@@ -54,6 +54,10 @@ class ConnectionLost(PgChangeError):
     """The consumer's connection died while the batch was in work. Nothing was written; the batch is tried again."""
 
 
+class BatchGivenUp(PgChangeError):
+    """A batch failed as often as it may. Mend what it fails on, or ``airflow pgchange skip`` it; nothing was lost."""
+
+
 class SourceLostTail(PgChangeError):
     """The watermark is ahead of the mark at the source: the source lost its latest transactions.
 

@@ -1,0 +1,50 @@
+"""Arguments as Airflow hands them over: rendered templates arrive as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_pgchange.feeds import feed as feeds
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import Feed
+
+FeedLike = Feed | Mapping[str, Any] | str
+"""A feed, its JSON as a mapping or as text, or its asset URI."""
+
+
+def feed_of(value: FeedLike) -> Feed:
+    """The feed that an argument means. Raises InvalidArgument where it means none."""
+    if isinstance(value, Feed):
+        return value
+    if isinstance(value, str):
+        if value.startswith("pgchange://"):
+            return feeds.from_uri(value)[0]
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise InvalidArgument(f"{value!r} is no feed: give a feed, its JSON or its asset URI") from error
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(f"{value!r} is no feed: give a feed, its JSON or its asset URI")
+    return feeds.from_json({key: _plain(item) if key in _not_text(value) else item for key, item in value.items()})
+
+
+def json_of(value: FeedLike) -> Mapping[str, Any] | str:
+    """The same argument as something that Airflow can render, show and store."""
+    return feeds.to_json(value) if isinstance(value, Feed) else value
+
+
+def _not_text(data: Mapping[str, Any]) -> set[str]:
+    kind = feeds.FEEDS.get(str(data.get("kind")))
+    annotations = {} if kind is None else kind.__annotations__
+    return {name for name, annotation in annotations.items() if annotation in ("int", "bool", "float")}
+
+
+def _plain(item: Any) -> Any:
+    if not isinstance(item, str):
+        return item
+    try:
+        return json.loads(item.lower())
+    except json.JSONDecodeError:
+        return item

@@ -1,0 +1,1 @@
+"""Assets that are feeds."""

@@ -1,0 +1,45 @@
+"""A feed as an asset: DAGs are scheduled on it, and it brings its own watcher."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from urllib.parse import SplitResult, urlunsplit
+
+from airflow.sdk import Asset, AssetWatcher
+
+from airflow_pgchange.arguments import FeedLike, feed_of
+from airflow_pgchange.feeds.feed import from_uri, to_uri
+from airflow_pgchange.triggers.feed import POLL_INTERVAL, FeedTrigger
+
+
+def feed_asset(
+    feed: FeedLike,
+    postgres_conn_id: str,
+    source_conn_id: str | None = None,
+    *,
+    min_changes: int = 1,
+    max_wait: float | timedelta | None = None,
+    poll_interval: float = POLL_INTERVAL,
+    name: str | None = None,
+) -> Asset:
+    """An asset that is updated when the feed has changes that nobody works on.
+
+    ``postgres_conn_id`` holds the consumer's progress, ``source_conn_id`` the changes (default: the same). An update comes
+    when ``min_changes`` are ready or the oldest ready one waits for ``max_wait`` seconds, whichever is first. It is a
+    wake-up, not a batch: the task takes its batch from PostgreSQL. One asset for a feed: DAGs that share a consumer share
+    its changes.
+    """
+    feed = feed_of(feed)
+    if isinstance(max_wait, timedelta):
+        max_wait = max_wait.total_seconds()
+    trigger = FeedTrigger(feed, postgres_conn_id, source_conn_id, min_changes, max_wait, poll_interval)
+    name = name or f"{postgres_conn_id}/{feed.name}"
+    return Asset(name=name, uri=to_uri(feed, postgres_conn_id), watchers=[AssetWatcher(name=name, trigger=trigger)])
+
+
+def sanitize_uri(uri: SplitResult) -> SplitResult:
+    """Check an asset URI ``pgchange://<connection>/<kind>?<fields as JSON>``; raises ValueError with the reason."""
+    if not uri.netloc:
+        raise ValueError("a pgchange:// URI names a connection: pgchange://<connection>/<kind of feed>?<fields>")
+    from_uri(urlunsplit(uri))
+    return uri

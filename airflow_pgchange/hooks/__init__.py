@@ -1,0 +1,1 @@
+"""Connections to PostgreSQL by the name that Airflow keeps them under."""

@@ -1,0 +1,108 @@
+"""From an Airflow connection to a connection of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import psycopg
+from airflow.sdk import BaseHook, Connection
+from psycopg.conninfo import make_conninfo
+
+from airflow_pgchange.feeds.connect import connect, connect_async
+from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
+
+NOT_LIBPQ = frozenset({"cursor", "sqlalchemy_scheme", "sqlalchemy_query", "openlineage_namespace"})
+"""Extras of Airflow's own PostgreSQL hook that say nothing about the server."""
+
+TOKENS = frozenset({"iam", "redshift", "redshift-serverless", "azure_conn_id"})
+
+
+class PgChangeHook(BaseHook):
+    """A PostgreSQL connection for feeds, from any Airflow connection of type ``postgres`` or ``pgchange``.
+
+    Host may list several servers (``db1,db2`` or ``db1:5432,db2:5433``); every extra goes to libpq (``sslmode``,
+    ``sslrootcert``, ``target_session_attrs``, ``options``, ``service``, ...). A string that ``conninfo`` returns holds
+    the password: it is for libpq, never for a log.
+    """
+
+    conn_name_attr: ClassVar[str] = "postgres_conn_id"
+    default_conn_name: ClassVar[str] = "postgres_default"
+    conn_type: ClassVar[str] = "pgchange"
+    hook_name: ClassVar[str] = "PostgreSQL changes"
+
+    def __init__(self, postgres_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.postgres_conn_id = postgres_conn_id
+
+    def conninfo(self) -> str:
+        """The connection as a libpq string. Raises InvalidArgument where an extra is none of libpq's."""
+        connection = self.get_connection(self.postgres_conn_id)
+        return conninfo_of(connection, connection.extra_dejson)
+
+    async def aconninfo(self) -> str:
+        """The same for the event loop."""
+        connection = await self.aget_connection(self.postgres_conn_id)
+        # Secrets backends may hand over the server's connection class, which has no such method.
+        extra = await connection.aextra_dejson() if hasattr(connection, "aextra_dejson") else connection.extra_dejson
+        return conninfo_of(connection, extra)
+
+    def get_conn(self, *, primary: bool = False) -> psycopg.Connection[Any]:
+        """An open connection in autocommit; ``primary`` asks for a server that takes writes. Raises ServerUnavailable."""
+        return connect(self.conninfo(), primary=primary)
+
+    async def aget_conn(self, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:
+        """The same for the event loop."""
+        return await connect_async(await self.aconninfo(), primary=primary)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """For the button of the connection's form: whether the server answers, and which of our schemas it has."""
+        try:
+            with self.get_conn() as connection:
+                rows = connection.execute(
+                    "select nspname from pg_catalog.pg_namespace "
+                    "where nspname in ('revision', 'pubsub', 'pgchange_staging') order by 1"
+                ).fetchall()
+        except PgChangeError as error:
+            return False, str(error)
+        found = ", ".join(name for (name,) in rows)
+        return True, f"Connected; schemas: {found or 'none yet, run airflow pgchange install'}"
+
+
+def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
+    """An Airflow connection as a libpq string."""
+    name = connection.conn_id
+    if any(extra.get(option) for option in TOKENS):
+        raise InvalidArgument(
+            f"connection {name}: sign-in by cloud token is not supported; give a password, a certificate or a passfile"
+        )
+    hosts, ports = _servers(connection.host, connection.port)
+    given = {
+        "host": hosts,
+        "port": ports,
+        "user": connection.login,
+        "password": connection.password,
+        "dbname": connection.schema,
+    }
+    options = {key: _text(value) for key, value in extra.items() if key not in NOT_LIBPQ | TOKENS}
+    try:
+        known = {key: value for key, value in given.items() if value not in (None, "")}
+        return make_conninfo("", **{**known, **options})
+    except psycopg.ProgrammingError as error:
+        raise InvalidArgument(
+            f"connection {name}: {str(error).strip()}; extras of the connection are libpq's options ({', '.join(options)})"
+        ) from None
+
+
+def _servers(host: str | None, port: int | None) -> tuple[str | None, str | None]:
+    """``a:1,b:2`` as libpq's two lists; a part with more than one colon is an IPv6 address."""
+    fallback = None if port is None else str(port)
+    parts = [part.strip() for part in (host or "").split(",")]
+    if not any(part.count(":") == 1 for part in parts):
+        return host, fallback
+    servers = [part.split(":") if part.count(":") == 1 else [part, fallback or "5432"] for part in parts]
+    return ",".join(name for name, _ in servers), ",".join(number for _, number in servers)
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

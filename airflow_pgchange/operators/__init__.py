@@ -1,0 +1,1 @@
+"""Operators that process batches and look after the schemas."""

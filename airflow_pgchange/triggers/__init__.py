@@ -1,0 +1,1 @@
+"""Triggers that notice changes and progress, over one shared connection a database."""

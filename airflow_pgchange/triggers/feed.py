@@ -1,0 +1,126 @@
+"""The triggers of feeds: for watchers of assets and for deferred sensors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+
+from airflow_pgchange.arguments import FeedLike, feed_of, json_of
+from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
+from airflow_pgchange.triggers.poller import News, Recovered, Trouble, switchboard
+from airflow_pgchange.triggers.watches import BacklogWatch, PointWatch
+
+POLL_INTERVAL = 0.1
+"""Seconds between two questions."""
+
+
+class FeedTrigger(BaseEventTrigger):
+    """Fires when ``min_changes`` of a feed are ready, or when a ready one is ``max_wait`` seconds old.
+
+    An event is a wake-up, not a batch: one for a backlog, and again, with growing pauses, while something stays ready and
+    no consumer is at work. Its payload is the lag, plain JSON. With ``once`` it fires once, and an error other than a
+    server that cannot be reached ends it with ``{"error": message}``; without, it goes on until it is cancelled.
+    ``max_wait`` needs no ``min_changes``: whichever comes first.
+    """
+
+    def __init__(
+        self,
+        feed: FeedLike,
+        postgres_conn_id: str,
+        source_conn_id: str | None = None,
+        min_changes: int = 1,
+        max_wait: float | None = None,
+        poll_interval: float = POLL_INTERVAL,
+        once: bool = False,
+    ) -> None:
+        super().__init__()
+        if min_changes < 1:
+            raise InvalidArgument(f"min_changes must be at least 1, not {min_changes}")
+        if max_wait is not None and max_wait < 0:
+            raise InvalidArgument(f"max_wait must not be negative, and is {max_wait}")
+        self.feed = feed_of(feed)
+        self.postgres_conn_id = postgres_conn_id
+        self.source_conn_id = source_conn_id
+        self.min_changes = min_changes
+        self.max_wait = max_wait
+        self.poll_interval = poll_interval
+        self.once = once
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{__name__}.FeedTrigger", {
+            "feed": json_of(self.feed),
+            "postgres_conn_id": self.postgres_conn_id,
+            "source_conn_id": self.source_conn_id,
+            "min_changes": self.min_changes,
+            "max_wait": self.max_wait,
+            "poll_interval": self.poll_interval,
+            "once": self.once,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        watch = BacklogWatch(self.feed, self.min_changes, self.max_wait)
+        source = self.source_conn_id or self.postgres_conn_id
+        async with switchboard().subscribe(watch, self.postgres_conn_id, source, self.poll_interval) as subscription:
+            async for news in subscription:
+                event = _event(self, self.feed.name, news, self.once)
+                if event is not None:
+                    yield event
+                    if self.once:
+                        return
+
+
+class PointTrigger(BaseTrigger):
+    """Fires once, when a consumer has processed everything up to a point, or the commit of that id.
+
+    The point travels in the trigger's arguments, which Airflow stores: a triggerer that restarts goes on with it.
+    """
+
+    def __init__(
+        self,
+        feed: FeedLike,
+        postgres_conn_id: str,
+        source_conn_id: str | None,
+        goal: Mapping[str, Any] | int,
+        poll_interval: float = POLL_INTERVAL,
+    ) -> None:
+        super().__init__()
+        self.feed = feed_of(feed)
+        self.postgres_conn_id = postgres_conn_id
+        self.source_conn_id = source_conn_id
+        self.goal = goal
+        self.poll_interval = poll_interval
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{__name__}.PointTrigger", {
+            "feed": json_of(self.feed),
+            "postgres_conn_id": self.postgres_conn_id,
+            "source_conn_id": self.source_conn_id,
+            "goal": self.goal,
+            "poll_interval": self.poll_interval,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        watch = PointWatch(self.feed, self.goal)
+        source = self.source_conn_id or self.postgres_conn_id
+        subscribed = switchboard().subscribe(watch, self.postgres_conn_id, source, self.poll_interval, primary=True)
+        async with subscribed as subscription:
+            async for news in subscription:
+                event = _event(self, self.feed.name, news, once=True)
+                if event is not None:
+                    yield event
+                    return
+
+
+def _event(trigger: BaseTrigger, name: str, news: News, once: bool) -> TriggerEvent | None:
+    """Log what happened to the connection; an event for the rest."""
+    if isinstance(news, Recovered):
+        trigger.log.info("%s: answered again", name)
+    elif isinstance(news, Trouble):
+        if once and not isinstance(news.error, ServerUnavailable):
+            return TriggerEvent({"feed": name, "error": str(news.error)})
+        trigger.log.warning("%s: %s; asking again in %g s", name, news.error, news.retry_in)
+    else:
+        return TriggerEvent(news)
+    return None

@@ -1,0 +1,80 @@
+"""What a poller asks for its subscribers: how far behind a consumer is, or whether it has come far enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from psycopg import sql
+
+from airflow_pgchange import metrics
+from airflow_pgchange.feeds import points
+from airflow_pgchange.feeds.batch import Lag
+from airflow_pgchange.feeds.feed import Feed, Position
+from airflow_pgchange.feeds.watching import NOWHERE
+from airflow_pgchange.triggers.alarm import Alarm
+
+Payload = dict[str, Any]
+
+
+class Watch(Protocol):
+    """One question about one feed, asked again and again."""
+
+    @property
+    def feed(self) -> Feed: ...
+
+    def question(self, position: Position | None) -> sql.Composed:
+        """The query for the source, given the consumer's progress."""
+
+    def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
+        """What to tell the subscriber, plain JSON; None for nothing."""
+
+    def unless_at_work(self, held: bool, now: float) -> bool:
+        """Whether to tell it, now that it is known whether a consumer holds the lock."""
+
+
+@dataclass
+class BacklogWatch:
+    """Tells of a backlog that nobody works on."""
+
+    feed: Feed
+    min_changes: int = 1
+    max_wait: float | None = None
+    _alarm: Alarm = field(init=False)
+    _meter: metrics.Meter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._alarm = Alarm(self.min_changes, self.max_wait)
+        self._meter = metrics.Meter(self.feed.name)
+
+    def question(self, position: Position | None) -> sql.Composed:
+        return self.feed.lag(NOWHERE if position is None else position, self.min_changes)
+
+    def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
+        lag = Lag.from_row(answer)
+        self._meter.lag(lag, now)
+        return {"feed": self.feed.name, **asdict(lag)} if self._alarm.due(position, lag, now) else None
+
+    def unless_at_work(self, held: bool, now: float) -> bool:
+        if held:
+            self._alarm.at_work(now)
+            return False
+        return self._alarm.idle(now)
+
+
+@dataclass
+class PointWatch:
+    """Tells, once, that a consumer has passed a point or a commit."""
+
+    feed: Feed
+    goal: Mapping[str, Any] | int
+
+    def question(self, position: Position | None) -> sql.Composed:
+        return points.passed(self.feed, position, self.goal)
+
+    def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
+        return {"feed": self.feed.name, "passed": True} if answer else None
+
+    def unless_at_work(self, held: bool, now: float) -> bool:
+        return True
