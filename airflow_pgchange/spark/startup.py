@@ -1,0 +1,77 @@
+"""A quicker start of the JVM: a class-data archive, made once for each pair of Java and Spark."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from airflow_pgchange.spark import package
+
+log = logging.getLogger(__name__)
+
+SHORT_RUN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Compile quickly rather than well, and collect with one thread: right for seconds, wrong for hours.
+
+An archive can only be used with the collector that it was made with.
+"""
+
+QUIET = "-Xlog:cds=off,cds+dynamic=off"
+PATIENCE = 300.0
+WARM_UP = Path(__file__).with_name("warm_up.py")
+
+
+def conf(spark_binary: str = "spark-submit") -> dict[str, str]:
+    """Spark properties for a driver that lives for seconds; without the archive where it cannot be made."""
+    made = _archive(spark_binary)
+    options = [*SHORT_RUN] if made is None else [*SHORT_RUN, f"-XX:SharedArchiveFile={made}", QUIET]
+    return {"spark.driver.extraJavaOptions": " ".join(options)}
+
+
+def _archive(spark_binary: str) -> Path | None:
+    spark, java = shutil.which(spark_binary), _java()
+    if spark is None or java is None:
+        log.warning("no class-data archive: %s and java must be on PATH", spark_binary)
+        return None
+    target = package.cache() / f"classes-{_fingerprint(spark, java)}.jsa"
+    with open(target.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists() or _make(spark, target):
+            return target
+    return None
+
+
+def _java() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=os.path.join(home, "bin") if home else None)
+
+
+def _fingerprint(*programs: str) -> str:
+    seen = [(path, os.stat(path).st_mtime_ns) for path in map(os.path.realpath, programs)]
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+
+
+def _make(spark: str, target: Path) -> bool:
+    part = target.with_suffix(".part")
+    options = f"-XX:ArchiveClassesAtExit={part} {' '.join(SHORT_RUN)}"
+    command = [
+        spark,
+        "--master",
+        "local[1]",
+        "--conf",
+        f"spark.driver.extraJavaOptions={options}",
+        str(WARM_UP),
+    ]
+    log.info("making the class-data archive of Spark's driver, once: %s", target)
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+        os.replace(part, target)
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("no class-data archive, so Spark starts slower: %s", error)
+        part.unlink(missing_ok=True)
+        return False
+    return True
