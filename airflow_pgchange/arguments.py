@@ -27,7 +27,9 @@ def feed_of(value: FeedLike) -> Feed:
             raise InvalidArgument(f"{value!r} is no feed: give a feed, its JSON or its asset URI") from error
     if not isinstance(value, Mapping):
         raise InvalidArgument(f"{value!r} is no feed: give a feed, its JSON or its asset URI")
-    return feeds.from_json({key: _plain(item) if key in _not_text(value) else item for key, item in value.items()})
+    return feeds.from_json(
+        {key: _plain(item) if key in _not_text(value) else item for key, item in value.items()}
+    )
 
 
 def json_of(value: FeedLike) -> Mapping[str, Any] | str:

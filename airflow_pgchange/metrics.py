@@ -2,8 +2,8 @@
 
 ``pgchange.ready``, ``pgchange.waiting``, ``pgchange.ready_age``, ``pgchange.waiting_age`` (seconds) and
 ``pgchange.faults`` are gauges; ``pgchange.batches`` and ``pgchange.changes`` count what was processed, and
-``pgchange.batch_seconds`` times it. Each carries the feed's name as the tag ``feed``, and is sent a second time with the
-name as its last part where ``[metrics] legacy_names_on`` is set, for backends without tags.
+``pgchange.batch_seconds`` times it. Each carries the feed's name as the tag ``feed``, and is sent a second
+time with the name as its last part where ``[metrics] legacy_names_on`` is set, for backends without tags.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ class Meter:
             return
         self._next = now + EVERY
         report_lag(self._feed, lag)
+
+
+def are_on() -> bool:
+    """Whether anybody collects metrics; asking for a lag only to report it is worth nothing otherwise."""
+    switches = ("statsd_on", "statsd_datadog_enabled", "otel_on")
+    return any(conf.getboolean("metrics", switch, fallback=False) for switch in switches)
 
 
 def report_lag(feed: str, lag: Lag) -> None:
@@ -67,7 +73,9 @@ def _names(name: str, feed: str) -> list[tuple[str, dict[str, str]]]:
 
 @cache
 def _prepare() -> bool:
-    """Once a process. The triggerer prepares its own metrics and not the SDK's, which are a module of their own."""
+    """Once a process. The triggerer prepares its own metrics and not the SDK's, which are a module of their
+    own.
+    """
     by_name = conf.getboolean("metrics", "legacy_names_on", fallback=True)
     stats.initialize(factory=get_stats_factory(), export_legacy_names=by_name)
     return by_name

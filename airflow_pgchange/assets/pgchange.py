@@ -24,22 +24,35 @@ def feed_asset(
 ) -> Asset:
     """An asset that is updated when the feed has changes that nobody works on.
 
-    ``postgres_conn_id`` holds the consumer's progress, ``source_conn_id`` the changes (default: the same). An update comes
-    when ``min_changes`` are ready or the oldest ready one waits for ``max_wait`` seconds, whichever is first. It is a
-    wake-up, not a batch: the task takes its batch from PostgreSQL. One asset for a feed: DAGs that share a consumer share
-    its changes.
+    ``postgres_conn_id`` holds the consumer's progress, ``source_conn_id`` the changes (default: the same). An
+    update comes when ``min_changes`` are ready or the oldest ready one waits for ``max_wait`` seconds,
+    whichever is first. It is a wake-up, not a batch: the task takes its batch from PostgreSQL. One asset for
+    a feed: DAGs that share a consumer share its changes.
     """
     feed = feed_of(feed)
     if isinstance(max_wait, timedelta):
         max_wait = max_wait.total_seconds()
-    trigger = FeedTrigger(feed, postgres_conn_id, source_conn_id, min_changes, max_wait, poll_interval)
+    trigger = FeedTrigger(
+        feed,
+        postgres_conn_id,
+        source_conn_id,
+        min_changes=min_changes,
+        max_wait=max_wait,
+        poll_interval=poll_interval,
+    )
     name = name or f"{postgres_conn_id}/{feed.name}"
-    return Asset(name=name, uri=to_uri(feed, postgres_conn_id), watchers=[AssetWatcher(name=name, trigger=trigger)])
+    return Asset(
+        name=name, uri=to_uri(feed, postgres_conn_id), watchers=[AssetWatcher(name=name, trigger=trigger)]
+    )
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:
-    """Check an asset URI ``pgchange://<connection>/<kind>?<fields as JSON>``; raises ValueError with the reason."""
+    """Check an asset URI ``pgchange://<connection>/<kind>?<fields as JSON>``; raises ValueError with the
+    reason.
+    """
     if not uri.netloc:
-        raise ValueError("a pgchange:// URI names a connection: pgchange://<connection>/<kind of feed>?<fields>")
+        raise ValueError(
+            "a pgchange:// URI names a connection: pgchange://<connection>/<kind of feed>?<fields>"
+        )
     from_uri(urlunsplit(uri))
     return uri

@@ -20,9 +20,10 @@ SHOWN_BATCHES = 20
 class Plan:
     """What to drain and how far.
 
-    ``limit``: changes a batch at most. ``max_batches``: batches at most, None: until nothing is ready. ``on_busy``: what to
-    do while another transaction works on the feed: wait for it (``wait_for`` seconds, None: as long as it takes), skip, or
-    fail. ``max_attempts``: from that many failed attempts on a batch is not tried again, None: it always is.
+    ``limit``: changes a batch at most. ``max_batches``: batches at most, None: until nothing is ready.
+    ``on_busy``: what to do while another transaction works on the feed: wait for it (``wait_for`` seconds,
+    None: as long as it takes), skip, or fail. ``max_attempts``: from that many failed attempts on a batch is
+    not tried again, None: it always is.
     """
 
     feed: Feed
@@ -36,8 +37,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.on_busy not in get_args(OnBusy):
-            raise InvalidArgument(f"on_busy must be one of {', '.join(get_args(OnBusy))}, not {self.on_busy!r}")
-        for name, value in (("limit", self.limit), ("max_batches", self.max_batches), ("max_attempts", self.max_attempts)):
+            raise InvalidArgument(
+                f"on_busy must be one of {', '.join(get_args(OnBusy))}, not {self.on_busy!r}"
+            )
+        for name, value in (
+            ("limit", self.limit),
+            ("max_batches", self.max_batches),
+            ("max_attempts", self.max_attempts),
+        ):
             if value is not None and value < 1:
                 raise InvalidArgument(f"{name} must be at least 1, not {value}")
 
@@ -53,7 +60,9 @@ class Drained:
     busy: bool = False
 
     def and_then(self, batch: Batch) -> Drained:
-        return Drained(self.batches + 1, self.changes + batch.count, (*self.batch_ids, batch.id), self.seconds, self.busy)
+        return Drained(
+            self.batches + 1, self.changes + batch.count, (*self.batch_ids, batch.id), self.seconds, self.busy
+        )
 
     def summary(self) -> dict[str, Any]:
         """Small, plain JSON: the latest ids only."""
@@ -73,8 +82,8 @@ def drain(
 ) -> Drained:
     """Claim, ``process`` (which must ack), commit, again and again as the plan says.
 
-    ``committed`` is told of each batch and its seconds. Raises ConsumerBusy (``on_busy="fail"``), BatchGivenUp, and
-    whatever ``process`` raises: then that batch is rolled back, and those before it stay.
+    ``committed`` is told of each batch and its seconds. Raises ConsumerBusy (``on_busy="fail"``),
+    BatchGivenUp, and whatever ``process`` raises: then that batch is rolled back, and those before it stay.
     """
     began = time.monotonic()
     done = Drained()
@@ -87,15 +96,15 @@ def drain(
                     done = Drained(done.batches, done.changes, done.batch_ids, busy=True)
                     break
                 raise ConsumerBusy(
-                    f"{plan.feed.name} is at work in another transaction: wait for it, or let on_busy be 'skip'"
+                    f"{plan.feed.name} is at work in another transaction: wait for it, or say on_busy='skip'"
                 )
             batch = transaction.claim(plan.limit)
             if batch is None:
                 break
             if plan.max_attempts is not None and batch.attempt > plan.max_attempts:
                 raise BatchGivenUp(
-                    f"batch {batch.id} of {plan.feed.name} has failed {batch.attempt - 1} times: mend what it fails on and "
-                    "raise max_attempts, or give it up with `airflow pgchange skip`"
+                    f"batch {batch.id} of {plan.feed.name} has failed {batch.attempt - 1} times: mend what "
+                    "it fails on and raise max_attempts, or give it up with `airflow pgchange skip`"
                 )
             process(transaction, batch)
         committed(batch, time.monotonic() - started)

@@ -28,7 +28,8 @@ def point(source: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
 
 
 def passed(feed: Feed, position: Position | None, goal: Point | int) -> sql.Composed:
-    """source: whether a consumer at ``position`` has processed everything up to a point, or the commit of that id.
+    """source: whether a consumer at ``position`` has processed everything up to a point, or the commit of
+    that id.
 
     A consumer without a position has not begun.
     """

@@ -21,9 +21,9 @@ TOKENS = frozenset({"iam", "redshift", "redshift-serverless", "azure_conn_id"})
 class PgChangeHook(BaseHook):
     """A PostgreSQL connection for feeds, from any Airflow connection of type ``postgres`` or ``pgchange``.
 
-    Host may list several servers (``db1,db2`` or ``db1:5432,db2:5433``); every extra goes to libpq (``sslmode``,
-    ``sslrootcert``, ``target_session_attrs``, ``options``, ``service``, ...). A string that ``conninfo`` returns holds
-    the password: it is for libpq, never for a log.
+    Host may list several servers (``db1,db2`` or ``db1:5432,db2:5433``); every extra goes to libpq
+    (``sslmode``, ``sslrootcert``, ``target_session_attrs``, ``options``, ``service``, ...). A string that
+    ``conninfo`` returns holds the password: it is for libpq, never for a log.
     """
 
     conn_name_attr: ClassVar[str] = "postgres_conn_id"
@@ -44,11 +44,17 @@ class PgChangeHook(BaseHook):
         """The same for the event loop."""
         connection = await self.aget_connection(self.postgres_conn_id)
         # Secrets backends may hand over the server's connection class, which has no such method.
-        extra = await connection.aextra_dejson() if hasattr(connection, "aextra_dejson") else connection.extra_dejson
+        extra = (
+            await connection.aextra_dejson()
+            if hasattr(connection, "aextra_dejson")
+            else connection.extra_dejson
+        )
         return conninfo_of(connection, extra)
 
     def get_conn(self, *, primary: bool = False) -> psycopg.Connection[Any]:
-        """An open connection in autocommit; ``primary`` asks for a server that takes writes. Raises ServerUnavailable."""
+        """An open connection in autocommit; ``primary`` asks for a server that takes writes. Raises
+        ServerUnavailable.
+        """
         return connect(self.conninfo(), primary=primary)
 
     async def aget_conn(self, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:
@@ -56,7 +62,9 @@ class PgChangeHook(BaseHook):
         return await connect_async(await self.aconninfo(), primary=primary)
 
     def test_connection(self) -> tuple[bool, str]:
-        """For the button of the connection's form: whether the server answers, and which of our schemas it has."""
+        """For the button of the connection's form: whether the server answers, and which of our schemas it
+        has.
+        """
         try:
             with self.get_conn() as connection:
                 rows = connection.execute(
@@ -74,7 +82,8 @@ def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
     name = connection.conn_id
     if any(extra.get(option) for option in TOKENS):
         raise InvalidArgument(
-            f"connection {name}: sign-in by cloud token is not supported; give a password, a certificate or a passfile"
+            f"connection {name}: sign-in by cloud token is not supported; "
+            "give a password, a certificate or a passfile"
         )
     hosts, ports = _servers(connection.host, connection.port)
     given = {
@@ -90,7 +99,8 @@ def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
         return make_conninfo("", **{**known, **options})
     except psycopg.ProgrammingError as error:
         raise InvalidArgument(
-            f"connection {name}: {str(error).strip()}; extras of the connection are libpq's options ({', '.join(options)})"
+            f"connection {name}: {str(error).strip()}; "
+            f"what stands in its extra must be options of libpq ({', '.join(options)})"
         ) from None
 
 

@@ -9,7 +9,9 @@ from typing import Any
 from airflow_pgchange.feeds.batch import Lag
 
 FIRST_PAUSE = 10.0
-"""Seconds to the first repeat: longer than Airflow takes from an event to a task that holds the consumer's lock."""
+"""Seconds to the first repeat: longer than Airflow takes from an event to a task that holds the consumer's
+lock.
+"""
 LONGEST_PAUSE = 300.0
 SETTLE = 0.5
 """Seconds of silence after progress: a consumer that drains lets go of its lock between two batches."""
@@ -21,8 +23,8 @@ LOOK_AGAIN = 1.0
 class Alarm:
     """Rings for ``min_changes`` ready changes, or for a ready change that is ``max_wait`` seconds old.
 
-    It rings once for a backlog, and again with longer and longer pauses while the consumer makes no progress. Times are
-    seconds of any clock that does not go backwards; the caller gives them.
+    It rings once for a backlog, and again with longer and longer pauses while the consumer makes no progress.
+    Times are seconds of any clock that does not go backwards; the caller gives them.
     """
 
     min_changes: int = 1
@@ -49,7 +51,9 @@ class Alarm:
         self._quiet_until = now + LOOK_AGAIN
 
     def idle(self, now: float) -> bool:
-        """No consumer holds the lock: whether to ring. One that has just let go without progress has failed: wait."""
+        """No consumer holds the lock: whether to ring. One that has just let go without progress has failed:
+        wait.
+        """
         if self._held:
             self._held = False
             self._hush(now)

@@ -10,7 +10,7 @@ from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of
 from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.triggers.poller import News, Recovered, Trouble, switchboard
-from airflow_pgchange.triggers.watches import BacklogWatch, PointWatch
+from airflow_pgchange.triggers.watches import BacklogWatch, Payload, PointWatch
 
 POLL_INTERVAL = 0.1
 """Seconds between two questions."""
@@ -19,10 +19,10 @@ POLL_INTERVAL = 0.1
 class FeedTrigger(BaseEventTrigger):
     """Fires when ``min_changes`` of a feed are ready, or when a ready one is ``max_wait`` seconds old.
 
-    An event is a wake-up, not a batch: one for a backlog, and again, with growing pauses, while something stays ready and
-    no consumer is at work. Its payload is the lag, plain JSON. With ``once`` it fires once, and an error other than a
-    server that cannot be reached ends it with ``{"error": message}``; without, it goes on until it is cancelled.
-    ``max_wait`` needs no ``min_changes``: whichever comes first.
+    An event is a wake-up, not a batch: one for a backlog, and again, with growing pauses, while something
+    stays ready and no consumer is at work. Its payload is the lag, plain JSON. With ``once`` it fires once,
+    and an error other than a server that cannot be reached ends it with ``{"error": message}``; without, it
+    goes on until it is cancelled. ``max_wait`` needs no ``min_changes``: whichever comes first.
     """
 
     def __init__(
@@ -30,12 +30,13 @@ class FeedTrigger(BaseEventTrigger):
         feed: FeedLike,
         postgres_conn_id: str,
         source_conn_id: str | None = None,
+        *,
         min_changes: int = 1,
         max_wait: float | None = None,
         poll_interval: float = POLL_INTERVAL,
         once: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         if min_changes < 1:
             raise InvalidArgument(f"min_changes must be at least 1, not {min_changes}")
         if max_wait is not None and max_wait < 0:
@@ -62,7 +63,9 @@ class FeedTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = BacklogWatch(self.feed, self.min_changes, self.max_wait)
         source = self.source_conn_id or self.postgres_conn_id
-        async with switchboard().subscribe(watch, self.postgres_conn_id, source, self.poll_interval) as subscription:
+        async with switchboard().subscribe(
+            watch, self.postgres_conn_id, source, self.poll_interval
+        ) as subscription:
             async for news in subscription:
                 event = _event(self, self.feed.name, news, self.once)
                 if event is not None:
@@ -74,7 +77,8 @@ class FeedTrigger(BaseEventTrigger):
 class PointTrigger(BaseTrigger):
     """Fires once, when a consumer has processed everything up to a point, or the commit of that id.
 
-    The point travels in the trigger's arguments, which Airflow stores: a triggerer that restarts goes on with it.
+    The point travels in the trigger's arguments, which Airflow stores: a triggerer that restarts goes on with
+    it.
     """
 
     def __init__(
@@ -83,9 +87,10 @@ class PointTrigger(BaseTrigger):
         postgres_conn_id: str,
         source_conn_id: str | None,
         goal: Mapping[str, Any] | int,
+        *,
         poll_interval: float = POLL_INTERVAL,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.feed = feed_of(feed)
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
@@ -104,7 +109,9 @@ class PointTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = PointWatch(self.feed, self.goal)
         source = self.source_conn_id or self.postgres_conn_id
-        subscribed = switchboard().subscribe(watch, self.postgres_conn_id, source, self.poll_interval, primary=True)
+        subscribed = switchboard().subscribe(
+            watch, self.postgres_conn_id, source, self.poll_interval, primary=True
+        )
         async with subscribed as subscription:
             async for news in subscription:
                 event = _event(self, self.feed.name, news, once=True)
@@ -119,8 +126,12 @@ def _event(trigger: BaseTrigger, name: str, news: News, once: bool) -> TriggerEv
         trigger.log.info("%s: answered again", name)
     elif isinstance(news, Trouble):
         if once and not isinstance(news.error, ServerUnavailable):
-            return TriggerEvent({"feed": name, "error": str(news.error)})
+            return _fired({"feed": name, "error": str(news.error)})
         trigger.log.warning("%s: %s; asking again in %g s", name, news.error, news.retry_in)
     else:
-        return TriggerEvent(news)
+        return _fired(news)
     return None
+
+
+def _fired(payload: Payload) -> TriggerEvent:
+    return TriggerEvent(payload)  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
 """One shared connection a database for everything in this process that waits for feeds.
 
-A ``Poller`` asks for all its subscribers in two pipelined round trips, about ten times a second: where each consumer is
-(results), and from there each subscriber's question (source). Subscribers of other databases have pollers of their own,
-so that a server that does not answer delays nobody else.
+A ``Poller`` asks for all its subscribers in two pipelined round trips, about ten times a second: where each
+consumer is (results), and from there each subscriber's question (source). Subscribers of other databases have
+pollers of their own, so that a server that does not answer delays nobody else.
 """
 
 from __future__ import annotations
@@ -208,7 +208,9 @@ class Switchboard:
     async def subscribe(
         self, watch: Watch, results: str, source: str, interval: float, *, primary: bool = False
     ) -> AsyncIterator[Subscription]:
-        """News of ``watch`` while the block runs. ``primary``: ask the source's primary, not just any of its servers."""
+        """News of ``watch`` while the block runs. ``primary``: ask the source's primary, not just any of its
+        servers.
+        """
         subscription = Subscription(watch, interval)
         at_results = self._link(results, True)
         at_source = at_results if source == results else self._link(source, primary)
@@ -216,7 +218,10 @@ class Switchboard:
         if key not in self._pollers:
             poller = Poller(at_results, at_source, self._clock)
             # An empty context: what the poller logs belongs to no trigger.
-            self._pollers[key] = poller, asyncio.create_task(poller.run(), name="pgchange-poller", context=Context())
+            self._pollers[key] = (
+                poller,
+                asyncio.create_task(poller.run(), name="pgchange-poller", context=Context()),
+            )
         poller, task = self._pollers[key]
         poller.subscriptions.append(subscription)
         try:

@@ -1,0 +1,162 @@
+"""What the batch operators have in common: their arguments, and batch after batch until they have done
+enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
+
+from airflow_pgchange import metrics
+from airflow_pgchange.arguments import FeedLike, feed_of, json_of
+from airflow_pgchange.feeds import watching
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.draining import Drained, OnBusy, Plan, drain
+from airflow_pgchange.feeds.errors import ConnectionLost
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.transaction import ConsumerTransaction
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class DrainingOperator(BaseOperator):
+    """Claims batches of a feed and commits each with its results; subclasses say how a batch is processed.
+
+    :param feed: the feed, or its JSON (templated)
+    :param postgres_conn_id: the database that holds the results and the consumer's progress
+    :param source_conn_id: the database that holds the changes; default: the same. Its connection may name
+        several servers of one group
+    :param limit: changes a batch, at most
+    :param max_batches: batches a run, at most; None: until nothing is ready
+    :param on_busy: while another run works on this feed: ``wait`` for it, ``skip`` the task, or ``fail``
+    :param wait_for: seconds to wait for it, with ``wait``; None: as long as it takes
+    :param max_attempts: do not try a batch again that has failed so often; None: always try
+    :param skip_if_empty: skip the task where nothing is ready; otherwise it succeeds with zero batches
+    """
+
+    template_fields: Sequence[str] = ("feed", "postgres_conn_id", "source_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"feed": "json"}
+
+    def __init__(
+        self,
+        *,
+        feed: FeedLike,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        source_conn_id: str | None = None,
+        limit: int = 100_000,
+        max_batches: int | None = 1,
+        on_busy: OnBusy = "wait",
+        wait_for: float | None = None,
+        max_attempts: int | None = None,
+        skip_if_empty: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.feed = json_of(feed)
+        self.postgres_conn_id = postgres_conn_id
+        self.source_conn_id = source_conn_id
+        self.limit = limit
+        self.max_batches = max_batches
+        self.on_busy = on_busy
+        self.wait_for = wait_for
+        self.max_attempts = max_attempts
+        self.skip_if_empty = skip_if_empty
+        self._transaction: ConsumerTransaction | None = None
+        self._killed = False
+
+    def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
+        """Process one batch and ack it on the transaction."""
+        raise NotImplementedError
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Returns ``{feed, batches, changes, batch_ids, seconds, busy}``, with the latest twenty ids."""
+        feed = feed_of(self.feed)
+        plan = self._plan(feed)
+
+        def process(transaction: ConsumerTransaction, batch: Batch) -> None:
+            self._transaction = transaction
+            self.log.info(
+                "%s: batch %s, attempt %d, %d changes", feed.name, batch.id, batch.attempt, batch.count
+            )
+            try:
+                self.process_batch(transaction, batch, context)
+            except Exception:
+                self._tell_of_failure(feed, batch)
+                raise
+
+        def committed(batch: Batch, seconds: float) -> None:
+            metrics.report_batch(feed.name, batch.count, seconds)
+            self.log.info("%s: batch %s committed after %.1f s", feed.name, batch.id, seconds)
+
+        try:
+            drained = drain(plan, process, committed)
+        finally:
+            self._transaction = None
+        self._report_lag(plan)
+        return self._conclude(feed, drained)
+
+    def on_kill(self) -> None:
+        """End what runs on the consumer's connection; nothing of the batch is kept."""
+        self._killed = True
+        if self._transaction is not None:
+            self._transaction.connection.cancel_safe(timeout=5)
+
+    def stop_if_killed(self) -> None:
+        """Raise where the task was killed meanwhile, so that its batch is rolled back."""
+        if self._killed:
+            raise ConnectionLost("the task was killed while the batch was in work")
+
+    def _plan(self, feed: Feed) -> Plan:
+        return Plan(
+            feed,
+            PgChangeHook(self.postgres_conn_id).conninfo(),
+            PgChangeHook(self.source_conn_id).conninfo() if self.source_conn_id else None,
+            limit=self.limit,
+            max_batches=self.max_batches,
+            on_busy=self.on_busy,
+            wait_for=self.wait_for,
+            max_attempts=self.max_attempts,
+        )
+
+    def _tell_of_failure(self, feed: Feed, batch: Batch) -> None:
+        self.log.error(
+            "%s: attempt %d on batch %s failed; nothing of it was kept, and it is tried again as the same "
+            "batch. If it cannot be processed, give it up with: "
+            "airflow pgchange skip %s --conn-id %s%s --reason '...'",
+            feed.name,
+            batch.attempt,
+            batch.id,
+            feed.name,
+            self.postgres_conn_id,
+            f" --source-conn-id {self.source_conn_id}" if self.source_conn_id else "",
+        )
+
+    def _report_lag(self, plan: Plan) -> None:
+        if not metrics.are_on():
+            return
+        with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as results:
+            if not self.source_conn_id:
+                lag = watching.lag(results, results, plan.feed, plan.limit)
+            else:
+                with PgChangeHook(self.source_conn_id).get_conn() as source:
+                    lag = watching.lag(results, source, plan.feed, plan.limit)
+        metrics.report_lag(plan.feed.name, lag)
+
+    def _conclude(self, feed: Feed, drained: Drained) -> dict[str, Any]:
+        if drained.busy and not drained.batches:
+            raise AirflowSkipException(f"{feed.name} is at work in another run")
+        if not drained.batches and self.skip_if_empty:
+            raise AirflowSkipException(f"{feed.name}: nothing is ready")
+        self.log.info(
+            "%s: %d changes in %d batches, %.1f s",
+            feed.name,
+            drained.changes,
+            drained.batches,
+            drained.seconds,
+        )
+        return {"feed": feed.name, **drained.summary()}

@@ -1,0 +1,126 @@
+"""A batch for Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
+from airflow_pgchange.arguments import feed_of
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.merge import merge, read_manifest
+from airflow_pgchange.feeds.transaction import ConsumerTransaction
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.operators.draining import DrainingOperator
+from airflow_pgchange.spark import submit
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore[misc]
+    """Submits a Spark application for each batch of a feed, and commits its results together with the
+    progress.
+
+    The application opens the batch with ``airflow_pgchange.spark.job.batch_job``; what it stages is merged
+    here, in the consumer's transaction. While Spark runs, that transaction holds the consumer's lock and
+    nothing else. When the connection is lost, or this task ends, the job ends too; one that lived on could
+    write to its own staging only.
+
+    Guarantee for commit queues: exactly once for results that the application merges, also where the changes
+    come from another PostgreSQL (``source_conn_id``; after a source that lost its latest transactions, at
+    least once from the mark, and it is said). At least once for results that it writes elsewhere, with the
+    batch's id as the key.
+
+    Takes the arguments of SparkSubmitOperator too. Client mode only: the driver runs beside this task, on a
+    local master or on a cluster. Our package goes along as a zip; the executors' Python needs what
+    ``airflow_pgchange.spark.package.EXECUTOR_PACKAGES`` lists.
+
+    :param fast_start: start the driver's JVM from a class-data archive, made once in this user's cache: for
+        batches of up to some hundred thousand changes
+    """
+
+    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, *DrainingOperator.template_fields)
+
+    def __init__(
+        self, *, fast_start: bool = False, limit: int = 1_000_000, name: str = "pgchange", **kwargs: Any
+    ) -> None:
+        if kwargs.pop("durable", False):
+            raise InvalidArgument(
+                "durable=True is not possible: the consumer's transaction ends with the try"
+            )
+        super().__init__(durable=False, limit=limit, name=name, **kwargs)
+        self.fast_start = fast_start
+
+    def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
+        given = self.conf, self.py_files, self.env_vars
+        with TemporaryDirectory(prefix="pgchange-") as folder:
+            manifest = Path(folder) / "manifest.json"
+            try:
+                self._prepare(batch, manifest)
+                with transaction.kept_alive(self._end_job):
+                    SparkSubmitOperator.execute(self, context)
+            finally:
+                self.conf, self.py_files, self.env_vars = given
+            self.stop_if_killed()
+            staged = read_manifest(manifest)
+        transaction.ack(lambda connection: merge(connection, batch, staged))
+
+    def on_kill(self) -> None:
+        """End the job, its JVM and its Python; nothing of the batch is kept."""
+        self._killed = True
+        self._end_job()
+
+    def _prepare(self, batch: Batch, manifest: Path) -> None:
+        results = PgChangeHook(self.postgres_conn_id).conninfo()
+        source = PgChangeHook(self.source_conn_id).conninfo() if self.source_conn_id else None
+        handed = submit.environment(batch, feed_of(self.feed), results, source, manifest)
+        self.conf = {**submit.startup_conf(fast_start=self.fast_start), **(self.conf or {})}
+        self.py_files = ",".join(filter(None, (self.py_files, submit.py_files())))
+        given, self.env_vars = self.env_vars, None
+        hook = SparkSubmitOperator._get_hook(self)
+        _refuse_cluster_mode(hook, self.conf)
+        # Not through the Spark hook: on YARN and Kubernetes it writes the variables on the command line.
+        environment = {**_python(hook), **os.environ, **(given or {}), **handed}
+        environment["PATH"] = os.pathsep.join(
+            (environment.get("PATH", os.defpath), str(Path(sys.executable).parent))
+        )
+        hook.submit = partial(  # type: ignore[method-assign]
+            hook.submit, env=environment, preexec_fn=submit.die_with_parent, start_new_session=True
+        )
+        self._hook = hook
+
+    def _end_job(self) -> None:
+        hook = self._hook
+        if hook is None:
+            return
+        hook.on_kill()
+        job = hook._submit_sp
+        if job is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+
+
+def _python(hook: SparkSubmitHook) -> dict[str, str]:
+    """What runs on this machine runs with this Python, unless the environment says otherwise."""
+    local = hook._connection["master"].startswith("local")
+    return {"PYSPARK_DRIVER_PYTHON": sys.executable, **({"PYSPARK_PYTHON": sys.executable} if local else {})}
+
+
+def _refuse_cluster_mode(hook: SparkSubmitHook, conf: dict[Any, Any]) -> None:
+    mode = hook._connection["deploy_mode"] or conf.get("spark.submit.deployMode")
+    if mode == "cluster":
+        raise InvalidArgument(
+            "deploy mode 'cluster' is not supported: the driver must run beside the operator, whose "
+            "transaction it ends with; set the Spark connection's deploy-mode to 'client'"
+        )

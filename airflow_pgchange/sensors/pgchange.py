@@ -1,0 +1,204 @@
+"""Sensors: something is ready, or a consumer has come far enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import psycopg
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.sdk.exceptions import AirflowException
+
+from airflow_pgchange.arguments import FeedLike, feed_of, json_of
+from airflow_pgchange.feeds import points, watching
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.triggers.alarm import Alarm
+from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+POINT = "pgchange_point"
+"""The key of the point in the task's state, which outlives reschedules, deferrals and retries; XComs do not.
+"""
+
+
+class FeedSensor(BaseSensorOperator):
+    """Waits until changes are ready that nobody works on.
+
+    It guarantees nothing about them: an operator claims its batch from PostgreSQL, exactly once whatever woke
+    it.
+
+    :param feed: the feed, or its JSON (templated)
+    :param postgres_conn_id: the database that holds the consumer's progress
+    :param source_conn_id: the database that holds the changes; default: the same
+    :param min_changes: as many must be ready
+    :param max_wait: or one that is this old, in seconds
+    :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says
+    """
+
+    template_fields: Sequence[str] = ("feed", "postgres_conn_id", "source_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"feed": "json"}
+
+    def __init__(
+        self,
+        *,
+        feed: FeedLike,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        source_conn_id: str | None = None,
+        min_changes: int = 1,
+        max_wait: float | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poke_interval: float = 5.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(poke_interval=poke_interval, **kwargs)
+        self.feed = json_of(feed)
+        self.postgres_conn_id = postgres_conn_id
+        self.source_conn_id = source_conn_id
+        self.min_changes = min_changes
+        # The base class has a max_wait of its own: the longest pause between two pokes.
+        self.oldest = max_wait
+        self.deferrable = deferrable
+
+    def execute(self, context: Context) -> Any:
+        """Returns the lag that ended the wait, as plain JSON."""
+        if not self.deferrable:
+            return super().execute(context)
+        found = self.poke(context)
+        if not found:
+            self._defer()
+        return found.xcom_value
+
+    def _defer(self) -> NoReturn:
+        self.defer(
+            trigger=FeedTrigger(
+                self.feed,
+                self.postgres_conn_id,
+                self.source_conn_id,
+                min_changes=self.min_changes,
+                max_wait=self.oldest,
+                once=True,
+            ),
+            method_name="resume",
+            timeout=_timeout(self),
+        )
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        feed = feed_of(self.feed)
+        with ExitStack() as opened:
+            results, source = _open(opened, self.postgres_conn_id, self.source_conn_id)
+            lag = watching.lag(results, source, feed, self.min_changes)
+            enough = Alarm(self.min_changes, self.oldest).due(None, lag, 0.0)
+            ready = enough and not ask(results, feed.locked())
+        self.log.info("%s: %d ready, %d waiting", feed.name, lag.ready, lag.waiting)
+        return PokeReturnValue(ready, {"feed": feed.name, **asdict(lag)} if ready else None)
+
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        return _unless_error(event)
+
+
+class WatermarkSensor(BaseSensorOperator):
+    """Waits until a consumer has processed everything that was committed when this sensor first ran, or a
+    given commit.
+
+    So another DAG waits for it. The point is taken once, and outlives reschedules, deferrals, retries and
+    restarts of the triggerer; a commit in a transaction that was open at that moment is not waited for. What
+    the consumer processed is as the guarantee of its operator says.
+
+    :param feed: the consumer's feed, or its JSON (templated)
+    :param postgres_conn_id: the database that holds the consumer's progress
+    :param source_conn_id: the database that holds the changes; default: the same. Its primary is asked
+    :param commit_id: wait for this commit instead (templated); it may come later
+    :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says
+    """
+
+    template_fields: Sequence[str] = ("feed", "postgres_conn_id", "source_conn_id", "commit_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"feed": "json"}
+
+    def __init__(
+        self,
+        *,
+        feed: FeedLike,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        source_conn_id: str | None = None,
+        commit_id: int | str | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poke_interval: float = 5.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(poke_interval=poke_interval, **kwargs)
+        self.feed = json_of(feed)
+        self.postgres_conn_id = postgres_conn_id
+        self.source_conn_id = source_conn_id
+        self.commit_id = commit_id
+        self.deferrable = deferrable
+        self._point: Mapping[str, Any] | None = None
+
+    def execute(self, context: Context) -> None:
+        if not self.deferrable:
+            super().execute(context)
+        elif not self.poke(context):
+            self.defer(
+                trigger=PointTrigger(
+                    self.feed, self.postgres_conn_id, self.source_conn_id, self._goal(context)
+                ),
+                method_name="resume",
+                timeout=_timeout(self),
+            )
+        self._forget(context)
+
+    def poke(self, context: Context) -> bool:
+        feed = feed_of(self.feed)
+        goal = self._goal(context)
+        with ExitStack() as opened:
+            results, source = _open(opened, self.postgres_conn_id, self.source_conn_id, primary=True)
+            passed = points.has_passed(results, source, feed, goal)
+        self.log.info("%s: %s processed %s", feed.name, "has" if passed else "has not yet", goal)
+        return passed
+
+    def resume(self, context: Context, event: dict[str, Any]) -> None:
+        _unless_error(event)
+        self._forget(context)
+
+    def _goal(self, context: Context) -> Mapping[str, Any] | int:
+        if self.commit_id not in (None, ""):
+            return int(self.commit_id)
+        state: Any = context.get("task_state_store")
+        if self._point is None and state is not None:
+            self._point = state.get(POINT)
+        if self._point is None:
+            with PgChangeHook(self.source_conn_id or self.postgres_conn_id).get_conn(primary=True) as source:
+                self._point = points.point(source, feed_of(self.feed))
+            if state is not None:
+                state.set(POINT, self._point)
+        return self._point
+
+    def _forget(self, context: Context) -> None:
+        """A task that succeeded and is cleared waits for a new point."""
+        state: Any = context.get("task_state_store")
+        if state is not None:
+            state.delete(POINT)
+
+
+def _open(
+    opened: ExitStack, postgres_conn_id: str, source_conn_id: str | None, *, primary: bool = False
+) -> tuple[psycopg.Connection[Any], psycopg.Connection[Any]]:
+    results = opened.enter_context(PgChangeHook(postgres_conn_id).get_conn(primary=True))
+    if source_conn_id is None:
+        return results, results
+    return results, opened.enter_context(PgChangeHook(source_conn_id).get_conn(primary=primary))
+
+
+def _timeout(sensor: BaseSensorOperator) -> timedelta:
+    return timedelta(seconds=sensor.timeout)
+
+
+def _unless_error(event: dict[str, Any]) -> dict[str, Any]:
+    if "error" in event:
+        raise AirflowException(event["error"])
+    return event
