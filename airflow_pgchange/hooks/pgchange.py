@@ -93,7 +93,10 @@ def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
         "password": connection.password,
         "dbname": connection.schema,
     }
-    options = {key: _text(value) for key, value in extra.items() if key not in NOT_LIBPQ | TOKENS}
+    skipped = NOT_LIBPQ | TOKENS
+    options = {
+        key: _text(value) for key, value in extra.items() if key not in skipped and value not in (None, "")
+    }
     try:
         known = {key: value for key, value in given.items() if value not in (None, "")}
         return make_conninfo("", **{**known, **options})

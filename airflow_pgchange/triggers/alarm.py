@@ -13,6 +13,7 @@ FIRST_PAUSE = 10.0
 lock.
 """
 LONGEST_PAUSE = 300.0
+"""Seconds between two repeats, at most."""
 SETTLE = 0.5
 """Seconds of silence after progress: a consumer that drains lets go of its lock between two batches."""
 LOOK_AGAIN = 1.0
@@ -29,11 +30,16 @@ class Alarm:
 
     min_changes: int = 1
     max_wait: float | None = None
+    first_pause: float = FIRST_PAUSE
+    longest_pause: float = LONGEST_PAUSE
     _position: Mapping[str, Any] | None = field(default=None, init=False)
     _looked: bool = field(default=False, init=False)
     _quiet_until: float = field(default=float("-inf"), init=False)
-    _pause: float = field(default=FIRST_PAUSE, init=False)
     _held: bool = field(default=False, init=False)
+    _pause: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pause = self.first_pause
 
     def due(self, position: Mapping[str, Any] | None, lag: Lag, now: float) -> bool:
         """Whether to ring now, if no consumer is at work."""
@@ -67,8 +73,8 @@ class Alarm:
 
     def _start_over(self, position: Mapping[str, Any] | None, quiet_until: float) -> None:
         self._position, self._looked, self._held = position, True, False
-        self._quiet_until, self._pause = quiet_until, FIRST_PAUSE
+        self._quiet_until, self._pause = quiet_until, self.first_pause
 
     def _hush(self, now: float) -> None:
         self._quiet_until = now + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = min(2 * self._pause, self.longest_pause)

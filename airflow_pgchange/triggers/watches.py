@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from airflow.sdk import conf
 from psycopg import sql
 
 from airflow_pgchange import metrics
@@ -13,7 +14,7 @@ from airflow_pgchange.feeds import points
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.feeds.feed import Feed, Position
 from airflow_pgchange.feeds.watching import NOWHERE
-from airflow_pgchange.triggers.alarm import Alarm
+from airflow_pgchange.triggers.alarm import FIRST_PAUSE, LONGEST_PAUSE, Alarm
 
 Payload = dict[str, Any]
 
@@ -45,7 +46,12 @@ class BacklogWatch:
     _meter: metrics.Meter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._alarm = Alarm(self.min_changes, self.max_wait)
+        self._alarm = Alarm(
+            self.min_changes,
+            self.max_wait,
+            conf.getfloat("pgchange", "first_pause", fallback=FIRST_PAUSE),
+            conf.getfloat("pgchange", "longest_pause", fallback=LONGEST_PAUSE),
+        )
         self._meter = metrics.Meter(self.feed.name)
 
     def question(self, position: Position | None) -> sql.Composed:

@@ -1,0 +1,190 @@
+"""``airflow pgchange``: what the commands do."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from functools import wraps
+from typing import Any
+
+import psycopg
+from airflow.cli.simple_table import AirflowConsole
+from airflow.models.connection import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.utils.cli import suppress_logs_and_warning
+from airflow.utils.providers_configuration_loader import providers_configuration_loaded
+
+from airflow_pgchange import schema
+from airflow_pgchange.feeds import consumers
+from airflow_pgchange.feeds.commit import CommitFeed
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
+from airflow_pgchange.hooks.pgchange import conninfo_of
+
+Rows = Sequence[Mapping[str, Any]]
+Database = psycopg.Connection[Any]
+
+
+def command(function: Callable[[Namespace], Rows]) -> Callable[[Namespace], None]:
+    """Print what a command returns, and end with a message and code 1 where it fails."""
+
+    @wraps(function)
+    @suppress_logs_and_warning
+    @providers_configuration_loaded
+    def run(args: Namespace) -> None:
+        try:
+            rows = function(args)
+        except (PgChangeError, psycopg.Error, AirflowNotFoundException) as error:
+            raise SystemExit(f"{type(error).__name__}: {str(error).strip()}") from error
+        AirflowConsole().print_as(data=[_shown(row) for row in rows], output=args.output)
+
+    return run
+
+
+@command
+def install(args: Namespace) -> Rows:
+    with _database(args) as database:
+        return [asdict(found) for found in schema.install(database, args.systems)]
+
+
+@command
+def upgrade(args: Namespace) -> Rows:
+    with _database(args) as database:
+        return [asdict(found) for found in schema.upgrade(database)]
+
+
+@command
+def uninstall(args: Namespace) -> Rows:
+    _confirm(args, "Queues, watermarks and what waits in them will be gone; tables of yours stay.")
+    with _database(args) as database:
+        return [{"removed": name} for name in schema.uninstall(database, args.systems)]
+
+
+@command
+def status(args: Namespace) -> Rows:
+    with _both(args) as (results, source):
+        found = consumers.status(results, source)
+    rows = [
+        {"consumer": f"{one.consumer_id}/{one.branch_id}"}
+        | {
+            key: value
+            for key, value in asdict(one).items()
+            if key not in ("consumer_id", "branch_id", "version")
+        }
+        for one in found
+    ]
+    return rows if args.output == "json" else [_brief(row) for row in rows]
+
+
+@command
+def skip(args: Namespace) -> Rows:
+    feed = _feed(args.consumer)
+    with _both(args) as (results, source):
+        return [{"consumer": feed.name, "skipped": consumers.skip(results, source, feed, args.reason)}]
+
+
+@command
+def repair(args: Namespace) -> Rows:
+    feed = _feed(args.consumer)
+    _confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
+    with _both(args) as (results, source):
+        return [{"consumer": feed.name, "from_here_on": consumers.repair(results, source, feed)}]
+
+
+@command
+def move(args: Namespace) -> Rows:
+    feed = _feed(args.consumer)
+    to = args.to if args.to in ("beginning", "now") else _time(args.to)
+    _confirm(args, f"{feed.name} will move to {args.to}: changes are left out, or come again.")
+    with _both(args) as (results, source):
+        consumers.move(results, source, feed, to)
+    return [{"consumer": feed.name, "moved_to": args.to}]
+
+
+@command
+def drop(args: Namespace) -> Rows:
+    feed = _feed(args.consumer)
+    _confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
+    with _both(args) as (results, source):
+        consumers.drop(results, source, feed)
+    return [{"consumer": feed.name, "dropped": True}]
+
+
+@command
+def trim(args: Namespace) -> Rows:
+    _confirm(args, f"History older than {args.keep} will be gone; consumers that come later will not get it.")
+    with _database(args) as database:
+        return [{"trimmed": line} for line in consumers.trim(database, args.keep)]
+
+
+def _database(args: Namespace) -> Database:
+    return connect(_conninfo(args.conn_id, args.dsn, "--conn-id", "--dsn"), primary=True)
+
+
+@contextmanager
+def _both(args: Namespace) -> Iterator[tuple[Database, Database]]:
+    with ExitStack() as opened:
+        results = opened.enter_context(_database(args))
+        if args.source_conn_id is None and args.source_dsn is None:
+            yield results, results
+        else:
+            conninfo = _conninfo(args.source_conn_id, args.source_dsn, "--source-conn-id", "--source-dsn")
+            yield results, opened.enter_context(connect(conninfo, primary=True))
+
+
+def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:
+    if (conn_id is None) == (dsn is None):
+        raise InvalidArgument(f"say which database: either {options[0]} or {options[1]}")
+    if dsn is not None:
+        return dsn
+    connection = Connection.get_connection_from_secrets(str(conn_id))
+    return conninfo_of(connection, connection.extra_dejson)
+
+
+def _feed(name: str) -> CommitFeed:
+    consumer, _, branch = name.rpartition("/")
+    if not consumer or not branch.isdigit():
+        raise InvalidArgument(f"{name!r} is no consumer: write it as status names it, delays/0")
+    return CommitFeed(consumer, int(branch))
+
+
+def _time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{text!r} is neither 'beginning' nor 'now' nor a time") from error
+
+
+def _confirm(args: Namespace, warning: str) -> None:
+    if args.yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidArgument(f"{warning} Add --yes to do it")
+    print(warning, file=sys.stderr)
+    if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise SystemExit("Nothing was changed.")
+
+
+def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A consumer on one line."""
+    number = str(row["ready"]) if row["ready_exact"] in (True, None) else f"~{row['ready']}"
+    return {
+        "consumer": row["consumer"],
+        "ready": "?" if row["ready"] is None else number,
+        "oldest": "" if row["oldest_seconds"] is None else f"{row['oldest_seconds']:.0f} s",
+        "waiting": row["waiting"],
+        "faults": row["faults"],
+        "at work": "yes" if row["at_work"] else "",
+        "batch": "" if row["batch_id"] is None else f"{row['batch_id']}, attempt {row['attempt']}",
+        "progress": f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
+        "held back by": row["held_back_by"] or "",
+    }
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    plain = (str, int, float, bool, type(None))
+    return {key: value if isinstance(value, plain) else str(value) for key, value in row.items()}

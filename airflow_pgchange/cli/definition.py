@@ -1,0 +1,78 @@
+"""``airflow pgchange``: what there is to type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.cli.cli_config import (
+    ARG_OUTPUT,
+    ARG_VERBOSE,
+    ActionCommand,
+    Arg,
+    GroupCommand,
+    lazy_load_command,
+)
+
+
+def _arg(*flags: str, **options: Any) -> Arg:
+    return Arg(flags, **options)  # type: ignore[no-untyped-call]
+
+
+CONN_ID = _arg("--conn-id", help="Airflow connection of the database (of the results, for a consumer)")
+DSN = _arg("--dsn", help="or its libpq connection string")
+SOURCE_CONN_ID = _arg(
+    "--source-conn-id", help="Airflow connection of the database that holds the changes; default: the same"
+)
+SOURCE_DSN = _arg("--source-dsn", help="or its libpq connection string")
+SYSTEM = _arg("--system", action="append", dest="systems", help="only this system; may be repeated")
+CONSUMER = _arg("consumer", help="the consumer and the branch that it reads, as status names it: delays/0")
+REASON = _arg("--reason", required=True, help="why; it is recorded")
+TO = _arg("--to", required=True, help="beginning, now, or a time such as 2026-01-31T12:00:00+00:00")
+KEEP = _arg("--keep", required=True, help="how much history stays, as a PostgreSQL interval: '30 days'")
+YES = _arg("-y", "--yes", action="store_true", help="do not ask")
+
+WHERE = (CONN_ID, DSN)
+WHERE_BOTH = (CONN_ID, DSN, SOURCE_CONN_ID, SOURCE_DSN)
+COMMON = (ARG_OUTPUT, ARG_VERBOSE)
+
+
+def _command(name: str, help: str, *args: Arg) -> ActionCommand:
+    return ActionCommand(
+        name=name,
+        help=help,
+        func=lazy_load_command(f"airflow_pgchange.cli.commands.{name}"),
+        args=(*args, *COMMON),
+    )
+
+
+def get_pgchange_cli_commands() -> list[GroupCommand]:
+    """The commands of this provider."""
+    return [
+        GroupCommand(
+            name="pgchange",
+            help="Install, look after and repair feeds of PostgreSQL changes",
+            subcommands=(
+                _command("install", "Install the schemas that are missing", *WHERE, SYSTEM),
+                _command("upgrade", "Bring installed schemas to this package's version", *WHERE),
+                _command("uninstall", "Remove schemas, with what waits in them", *WHERE, SYSTEM, YES),
+                _command(
+                    "status",
+                    "Every consumer: how far behind, at work on what, held back by whom",
+                    *WHERE_BOTH,
+                ),
+                _command(
+                    "skip", "Give up the batch that a consumer cannot finish", *WHERE_BOTH, CONSUMER, REASON
+                ),
+                _command(
+                    "repair",
+                    "Go on after the source lost its tail, or was restored",
+                    *WHERE_BOTH,
+                    CONSUMER,
+                    YES,
+                ),
+                _command("move", "Move a consumer to another point", *WHERE_BOTH, CONSUMER, TO, YES),
+                _command("drop", "Forget a consumer", *WHERE_BOTH, CONSUMER, YES),
+                _command("trim", "Remove history that every consumer has processed", *WHERE, KEEP, YES),
+            ),
+        )
+    ]

@@ -1,0 +1,105 @@
+"""What a database with our schemas needs from time to time, and what a person should look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange import schema
+from airflow_pgchange.feeds import consumers
+from airflow_pgchange.feeds.errors import translated
+
+MANY_ATTEMPTS = 3
+
+
+@dataclass
+class Report:
+    """``done``: what was changed, or postponed. ``attention``: what only a person can change."""
+
+    done: list[str] = field(default_factory=list)
+    attention: list[str] = field(default_factory=list)
+
+
+def maintain(
+    connection: psycopg.Connection[Any], *, width: int = 1_000_000, ahead: int = 2, keep: str | None = None
+) -> Report:
+    """Look after one database: whichever of our systems it holds, each step in a transaction of its own.
+
+    Partitions: ``ahead`` of ``width`` transactions each. ``keep``: trim history that is older than this
+    PostgreSQL interval and that every consumer has processed; None trims nothing. No step waits long for a
+    lock: what is busy is postponed to the next time, and said.
+    """
+    report = Report()
+    with translated():
+        held = {state.system: state for state in schema.installed(connection)}
+        for state in held.values():
+            if state.version != state.needed:
+                report.attention.append(
+                    f"schema {state.system} is at version {state.version}, this package needs {state.needed}"
+                    ": airflow pgchange upgrade"
+                )
+        if "revision" in held:
+            report.done += _lines(connection, "revision.maintain_partitions", width, ahead)
+            report.done += _lines(connection, "revision.refresh_tracking")
+            report.attention += _tracking(connection)
+        if "pubsub" in held:
+            if keep is not None:
+                report.done += consumers.trim(connection, keep)
+            report.attention += _consumers(connection)
+        if "staging" in held:
+            report.done += _lines(connection, "pgchange_staging.drop_leftovers")
+    return report
+
+
+def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
+    query = sql.SQL("select line::text from {}({}) as line").format(
+        sql.Identifier(*function.split(".")), sql.SQL(", ").join(map(sql.Literal, arguments))
+    )
+    return [row[0] for row in connection.execute(query).fetchall()]
+
+
+def _tracking(connection: psycopg.Connection[Any]) -> list[str]:
+    rows = connection.execute(
+        "select tbl::text, untriggered::text[], disabled::text[], key_renamed, existing_done, faults "
+        "from revision.tracking()"
+    ).fetchall()
+    lines = []
+    for table, untriggered, disabled, key_renamed, existing_done, faults in rows:
+        if untriggered:
+            lines.append(
+                f"{table}: not captured on {', '.join(untriggered)}; "
+                "as its owner: select revision.refresh_tracking()"
+            )
+        if disabled:
+            lines.append(f"{table}: the capture is disabled on {', '.join(disabled)}")
+        if key_renamed:
+            lines.append(f"{table}: its key column was renamed: track it again under the new name")
+        if faults:
+            lines.append(
+                f"{table}: {faults} commits could not be placed, see revision.fault; "
+                f"when mended: select revision.replay_faults('{table}')"
+            )
+        if existing_done is False:
+            lines.append(
+                f"{table}: rows that were there before are not all queued: call revision.enqueue_existing"
+            )
+    return lines
+
+
+def _consumers(connection: psycopg.Connection[Any]) -> list[str]:
+    lines = []
+    for consumer in consumers.status(connection):
+        name = f"{consumer.consumer_id}/{consumer.branch_id}"
+        if consumer.waiting and consumer.held_back_by:
+            lines.append(
+                f"{name}: {consumer.waiting} changes wait for an older transaction: {consumer.held_back_by}"
+            )
+        if (consumer.attempt or 0) >= MANY_ATTEMPTS and not consumer.at_work:
+            lines.append(
+                f"{name}: batch {consumer.batch_id} has failed {consumer.attempt} times; "
+                f"airflow pgchange skip {name} gives it up"
+            )
+    return lines

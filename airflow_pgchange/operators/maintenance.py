@@ -1,0 +1,59 @@
+"""Housekeeping in the databases of feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_pgchange.feeds.maintenance import maintain
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class MaintainPartitionsOperator(BaseOperator):
+    """Looks after a database with our schemas: run it every few minutes, for results and sources alike.
+
+    It makes partitions ahead, puts the capture on partitions that users attached, drops what killed jobs left
+    in staging, and logs what a person should look at: consumers that are held back and by whom, batches that
+    fail again and again, tables that are not wholly captured. It never moves a consumer: results stay exactly
+    once, or at least once, as the operators that write them say.
+
+    :param postgres_conn_id: the database; with a role that has ``revision.grant_maintainer`` and, to trim,
+        ``pubsub.grant_keeper``
+    :param width: transactions a partition
+    :param ahead: partitions ahead of today's
+    :param keep: trim history that is older than this PostgreSQL interval, such as ``30 days``, once every
+        consumer has processed it; default: nothing is trimmed (templated)
+    """
+
+    template_fields: Sequence[str] = ("postgres_conn_id", "keep")
+
+    def __init__(
+        self,
+        *,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        width: int = 1_000_000,
+        ahead: int = 2,
+        keep: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.postgres_conn_id = postgres_conn_id
+        self.width = width
+        self.ahead = ahead
+        self.keep = keep
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Returns ``{done: [lines], attention: [lines]}``."""
+        with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
+            report = maintain(connection, width=self.width, ahead=self.ahead, keep=self.keep or None)
+        for line in report.done:
+            self.log.info("%s", line)
+        for line in report.attention:
+            self.log.warning("%s", line)
+        return asdict(report)
