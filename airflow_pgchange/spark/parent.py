@@ -15,7 +15,8 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends; usable as ``preexec_fn``.
 
-    Linux only, elsewhere it does nothing. It survives exec, so a JVM started with it ends too. It does not cover grandchildren.
+    Linux only, elsewhere it does nothing. It survives exec, so a JVM started with it ends too. It does not
+    cover grandchildren.
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

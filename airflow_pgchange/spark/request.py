@@ -56,7 +56,7 @@ def take() -> Request:
     if not path:
         raise InvalidArgument(
             f"no batch was handed to this application ({REQUEST} is not set): start it with "
-            "SparkBatchOperator, or with the environment that airflow_pgchange.spark.submit.environment() returns"
+            "SparkBatchOperator, or with what airflow_pgchange.spark.submit.environment() returns"
         )
     try:
         data = json.loads(Path(path).read_text())

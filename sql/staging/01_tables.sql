@@ -1,0 +1,32 @@
+-- Where Spark puts a batch's results until the consumer transaction merges them: one UNLOGGED table for each
+-- attempt and target. Its comment says whose it is; a crash empties it, and the batch is tried again.
+
+create schema pgchange_staging;
+comment on schema pgchange_staging is
+    'Results of batches that Spark has staged and that the consumer''s transaction merges, or that were left over.';
+
+create table pgchange_staging.installed (
+    version integer not null,
+    checksum text,
+    installed_at timestamptz not null default now()
+);
+comment on table pgchange_staging.installed is
+    'One row for each version of this schema that was installed here, the newest last.';
+insert into pgchange_staging.installed (version) values (1);
+
+create function pgchange_staging.staged_tables()
+returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz, bytes bigint)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select c.oid, c.relname::text, told ->> 'batch_id', (told ->> 'attempt')::integer, told ->> 'target',
+           (told ->> 'made_at')::timestamptz, pg_total_relation_size(c.oid)
+    from pg_class c,
+         lateral (select substring(obj_description(c.oid, 'pg_class') from '^pgchange (.*)$')::jsonb) t (told)
+    where c.relnamespace = 'pgchange_staging'::regnamespace
+      and c.relkind = 'r'
+      and c.relname ~ '^b[0-9a-f]{16}_[0-9]+_[0-9a-f]{8}$'
+      and told is not null
+$$;
+comment on function pgchange_staging.staged_tables() is
+    'Every staging table there is, with the batch and attempt that made it; sizes in bytes.';
