@@ -26,7 +26,7 @@ class System:
 SYSTEMS: tuple[System, ...] = (
     System("revision", "revision", 1),
     System("pubsub", "pubsub", 1),
-    # System("staging", "pgchange_staging", 1),
+    System("staging", "pgchange_staging", 1),
 )
 """In the order in which they are installed: a later one may need an earlier one."""
 

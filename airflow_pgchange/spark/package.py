@@ -48,7 +48,7 @@ def _write(files: dict[str, bytes], target: Path) -> None:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as out:
             for name, content in files.items():
                 out.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-        os.replace(temporary, target)
+        Path(temporary).replace(target)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink()
         raise

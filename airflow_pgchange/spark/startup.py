@@ -38,7 +38,7 @@ def _archive(spark_binary: str) -> Path | None:
         log.warning("no class-data archive: %s and java must be on PATH", spark_binary)
         return None
     target = package.cache() / f"classes-{_fingerprint(spark, java)}.jsa"
-    with open(target.with_suffix(".lock"), "w") as lock:
+    with target.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists() or _make(spark, target):
             return target
@@ -47,12 +47,12 @@ def _archive(spark_binary: str) -> Path | None:
 
 def _java() -> str | None:
     home = os.environ.get("JAVA_HOME")
-    return shutil.which("java", path=os.path.join(home, "bin") if home else None)
+    return shutil.which("java", path=str(Path(home, "bin")) if home else None)
 
 
 def _fingerprint(*programs: str) -> str:
-    seen = [(path, os.stat(path).st_mtime_ns) for path in map(os.path.realpath, programs)]
-    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+    seen = [(path, path.stat().st_mtime_ns) for path in (Path(one).resolve() for one in programs)]
+    return hashlib.sha256(str(seen).encode()).hexdigest()[:16]
 
 
 def _make(spark: str, target: Path) -> bool:
@@ -69,7 +69,7 @@ def _make(spark: str, target: Path) -> bool:
     log.info("making the class-data archive of Spark's driver, once: %s", target)
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
-        os.replace(part, target)
+        part.replace(target)
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("no class-data archive, so Spark starts slower: %s", error)
         part.unlink(missing_ok=True)

@@ -1,0 +1,168 @@
+"""Staged results into their targets, inside the consumer transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import errors, sql
+
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.feeds.staging import ATTEMPT, TOUCHED, Staged, read_manifest, write_manifest
+from airflow_pgchange.feeds.target import Target, validate
+
+__all__ = ["Staged", "merge", "read_manifest", "validate", "write_manifest"]
+
+COMMA = sql.SQL(", ")
+
+
+def merge(connection: psycopg.Connection[Any], batch: Batch, manifest: Sequence[Staged]) -> None:
+    """Apply what this attempt on the batch staged, in the order of the manifest, and drop its staging tables.
+
+    Only rows of the winners count, and all of them must be there. Keys are written in their order, so that
+    two merges rarely deadlock. Raises MergeRefused; the caller's transaction is then to be rolled back.
+    """
+    for staged in manifest:
+        if (staged.batch_id, staged.attempt) != (batch.id, batch.attempt):
+            raise MergeRefused(
+                f"{staged.target}: staged for attempt {staged.attempt} on batch {staged.batch_id}, "
+                f"and this is attempt {batch.attempt} on {batch.id}: it is not merged"
+            )
+    for staged in manifest:
+        with _refusals(staged):
+            target = validate(connection, staged.target, staged.key, staged.mode, dict(staged.columns))
+            _check_counts(connection, staged)
+            _check_keys(connection, staged, target)
+            if staged.mode == "mirror":
+                _delete_gone(connection, staged, target)
+            connection.execute(_insert(staged, target))
+            connection.execute(sql.SQL("drop table {}").format(staged.identifier))
+
+
+def _insert(staged: Staged, target: Target) -> sql.Composed:
+    key, values = _key(staged), _values(staged)
+    query = sql.SQL("insert into {} as t ({}) {}").format(
+        target.identifier, COMMA.join([*key, *values]), _selected(staged, target)
+    )
+    if staged.mode == "append":
+        return query
+    if staged.mode == "add":
+        new = "{0} = coalesce(t.{0} + excluded.{0}, t.{0}, excluded.{0})"
+    else:
+        new = "{0} = excluded.{0}"
+    updates = COMMA.join(sql.SQL(new).format(value) for value in values)
+    action = sql.SQL("update set {}").format(updates) if values else sql.SQL("nothing")
+    return sql.SQL("{} on conflict ({}) do {}").format(query, COMMA.join(key), action)
+
+
+def _selected(staged: Staged, target: Target) -> sql.Composed:
+    """The rows to insert, in the order of their keys: summed for add, one a key for mirror."""
+    key, values, rows = COMMA.join(_key(staged)), _values(staged), _rows(staged, target)
+    if staged.mode == "add":
+        sums = COMMA.join(sql.SQL("sum({})").format(value) for value in values)
+        return sql.SQL("select {0}, {1} from ({2}) s group by {0} order by {0}").format(key, sums, rows)
+    columns = COMMA.join([*_key(staged), *values])
+    if staged.mode == "mirror":
+        return sql.SQL("select distinct on ({0}) {1} from ({2}) s order by {0}").format(key, columns, rows)
+    order = sql.SQL("order by {}").format(key) if staged.key else sql.SQL("")
+    return sql.SQL("select {} from ({}) s {}").format(columns, rows, order)
+
+
+def _rows(staged: Staged, target: Target, *, touched: bool = False) -> sql.Composed:
+    """The winners' rows in the types of the target."""
+    columns = COMMA.join(
+        sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(target.columns[name].type))
+        for name, _ in staged.columns
+    )
+    flag = sql.SQL("{}" if touched else "{} is not true").format(sql.Identifier(TOUCHED))
+    return sql.SQL("select {} from {} where {} and {}").format(
+        columns, staged.identifier, _is_winner(staged), flag
+    )
+
+
+def _check_counts(connection: psycopg.Connection[Any], staged: Staged) -> None:
+    query = sql.SQL("select {0}, count(*) from {1} where {2} group by {0}").format(
+        sql.Identifier(ATTEMPT), staged.identifier, _is_winner(staged)
+    )
+    found = dict(connection.execute(query).fetchall())
+    expected = {attempt: count for attempt, count in staged.winners if count}
+    if found != expected:
+        raise MergeRefused(
+            f"{staged.target}: {sum(expected.values())} rows were staged, {sum(found.values())} are there (a "
+            "crash of the server empties staging): nothing was written, and the batch is tried again"
+        )
+
+
+def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
+    if staged.mode == "append":
+        return
+
+    def one(query: str, *others: sql.Composable) -> str | None:
+        key, rows = COMMA.join(_key(staged)), _rows(staged, target)
+        found = connection.execute(sql.SQL(query).format(*others, key=key, rows=rows)).fetchone()
+        if found is None:
+            return None
+        return ", ".join(f"{name}={value}" for name, value in zip(staged.key, found, strict=True))
+
+    is_null = sql.SQL(" or ").join(sql.SQL("{} is null").format(name) for name in _key(staged))
+    null = one("select {key} from ({rows}) s where {} limit 1", is_null)
+    if null is not None:
+        raise MergeRefused(f"{staged.target}: the key {null} holds NULL: drop such rows before merging")
+    if staged.mode == "replace":
+        twice = one("select {key} from ({rows}) s group by {key} having count(*) > 1 limit 1")
+        if twice is not None:
+            raise MergeRefused(
+                f"{staged.target}: the key {twice} comes more than once, so which row should win? "
+                "Use dropDuplicates or an aggregate before merging"
+            )
+    if staged.mode == "mirror":
+        touched = _rows(staged, target, touched=True)
+        foreign = one("select {key} from ({rows}) s except select {key} from ({}) s limit 1", touched)
+        if foreign is not None:
+            raise MergeRefused(
+                f"{staged.target}: the key {foreign} is no id that this batch's changes name: a mirror "
+                "holds rows under the id of their change; for other keys use replace"
+            )
+
+
+def _delete_gone(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
+    """Delete the rows of ids that the batch touched and that have no row any more; locked in order first."""
+    gone = sql.SQL("select {0} from ({1}) s except select {0} from ({2}) s").format(
+        *_key(staged), _rows(staged, target, touched=True), _rows(staged, target)
+    )
+    query = sql.SQL(
+        "with gone as materialized (select {0} from {1} where {0} in ({2}) order by {0} for update) "
+        "delete from {1} where {0} in (select {0} from gone)"
+    )
+    connection.execute(query.format(*_key(staged), target.identifier, gone))
+
+
+def _key(staged: Staged) -> list[sql.Identifier]:
+    return [sql.Identifier(name) for name in staged.key]
+
+
+def _values(staged: Staged) -> list[sql.Identifier]:
+    return [sql.Identifier(name) for name, _ in staged.columns if name not in staged.key]
+
+
+def _is_winner(staged: Staged) -> sql.Composed:
+    attempts = [attempt for attempt, _ in staged.winners]
+    return sql.SQL("{} = any({}::bigint[])").format(sql.Identifier(ATTEMPT), attempts)
+
+
+@contextmanager
+def _refusals(staged: Staged) -> Iterator[None]:
+    """Name the target in what PostgreSQL says about its rows; deadlocks and lost connections pass."""
+    try:
+        yield
+    except errors.UndefinedTable as error:
+        raise MergeRefused(
+            f"{staged.target}: the staging table {staged.table} is gone: the batch is tried again"
+        ) from error
+    except (psycopg.DataError, psycopg.IntegrityError, errors.CardinalityViolation) as error:
+        said = error.diag.message_primary or str(error)
+        detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
+        raise MergeRefused(f"{staged.target}: {said}{detail}: nothing was written") from error

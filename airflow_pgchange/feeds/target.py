@@ -1,0 +1,207 @@
+"""Where results go: what a target table must be like for what is staged to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.feeds.errors import MergeRefused, PermissionDenied, translated
+from airflow_pgchange.feeds.reading import table_identifier
+from airflow_pgchange.feeds.staging import RESERVED, Mode
+
+INTEGERS = frozenset({"smallint", "integer", "bigint"})
+FLOATS = frozenset({"real", "double precision"})
+ADDITIVE = INTEGERS | FLOATS | {"numeric", "money", "interval"}
+EXACT: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(INTEGERS, INTEGERS | FLOATS | {"numeric", "oid"}),
+    **dict.fromkeys(FLOATS, FLOATS),
+    "numeric": FLOATS | {"numeric", "money"},
+    "boolean": frozenset({"boolean"}),
+    "bytea": frozenset({"bytea"}),
+    "date": frozenset({"date"}),
+    "timestamp without time zone": frozenset({"timestamp without time zone"}),
+    "timestamp with time zone": frozenset({"timestamp with time zone"}),
+}
+"""The targets of each staged type that lose nothing, floats apart; text goes into every other type."""
+
+PRIVILEGES: Mapping[Mode, Sequence[str]] = {
+    "append": ("insert",),
+    "add": ("select", "insert", "update"),
+    "replace": ("select", "insert", "update"),
+    "mirror": ("select", "insert", "update", "delete"),
+}
+
+_COLUMNS = """
+select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
+    'name', a.attname,
+    'type', pg_catalog.format_type(base.oid, -1),
+    'required', a.attnotnull and not a.atthasdef and a.attidentity = '' and t.typdefault is null,
+    'generated', a.attgenerated <> '' or a.attidentity = 'a')), '[]')
+from pg_catalog.pg_attribute a
+join pg_catalog.pg_type t on t.oid = a.atttypid
+cross join lateral (
+    with recursive kind (oid, base) as (
+        select t.oid, t.typbasetype
+        union all
+        select b.oid, b.typbasetype from kind join pg_catalog.pg_type b on b.oid = kind.base
+    )
+    select kind.oid from kind where kind.base = 0
+) base
+where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+"""
+_UNIQUE = """
+select coalesce(pg_catalog.jsonb_agg((
+    select pg_catalog.jsonb_agg(a.attname)
+    from pg_catalog.unnest(i.indkey::smallint[]) with ordinality k (attnum, place)
+    join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
+    where k.place <= i.indnkeyatts)), '[]')
+from pg_catalog.pg_index i
+where i.indrelid = c.oid and i.indisunique and i.indimmediate and i.indisvalid
+  and i.indpred is null and i.indexprs is null
+"""
+_TARGET = f"""
+select ({_COLUMNS}), ({_UNIQUE}), c.relkind in ('r', 'p'), pg_catalog.jsonb_build_object(
+    'select', pg_catalog.has_table_privilege(c.oid, 'select'),
+    'insert', pg_catalog.has_table_privilege(c.oid, 'insert'),
+    'update', pg_catalog.has_table_privilege(c.oid, 'update'),
+    'delete', pg_catalog.has_table_privilege(c.oid, 'delete'))
+from pg_catalog.pg_class c
+where c.oid = pg_catalog.to_regclass({{}})
+"""
+
+
+@dataclass(frozen=True)
+class Column:
+    """``type`` is the base type of a domain, without length or precision: casting to it cuts nothing off."""
+
+    name: str
+    type: str
+    required: bool
+    generated: bool
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    columns: Mapping[str, Column]
+    unique: Sequence[frozenset[str]]
+    privileges: Mapping[str, bool]
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return table_identifier(self.name)
+
+
+def look_up(connection: psycopg.Connection[Any], name: str) -> Target:
+    """The table as it is now; raises MergeRefused where it is none."""
+    shown = table_identifier(name).as_string(None)
+    with translated():
+        row = connection.execute(sql.SQL(_TARGET).format(shown)).fetchone()
+    if row is None:
+        raise MergeRefused(f"there is no table {name} in the results database: create it, with a unique key")
+    columns, unique, is_table, privileges = row
+    if not is_table:
+        raise MergeRefused(f"{name} is not a table: merge into the table behind it")
+    return Target(
+        name,
+        {column["name"]: Column(**column) for column in columns},
+        [frozenset(names) for names in unique if names],
+        privileges,
+    )
+
+
+def validate(
+    connection: psycopg.Connection[Any],
+    target: str,
+    key: Sequence[str],
+    mode: Mode,
+    columns: Mapping[str, str],
+) -> Target:
+    """The target, if ``columns`` (name to PostgreSQL type, as they will be staged) fit into it.
+
+    Raises MergeRefused for what does not fit, and PermissionDenied: call it before any work is done.
+    """
+    found = look_up(connection, target)
+    _check_key(found, key, mode, columns)
+    for name, kind in columns.items():
+        _check_column(found, name, kind)
+        if mode == "add" and name not in key and found.columns[name].type not in ADDITIVE:
+            raise MergeRefused(
+                f'{target}: column "{name}" is {found.columns[name].type}, which cannot be added: put it '
+                "into the key, leave it out, or use another mode"
+            )
+    missing = [
+        column.name for column in found.columns.values() if column.required and column.name not in columns
+    ]
+    if missing:
+        raise MergeRefused(
+            f"{target}: {_listed(missing)} must have a value and has no default: add it to what is merged"
+        )
+    denied = [right for right in PRIVILEGES[mode] if not found.privileges[right]]
+    if denied:
+        shown = found.identifier.as_string(None)
+        raise PermissionDenied(
+            f"the role of the results connection may not {' or '.join(denied)} on {target}: "
+            f"let its owner run `grant {', '.join(denied)} on {shown} to <role>`"
+        )
+    return found
+
+
+def _check_key(target: Target, key: Sequence[str], mode: Mode, columns: Mapping[str, str]) -> None:
+    absent = [name for name in key if name not in columns]
+    if absent:
+        raise MergeRefused(f"{target.name}: the key's {_listed(absent)} is not in what is merged")
+    if mode == "append":
+        return
+    if not key:
+        raise MergeRefused(
+            f"{target.name}: mode {mode} needs a key: the columns that tell a row from the others"
+        )
+    if frozenset(key) not in target.unique:
+        index = sql.SQL("create unique index on {} ({})").format(
+            target.identifier, sql.SQL(", ").join(map(sql.Identifier, key))
+        )
+        raise MergeRefused(
+            f"{target.name}: no unique index on exactly {_listed(key)}, so rows cannot be found by it: "
+            f"run `{index.as_string(None)}`"
+        )
+    if mode == "add" and len(columns) == len(key):
+        raise MergeRefused(f"{target.name}: nothing to add beside the key {_listed(key)}")
+    if mode == "mirror" and (len(key) != 1 or columns[key[0]] not in INTEGERS):
+        raise MergeRefused(
+            f"{target.name}: the key of a mirror is one integer column, the id that changes name"
+        )
+
+
+def _check_column(target: Target, name: str, kind: str) -> None:
+    if name.startswith(RESERVED):
+        raise MergeRefused(f'{target.name}: names that begin with "{RESERVED}" are reserved: rename "{name}"')
+    column = target.columns.get(name)
+    if column is None:
+        raise MergeRefused(
+            f'{target.name} has no column "{name}": it has {_listed(sorted(target.columns))}; '
+            "select or rename columns before merging"
+        )
+    if column.generated:
+        raise MergeRefused(f'{target.name}: "{name}" is always generated: leave it out of what is merged')
+    if not _fits(kind, column.type):
+        raise MergeRefused(
+            f'{target.name}: "{name}" comes as {kind} and its column is {column.type}: cast it in Spark, '
+            "so that nothing is lost unseen"
+        )
+
+
+def _fits(staged: str, target: str) -> bool:
+    if staged.endswith("[]") and target.endswith("[]"):
+        return _fits(staged[:-2], target[:-2])
+    if staged == "text":
+        return target not in EXACT or target == "numeric"
+    return target in EXACT.get(staged, frozenset())
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
