@@ -81,7 +81,9 @@ class Cluster:
     def create(cls, binaries: Path, settings: Mapping[str, str] | None = None) -> Cluster:
         """A new cluster, started. ``stop`` and ``remove`` are the caller's to call."""
         cluster = cls._prepared(binaries)
-        cluster._run("initdb", "-D", str(cluster.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C")
+        cluster._run(
+            "initdb", "-D", str(cluster.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"
+        )
         cluster._configure({**DEFAULTS, **FAST, **(settings or {}), "port": str(cluster.port)})
         cluster.start()
         return cluster
@@ -123,8 +125,10 @@ class Cluster:
         """SIGKILL the postmaster, as the kernel would; its children notice and end."""
         pid = int((self.data / "postmaster.pid").read_text().split()[0])
         os.kill(pid, signal.SIGKILL)
-        while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
+        while _session_runs(pid):
             time.sleep(0.01)
+        # A zombie that nobody has reaped yet would keep its lock file in force.
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def restart(self, mode: str = "fast") -> None:
         self.stop(mode)
@@ -133,7 +137,9 @@ class Cluster:
     def standby(self, settings: Mapping[str, str] | None = None) -> Cluster:
         """A streaming standby of this cluster, started."""
         other = self._prepared(self.binaries)
-        other._run("pg_basebackup", "-D", str(other.data), "-d", self.conninfo(), "-R", "-X", "stream", "-c", "fast")
+        other._run(
+            "pg_basebackup", "-D", str(other.data), "-d", self.conninfo(), "-R", "-X", "stream", "-c", "fast"
+        )
         other._configure({"port": str(other.port), "hot_standby": "on", **(settings or {})})
         other.start()
         return other
@@ -148,7 +154,9 @@ class Cluster:
         goal = "" if row is None else str(row[0])
         deadline = time.monotonic() + patience
         with psycopg.connect(self.conninfo(), autocommit=True) as connection:
-            while connection.execute("select pg_last_wal_replay_lsn() >= %s::pg_lsn", [goal]).fetchone() != (True,):
+            while connection.execute("select pg_last_wal_replay_lsn() >= %s::pg_lsn", [goal]).fetchone() != (
+                True,
+            ):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the standby did not reach {goal} in {patience:g} s")
                 time.sleep(0.02)
@@ -184,11 +192,16 @@ def _server_user() -> str:
     for name in ("postgres", "nobody"):
         with suppress(KeyError):
             return pwd.getpwnam(name).pw_name
-    raise RuntimeError("PostgreSQL refuses to run as root, and there is neither a user postgres nor a user nobody")
+    raise RuntimeError(
+        "PostgreSQL refuses to run as root, and there is neither a user postgres nor a user nobody"
+    )
 
 
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return "Z"
+def _session_runs(leader: int) -> bool:
+    """Whether any process of a session still runs; the postmaster leads that of its children."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, _, _, session = path.read_text().rsplit(")", 1)[1].split()[:4]
+            if int(session) == leader and state != "Z":
+                return True
+    return False

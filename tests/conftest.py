@@ -30,7 +30,9 @@ _numbers = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--server", choices=sorted(BINARIES), default="system", help="which PostgreSQL to test on")
+    parser.addoption(
+        "--server", choices=sorted(BINARIES), default="system", help="which PostgreSQL to test on"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,8 +74,11 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 def _database(cluster: Cluster, template: str) -> Iterator[str]:
     name = f"test_{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
-        connection.execute(sql.SQL("create database {} template {} strategy file_copy").format(
-            sql.Identifier(name), sql.Identifier(template)))
+        connection.execute(
+            sql.SQL("create database {} template {} strategy file_copy").format(
+                sql.Identifier(name), sql.Identifier(template)
+            )
+        )
         yield cluster.conninfo(name)
         connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
@@ -124,12 +129,14 @@ def connect_to() -> Iterator[Callable[..., psycopg.Connection[Any]]]:
 
 
 @pytest.fixture
-def connect(db: str, connect_to: Callable[..., psycopg.Connection[Any]]) -> Callable[..., psycopg.Connection[Any]]:
+def connect(
+    db: str, connect_to: Callable[..., psycopg.Connection[Any]]
+) -> Callable[..., psycopg.Connection[Any]]:
     """Connections to ``db`` that are closed when the test ends."""
     return lambda *, autocommit=True: connect_to(db, autocommit=autocommit)
 
 
-class _closing:  # noqa: N801
+class _closing:
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
 

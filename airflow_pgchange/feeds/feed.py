@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Lag, Partition
+from airflow_pgchange.feeds.batch import Batch, Change, Partition
 from airflow_pgchange.feeds.errors import InvalidArgument
 
 Position = Mapping[str, Any]

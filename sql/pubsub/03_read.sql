@@ -90,6 +90,7 @@ comment on function pubsub.check_branch(bigint) is 'Refuse a branch that does no
 create function pubsub.choose(branch_id bigint, "position" jsonb, max_changes integer, in_order boolean) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
+set jit = off
 set enable_sort = off
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -186,6 +187,7 @@ create function pubsub.count_unread(
 )
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
+set jit = off
 set enable_sort = off
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -284,6 +286,7 @@ comment on function pubsub.point(bigint, timestamptz) is
 create function pubsub.passed(branch_id bigint, "position" jsonb, point jsonb) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
+set jit = off
 set enable_sort = off
 set enable_seqscan = off
 set enable_bitmapscan = off

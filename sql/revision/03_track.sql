@@ -200,7 +200,7 @@ begin
         return null;
     end;
     insert into revision.commit_queue (commit_id, branch_id)
-    select * from pg_catalog.unnest(commits, branches);
+    select * from unnest(commits, branches);
     return null;
 end
 $expression$ end,

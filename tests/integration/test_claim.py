@@ -269,7 +269,9 @@ def test_out_of_order_shows_what_was_processed_above_the_watermark(db, connect):
     assert [row[0] for row in shown] == early
     slow.commit()
     assert drain(db) == late
-    assert fast.execute("select count(*) from pubsub.out_of_order where consumer_id = 'test'").fetchone() == (0,)
+    assert fast.execute("select count(*) from pubsub.out_of_order where consumer_id = 'test'").fetchone() == (
+        0,
+    )
 
 
 def test_lock_watermark_makes_a_consumer_at_zero(connect):
@@ -314,7 +316,10 @@ def test_a_stricter_isolation_is_refused(connect):
 
 
 def test_an_unknown_branch_says_how_to_list_them(db):
-    with pytest.raises(UnknownBranch, match=r"revision\.branch"), ConsumerTransaction(CommitFeed("x", 99), db) as c:
+    with (
+        pytest.raises(UnknownBranch, match=r"revision\.branch"),
+        ConsumerTransaction(CommitFeed("x", 99), db) as c,
+    ):
         c.claim(1)
 
 
@@ -336,7 +341,10 @@ def test_another_version_of_the_schemas_says_what_to_run(db, connect):
 
 
 def test_a_role_without_rights_is_told_which_function_grants_them(db, role):
-    with pytest.raises(PermissionDenied, match="grant_consumer"), ConsumerTransaction(FEED, role("nobody").conninfo):
+    with (
+        pytest.raises(PermissionDenied, match="grant_consumer"),
+        ConsumerTransaction(FEED, role("nobody").conninfo),
+    ):
         pass
 
 
@@ -354,7 +362,10 @@ def test_a_consumer_needs_the_rights_that_grant_consumer_gives_and_no_more(db, c
     consumer = role("consumer")
     connection.execute("select pubsub.grant_consumer(%s::regrole)", [consumer.name])
     assert drain(consumer.conninfo, limit=2) == expected
-    with pytest.raises(Exception, match="permission denied"), ConsumerTransaction(FEED, consumer.conninfo) as c:
+    with (
+        pytest.raises(Exception, match="permission denied"),
+        ConsumerTransaction(FEED, consumer.conninfo) as c,
+    ):
         c.connection.execute("update pubsub.watermark set version = 0")
 
 

@@ -9,7 +9,9 @@ def events(connection):
 
 
 def branch(connection, kind):
-    return connection.execute("insert into revision.branch (type) values (%s) returning id", [kind]).fetchone()[0]
+    return connection.execute(
+        "insert into revision.branch (type) values (%s) returning id", [kind]
+    ).fetchone()[0]
 
 
 def commit(connection, branch_id=0, state="draft"):

@@ -69,7 +69,9 @@ def test_a_poisonous_batch_is_skipped_and_recorded(db, connect):
     fail(db)
     rest = commits(connection, 2)
     skipped = consumers.skip(connection, connection, FEED, "cannot be parsed")
-    row = connection.execute("select batch_id::text, reason, (batch -> 'count')::int from pubsub.skipped").fetchone()
+    row = connection.execute(
+        "select batch_id::text, reason, (batch -> 'count')::int from pubsub.skipped"
+    ).fetchone()
     assert row == (skipped, "cannot be parsed", len(poison))
     assert drain(db) == rest
 

@@ -177,7 +177,9 @@ def test_an_owner_tracks_its_table_and_no_other(ledger, role):
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="owner"):
             connection.execute("select revision.track('ledger')")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            connection.execute("insert into revision.commit_queue (commit_id, branch_id, txid) values (1, 0, '5')")
+            connection.execute(
+                "insert into revision.commit_queue (commit_id, branch_id, txid) values (1, 0, '5')"
+            )
         connection.execute("select revision.untrack('mine')")
     assert events(ledger) == [(1, own)]
 
@@ -189,7 +191,9 @@ def test_an_expression_runs_with_the_rights_of_the_tables_owner(ledger, role):
     ledger.execute("select revision.grant_tracker(%s::regrole)", [owner.name])
     with psycopg.connect(owner.conninfo, autocommit=True) as connection:
         connection.execute("create table mine (id bigint primary key)")
-        assert "permission denied" in str(refused(connection, "'mine', branch_id => '(select n from public.secret)'"))
+        assert "permission denied" in str(
+            refused(connection, "'mine', branch_id => '(select n from public.secret)'")
+        )
 
 
 def test_a_users_temporary_table_does_not_catch_the_events(ledger):
@@ -242,7 +246,10 @@ def test_enqueueing_existing_rows_goes_on_where_it_stopped(ledger):
     ledger.execute("insert into ledger select g from generate_series(1, 25) as g")
     ledger.execute("select revision.track('ledger')")
     ledger.execute("select revision.enqueue_chunk('ledger', 10)")
-    assert ledger.execute("select existing_upto, existing_done from revision.tracked").fetchone() == (10, False)
+    assert ledger.execute("select existing_upto, existing_done from revision.tracked").fetchone() == (
+        10,
+        False,
+    )
     ledger.execute("call revision.enqueue_existing('ledger', 10)")
     assert sorted(commit for commit, _ in events(ledger)) == list(range(1, 26))
 

@@ -1,0 +1,167 @@
+"""Writers that misbehave, consumers that fail, and a ledger that tells whether each commit was processed exactly once."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.errors import PgChangeError
+
+FULL = os.environ.get("CHAOS") == "full"
+SEED = int(os.environ.get("SEED", "20130101"))
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """How hard, and for how long. Times in seconds."""
+
+    writers: int = 16
+    seconds: float = 60 if FULL else 4
+    delay: float = 2.0 if FULL else 0.5
+    rollbacks: float = 0.2
+    failures: float = 0.1
+    consumers: int = 3
+    seed: int = SEED
+
+
+class ConsumerFailed(Exception):
+    """What a consumer raises before its ack, one time in ten."""
+
+
+def prepare_results(results: str) -> None:
+    """The table that consumers write to: one row for each commit that they processed, in their order."""
+    with psycopg.connect(results, autocommit=True) as connection:
+        connection.execute("create table processed (n bigint generated always as identity, commit_id bigint)")
+
+
+def write(source: str, campaign: Campaign, number: int, deadline: float) -> None:
+    """One writer: transactions of a few commits, slow, with savepoints, rolled back or prepared now and then."""
+    chance = random.Random(f"{campaign.seed} writer {number}")
+    with psycopg.connect(source, autocommit=True) as connection:
+        while time.monotonic() < deadline:
+            connection.execute("begin")
+            connection.execute(
+                "insert into revision.commit select from generate_series(1, %s)", [chance.randint(1, 20)]
+            )
+            if chance.random() < 0.3:
+                connection.execute("savepoint s")
+                connection.execute("insert into revision.commit default values")
+                if chance.random() < 0.5:
+                    connection.execute("rollback to s")
+            if chance.random() < 0.3:
+                time.sleep(chance.random() * campaign.delay)
+            if chance.random() < campaign.rollbacks:
+                connection.execute("rollback")
+            elif chance.random() < 0.1:
+                name = f"writer {number} {chance.random()}"
+                connection.execute(f"prepare transaction '{name}'")
+                time.sleep(chance.random() * campaign.delay)
+                connection.execute(f"commit prepared '{name}'")
+            else:
+                connection.execute("commit")
+
+
+def consume_once(
+    feed: CommitFeed, results: str, source: str, limit: int, fail: Callable[[], bool] = lambda: False
+) -> int:
+    """One batch through the consumer transaction; how many commits it processed."""
+    with ConsumerTransaction(feed, results, source) as consumer:
+        if consumer.busy or consumer.claim(limit) is None:
+            return 0
+        ids = [change.id for change in consumer.changes()]
+        if fail():
+            raise ConsumerFailed
+
+        def store(connection: psycopg.Connection[Any]) -> None:
+            connection.execute("insert into processed (commit_id) select unnest(%s::bigint[])", [ids])
+
+        consumer.ack(store)
+        return len(ids)
+
+
+@dataclass
+class Consumers:
+    """Consumers of one feed that compete, read any of the source's servers, and fail now and then."""
+
+    feed: CommitFeed
+    results: str
+    sources: Sequence[str]
+    campaign: Campaign
+    failed: int = 0
+    errors: list[BaseException] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, number: int) -> None:
+        chance = random.Random(f"{self.campaign.seed} consumer {number}")
+        while not self.stopping.is_set():
+            try:
+                done = consume_once(
+                    self.feed,
+                    self.results,
+                    chance.choice(self.sources),
+                    chance.choice([1, 7, 50, 1000]),
+                    lambda: chance.random() < self.campaign.failures,
+                )
+            except ConsumerFailed:
+                self.failed += 1
+                continue
+            except (PgChangeError, psycopg.Error) as error:
+                self.errors.append(error)
+                return
+            if not done:
+                self.stopping.wait(0.02)
+
+
+def run(feed: CommitFeed, results: str, sources: Sequence[str], campaign: Campaign) -> Consumers:
+    """Write and consume at once; ``sources[0]`` takes the writes. Returns when everything written has been drained."""
+    prepare_results(results)
+    consumers = Consumers(feed, results, sources, campaign)
+    deadline = time.monotonic() + campaign.seconds
+    writing = [
+        threading.Thread(target=write, args=(sources[0], campaign, n, deadline))
+        for n in range(campaign.writers)
+    ]
+    reading = [threading.Thread(target=consumers.run, args=(n,)) for n in range(campaign.consumers)]
+    for thread in writing + reading:
+        thread.start()
+    for thread in writing:
+        thread.join()
+    consumers.stopping.set()
+    for thread in reading:
+        thread.join()
+    while consume_once(feed, results, sources[0], 100_000):
+        pass
+    return consumers
+
+
+@dataclass(frozen=True)
+class Verdict:
+    written: int
+    lost: int
+    doubled: int
+    in_order: bool
+
+
+def judge(results: str, source: str) -> Verdict:
+    """Compare what was processed with the ledger: every commit that the source holds."""
+    with psycopg.connect(source) as connection:
+        queue = connection.execute("select commit_id from revision.commit_queue order by txid, id").fetchall()
+        ledger = {row[0] for row in connection.execute("select id from revision.commit").fetchall()}
+    with psycopg.connect(results) as connection:
+        got = [row[0] for row in connection.execute("select commit_id from processed order by n").fetchall()]
+    counts = Counter(got)
+    return Verdict(
+        written=len(ledger),
+        lost=sum(1 for commit in ledger if commit not in counts),
+        doubled=sum(n - 1 for n in counts.values()),
+        in_order=got == [row[0] for row in queue],
+    )
