@@ -81,8 +81,8 @@ def _config() -> dict[str, Any]:
         "description": "How watchers and deferred sensors wait for changes.",
         "options": {
             "first_pause": _seconds(
-                "Seconds from a wake-up to the first repeat, while the consumer makes no progress. Longer than "
-                "Airflow takes to start a task; each repeat doubles it.",
+                "Seconds from a wake-up to the first repeat, while the consumer makes no progress. Longer "
+                "than Airflow takes to start a task; each repeat doubles it.",
                 "10.0",
             ),
             "longest_pause": _seconds("Seconds between two repeats, at most.", "300.0"),

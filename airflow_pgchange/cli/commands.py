@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +41,10 @@ def command(function: Callable[[Namespace], Rows]) -> Callable[[Namespace], None
             rows = function(args)
         except (PgChangeError, psycopg.Error, AirflowNotFoundException) as error:
             raise SystemExit(f"{type(error).__name__}: {str(error).strip()}") from error
-        AirflowConsole().print_as(data=[_shown(row) for row in rows], output=args.output)
+        if args.output == "json":
+            print(json.dumps(rows, default=str))
+        else:
+            AirflowConsole().print_as(data=[_shown(row) for row in rows], output=args.output)
 
     return run
 

@@ -1,0 +1,26 @@
+"""An Airflow home of the tests' own, chosen before Airflow is imported."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+
+MINE = "PGCHANGE_TEST_HOME"
+
+
+def prepare() -> None:
+    """Point this process, and those that it starts, at a new home; once."""
+    if MINE in os.environ:
+        return
+    home = tempfile.mkdtemp(prefix="pgchange-airflow-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    os.environ |= {
+        MINE: home,
+        "AIRFLOW_HOME": home,
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": f"{home}/dags",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
+        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": f"{home}/logs",
+    }

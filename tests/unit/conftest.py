@@ -1,0 +1,3 @@
+from tests.airflow_home import prepare
+
+prepare()

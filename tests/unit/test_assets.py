@@ -1,0 +1,87 @@
+"""Feeds as assets."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import pytest
+from airflow.sdk import Asset
+from airflow.serialization.encoders import encode_trigger
+from airflow.triggers.base import BaseEventTrigger
+
+from airflow_pgchange.arguments import feed_of
+from airflow_pgchange.assets.pgchange import feed_asset, sanitize_uri
+from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.feeds.errors import InvalidArgument
+
+FEED = CommitFeed("route_delay", 7, in_order=True)
+
+
+def trigger_hash(asset: Asset) -> int:
+    encoded = encode_trigger(asset.watchers[0].trigger)
+    return BaseEventTrigger.hash(encoded["classpath"], encoded["kwargs"])
+
+
+def test_the_uri_of_an_asset_names_its_feed() -> None:
+    assert feed_of(feed_asset(FEED, "airline").uri) == FEED
+
+
+def test_the_uri_of_an_asset_names_its_connection() -> None:
+    assert urlsplit(feed_asset(FEED, "airline").uri).netloc == "airline"
+
+
+def test_an_asset_brings_one_watcher_of_its_feed() -> None:
+    (watcher,) = feed_asset(FEED, "airline", min_changes=5, max_wait=timedelta(minutes=1)).watchers
+    _, kwargs = watcher.trigger.serialize()
+    assert (feed_of(kwargs["feed"]), kwargs["min_changes"], kwargs["max_wait"]) == (FEED, 5, 60.0)
+
+
+def test_the_watcher_is_the_same_at_every_parse() -> None:
+    assert trigger_hash(feed_asset(FEED, "airline")) == trigger_hash(feed_asset(FEED, "airline"))
+
+
+def test_a_watcher_can_be_made_again_from_what_it_serializes() -> None:
+    trigger = feed_asset(FEED, "airline", "source", min_changes=3).watchers[0].trigger
+    assert type(trigger)(**trigger.serialize()[1]).serialize() == trigger.serialize()
+
+
+def test_the_same_consumer_on_two_servers_is_two_assets() -> None:
+    assert feed_asset(FEED, "airline") != feed_asset(FEED, "railway")
+
+
+@pytest.mark.parametrize(
+    "uri", ["pgchange://", "pgchange://airline/pigeon?consumer_id=1", "pgchange://airline/commit?colour=1"]
+)
+def test_a_uri_that_names_no_feed_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match=r"pgchange://|feed"):
+        sanitize_uri(urlsplit(uri))
+
+
+@pytest.mark.parametrize("arguments", [{"min_changes": 0}, {"max_wait": -1}])
+def test_limits_that_make_no_sense_are_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgument):
+        feed_asset(FEED, "airline", **arguments)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        FEED,
+        {"kind": "commit", "consumer_id": "route_delay", "branch_id": 7, "in_order": True},
+        {"kind": "commit", "consumer_id": "route_delay", "branch_id": "7", "in_order": "True"},
+        '{"kind": "commit", "consumer_id": "route_delay", "branch_id": 7, "in_order": true}',
+    ],
+)
+def test_a_feed_is_understood_in_each_form_that_airflow_hands_over(given: object) -> None:
+    assert feed_of(given) == FEED  # type: ignore[arg-type]
+
+
+def test_a_consumer_with_a_number_for_a_name_stays_text() -> None:
+    assert feed_of({"kind": "commit", "consumer_id": "7"}) == CommitFeed("7")
+
+
+@pytest.mark.parametrize("given", ["route_delay", "[]", 7])
+def test_what_is_no_feed_is_refused(given: object) -> None:
+    with pytest.raises(InvalidArgument, match="is no feed"):
+        feed_of(given)  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""From Airflow's connections to libpq's strings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk import Connection
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.hooks.pgchange import PgChangeHook, conninfo_of
+
+
+def options(extra: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    connection = Connection(conn_id="airline", conn_type="postgres", **fields)
+    return dict(conninfo_to_dict(conninfo_of(connection, extra or {})))
+
+
+def test_an_ordinary_connection_says_who_and_where() -> None:
+    given = options(host="db", port=5433, login="keeper", password="it's a 'secret'", schema="air")
+    assert given == {
+        "host": "db",
+        "port": "5433",
+        "user": "keeper",
+        "password": "it's a 'secret'",
+        "dbname": "air",
+    }
+
+
+def test_extras_go_to_libpq() -> None:
+    given = options({"sslmode": "verify-full", "keepalives": True, "target_session_attrs": "any"}, host="db")
+    assert (given["sslmode"], given["keepalives"], given["target_session_attrs"]) == (
+        "verify-full",
+        "1",
+        "any",
+    )
+
+
+def test_several_hosts_pass_through() -> None:
+    assert options(host="a,b", port=5433)["host"] == "a,b"
+
+
+def test_hosts_with_ports_of_their_own_become_two_lists() -> None:
+    given = options(host="a:5433, b", port=5434)
+    assert (given["host"], given["port"]) == ("a,b", "5433,5434")
+
+
+def test_an_ipv6_address_is_no_host_with_a_port() -> None:
+    assert options(host="::1", port=5433)["host"] == "::1"
+
+
+def test_what_a_form_left_empty_says_nothing() -> None:
+    assert options({"sslmode": "", "target_session_attrs": None}, host="db") == {"host": "db"}
+
+
+def test_an_extra_that_libpq_does_not_know_is_named() -> None:
+    with pytest.raises(InvalidArgument, match=r"airline.*sslmod"):
+        options({"sslmod": "require"})
+
+
+def test_an_error_about_a_connection_does_not_tell_its_password() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        options({"sslmod": "require"}, password="hunter2")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_sign_in_by_token_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="token"):
+        options({"iam": True})
+
+
+def test_a_server_that_does_not_answer_fails_the_test_button_with_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_NOBODY", "postgres://nobody@127.0.0.1:1/none")
+    ok, message = PgChangeHook("nobody").test_connection()
+    assert not ok
+    assert "127.0.0.1" in message
+
+
+async def test_the_event_loop_gets_the_same_string(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", "postgres://keeper:secret@db:5433/air?sslmode=require")
+    hook = PgChangeHook("airline")
+    assert await hook.aconninfo() == hook.conninfo()
