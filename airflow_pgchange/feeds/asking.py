@@ -25,7 +25,7 @@ async def ask_all(connection: psycopg.AsyncConnection[Any], queries: Sequence[sq
     return values
 
 
-def ask(connection: psycopg.Connection[Any], query: sql.Composed) -> Any:
+def ask(connection: psycopg.Connection[Any], query: sql.SQL | sql.Composed) -> Any:
     """The value of one query, None where it returns no row."""
     with translated():
         row = connection.execute(query).fetchone()

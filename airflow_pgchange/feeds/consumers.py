@@ -12,6 +12,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds import watching
+from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.errors import BatchNotFinished, translated
 
@@ -53,9 +54,9 @@ def status(
 def skip(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed, reason: str
 ) -> str:
-    """Give up the batch that the consumer claimed and cannot finish; it is recorded, with ``reason``, and its id returned.
+    """Give up the batch that the consumer claimed and cannot finish; it is recorded with ``reason``.
 
-    Raises BatchNotFinished where there is none, ConsumerBusy while the consumer is at work.
+    Returns the batch's id. Raises BatchNotFinished where there is none, ConsumerBusy while the consumer is at work.
     """
     with translated():
         batch = _pending(source, feed, watching.position(results, feed))
@@ -73,21 +74,21 @@ def repair(results: psycopg.Connection[Any], source: psycopg.Connection[Any], fe
     Returns the guarantee from here on: ``exactly once``, or ``at least once`` where processed batches come again.
     """
     with translated():
-        mark = _value(source, sql.SQL("select pubsub.mark({}, {})").format(feed.consumer_id, feed.branch_id))
+        mark = ask(source, sql.SQL("select pubsub.mark({}, {})").format(feed.consumer_id, feed.branch_id))
         return str(_call(results, "adopt_mark", feed, None if mark is None else Jsonb(mark)))
 
 
 def move(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed, to: datetime | str
 ) -> None:
-    """Move the consumer: ``"beginning"`` (everything comes again), ``"now"`` (all that is there counts as processed), or a
-    time (all that was written before it counts as processed)."""
+    """Move the consumer to the ``"beginning"`` (everything comes again), to ``"now"`` (all that is there counts as
+    processed), or to a time (all that was written before it counts as processed)."""
     with translated():
         if to == "beginning":
             point: dict[str, Any] = {"snapshot": None}
         else:
             at = None if to == "now" else to
-            point = _value(source, sql.SQL("select pubsub.point({}, {})").format(feed.branch_id, at))
+            point = ask(source, sql.SQL("select pubsub.point({}, {})").format(feed.branch_id, at))
         _call(results, "move_consumer", feed, Jsonb(point))
 
 
@@ -96,12 +97,12 @@ def drop(results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed
     with translated():
         _call(results, "drop_consumer", feed)
         left = sql.SQL("select exists (select from pubsub.claim where (consumer_id, branch_id) = ({}, {}))")
-        if source is not results and _value(source, left.format(feed.consumer_id, feed.branch_id)):
+        if source is not results and ask(source, left.format(feed.consumer_id, feed.branch_id)):
             _call(source, "drop_consumer", feed)
 
 
 def trim(source: psycopg.Connection[Any], keep: str) -> list[str]:
-    """Remove history older than ``keep`` (a PostgreSQL interval) that every consumer has processed; a line for each thing."""
+    """Remove history older than ``keep``, a PostgreSQL interval, that all have processed; a line for each thing."""
     with translated():
         rows = source.execute(
             sql.SQL("select pubsub.trim_commit_queue({}::interval)").format(keep)
@@ -130,7 +131,7 @@ def _pending(
     query = sql.SQL(
         "select p.batch || jsonb_build_object('attempt', p.attempt) from pubsub.pending({}, {}, {}) as p"
     )
-    found: dict[str, Any] | None = _value(
+    found: dict[str, Any] | None = ask(
         source, query.format(feed.consumer_id, feed.branch_id, Jsonb(position))
     )
     return found
@@ -141,9 +142,4 @@ def _call(connection: psycopg.Connection[Any], function: str, feed: CommitFeed, 
         sql.Identifier("pubsub", function),
         sql.SQL(", ").join(map(sql.Literal, (feed.consumer_id, feed.branch_id, *arguments))),
     )
-    return _value(connection, query)
-
-
-def _value(connection: psycopg.Connection[Any], query: sql.Composed) -> Any:
-    row = connection.execute(query).fetchone()
-    return None if row is None else row[0]
+    return ask(connection, query)

@@ -102,6 +102,10 @@ class MergeRefused(PgChangeError):
     """Staged results do not fit their target (columns, key, duplicates, counts). Nothing was written."""
 
 
+class UnsupportedType(PgChangeError):
+    """A column's type, or a value in it, has no exact counterpart in the other system. Cast it as the message says."""
+
+
 BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "PC001": UnknownBranch,
     "PC002": UnknownConsumer,
@@ -122,7 +126,9 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
 
 ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",
-    PermissionDenied: "let an owner run `select pubsub.grant_consumer('<role>')` or `select revision.grant_tracker('<role>')`",
+    PermissionDenied: (
+        "let the owner of the schema run `select pubsub.grant_consumer('<role>')` or `revision.grant_tracker('<role>')`"
+    ),
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }
 

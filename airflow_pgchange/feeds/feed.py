@@ -7,7 +7,7 @@ excepted). ``results`` is the database that holds the consumer's progress, ``sou
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -27,7 +27,7 @@ class Feed(Protocol):
     kind: ClassVar[str]
     schema_version: ClassVar[int]
     """The version of the SQL that the feed's queries call."""
-    columns: ClassVar[Sequence[tuple[str, str]]]
+    columns: ClassVar[tuple[tuple[str, str], ...]]
     """Name and PostgreSQL type of what ``partitions`` selects; ``id`` is first."""
 
     @property

@@ -17,6 +17,8 @@ from airflow_pgchange.feeds.target import Target, validate
 __all__ = ["Staged", "merge", "read_manifest", "validate", "write_manifest"]
 
 COMMA = sql.SQL(", ")
+ADDED = "{0} = coalesce(t.{0} + excluded.{0}, t.{0}, excluded.{0})"
+OVERWRITTEN = "{0} = excluded.{0}"
 
 
 def merge(connection: psycopg.Connection[Any], batch: Batch, manifest: Sequence[Staged]) -> None:
@@ -49,10 +51,7 @@ def _insert(staged: Staged, target: Target) -> sql.Composed:
     )
     if staged.mode == "append":
         return query
-    if staged.mode == "add":
-        new = "{0} = coalesce(t.{0} + excluded.{0}, t.{0}, excluded.{0})"
-    else:
-        new = "{0} = excluded.{0}"
+    new = ADDED if staged.mode == "add" else OVERWRITTEN
     updates = COMMA.join(sql.SQL(new).format(value) for value in values)
     action = sql.SQL("update set {}").format(updates) if values else sql.SQL("nothing")
     return sql.SQL("{} on conflict ({}) do {}").format(query, COMMA.join(key), action)

@@ -54,7 +54,7 @@ def caught_up(
         "select not pg_catalog.pg_is_in_recovery() or pg_catalog.pg_last_wal_replay_lsn() >= {}::pg_catalog.pg_lsn"
     ).format(lsn)
     deadline, pause = time.monotonic() + patience, 0.01
-    while not connection.execute(replayed).fetchone() == (True,):
+    while connection.execute(replayed).fetchone() != (True,):
         if time.monotonic() > deadline:
             raise BatchIncomplete(
                 f"the standby has not replayed {lsn} within {patience:g} s: read from a server that lags less"
@@ -86,4 +86,4 @@ def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> It
 
 
 def _verbatim(query: str) -> sql.SQL:
-    return sql.SQL(query)  # type: ignore[arg-type]
+    return sql.SQL(query)

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import IsolationLevel, errors, sql
 
 from airflow_pgchange.feeds import reading
+from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import (
@@ -56,14 +57,14 @@ class ConsumerTransaction:
     def __enter__(self) -> Self:
         with ExitStack() as opened, translated():
             self._reader = opened.enter_context(connect(self._source))
-            self._on_standby = _value(self._reader, sql.SQL("select pg_catalog.pg_is_in_recovery()"))
+            self._on_standby = ask(self._reader, sql.SQL("select pg_catalog.pg_is_in_recovery()"))
             self._claims = (
                 opened.enter_context(connect(self._source, primary=True))
                 if self._on_standby
                 else self._reader
             )
             self.connection = opened.enter_context(connect(self._results, primary=True))
-            if _value(self.connection, self.feed.position()) is None:
+            if ask(self.connection, self.feed.position()) is None:
                 self.connection.execute(self.feed.register())
             self.connection.isolation_level = IsolationLevel.READ_COMMITTED
             opened.enter_context(self.connection.transaction())
@@ -104,8 +105,8 @@ class ConsumerTransaction:
         with translated():
             position = self._read_position()
             choose = self.feed.choose(position, limit) if self._on_standby else None
-            choice = None if choose is None else _value(self._reader, choose)
-            row = _value(self._claims, self.feed.claim(position, limit, choice))
+            choice = None if choose is None else ask(self._reader, choose)
+            row = ask(self._claims, self.feed.claim(position, limit, choice))
         self.batch = None if row is None else self.feed.batch(row)
         return self.batch
 
@@ -180,7 +181,7 @@ class ConsumerTransaction:
         for setting in settings:
             self.connection.execute(sql.SQL("set local {} = 0").format(sql.Identifier(setting)))
         if self._wait == 0:
-            self.busy = not _value(self.connection, self.feed.lock())
+            self.busy = not ask(self.connection, self.feed.lock())
             return
         patience = 0 if self._wait is None else max(1, round(self._wait * 1000))
         self.connection.execute(sql.SQL("set local lock_timeout = {}").format(patience))
@@ -194,19 +195,14 @@ class ConsumerTransaction:
     def _read_position(self) -> dict[str, Any]:
         """Read inside a savepoint that is rolled back: no relation lock and no snapshot stays behind."""
         with self.connection.transaction(force_rollback=True):
-            if _value(
+            if ask(
                 self.connection, sql.SQL("select pg_catalog.pg_current_xact_id_if_assigned() is not null")
             ):
                 raise TransactionNotClean(f"{self.feed.name}: claim before the transaction writes anything")
-            position: dict[str, Any] = _value(self.connection, self.feed.position())
+            position: dict[str, Any] = ask(self.connection, self.feed.position())
         if position["schema"] != self.feed.schema_version:
             raise SchemaVersionMismatch(
-                f"the database holds version {position['schema']} of what {self.feed.kind} feeds need, this package needs "
-                f"{self.feed.schema_version}: run `airflow pgchange upgrade`, or install the package that fits"
+                f"the database holds version {position['schema']} of what {self.feed.kind} feeds need, this package "
+                f"needs {self.feed.schema_version}: run `airflow pgchange upgrade`, or install the package that fits"
             )
         return position
-
-
-def _value(connection: psycopg.Connection[Any], query: sql.Composable) -> Any:
-    row = connection.execute(query).fetchone()  # type: ignore[arg-type]
-    return None if row is None else row[0]

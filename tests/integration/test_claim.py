@@ -260,8 +260,9 @@ def test_lag_in_the_middle_of_a_transaction_counts_its_rest(db, connect):
     assert lag(connection, connection, FEED, 100).ready == 6
 
 
-def test_out_of_order_shows_what_was_processed_above_the_watermark(db, connect):
-    slow, fast = connect(autocommit=False), connect()
+def test_out_of_order_shows_what_was_processed_above_the_watermark(own_database, connect_to):
+    db = own_database
+    slow, fast = connect_to(db, autocommit=False), connect_to(db)
     late = commits(slow)
     early = commits(fast, 2)
     drain(db)

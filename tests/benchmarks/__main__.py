@@ -1,0 +1,35 @@
+"""`make bench`: every figure as a median, ratios side by side in one run; exits 1 where a goal was missed.
+
+Names of benchmarks may be given: ``python -m tests.benchmarks capture queue``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import psycopg
+
+from airflow_pgchange import schema
+from demo.postgres import Cluster, system_binaries
+from tests.benchmarks.measure import Report
+
+BENCHMARKS = ("capture", "queue", "watch")
+
+
+def main(names: list[str]) -> int:
+    report = Report()
+    for name in names or BENCHMARKS:
+        module = importlib.import_module(f"tests.benchmarks.{name}")
+        cluster = Cluster.create(system_binaries(), {"autovacuum": "off", "max_wal_size": "16GB"})
+        try:
+            with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
+                schema.install(connection)
+            module.run(cluster.conninfo(), report)
+        finally:
+            cluster.remove()
+    return 0 if report.met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Medians of what was measured side by side in one run, and how to say them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+TICKS = 100
+
+
+def backend_cpu(connection: psycopg.Connection) -> float:
+    """Seconds of CPU that the connection's backend has used; it must run on this machine."""
+    fields = Path(f"/proc/{connection.info.backend_pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def cpu_of(connection: psycopg.Connection, work: Callable[[], object]) -> float:
+    before = backend_cpu(connection)
+    work()
+    return backend_cpu(connection) - before
+
+
+def wall(work: Callable[[], object]) -> float:
+    before = time.perf_counter()
+    work()
+    return time.perf_counter() - before
+
+
+def side_by_side(rounds: int, *contenders: Callable[[], float]) -> list[list[float]]:
+    """Each contender's figures, taken in turn, A B A B, so that a drifting machine troubles all alike."""
+    figures: list[list[float]] = [[] for _ in contenders]
+    for _ in range(rounds):
+        for row, contender in zip(figures, contenders, strict=True):
+            row.append(contender())
+    return figures
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the ratios pair by pair."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+@dataclass
+class Report:
+    """Collects lines `name: figure unit (goal)`; ``met`` is False once a goal was missed."""
+
+    met: bool = True
+
+    def say(
+        self, name: str, figure: float, unit: str, *, most: float | None = None, least: float | None = None
+    ) -> None:
+        goal, good = "", True
+        if most is not None:
+            goal, good = f"  goal: at most {most:g}", figure <= most
+        if least is not None:
+            goal, good = f"  goal: at least {least:g}", figure >= least
+        self.met &= good
+        print(f"{name:<64} {figure:>10.3f} {unit:<12}{goal}{'' if good else '  MISSED'}", flush=True)
+
+
+@contextmanager
+def section(title: str):
+    print(f"\n{title}", flush=True)
+    yield

@@ -1,0 +1,112 @@
+"""Installing, checking and removing the SQL."""
+
+from __future__ import annotations
+
+import subprocess
+
+import psycopg
+import pytest
+
+from airflow_pgchange import schema
+from airflow_pgchange.feeds.errors import InvalidArgument, SchemaVersionMismatch
+
+
+def schemas(connection):
+    names = [system.schema for system in schema.SYSTEMS]
+    rows = connection.execute(
+        "select nspname from pg_namespace where nspname = any (%s) order by 1", [names]
+    ).fetchall()
+    return {row[0] for row in rows}
+
+
+def test_installing_twice_does_nothing(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    first = schema.install(connection)
+    assert [state.version for state in first] == [system.version for system in schema.SYSTEMS]
+    assert all(state.intact for state in first)
+    assert schema.install(connection) == first
+
+
+def test_what_was_changed_by_hand_is_told(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    schema.install(connection)
+    connection.execute("update pubsub.installed set checksum = 'another'")
+    assert [state.system for state in schema.installed(connection) if not state.intact] == ["pubsub"]
+
+
+def test_a_failed_installation_leaves_nothing_behind(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    connection.execute("create schema pubsub")
+    with pytest.raises(psycopg.errors.DuplicateSchema):
+        schema.install(connection, ["pubsub"])
+    assert connection.execute("select to_regclass('pubsub.watermark')").fetchone() == (None,)
+
+
+def test_another_version_is_not_touched(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    schema.install(connection)
+    connection.execute("update revision.installed set version = 99")
+    with pytest.raises(SchemaVersionMismatch, match="newer package"):
+        schema.install(connection)
+
+
+def test_an_unknown_system_is_named(bare_db, connect_to):
+    with pytest.raises(InvalidArgument, match="'tubes'"):
+        schema.install(connect_to(bare_db), ["tubes"])
+
+
+def test_uninstalling_leaves_users_tables_writable(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    schema.install(connection)
+    connection.execute("create table ledger (id bigint primary key)")
+    connection.execute("select revision.track('ledger')")
+    schema.uninstall(connection)
+    assert schemas(connection) == set()
+    connection.execute("insert into ledger values (1)")
+
+
+def test_each_folder_loads_with_psql_in_one_transaction(bare_db, cluster, connect_to):
+    for system in schema.SYSTEMS:
+        files = [argument for path in schema.scripts(system) for argument in ("-f", str(path))]
+        subprocess.run(
+            ["/usr/bin/psql", "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-d", bare_db, *files],
+            check=True,
+            capture_output=True,
+        )
+    connection = connect_to(bare_db)
+    assert schemas(connection) == {system.schema for system in schema.SYSTEMS}
+    assert all(state.intact for state in schema.installed(connection))
+
+
+PUBLIC_OBJECTS = """
+    select p.oid::regprocedure::text from pg_proc as p
+    where p.pronamespace = any (%(schemas)s::regnamespace[]) and {function}
+    union all
+    select c.oid::regclass::text from pg_class as c
+    where c.relnamespace = any (%(schemas)s::regnamespace[]) and c.relkind in ('r', 'v', 'p') and not c.relispartition
+      and {table}
+"""
+
+
+def offenders(connect, function, table="false"):
+    names = [system.schema for system in schema.SYSTEMS]
+    query = PUBLIC_OBJECTS.format(function=function, table=table)
+    return [row[0] for row in connect().execute(query, {"schemas": names}).fetchall()]
+
+
+def test_every_public_object_has_a_comment(connect):
+    assert (
+        offenders(
+            connect, "obj_description(p.oid, 'pg_proc') is null", "obj_description(c.oid, 'pg_class') is null"
+        )
+        == []
+    )
+
+
+def test_public_may_do_nothing(connect):
+    assert offenders(connect, "has_function_privilege('public', p.oid, 'execute')") == []
+
+
+def test_every_function_that_runs_as_its_owner_has_a_pinned_search_path(connect):
+    pinned = "exists (select from unnest(p.proconfig) as s where s like 'search_path=pg_catalog%%' and s like '%%pg_temp')"
+    assert offenders(connect, f"p.prosecdef and not {pinned}") == []
