@@ -50,10 +50,10 @@ class BatchDecoratedOperator(DecoratedOperator, BatchOperator):
     ) -> None:
         taken = inspect.signature(python_callable).parameters
         self._given = tuple(name for name in GIVEN if name in taken)
-        own = dict(op_kwargs or {})
+        free = [name for name in taken if name not in GIVEN]
+        own = {**dict(zip(free, op_args or (), strict=False)), **(op_kwargs or {})}
         super().__init__(
             python_callable=python_callable,
-            op_args=op_args,
             # Stand-ins: the base class binds the function's arguments before there is a batch.
             op_kwargs={**dict.fromkeys(self._given), **own},
             kwargs_to_upstream={"process": python_callable},
@@ -67,8 +67,7 @@ class BatchDecoratedOperator(DecoratedOperator, BatchOperator):
         values = {"batch": batch, "changes": changes, "connection": connection}
         given = {name: values[name] for name in self._given}
         known = {**context, **self.op_kwargs, **given}
-        arguments = KeywordParameters.determine(self.python_callable, self.op_args, known).unpacking()
-        self.python_callable(*self.op_args, **arguments)
+        self.python_callable(**KeywordParameters.determine(self.python_callable, (), known).unpacking())
 
 
 def pgchange_batch_task(

@@ -63,11 +63,11 @@ def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) 
 
 def _tracking(connection: psycopg.Connection[Any]) -> list[str]:
     rows = connection.execute(
-        "select tbl::text, untriggered::text[], disabled::text[], key_renamed, existing_done, faults "
+        "select tbl::text, untriggered::text[], disabled::text[], key_renamed, faults "
         "from revision.tracking()"
     ).fetchall()
     lines = []
-    for table, untriggered, disabled, key_renamed, existing_done, faults in rows:
+    for table, untriggered, disabled, key_renamed, faults in rows:
         if untriggered:
             lines.append(
                 f"{table}: not captured on {', '.join(untriggered)}; "
@@ -81,10 +81,6 @@ def _tracking(connection: psycopg.Connection[Any]) -> list[str]:
             lines.append(
                 f"{table}: {faults} commits could not be placed, see revision.fault; "
                 f"when mended: select revision.replay_faults('{table}')"
-            )
-        if existing_done is False:
-            lines.append(
-                f"{table}: rows that were there before are not all queued: call revision.enqueue_existing"
             )
     return lines
 

@@ -1,0 +1,374 @@
+"""The operators, run as a worker runs them, on a real server; no scheduler."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.sdk import DAG, task
+from airflow.sdk.exceptions import AirflowSkipException
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.feeds import Batch, Change, CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.errors import BatchGivenUp, ConnectionLost, ConsumerBusy, InvalidArgument
+from airflow_pgchange.feeds.feed import to_json
+from airflow_pgchange.operators.batch import BatchOperator
+from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
+from airflow_pgchange.operators.schema import InstallSchemaOperator
+
+Connect = Callable[..., psycopg.Connection[Any]]
+Database = psycopg.Connection[Any]
+FEED = CommitFeed("audit")
+
+
+def uri(db: str) -> str:
+    server = conninfo_to_dict(db)
+    return f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
+
+
+@pytest.fixture
+def conn_id(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An Airflow connection to a database with a ledger that is tracked, and an audit."""
+    connect().execute(
+        "create table ledger (id bigint generated always as identity primary key);"
+        "create table audit (id bigint primary key, batch uuid);"
+        "select revision.track('ledger', branch_id => '0')"
+    )
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
+    return "airline"
+
+
+@pytest.fixture
+def write(conn_id: str, connect: Connect) -> Callable[[int], None]:
+    connection = connect()
+
+    def insert(rows: int) -> None:
+        connection.execute("insert into ledger select from generate_series(1, %s)", [rows])
+
+    return insert
+
+
+def audit(batch: Batch, changes: Iterator[Change], connection: Database) -> None:
+    for change in changes:
+        connection.execute("insert into audit values (%s, %s)", [change.id, batch.id])
+
+
+def operator(conn_id: str, **arguments: Any) -> BatchOperator:
+    given = {"process": audit, "feed": FEED, "postgres_conn_id": conn_id, **arguments}
+    return BatchOperator(task_id="audit", **given)
+
+
+def run(task: Any) -> Any:
+    return task.execute({})
+
+
+def count(connect: Connect, table: str = "audit") -> int:
+    row = connect().execute(f"select count(*) from {table}").fetchone()
+    return int(row[0]) if row else 0
+
+
+def test_what_a_callable_writes_is_kept_with_the_progress(
+    conn_id: str, connect: Connect, write: Callable[[int], None]
+) -> None:
+    write(7)
+    assert run(operator(conn_id))["changes"] == 7
+    assert run(operator(conn_id))["changes"] == 0
+    assert count(connect) == 7
+
+
+def test_a_summary_is_small_plain_json(conn_id: str, write: Callable[[int], None]) -> None:
+    write(50)
+    summary = run(operator(conn_id, limit=1, max_batches=None))
+    assert (summary["feed"], summary["batches"], summary["changes"]) == ("audit/0", 50, 50)
+    assert len(json.dumps(summary)) < 2000
+
+
+def test_a_callable_that_fails_leaves_neither_results_nor_progress(
+    conn_id: str, connect: Connect, write: Callable[[int], None]
+) -> None:
+    def fail(batch: Batch, changes: Iterator[Change], connection: Database) -> None:
+        audit(batch, changes, connection)
+        raise ZeroDivisionError
+
+    write(3)
+    with pytest.raises(ZeroDivisionError):
+        run(operator(conn_id, process=fail))
+    assert count(connect) == 0
+    run(operator(conn_id))
+    assert count(connect) == 3
+
+
+def test_a_batch_that_is_tried_again_has_the_same_id_and_the_same_changes(
+    conn_id: str, write: Callable[[int], None]
+) -> None:
+    seen: list[tuple[str, int, list[int]]] = []
+
+    def fail_once(batch: Batch, changes: Iterator[Change], connection: Database) -> None:
+        seen.append((batch.id, batch.attempt, [change.id for change in changes]))
+        if len(seen) == 1:
+            raise ZeroDivisionError
+
+    write(3)
+    with pytest.raises(ZeroDivisionError):
+        run(operator(conn_id, process=fail_once))
+    write(3)
+    run(operator(conn_id, process=fail_once))
+    first, second = seen
+    assert (first[0], first[2]) == (second[0], second[2])
+    assert (first[1], second[1]) == (1, 2)
+
+
+def test_a_failure_names_the_batch_and_how_to_give_it_up(
+    conn_id: str, write: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    write(1)
+    task = operator(conn_id, process=fail)
+    with pytest.raises(ZeroDivisionError):
+        run(task)
+    assert "airflow pgchange skip audit/0 --conn-id airline" in capsys.readouterr().out
+
+
+def test_a_batch_that_failed_as_often_as_it_may_is_not_tried_again(
+    conn_id: str, write: Callable[[int], None]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    write(1)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            run(operator(conn_id, process=fail, max_attempts=2))
+    with pytest.raises(BatchGivenUp, match=r"failed 2 times.*airflow pgchange skip"):
+        run(operator(conn_id, max_attempts=2))
+
+
+def test_one_run_takes_as_many_batches_as_it_may(
+    conn_id: str, connect: Connect, write: Callable[[int], None]
+) -> None:
+    write(10)
+    assert run(operator(conn_id, limit=3, max_batches=2))["batches"] == 2
+    assert count(connect) == 6
+
+
+def test_a_drain_ends_when_nothing_is_ready(
+    conn_id: str, connect: Connect, write: Callable[[int], None]
+) -> None:
+    write(10)
+    assert run(operator(conn_id, limit=3, max_batches=None))["batches"] == 4
+    assert count(connect) == 10
+
+
+def test_nothing_ready_is_a_success_with_zero_batches(conn_id: str) -> None:
+    assert run(operator(conn_id))["batches"] == 0
+
+
+def test_nothing_ready_can_skip_the_task(conn_id: str) -> None:
+    with pytest.raises(AirflowSkipException, match="nothing is ready"):
+        run(operator(conn_id, skip_if_empty=True))
+
+
+@pytest.fixture
+def at_work(conn_id: str, db: str, write: Callable[[int], None]) -> Iterator[ConsumerTransaction]:
+    """Another run that works on the feed."""
+    write(2)
+    with ConsumerTransaction(FEED, db) as transaction:
+        transaction.claim(1)
+        yield transaction
+        if not transaction._acked:
+            transaction.ack()
+
+
+def test_a_busy_consumer_can_skip_the_task(conn_id: str, at_work: ConsumerTransaction) -> None:
+    with pytest.raises(AirflowSkipException, match="at work"):
+        run(operator(conn_id, on_busy="skip"))
+
+
+def test_a_busy_consumer_can_fail_the_task(conn_id: str, at_work: ConsumerTransaction) -> None:
+    with pytest.raises(ConsumerBusy):
+        run(operator(conn_id, on_busy="fail"))
+
+
+def test_a_wait_for_a_busy_consumer_can_end(conn_id: str, at_work: ConsumerTransaction) -> None:
+    with pytest.raises(ConsumerBusy):
+        run(operator(conn_id, on_busy="wait", wait_for=0.2))
+
+
+def test_overlapping_runs_wait_for_each_other_and_process_each_change_once(
+    conn_id: str, connect: Connect, write: Callable[[int], None]
+) -> None:
+    write(40)
+    summaries: list[dict[str, Any]] = []
+    threads = [
+        threading.Thread(target=lambda: summaries.append(run(operator(conn_id, limit=5, max_batches=2))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(summary["changes"] for summary in summaries) == 40
+    assert count(connect) == 40
+
+
+def test_results_may_lie_in_another_database_than_the_changes(
+    conn_id: str,
+    other_db: str,
+    connect_to: Connect,
+    write: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = connect_to(other_db)
+    results.execute("create table audit (id bigint primary key, batch uuid)")
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", uri(other_db))
+    write(5)
+    run(operator("warehouse", source_conn_id=conn_id))
+    assert results.execute("select count(*) from audit").fetchone() == (5,)
+
+
+@pytest.mark.parametrize(
+    "feed", [to_json(FEED), json.dumps(to_json(FEED)), {**to_json(FEED), "branch_id": "0"}]
+)
+def test_a_feed_can_be_given_as_json(conn_id: str, write: Callable[[int], None], feed: Any) -> None:
+    write(2)
+    assert run(operator(conn_id, feed=feed))["changes"] == 2
+
+
+def test_a_feed_is_a_template(conn_id: str) -> None:
+    task = operator(conn_id, feed={"kind": "commit", "consumer_id": "{{ params.who }}", "branch_id": 0})
+    task.render_template_fields({"params": {"who": "audit"}})  # type: ignore[typeddict-item]
+    assert run(task)["feed"] == "audit/0"
+
+
+@pytest.mark.parametrize("arguments", [{"limit": 0}, {"max_batches": 0}, {"on_busy": "shout"}])
+def test_arguments_that_make_no_sense_are_refused(conn_id: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        run(operator(conn_id, **arguments))
+
+
+def test_a_killed_task_keeps_nothing_of_its_batch(
+    conn_id: str, connect: Connect, write: Callable[[int], None]
+) -> None:
+    def killed(batch: Batch, changes: Iterator[Change], connection: Database) -> None:
+        audit(batch, changes, connection)
+        killer = threading.Timer(0.2, task.on_kill)
+        killer.start()
+        connection.execute("select pg_sleep(60)")
+
+    write(3)
+    task = operator(conn_id, process=killed)
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        run(task)
+    assert count(connect) == 0
+
+
+def test_a_task_that_is_killed_while_it_computes_does_not_commit(
+    conn_id: str, connect: Connect, write: Callable[[int], None]
+) -> None:
+    def killed(batch: Batch, changes: Iterator[Change], connection: Database) -> None:
+        audit(batch, changes, connection)
+        task.on_kill()
+
+    write(3)
+    task = operator(conn_id, process=killed)
+    with pytest.raises(ConnectionLost, match="killed"):
+        run(task)
+    assert count(connect) == 0
+
+
+def decorated(function: Callable[..., object], conn_id: str, *args: Any, **kwargs: Any) -> Any:
+    with DAG("decorated"):
+        made = task.pgchange_batch(feed=FEED, postgres_conn_id=conn_id)(function)(*args, **kwargs)
+    return made.operator
+
+
+def test_a_decorated_function_gets_the_batch_its_changes_and_the_connection(
+    conn_id: str, connect: Connect, write: Callable[[int], None]
+) -> None:
+    write(4)
+    assert run(decorated(audit, conn_id))["changes"] == 4
+    assert count(connect) == 4
+
+
+def test_a_decorated_function_takes_only_what_it_names(conn_id: str, write: Callable[[int], None]) -> None:
+    seen: list[int] = []
+
+    def keep(changes: Iterator[Change], least: int, *, most: int = 10) -> None:
+        seen.extend(change.id for change in changes if least <= change.id <= most)
+
+    write(4)
+    run(decorated(keep, conn_id, 2, most=3))
+    assert seen == [2, 3]
+
+
+def test_a_decorated_function_may_read_airflows_context(conn_id: str, write: Callable[[int], None]) -> None:
+    seen: list[object] = []
+
+    def keep(batch: Batch, ds: str | None = None) -> None:
+        seen.append(ds)
+
+    write(1)
+    decorated(keep, conn_id).execute({"ds": "2013-01-01"})
+    assert seen == ["2013-01-01"]
+
+
+def test_installing_the_schemas_twice_does_nothing(bare_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))
+    task = InstallSchemaOperator(task_id="install", postgres_conn_id="bare")
+    first = run(task)
+    assert first
+    assert run(task) == first
+
+
+def test_maintenance_makes_partitions_ahead(conn_id: str) -> None:
+    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id, ahead=5))
+    assert any("added partition" in line for line in report["done"]), report
+
+
+def test_maintenance_names_who_holds_consumers_back(
+    conn_id: str, connect: Connect, write: Callable[[int], None]
+) -> None:
+    connect().execute("select pubsub.lock_watermark('audit', 0)")
+    holder = connect(autocommit=False)
+    holder.execute("select pg_current_xact_id()")
+    write(1)
+    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id))
+    assert any(f"process {holder.info.backend_pid}" in line for line in report["attention"]), report
+
+
+def test_maintenance_names_a_batch_that_fails_again_and_again(
+    conn_id: str, write: Callable[[int], None]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    write(1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            run(operator(conn_id, process=fail))
+    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id))
+    assert any("has failed 3 times" in line for line in report["attention"]), report
+
+
+def test_maintenance_captures_partitions_that_came_later(conn_id: str, connect: Connect) -> None:
+    connect().execute(
+        "create table big (id bigint primary key) partition by range (id);"
+        "select revision.track('big');"
+        "create table big_1 partition of big for values from (0) to (10)"
+    )
+    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id))
+    assert any("big" in line for line in report["done"]), report
+
+
+def test_maintenance_of_a_database_without_our_schemas_does_nothing(
+    bare_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))
+    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id="bare"))
+    assert report == {"done": [], "attention": []}

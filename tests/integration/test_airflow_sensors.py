@@ -1,0 +1,204 @@
+"""The sensors, run as a worker runs them, on a real server; no scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskDeferred
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.errors import UnknownBranch
+from airflow_pgchange.sensors.pgchange import FeedSensor, WatermarkSensor
+
+Connect = Callable[..., psycopg.Connection[Any]]
+FEED = CommitFeed("delays")
+
+
+class Store(dict[str, Any]):
+    """A task's state, as Airflow hands it to a task."""
+
+    def set(self, key: str, value: Any) -> None:
+        self[key] = value
+
+    def delete(self, key: str) -> None:
+        self.pop(key, None)
+
+
+@pytest.fixture
+def context() -> Any:
+    return {"task_state_store": Store()}
+
+
+@pytest.fixture
+def conn_id(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> str:
+    connect().execute(
+        "create table ledger (id bigint generated always as identity primary key);"
+        "select revision.track('ledger', branch_id => '0')"
+    )
+    server = conninfo_to_dict(db)
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_AIRLINE", f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
+    )
+    return "airline"
+
+
+@pytest.fixture
+def write(conn_id: str, connect: Connect) -> Callable[[int], None]:
+    connection = connect()
+
+    def insert(rows: int) -> None:
+        connection.execute("insert into ledger select from generate_series(1, %s)", [rows])
+
+    return insert
+
+
+def process(db: str, limit: int) -> None:
+    with ConsumerTransaction(FEED, db) as transaction:
+        if transaction.claim(limit) is not None:
+            transaction.ack()
+
+
+def feed_sensor(conn_id: str, **arguments: Any) -> FeedSensor:
+    given = {
+        "feed": FEED,
+        "postgres_conn_id": conn_id,
+        "deferrable": False,
+        "poke_interval": 0.05,
+        **arguments,
+    }
+    return FeedSensor(task_id="wait", **given)
+
+
+def watermark_sensor(conn_id: str, **arguments: Any) -> WatermarkSensor:
+    given = {
+        "feed": FEED,
+        "postgres_conn_id": conn_id,
+        "deferrable": False,
+        "poke_interval": 0.05,
+        **arguments,
+    }
+    return WatermarkSensor(task_id="wait", **given)
+
+
+def deferred(sensor: Any, context: Any) -> Any:
+    """The trigger that a sensor hands to the triggerer."""
+    with pytest.raises(TaskDeferred) as caught:
+        sensor.execute(context)
+    return caught.value.trigger
+
+
+def test_changes_that_are_ready_end_the_wait_with_the_lag(
+    conn_id: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(3)
+    assert feed_sensor(conn_id).execute(context)["ready"] == 3
+
+
+def test_a_wait_for_changes_times_out(conn_id: str, context: Any) -> None:
+    with pytest.raises(AirflowSensorTimeout):
+        feed_sensor(conn_id, timeout=0).execute(context)
+
+
+def test_too_few_changes_do_not_end_the_wait(
+    conn_id: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(3)
+    assert not feed_sensor(conn_id, min_changes=4).poke(context)
+
+
+def test_a_change_that_is_old_enough_ends_the_wait(
+    conn_id: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(1)
+    assert feed_sensor(conn_id, min_changes=4, max_wait=0).poke(context)
+
+
+def test_changes_that_somebody_works_on_do_not_end_the_wait(
+    conn_id: str, db: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(3)
+    with ConsumerTransaction(FEED, db):
+        assert not feed_sensor(conn_id).poke(context)
+
+
+def test_a_sensor_that_may_defer_hands_its_limits_to_the_trigger(conn_id: str, context: Any) -> None:
+    trigger = deferred(feed_sensor(conn_id, deferrable=True, min_changes=4, max_wait=60), context)
+    assert (trigger.feed, trigger.min_changes, trigger.max_wait, trigger.once) == (FEED, 4, 60, True)
+
+
+def test_a_sensor_that_need_not_wait_does_not_defer(
+    conn_id: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(3)
+    assert feed_sensor(conn_id, deferrable=True).execute(context)["ready"] == 3
+
+
+def test_what_a_trigger_found_wrong_fails_the_task(conn_id: str, context: Any) -> None:
+    with pytest.raises(AirflowException, match="no branch"):
+        feed_sensor(conn_id).resume(context, {"error": "there is no branch 9"})
+
+
+def test_a_branch_that_does_not_exist_fails_the_task(conn_id: str, context: Any) -> None:
+    with pytest.raises(UnknownBranch, match="999"):
+        feed_sensor(conn_id, feed=CommitFeed("delays", 999)).execute(context)
+
+
+def test_a_consumer_that_has_processed_everything_is_not_waited_for(
+    conn_id: str, db: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(3)
+    process(db, 10)
+    assert watermark_sensor(conn_id).poke(context)
+
+
+def test_a_consumer_that_has_not_begun_is_waited_for(
+    conn_id: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(1)
+    assert not watermark_sensor(conn_id).poke(context)
+
+
+def test_what_came_after_the_sensor_first_ran_is_not_waited_for(
+    conn_id: str, db: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(3)
+    assert not watermark_sensor(conn_id, mode="reschedule").poke(context)
+    write(3)
+    process(db, 3)
+    assert watermark_sensor(conn_id, mode="reschedule").poke(context)
+
+
+def test_the_point_outlives_a_deferral_and_a_restart_of_the_triggerer(
+    conn_id: str, db: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(3)
+    first = deferred(watermark_sensor(conn_id, deferrable=True), context)
+    write(3)
+    again = deferred(watermark_sensor(conn_id, deferrable=True), context)
+    assert first.serialize()[1]["goal"] == again.serialize()[1]["goal"]
+
+
+def test_a_sensor_that_succeeded_forgets_its_point(
+    conn_id: str, db: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(3)
+    process(db, 3)
+    watermark_sensor(conn_id).execute(context)
+    write(3)
+    assert not watermark_sensor(conn_id).poke(context)
+
+
+@pytest.mark.parametrize("commit_id", [2, "2"])
+def test_a_given_commit_is_waited_for(
+    conn_id: str, db: str, write: Callable[[int], None], context: Any, commit_id: int | str
+) -> None:
+    write(1)
+    process(db, 1)
+    assert not watermark_sensor(conn_id, commit_id=commit_id).poke(context)
+    write(1)
+    process(db, 1)
+    assert watermark_sensor(conn_id, commit_id=commit_id).poke(context)
