@@ -1,0 +1,24 @@
+"""Delays of every route, up to date seconds after a movement: each departure, arrival and cancellation is a commit."""
+
+from pathlib import Path
+
+from airflow.sdk import dag
+
+from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.operators.spark import SparkBatchOperator
+
+MOVEMENTS = CommitFeed(consumer_id="route_delay", branch_id=0)
+
+
+@dag(schedule=[feed_asset(MOVEMENTS, postgres_conn_id="airline")], max_active_runs=1, tags=["pgchange"])
+def flight_delays() -> None:
+    SparkBatchOperator(
+        task_id="aggregate",
+        feed=MOVEMENTS,
+        postgres_conn_id="airline",
+        application=str(Path(__file__).parent / "spark" / "route_delays.py"),
+    )
+
+
+flight_delays()

@@ -1,0 +1,45 @@
+"""Housekeeping in every database that has our schemas, for all kinds of feeds.
+
+Name the databases in the variable ``pgchange_databases`` (a JSON list of connection ids), or when you trigger it.
+"""
+
+from typing import Any
+
+from airflow.sdk import Param, Variable, dag, task
+
+from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
+
+
+@dag(
+    schedule="*/10 * * * *",
+    max_active_runs=1,
+    tags=["pgchange"],
+    params={
+        "databases": Param(
+            [],
+            type="array",
+            items={"type": "string"},
+            title="Databases",
+            description="Connection ids. Empty: those of the variable pgchange_databases",
+        ),
+        "keep": Param(
+            "",
+            type="string",
+            title="History to keep",
+            description="A PostgreSQL interval such as 30 days; older commits go once every consumer has them. "
+            "Empty: nothing is trimmed",
+        ),
+    },
+)
+def pgchange_maintenance() -> None:
+    @task
+    def databases(params: dict[str, Any] | None = None) -> list[str]:
+        given: list[str] = (params or {}).get("databases", [])
+        return given or Variable.get("pgchange_databases", default=["airline"], deserialize_json=True)
+
+    MaintainPartitionsOperator.partial(
+        task_id="maintain", keep="{{ params.keep }}", map_index_template="{{ task.postgres_conn_id }}"
+    ).expand(postgres_conn_id=databases())
+
+
+pgchange_maintenance()

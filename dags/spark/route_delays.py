@@ -1,0 +1,20 @@
+"""Departures, arrivals, cancellations and minutes of delay a route, added to what earlier batches counted.
+
+Adding is right because a movement never changes once it is written.
+"""
+
+from airflow_pgchange.spark.job import batch_job
+from pyspark.sql.functions import coalesce, col, count_if, lit, sum, when
+
+departed, arrived = col("kind") == "departure", col("kind") == "arrival"
+
+with batch_job() as job:
+    routes = job.rows("public.movement", key="id").groupBy("carrier", "origin", "dest")
+    figures = routes.agg(
+        count_if(departed).alias("departures"),
+        count_if(arrived).alias("arrivals"),
+        count_if(col("kind") == "cancellation").alias("cancellations"),
+        coalesce(sum(when(departed, col("delay"))), lit(0)).alias("departure_delay"),
+        coalesce(sum(when(arrived, col("delay"))), lit(0)).alias("arrival_delay"),
+    )
+    job.merge(figures, into="public.route_delay", key=["carrier", "origin", "dest"], mode="add")
