@@ -1,0 +1,122 @@
+"""What a Spark application uses: ``with batch_job() as job``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.merge import validate, write_manifest
+from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
+from airflow_pgchange.spark import request, sink
+from airflow_pgchange.spark.parent import follow_parent
+from airflow_pgchange.spark.request import Request
+from airflow_pgchange.spark.source import NAME, Reading, Wanted, data_source
+from airflow_pgchange.spark.types import staging_types
+
+SMALL = 20_000
+"""Changes below which the driver reads and stages a batch itself: a data source costs seconds to start."""
+
+
+class Job:
+    """One batch, in a Spark session. Made by ``batch_job``."""
+
+    def __init__(self, spark: SparkSession, request: Request) -> None:
+        self.spark = spark
+        self.batch: Batch = request.batch
+        self.staged: list[Staged] = []
+        self._request = request
+        self._small = request.batch.count < SMALL
+        if not self._small:
+            parallelism = spark.sparkContext.defaultParallelism
+            spark.dataSource.register(data_source(request.feed, request.batch, request.source, parallelism))
+
+    def changes(self) -> DataFrame:
+        """The batch's changes, one row each, in the feed's own columns; ``id`` is the key of the row that changed."""
+        return self._frame(Wanted())
+
+    def rows(self, table: str, key: str, columns: Sequence[str] | None = None) -> DataFrame:
+        """The rows of ``table`` that the changes name, as they are now: one for each change, none where it is gone.
+
+        ``key`` is the column that holds the changes' ids, and is always among the columns. A row that was changed twice
+        comes twice; so does one whose commit was approved twice. Of a large batch the frame is lazy and is read again
+        each time it is used: ``cache()`` what is used twice. Raises UnsupportedType for a column, by name, that cannot
+        be read exactly; ``columns`` leaves it out.
+        """
+        return self._frame(Wanted(table, key, None if columns is None else tuple(columns)))
+
+    def gone(self, table: str, key: str) -> DataFrame:
+        """The changes whose row is not in ``table`` any more: their ids, in the column ``id``."""
+        return self._frame(Wanted(table, key, gone=True))
+
+    def merge(self, frame: DataFrame, into: str, key: str | Sequence[str], mode: str) -> None:
+        """Stage ``frame`` now, for the operator to merge into the table ``into`` in the consumer transaction.
+
+        ``add``: numbers are summed for each key and added to what is there; right only over rows that never change,
+        such as a commit's own. ``replace``: a row for each key, inserted or overwritten. ``mirror``: ``key`` is the id
+        that changes name; rows are inserted or overwritten, and ids of the batch that the frame lacks are deleted.
+        ``append``: rows are inserted. Only the frame's columns are written. Raises MergeRefused, before any work is
+        done, if the frame does not fit.
+        """
+        chosen, results = checked_mode(mode), self._request.results
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        columns = staging_types(frame.schema)
+        with connect(results, primary=True) as connection:
+            validate(connection, into, keys, chosen, columns)
+            table = create(connection, self.batch, into, list(columns.items()))
+        if chosen == "mirror":
+            frame = self._with_touched(frame, keys[0])
+        stage = sink.stage_small if self._small else sink.stage
+        winners = stage(frame, results, table)
+        self.staged.append(
+            Staged(
+                target=into,
+                key=keys,
+                mode=chosen,
+                table=table,
+                columns=tuple(columns.items()),
+                winners=winners,
+                batch_id=self.batch.id,
+                attempt=self.batch.attempt,
+            )
+        )
+
+    def _with_touched(self, frame: DataFrame, key: str) -> DataFrame:
+        """The frame and, marked, every id of the batch: what is then without a row is gone."""
+        kinds = {field.name: field.dataType for field in frame.schema.fields}
+        ids = self.changes().select(
+            *(f.col("id").cast(kind).alias(key) if name == key else f.lit(None).cast(kind).alias(name)
+              for name, kind in kinds.items()),
+            f.lit(True).alias(TOUCHED),
+        )  # fmt: skip
+        return frame.withColumn(TOUCHED, f.lit(False)).unionByName(ids)
+
+    def _frame(self, wanted: Wanted) -> DataFrame:
+        if not self._small:
+            return self.spark.read.format(NAME).options(**wanted.options()).load()
+        reading = Reading.prepare(self._request.feed, self.batch, self._request.source, wanted)
+        schema = reading.schema()
+        batches = [batch for partition in reading.partitions(1) for batch in reading.read(partition)]
+        table = pa.Table.from_batches(batches, schema=to_arrow_schema(schema, timezone="UTC"))
+        return self.spark.createDataFrame(table, schema=schema)
+
+
+@contextmanager
+def batch_job(app_name: str = "pgchange") -> Iterator[Job]:
+    """The batch that the operator handed to this application, in a Spark session.
+
+    What is merged in the block counts only if the block ends without an error and the operator's transaction commits.
+    This process ends when the operator does. Raises InvalidArgument where no batch was handed over.
+    """
+    follow_parent()
+    taken = request.take()
+    spark = SparkSession.builder.appName(app_name).getOrCreate()
+    job = Job(spark, taken)
+    yield job
+    write_manifest(taken.manifest, job.staged)

@@ -1,0 +1,43 @@
+"""The staging sink: a frame into a staging table, each row under the task attempt that wrote it.
+
+Retries and speculation leave the rows of losers behind. A task that wins returns its attempt and its count as its
+result, and Spark keeps one result for each partition: those are the winners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from airflow_pgchange.spark import arrow
+
+Winners = tuple[tuple[int, int], ...]
+
+DRIVER = -1
+"""The attempt under which the driver stages a small frame itself."""
+
+
+def stage(frame: DataFrame, results: str, table: str) -> Winners:
+    """Write the frame from the executors; returns the winners: task attempts, each with its number of rows."""
+    rows = frame.mapInArrow(_writer(results, table), "attempt bigint, rows bigint").collect()
+    return tuple((row["attempt"], row["rows"]) for row in rows)
+
+
+def stage_small(frame: DataFrame, results: str, table: str) -> Winners:
+    """Write the frame from the driver, through its memory."""
+    return ((DRIVER, arrow.write(results, table, DRIVER, iter(frame.toArrow().to_batches()))),)
+
+
+def _writer(results: str, table: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        if context is None:
+            raise RuntimeError("a staging table is written inside Spark's tasks only")
+        attempt = context.taskAttemptId()
+        count = arrow.write(results, table, attempt, batches)
+        yield pa.RecordBatch.from_pydict({"attempt": [attempt], "rows": [count]})
+
+    return write

@@ -1,0 +1,169 @@
+"""The data source ``pgchange``: a batch's changes, or the current rows that they name, read in partitions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as t
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from airflow_pgchange.feeds import reading
+from airflow_pgchange.feeds.batch import Batch, Partition
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.types import Column, describe, spark_schema
+
+NAME = "pgchange"
+CHANGE = "pgchange_id"
+ROWS_A_PARTITION = 250_000
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to read of a batch: its changes, or with ``table`` and ``key`` the rows of a table that they name.
+
+    ``gone`` asks instead for the changes whose row is not there any more: their ids, in the one column ``id``.
+    """
+
+    table: str | None = None
+    key: str | None = None
+    columns: tuple[str, ...] | None = None
+    gone: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.table is None) != (self.key is None):
+            raise InvalidArgument(
+                "table and key go together: the table, and the column that holds the changes' ids"
+            )
+        if self.table is None and (self.columns is not None or self.gone):
+            raise InvalidArgument(
+                "columns and gone are about the rows of a table: name it with table and key"
+            )
+
+    def options(self) -> dict[str, str]:
+        """As options of the data source; they show in plans, so there is nothing secret in them."""
+        given = {
+            "table": self.table,
+            "key": self.key,
+            "columns": None if self.columns is None else json.dumps(self.columns),
+            "gone": "true" if self.gone else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Wanted:
+        columns = options.get("columns")
+        return cls(
+            table=options.get("table"),
+            key=options.get("key"),
+            columns=None if columns is None else tuple(json.loads(columns)),
+            gone=options.get("gone", "false").lower() == "true",
+        )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read something of a batch: travels to the executors, with a connection string that is a secret."""
+
+    feed: Feed
+    batch: Batch
+    source: str
+    wanted: Wanted
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def prepare(cls, feed: Feed, batch: Batch, source: str, wanted: Wanted) -> Reading:
+        """Ask the source what the columns are. Raises UnsupportedType, and InvalidArgument for a column that is not
+        there."""
+        partition = _query(feed.partitions(batch, 1)[0], wanted)
+        with connect(source) as connection:
+            return cls(feed, batch, source, wanted, tuple(describe(connection, partition.query)))
+
+    def __repr__(self) -> str:
+        return f"Reading({self.feed.name}, {self.batch.id}, {self.wanted})"
+
+    def schema(self) -> t.StructType:
+        """What comes out, in Spark's types."""
+        if self.wanted.gone:
+            return t.StructType([t.StructField("id", t.LongType())])
+        return spark_schema([column for column in self.columns if column.name != CHANGE])
+
+    def partitions(self, n: int) -> list[Partition]:
+        """At least ``n`` partitions, if the batch is large enough, and none of more than some 250,000 changes."""
+        wanted = max(n, -(-self.batch.count // ROWS_A_PARTITION))
+        return [_query(partition, self.wanted) for partition in self.feed.partitions(self.batch, wanted)]
+
+    def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition, in the Arrow form of ``schema``."""
+        read_schema = to_arrow_schema(spark_schema(self.columns), timezone="UTC")
+        for batch in arrow.read(self.source, self.batch.lsn, partition, self.columns, read_schema):
+            yield self._chosen(batch)
+
+    def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.wanted.key is None:
+            return batch
+        missing = pc.is_null(batch.column(self.wanted.key))
+        if self.wanted.gone:
+            ids = batch.filter(missing).column(CHANGE)
+            return pa.RecordBatch.from_arrays([ids], names=["id"])
+        there = batch.filter(pc.invert(missing))
+        return there.select([name for name in there.schema.names if name != CHANGE])
+
+
+def _query(partition: Partition, wanted: Wanted) -> Partition:
+    if wanted.table is None or wanted.key is None:
+        return partition
+    columns = [wanted.key] if wanted.gone else wanted.columns
+    return reading.current_rows(partition, wanted.table, wanted.key, columns)
+
+
+@dataclass
+class Part(InputPartition):
+    """A partition on its way to an executor."""
+
+    partition: Partition
+
+
+class PgChangeReader(DataSourceReader):
+    def __init__(self, reading: Reading, partitions: int) -> None:
+        self._reading = reading
+        self._partitions = partitions
+
+    def partitions(self) -> list[InputPartition]:
+        return [Part(partition) for partition in self._reading.partitions(self._partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # An empty list of partitions arrives as one partition of None.
+        if isinstance(partition, Part):
+            yield from self._reading.read(partition.partition)
+
+
+def data_source(feed: Feed, batch: Batch, source: str, partitions: int) -> type[DataSource]:
+    """The data source of one batch, to be registered in a session.
+
+    The connection string travels in the pickled class: options end in plans, in the event log and in the UI. Options:
+    ``table`` and ``key`` (none: the changes), ``columns`` (a JSON list), ``gone``.
+    """
+
+    class PgChange(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return NAME
+
+        def _prepared(self) -> Reading:
+            return Reading.prepare(feed, batch, source, Wanted.from_options(self.options))
+
+        def schema(self) -> t.StructType:
+            return self._prepared().schema()
+
+        def reader(self, schema: t.StructType) -> DataSourceReader:
+            return PgChangeReader(self._prepared(), partitions)
+
+    return PgChange

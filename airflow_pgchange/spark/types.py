@@ -1,0 +1,247 @@
+"""PostgreSQL's types as Spark sees them, and back: converted exactly, or refused by name.
+
+What Spark has no type for (uuid, json, enums, intervals, times of day, ranges, inet, hstore, composites, ...) is read as
+PostgreSQL's text, which writes back into the same type.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import types as t
+
+from airflow_pgchange.feeds.errors import UnsupportedType, translated
+
+MISFIT = "pgchange_misfit"
+"""Column of every reading query: NULL, or what is wrong with a value of this row."""
+MAX_DIGITS = 38
+DECIMAL = t.DecimalType(38, 18)
+"""What a numeric without precision is read as; a value that does not fit exactly is refused."""
+
+SESSION = ("datestyle = 'ISO, MDY'", "intervalstyle = postgres", "timezone = 'UTC'", "bytea_output = hex")
+"""Settings under which PostgreSQL's text means the same everywhere."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column of a query is read.
+
+    ``cast`` is the PostgreSQL expression to select and ``misfit`` the condition under which a value has no
+    counterpart, both over ``{}``; ``problem`` says what is then wrong.
+    """
+
+    name: str
+    spark: t.DataType
+    cast: str = "{}"
+    misfit: str | None = None
+    problem: str = ""
+
+
+_NATIVE: Mapping[str, t.DataType] = {
+    "bool": t.BooleanType(),
+    "int2": t.ShortType(),
+    "int4": t.IntegerType(),
+    "int8": t.LongType(),
+    "float4": t.FloatType(),
+    "float8": t.DoubleType(),
+    "text": t.StringType(),
+    "varchar": t.StringType(),
+    "bpchar": t.StringType(),
+    "bytea": t.BinaryType(),
+    "date": t.DateType(),
+    "timestamp": t.TimestampNTZType(),
+    "timestamptz": t.TimestampType(),
+}
+_LATEST = "294247-01-01"
+"""Spark counts microseconds from 1970 in 64 bits, which end in this year."""
+_MISFITS: Mapping[str, tuple[str, str]] = {
+    "date": ("not pg_catalog.isfinite({})", "infinity"),
+    "timestamp": (
+        f"not ({{}} > '-infinity' and {{}} < timestamp '{_LATEST}')",
+        f"infinity or a time after {_LATEST}",
+    ),
+    "timestamptz": (
+        f"not ({{}} > '-infinity' and {{}} < timestamptz '{_LATEST} 00:00:00+00')",
+        f"infinity or a time after {_LATEST}",
+    ),
+}
+_NOT_FINITE = "{} in ('NaN', 'Infinity', '-Infinity')"
+
+
+def describe(connection: psycopg.Connection[Any], query: str) -> list[Column]:
+    """How the columns of a query are read. Raises UnsupportedType for one that cannot be, by name."""
+    with translated():
+        cursor = connection.execute(sql.SQL("select * from ({}) q limit 0").format(sql.SQL(query)))
+        result = cursor.pgresult
+        if result is None:
+            return []
+        asked = [
+            (str((result.fname(i) or b"").decode()), result.ftype(i), result.fmod(i))
+            for i in range(result.nfields)
+        ]
+        kinds = _kinds(connection, {oid for _, oid, _ in asked})
+    _refuse_twins([name for name, _, _ in asked])
+    return [_column(name, *kinds[oid], modifier) for name, oid, modifier in asked]
+
+
+def reading_query(query: str, columns: Sequence[Column]) -> str:
+    """The query whose rows ADBC reads exactly: our casts, and what is wrong with a row in the last column."""
+    checks = [column for column in columns if column.misfit is not None]
+    selected = [
+        sql.SQL("{} as {}").format(_over(column.cast, column), sql.Identifier(column.name))
+        for column in columns
+    ]
+    misfits = [
+        sql.SQL("when {} then {}").format(
+            _over(column.misfit or "", column), f"{column.name}: {column.problem}"
+        )
+        for column in checks
+    ]
+    misfit = sql.SQL("case {} end").format(sql.SQL(" ").join(misfits)) if misfits else sql.SQL("null::text")
+    return (
+        sql.SQL("select {}, {} as {} from ({}) q")
+        .format(sql.SQL(", ").join(selected), misfit, sql.Identifier(MISFIT), sql.SQL(query))
+        .as_string(None)
+    )
+
+
+def refuse_misfit(found: str) -> UnsupportedType:
+    """The error for a value of the MISFIT column."""
+    column, _, problem = found.partition(": ")
+    return UnsupportedType(
+        f'column "{column}" holds {problem}, which Spark has no value for: cast the column to text in a view and read '
+        "that, or leave it out with columns=[...]"
+    )
+
+
+def spark_schema(columns: Sequence[Column]) -> t.StructType:
+    return t.StructType([t.StructField(column.name, column.spark) for column in columns])
+
+
+def staging_types(schema: t.StructType) -> dict[str, str]:
+    """The PostgreSQL type in which each column is staged. Raises UnsupportedType for one that cannot be, by name."""
+    _refuse_twins(schema.names)
+    return {field.name: _staging_type(field.name, field.dataType) for field in schema.fields}
+
+
+_STAGED: Mapping[type[t.DataType], str] = {
+    t.BooleanType: "boolean",
+    t.ByteType: "smallint",
+    t.ShortType: "smallint",
+    t.IntegerType: "integer",
+    t.LongType: "bigint",
+    t.FloatType: "real",
+    t.DoubleType: "double precision",
+    t.DecimalType: "numeric",
+    t.StringType: "text",
+    t.BinaryType: "bytea",
+    t.DateType: "date",
+    t.TimestampType: "timestamp with time zone",
+    t.TimestampNTZType: "timestamp without time zone",
+}
+
+
+def _staging_type(name: str, kind: t.DataType) -> str:
+    if type(kind) in _STAGED:
+        return _STAGED[type(kind)]
+    if isinstance(kind, t.ArrayType) and type(kind.elementType) in _STAGED:
+        return _STAGED[type(kind.elementType)] + "[]"
+    advice = (
+        "to_json(...)" if isinstance(kind, t.StructType | t.MapType | t.ArrayType) else "cast it to string"
+    )
+    raise UnsupportedType(
+        f'column "{name}" is {kind.simpleString()}, which PostgreSQL has no type for: use {advice} before merging'
+    )
+
+
+def _kinds(connection: psycopg.Connection[Any], oids: set[int]) -> dict[int, tuple[str, str | None]]:
+    """For each type: its name, and for an array the name of its elements' type, domains looked through."""
+    rows = connection.execute(
+        sql.SQL(
+            "with recursive element (oid, kind) as ("
+            "select t.oid, t.typelem from pg_catalog.pg_type t where t.oid = any({0}) and t.typcategory = 'A' "
+            "union all select element.oid, t.typbasetype from element "
+            "join pg_catalog.pg_type t on t.oid = element.kind and t.typtype = 'd') "
+            "select t.oid, t.typname, (select e.typname from element join pg_catalog.pg_type e on e.oid = element.kind "
+            "where element.oid = t.oid and e.typtype <> 'd') from pg_catalog.pg_type t where t.oid = any({0})"
+        ).format(list(oids))
+    )
+    return {oid: (name, element) for oid, name, element in rows.fetchall()}
+
+
+def _column(name: str, kind: str, element: str | None, modifier: int) -> Column:
+    if element is None:
+        read = _read(name, kind, modifier)
+        return Column(name, read.spark, read.cast(), read.misfit, read.problem)
+    read = _read(name, element, modifier)
+    misfit = "pg_catalog.array_ndims({}) > 1 or pg_catalog.array_lower({}, 1) <> 1"
+    problem = "an array of more than one dimension, or that does not begin at 1"
+    if read.misfit is not None:
+        inside = read.misfit.replace("{}", "e.value")
+        misfit += f" or exists (select from pg_catalog.unnest({{}}) e (value) where {inside})"
+        problem += f", or in it {read.problem}"
+    return Column(name, t.ArrayType(read.spark), read.cast("[]"), misfit, problem)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """How a scalar type is read: by which casts in turn, and what has no counterpart."""
+
+    spark: t.DataType
+    casts: tuple[str, ...]
+    misfit: str | None = None
+    problem: str = ""
+
+    def cast(self, dimensions: str = "") -> str:
+        return "{}" + "".join(f"::pg_catalog.{kind}{dimensions}" for kind in self.casts)
+
+
+def _read(name: str, kind: str, modifier: int) -> _Read:
+    if kind == "numeric":
+        return _numeric(name, modifier)
+    if kind in _NATIVE:
+        return _Read(_NATIVE[kind], (kind,), *_MISFITS.get(kind, (None, "")))
+    if kind == "money":
+        return _Read(DECIMAL, ("numeric", "text"))
+    if kind == "oid":
+        return _Read(t.LongType(), ("int8",))
+    return _Read(t.StringType(), ("text",))
+
+
+def _numeric(name: str, modifier: int) -> _Read:
+    """The modifier holds precision and scale, the scale with a sign in 11 bits (PostgreSQL 15)."""
+    if modifier < 0:
+        digits, places = DECIMAL.precision - DECIMAL.scale, DECIMAL.scale
+        return _Read(
+            DECIMAL,
+            ("text",),
+            f"{_NOT_FINITE} or pg_catalog.abs({{}}) >= 1e{digits} or pg_catalog.min_scale({{}}) > {places}",
+            f"NaN, infinity or a number of more than {digits} digits before the point or {places} behind it",
+        )
+    precision, scale = (modifier - 4) >> 16, (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400
+    digits = max(precision, scale) - min(scale, 0)
+    if digits > MAX_DIGITS:
+        raise UnsupportedType(
+            f'column "{name}" is numeric({precision},{scale}), and Spark counts {MAX_DIGITS} digits: cast it to '
+            "text in a view and read that, or leave it out with columns=[...]"
+        )
+    return _Read(t.DecimalType(digits, max(scale, 0)), ("text",), _NOT_FINITE, "NaN")
+
+
+def _over(template: str, column: Column) -> sql.Composable:
+    return sql.SQL(template.replace("{}", "{0}")).format(sql.Identifier("q", column.name))
+
+
+def _refuse_twins(names: Sequence[str]) -> None:
+    """Spark does not tell names apart by case."""
+    twins = [name for name, count in Counter(map(str.lower, names)).items() if count > 1]
+    if twins:
+        raise UnsupportedType(
+            f'columns called "{twins[0]}" come twice (Spark does not tell names apart by case): name those that you '
+            "need with columns=[...], or rename them in a view"
+        )
