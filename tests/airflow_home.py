@@ -6,8 +6,10 @@ import atexit
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 MINE = "PGCHANGE_TEST_HOME"
+DAGS = Path(__file__).parent.parent / "dags"
 
 
 def prepare() -> None:
@@ -20,7 +22,7 @@ def prepare() -> None:
         MINE: home,
         "AIRFLOW_HOME": home,
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": f"{home}/dags",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": f"{home}/logs",
     }

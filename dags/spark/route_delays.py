@@ -3,12 +3,12 @@
 Adding is right because a movement never changes once it is written.
 """
 
-from airflow_pgchange.spark.job import batch_job
 from pyspark.sql.functions import coalesce, col, count_if, lit, sum, when
 
-departed, arrived = col("kind") == "departure", col("kind") == "arrival"
+from airflow_pgchange.spark.job import batch_job
 
 with batch_job() as job:
+    departed, arrived = col("kind") == "departure", col("kind") == "arrival"
     routes = job.rows("public.movement", key="id").groupBy("carrier", "origin", "dest")
     figures = routes.agg(
         count_if(departed).alias("departures"),

@@ -1,0 +1,115 @@
+"""The examples of ``dags/``, each run by ``dag.test()``."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from tests.airflow_home import DAGS
+
+Connect = Callable[..., psycopg.Connection[Any]]
+Example = Callable[[str], Any]
+
+AIRLINE = """
+create table movement (
+    id bigint generated always as identity primary key, kind text not null, flight_date date not null,
+    carrier text not null, flight integer not null, origin text not null, dest text not null,
+    at timestamptz not null, delay integer
+);
+create table route_delay (
+    carrier text, origin text, dest text, departures bigint not null, arrivals bigint not null,
+    cancellations bigint not null, departure_delay bigint not null, arrival_delay bigint not null,
+    primary key (carrier, origin, dest)
+);
+create table movement_audit (movement_id bigint primary key, batch_id uuid, committed_at timestamptz);
+select revision.track('movement', branch_id => '0');
+insert into movement (kind, flight_date, carrier, flight, origin, dest, at, delay) values
+    ('departure', '2013-01-01', 'UA', 1, 'EWR', 'IAH', '2013-01-01 05:17', 2),
+    ('arrival', '2013-01-01', 'UA', 1, 'EWR', 'IAH', '2013-01-01 08:30', 11),
+    ('departure', '2013-01-01', 'UA', 2, 'EWR', 'IAH', '2013-01-01 09:00', -4),
+    ('cancellation', '2013-01-01', 'AA', 3, 'JFK', 'MIA', '2013-01-01 10:00', null);
+"""
+
+
+@pytest.fixture
+def airline(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psycopg.Connection[Any]:
+    """A database with four movements, and Airflow's connection to it."""
+    connection = connect()
+    connection.execute(AIRLINE)
+    server = conninfo_to_dict(db)
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_AIRLINE", f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
+    )
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", "spark://local%5B2%5D")
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    return connection
+
+
+def states(run: Any) -> dict[str, str]:
+    return {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
+
+
+def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.dag_processing.dagbag import DagBag
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("an example opens a connection while it is imported")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(psycopg.Connection, "connect", refuse)
+    bag = DagBag(str(DAGS))
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {"flight_delays", "movement_audit", "delay_report", "pgchange_maintenance"}
+
+
+def test_flight_delays_adds_each_movement_once(example: Example, airline: psycopg.Connection[Any]) -> None:
+    for _ in range(2):
+        assert states(example("flight_delays").test()) == {"aggregate": "success"}
+    rows = airline.execute("select * from route_delay order by carrier").fetchall()
+    assert rows == [("AA", "JFK", "MIA", 0, 0, 1, 0, 0), ("UA", "EWR", "IAH", 2, 1, 0, -2, 11)]
+
+
+def test_movement_audit_notes_each_movement_once(example: Example, airline: psycopg.Connection[Any]) -> None:
+    for _ in range(2):
+        assert states(example("movement_audit").test()) == {"keep": "success"}
+    assert airline.execute("select count(*), count(distinct batch_id) from movement_audit").fetchone() == (
+        4,
+        1,
+    )
+
+
+def test_delay_report_waits_for_the_consumer_and_then_reads(
+    example: Example, airline: psycopg.Connection[Any], db: str
+) -> None:
+    with ConsumerTransaction(CommitFeed("route_delay"), db) as transaction:
+        transaction.claim(100)
+        transaction.ack(
+            lambda connection: (
+                connection.execute("insert into route_delay values ('UA', 'EWR', 'IAH', 2, 1, 0, -2, 11)")
+                and None
+            )
+        )
+    run = example("delay_report").test()
+    assert states(run) == {"up_to_date": "success", "worst_routes": "success"}
+
+
+def test_maintenance_looks_after_the_databases_that_the_variable_names(
+    example: Example, airline: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_VAR_PGCHANGE_DATABASES", '["airline", "airline"]')
+    run = example("pgchange_maintenance").test()
+    found = sorted((ti.task_id, ti.map_index, str(ti.state)) for ti in run.get_task_instances())
+    assert found == [("databases", -1, "success"), ("maintain", 0, "success"), ("maintain", 1, "success")]
+
+
+def test_maintenance_looks_after_the_databases_that_a_person_names(
+    example: Example, airline: psycopg.Connection[Any]
+) -> None:
+    run = example("pgchange_maintenance").test(run_conf={"databases": ["airline"], "keep": "30 days"})
+    assert states(run) == {"databases": "success", "maintain": "success"}
