@@ -86,7 +86,8 @@ class DrainingOperator(BaseOperator):
             try:
                 self.process_batch(transaction, batch, context)
             except Exception:
-                self._tell_of_failure(feed, batch)
+                if not self._killed:
+                    self._tell_of_failure(feed, batch)
                 raise
 
         def committed(batch: Batch, seconds: float) -> None:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowException
 
 from airflow_pgchange.arguments import feed_of
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.merge import merge, read_manifest
-from airflow_pgchange.feeds.transaction import ConsumerTransaction
+from airflow_pgchange.feeds.transaction import PING_EVERY, ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.draining import DrainingOperator
 from airflow_pgchange.spark import submit
@@ -50,6 +51,9 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
         batches of up to some hundred thousand changes
     """
 
+    ping_every = PING_EVERY
+    """Seconds between two looks at the consumer's connection while Spark runs."""
+
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, *DrainingOperator.template_fields)
 
     def __init__(
@@ -68,8 +72,11 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
             manifest = Path(folder) / "manifest.json"
             try:
                 self._prepare(batch, manifest)
-                with transaction.kept_alive(self._end_job):
+                with transaction.kept_alive(self._end_job, self.ping_every):
                     SparkSubmitOperator.execute(self, context)
+            except AirflowException:
+                self.stop_if_killed()
+                raise
             finally:
                 self.conf, self.py_files, self.env_vars = given
             self.stop_if_killed()
