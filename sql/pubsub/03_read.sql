@@ -34,11 +34,18 @@ as $$
         select c.txid, c.id, c.commit_id, c.created_at
         from revision.commit_queue as c
         where c.branch_id = unread.branch_id
-          and c.txid >= greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.low_txid)
+          and c.txid >= greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.partial_txid, unread.low_txid)
           and c.txid < pg_catalog.pg_snapshot_xmax(unread.upto)
           and c.txid <= unread.high_txid
-          and (c.txid, c.id) > (coalesce(unread.partial_txid, '0'), coalesce(unread.partial_id, 0))
-          and (c.txid, c.id) > (unread.low_txid, unread.low_id)
+          -- One lower bound only: given two, the index scan may start at the lower.
+          and (c.txid, c.id) > (
+              greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.partial_txid, unread.low_txid),
+              greatest(
+                  case when unread.partial_txid >= greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.low_txid)
+                       then unread.partial_id end,
+                  case when unread.low_txid >= greatest(pg_catalog.pg_snapshot_xmax(unread.after), unread.partial_txid)
+                       then unread.low_id end,
+                  -1))
           and (c.txid, c.id) <= (unread.high_txid, unread.high_id)
           and pg_catalog.pg_visible_in_snapshot(c.txid, unread.upto)
         order by c.txid, c.id
@@ -90,6 +97,7 @@ comment on function pubsub.check_branch(bigint) is 'Refuse a branch that does no
 create function pubsub.choose(branch_id bigint, "position" jsonb, max_changes integer, in_order boolean) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
+set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off
 set enable_seqscan = off
@@ -187,6 +195,7 @@ create function pubsub.count_unread(
 )
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
+set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off
 set enable_seqscan = off
@@ -286,6 +295,7 @@ comment on function pubsub.point(bigint, timestamptz) is
 create function pubsub.passed(branch_id bigint, "position" jsonb, point jsonb) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
+set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_sort = off
 set enable_seqscan = off

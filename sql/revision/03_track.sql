@@ -346,11 +346,13 @@ begin
     if known is null and to_regprocedure(function || '()') is not null then
         perform revision.refuse(format('there is a function %s() already', function), 'drop or rename it');
     end if;
+    -- Without an expression every name in the body has its schema, and pinning the path would be the dearest part of it.
     execute format(
-        'create or replace function %s() returns trigger language plpgsql security definer '
-        'set search_path = pg_catalog, %I, pg_temp as %L',
+        'create or replace function %s() returns trigger language plpgsql security definer %s as %L',
         function,
-        (select n.nspname from pg_namespace as n where n.oid = class.relnamespace),
+        case when expression is not null then format(
+            'set search_path = pg_catalog, %I, pg_temp',
+            (select n.nspname from pg_namespace as n where n.oid = class.relnamespace)) end,
         revision.capture_body(tbl, commit_id, branch, expression));
     execute format('revoke all on function %s() from public', function);
     execute format('comment on function %s() is %L', function, 'Capture of ' || tbl::text || ' by revision.track.');
