@@ -14,14 +14,19 @@ def run(conninfo: str, report: Report) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection, section("capture / no trigger, inserts"):
         for name in ("plain", "tracked", "expressed"):
             connection.execute(
-                f"create table {name} (id bigint generated always as identity primary key, kind int, note text)"
+                f"create table {name} (id bigint generated always as identity primary key, kind bigint, "
+                "flight_date date, carrier text, flight integer, origin text, dest text, at timestamptz, delay integer)"
             )
         connection.execute("select revision.track('tracked')")
-        connection.execute("select revision.track('expressed', branch_id => '0::bigint * kind')")
+        connection.execute("select revision.track('expressed', branch_id => '0 * kind')")
         for rows, most in GOALS.items():
 
             def insert(name: str, rows: int = rows) -> float:
-                query = f"insert into {name} (kind, note) select g, 'a note of some length' from generate_series(1, {rows}) g"
+                query = (
+                    f"insert into {name} (kind, flight_date, carrier, flight, origin, dest, at, delay) "
+                    "select g, '2013-01-01', 'UA', 1545, 'EWR', 'IAH', '2013-01-01 05:17-05', 2 "
+                    f"from generate_series(1, {rows}) as g"
+                )
 
                 def work() -> None:
                     for _ in range(STATEMENTS[rows]):

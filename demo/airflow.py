@@ -1,0 +1,240 @@
+"""A real Airflow in a home of its own: API server, scheduler, DAG processor and triggerer on the loopback interface."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from demo.postgres import free_port
+
+COMPONENTS: dict[str, list[str]] = {
+    "api-server": ["api-server", "--host", "127.0.0.1"],
+    "scheduler": ["scheduler", "--skip-serve-logs"],
+    "dag-processor": ["dag-processor"],
+    "triggerer": ["triggerer", "--skip-serve-logs"],
+}
+WATCHED = {"scheduler": "scheduler", "triggerer": "triggerer", "dag_processor": "dag-processor"}
+START_PATIENCE = 120.0
+STOP_PATIENCE = 30.0
+
+
+def java_home() -> str | None:
+    """The folder of a Java that Spark runs on, 17 or later; None where only PATH knows."""
+    if os.environ.get("JAVA_HOME"):
+        return os.environ["JAVA_HOME"]
+    if shutil.which("java"):
+        return None
+    found = sorted(Path("/usr/lib/jvm").glob("*/bin/java"))
+    return str(found[-1].parent.parent) if found else None
+
+
+@dataclass
+class LocalAirflow:
+    """Airflow over the PostgreSQL database at ``metadata_url``; ``connections`` are Airflow's, by id, as JSON values.
+
+    Use it as a context manager: it is healthy inside and gone outside.
+    """
+
+    home: Path
+    metadata_url: str
+    dags: Path
+    connections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    user: str = "admin"
+    password: str = field(default_factory=lambda: secrets.token_urlsafe(9), repr=False)
+    port: int = field(default_factory=free_port)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._environment = self._settings()
+        self._token: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Migrate the metadata database, start the four components, and return when all are healthy."""
+        subprocess.run([*_airflow(), "db", "migrate"], check=True, env=self._environment, capture_output=True)
+        for name in COMPONENTS:
+            self.start_component(name)
+        deadline = time.monotonic() + START_PATIENCE
+        while not self._healthy():
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    raise RuntimeError(f"Airflow's {name} ended at start:\n{self.log_tail(name)}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"Airflow is not healthy after {START_PATIENCE:g} s; its logs are in {self.home}"
+                )
+            time.sleep(0.3)
+
+    def start_component(self, name: str) -> None:
+        arguments = [*COMPONENTS[name], *(["--port", str(self.port)] if name == "api-server" else [])]
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*_airflow(), *arguments],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill_component(self, name: str) -> None:
+        """SIGKILL a component and all that it started."""
+        process = self.processes[name]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        """End the components, the way that Airflow wants it, and what they left behind."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + STOP_PATIENCE
+        for process in self.processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def log_tail(self, name: str, lines: int = 20) -> str:
+        return "\n".join((self.home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+
+    def unpause(self, dag_id: str, patience: float = 60) -> None:
+        """Unpause a DAG, waiting until the DAG processor has found it."""
+        deadline = time.monotonic() + patience
+        while True:
+            answer = self._request("PATCH", f"dags/{dag_id}", json={"is_paused": False}, expect=(200, 404))
+            if answer.status_code == httpx.codes.OK:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"Airflow has not found the DAG {dag_id} in {self.dags}:\n{self.log_tail('dag-processor')}"
+                )
+            time.sleep(0.5)
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        answer = self._request(
+            "POST", f"dags/{dag_id}/dagRuns", json={"conf": conf or {}, "logical_date": None}, expect=(200,)
+        )
+        return str(answer.json()["dag_run_id"])
+
+    def runs(self, dag_id: str) -> list[dict[str, Any]]:
+        """The DAG's runs, the newest first."""
+        found = self._request(
+            "GET", f"dags/{dag_id}/dagRuns", params={"order_by": "-run_after", "limit": 100}
+        )
+        return list(found.json()["dag_runs"])
+
+    def asset_events(self) -> list[dict[str, Any]]:
+        return list(self._request("GET", "assets/events", params={"limit": 100}).json()["asset_events"])
+
+    def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        found = self._request("GET", f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")
+        return list(found.json()["task_instances"])
+
+    def task_logs(self, dag_id: str) -> str:
+        """All that the DAG's tasks have logged."""
+        files = sorted((self.home / "logs").glob(f"dag_id={dag_id}/**/*.log"))
+        return "\n".join(path.read_text(errors="replace") for path in files)
+
+    def _healthy(self) -> bool:
+        try:
+            health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5).json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        return all((health.get(name) or {}).get("status") == "healthy" for name in WATCHED)
+
+    def _request(
+        self, method: str, path: str, *, expect: tuple[int, ...] = (200,), **details: Any
+    ) -> httpx.Response:
+        if self._token is None:
+            login = httpx.post(
+                f"{self.url}/auth/token", json={"username": self.user, "password": self.password}, timeout=30
+            )
+            login.raise_for_status()
+            self._token = str(login.json()["access_token"])
+        answer = httpx.request(
+            method,
+            f"{self.url}/api/v2/{path}",
+            headers={"Authorization": f"Bearer {self._token}"},
+            timeout=30,
+            **details,
+        )
+        if answer.status_code not in expect:
+            raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
+        return answer
+
+    def _settings(self) -> dict[str, str]:
+        passwords = self.home / "passwords.json"
+        with open(passwords, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            json.dump({self.user: self.password}, file)
+        settings = {
+            "API__BASE_URL": self.url,
+            "API__PORT": str(self.port),
+            "API__SECRET_KEY": secrets.token_hex(16),
+            "API__WORKERS": "1",
+            "API_AUTH__JWT_SECRET": secrets.token_hex(32),
+            "CORE__DAGS_FOLDER": str(self.dags),
+            "CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "CORE__EXECUTOR": "LocalExecutor",
+            "CORE__FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+            "CORE__LOAD_EXAMPLES": "False",
+            "CORE__PARALLELISM": "2",
+            "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
+            "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{self.user}:admin",
+            "DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            "DATABASE__SQL_ALCHEMY_CONN": self.metadata_url,
+            "LOGGING__BASE_LOG_FOLDER": str(self.home / "logs"),
+            "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+            "USAGE_DATA_COLLECTION__ENABLED": "False",
+        }
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
+        environment = {
+            **kept,
+            "AIRFLOW_HOME": str(self.home),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "PYTHONPATH": str(Path(__file__).parent.parent),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            **{f"AIRFLOW__{key}": value for key, value in settings.items()},
+            **{f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in self.connections.items()},
+        }
+        java = java_home()
+        if java is not None:
+            environment["JAVA_HOME"] = java
+        return environment
+
+
+def _airflow() -> list[str]:
+    return [sys.executable, "-m", "airflow"]

