@@ -105,7 +105,7 @@ def play(airflow: LocalAirflow, database: str, rows: list[flights.Row], writers:
     show(result, wanted)
     same = result == wanted
     say(
-        f"{len(rows):,} changes in {batches} batches, {len(rows) / (done - began):,.0f} changes a second, "
+        f"{len(rows):,} changes in {batches} {'batch' if batches == 1 else 'batches'}, {len(rows) / (done - began):,.0f} changes a second, "
         f"{done - last_commit:.1f} s from the last commit to the result"
     )
     say("the result equals the file to the last flight" if same else "THE RESULT DIFFERS FROM THE FILE")
@@ -153,7 +153,9 @@ def wait_for_watcher(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
         while connection.execute(watching_now).fetchone() != (True,):
             if time.monotonic() > deadline:
-                raise RuntimeError("no triggerer watches the feed: see the logs of Airflow's DAG processor and triggerer")
+                raise RuntimeError(
+                    "no triggerer watches the feed: see the logs of Airflow's DAG processor and triggerer"
+                )
             time.sleep(0.2)
     say("the triggerer watches the commit queue")
 

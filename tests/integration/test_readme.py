@@ -1,0 +1,39 @@
+"""The README's examples, run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_dag_is_the_one_in_dags():
+    assert blocks("python")[0].strip() == (ROOT / "dags" / "flight_delays.py").read_text().strip()
+
+
+def test_your_own_table_in_ten_minutes(db, connect):
+    connection = connect()
+    tables, by_hand = blocks("sql")
+    for statement in tables.split(";"):
+        if statement.strip():
+            connection.execute(statement)
+    branch = connection.execute("select branch_id from revision.tracked").fetchone()[0]
+    assert branch == 1
+    example = blocks("python")[1]
+    for _ in range(2):
+        exec(example, {"branch": branch, "database": db})
+    balances = connection.execute("select account, cents from public.balance order by account").fetchall()
+    assert balances == [("ann", 70), ("bob", 50)]
+    answers = [connection.execute(s) for s in by_hand.split(";") if re.sub("--.*", "", s).strip()]
+    assert len(answers[2].fetchall()) == 3
+
+
+def test_every_file_that_the_readme_links_to_is_there():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target

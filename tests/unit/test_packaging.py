@@ -1,0 +1,91 @@
+"""The wheel, the source distribution and a checkout each carry the SQL; both PySpark packages are of one version."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from airflow_pgchange import schema
+
+ROOT = Path(__file__).parents[2]
+SQL = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "sql").rglob("*.sql"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    target = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", target, ROOT],
+        check=True,
+        capture_output=True,
+    )
+    return target
+
+
+def test_the_wheel_carries_the_sql_inside_the_package(built, tmp_path):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        assert {f"airflow_pgchange/{name}" for name in SQL} <= names
+        archive.extractall(tmp_path)
+    found = subprocess.run(
+        [sys.executable, "-c", "from airflow_pgchange import schema; print(schema.sql_folder())"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert Path(found.stdout.strip()) == tmp_path / "airflow_pgchange" / "sql"
+
+
+def test_the_source_distribution_carries_the_sql(built):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert set(SQL) <= names
+
+
+def test_a_checkout_finds_the_sql():
+    assert schema.sql_folder() == ROOT / "sql"
+    assert all(schema.scripts(system) for system in schema.SYSTEMS)
+
+
+def test_the_entry_point_is_declared():
+    (entry,) = (
+        point for point in metadata.entry_points(group="apache_airflow_provider") if "pgchange" in point.value
+    )
+    assert entry.load()()["package-name"] == "airflow-provider-pgchange"
+
+
+def test_pyspark_and_pyspark_client_hold_identical_files():
+    full, client = metadata.distribution("pyspark"), metadata.distribution("pyspark-client")
+    assert full.version == client.version
+    recorded = {str(file): file.hash.value for file in full.files or () if file.hash and file.suffix == ".py"}
+    shared = {str(file): file.hash.value for file in client.files or () if file.hash and file.suffix == ".py"}
+    common = recorded.keys() & shared.keys()
+    assert len(common) > 300
+    assert {name for name in common if recorded[name] != shared[name]} == set()
+
+
+def test_the_constraints_pin_every_package_without_an_address():
+    lines = (ROOT / "constraints.txt").read_text().split()
+    assert all("==" in line and "://" not in line for line in lines)
+
+
+def test_no_file_is_installed_that_differs_from_both_wheels():
+    full = metadata.distribution("pyspark")
+    wrong = []
+    for file in full.files or ():
+        if file.hash and str(file).startswith("pyspark/sql/datasource"):
+            digest = hashlib.new(file.hash.mode, Path(str(file.locate())).read_bytes()).digest()
+            if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
+                wrong.append(str(file))
+    assert wrong == []
