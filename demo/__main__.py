@@ -104,8 +104,9 @@ def play(airflow: LocalAirflow, database: str, rows: list[flights.Row], writers:
     wanted = flights.expected(days)
     show(result, wanted)
     same = result == wanted
+    noun = "batch" if batches == 1 else "batches"
     say(
-        f"{len(rows):,} changes in {batches} {'batch' if batches == 1 else 'batches'}, {len(rows) / (done - began):,.0f} changes a second, "
+        f"{len(rows):,} changes in {batches} {noun}, {len(rows) / (done - began):,.0f} changes a second, "
         f"{done - last_commit:.1f} s from the last commit to the result"
     )
     say("the result equals the file to the last flight" if same else "THE RESULT DIFFERS FROM THE FILE")

@@ -108,5 +108,6 @@ def test_public_may_do_nothing(connect):
 
 
 def test_every_function_that_runs_as_its_owner_has_a_pinned_search_path(connect):
-    pinned = "exists (select from unnest(p.proconfig) as s where s like 'search_path=pg_catalog%%' and s like '%%pg_temp')"
+    path = "s like 'search_path=pg_catalog%%' and s like '%%pg_temp'"
+    pinned = f"exists (select from unnest(p.proconfig) as s where {path})"
     assert offenders(connect, f"p.prosecdef and not {pinned}") == []
