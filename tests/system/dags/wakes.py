@@ -1,0 +1,77 @@
+"""DAGs for the test of a whole Airflow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from airflow.sdk import dag, task
+from psycopg import Connection
+
+from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.feeds import Batch, Change, CommitFeed
+from airflow_pgchange.feeds.feed import to_json
+from airflow_pgchange.operators.batch import BatchOperator
+from airflow_pgchange.sensors.pgchange import FeedSensor, WatermarkSensor
+
+NOTED = CommitFeed("noted")
+SLOW = CommitFeed("slow")
+BY_HAND = CommitFeed("by_hand")
+AIRLINE = "airline"
+
+
+def note(batch: Batch, changes: Iterator[Change], connection: Connection[Any]) -> None:
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "insert into noted values (%s, %s)", [(change.id, batch.feed) for change in changes]
+        )
+
+
+@dag(schedule=[feed_asset(NOTED, AIRLINE)], max_active_runs=1, is_paused_upon_creation=False)
+def noted() -> None:
+    task.pgchange_batch(feed=NOTED, postgres_conn_id=AIRLINE, limit=4)(note)()
+
+
+@dag(schedule=[feed_asset(SLOW, AIRLINE)], max_active_runs=1, is_paused_upon_creation=False)
+def slow() -> None:
+    @task.pgchange_batch(feed=SLOW, postgres_conn_id=AIRLINE)
+    def work(batch: Batch, changes: Iterator[Change], connection: Connection[Any]) -> None:
+        while connection.execute("select count(*) from go").fetchone() == (0,):
+            time.sleep(0.2)
+        note(batch, changes, connection)
+
+    work()
+
+
+@dag(schedule=None)
+def waits() -> None:
+    FeedSensor(
+        task_id="for_changes", feed=BY_HAND, postgres_conn_id=AIRLINE, deferrable=True
+    ) >> WatermarkSensor(task_id="for_the_consumer", feed=BY_HAND, postgres_conn_id=AIRLINE, deferrable=True)
+
+
+@dag(schedule=None)
+def waits_by_reschedule() -> None:
+    WatermarkSensor(
+        task_id="for_the_consumer",
+        feed=BY_HAND,
+        postgres_conn_id=AIRLINE,
+        deferrable=False,
+        mode="reschedule",
+        poke_interval=2,
+    )
+
+
+@dag(schedule=None)
+def mapped() -> None:
+    BatchOperator.partial(task_id="each", process=note, postgres_conn_id=AIRLINE).expand(
+        feed=[to_json(CommitFeed("left")), to_json(CommitFeed("right"))]
+    )
+
+
+noted()
+slow()
+waits()
+waits_by_reschedule()
+mapped()

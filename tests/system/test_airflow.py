@@ -1,0 +1,181 @@
+"""A whole Airflow: API server, scheduler, DAG processor and triggerer, on a real server."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange import schema
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from demo.airflow import LocalAirflow
+from demo.postgres import Cluster
+
+DAGS = Path(__file__).parent / "dags"
+BY_HAND = CommitFeed("by_hand")
+PATIENCE = 90.0
+
+
+@pytest.fixture(scope="module")
+def airline(cluster: Cluster) -> Iterator[psycopg.Connection[Any]]:
+    """A database with a tracked table that nobody has written yet."""
+    with psycopg.connect(cluster.conninfo(), autocommit=True) as admin:
+        for name in ("airline", "airflow"):
+            admin.execute(f"create database {name}")
+    with psycopg.connect(cluster.conninfo("airline"), autocommit=True) as connection:
+        schema.install(connection)
+        connection.execute(
+            "create table ledger (id bigint generated always as identity primary key);"
+            "create table noted (id bigint, feed text, primary key (feed, id));"
+            "create table go ();"
+            "select revision.track('ledger', branch_id => '0')"
+        )
+        yield connection
+    with psycopg.connect(cluster.conninfo(), autocommit=True) as admin:
+        for name in ("airline", "airflow"):
+            admin.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture(scope="module")
+def airflow(
+    airline: psycopg.Connection[Any], cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalAirflow]:
+    server = conninfo_to_dict(cluster.conninfo())
+    metadata = f"postgresql+psycopg2://postgres@{server['host']}:{server['port']}/airflow"
+    connection = {
+        "conn_type": "postgres",
+        "host": server["host"],
+        "port": int(str(server["port"])),
+        "login": "postgres",
+        "schema": "airline",
+    }
+    home = tmp_path_factory.mktemp("airflow")
+    with LocalAirflow(home, metadata, DAGS, {"airline": connection}) as running:
+        yield running
+
+
+def write(airline: psycopg.Connection[Any], rows: int) -> None:
+    airline.execute("insert into ledger select from generate_series(1, %s)", [rows])
+
+
+def total(airline: psycopg.Connection[Any], query: str) -> int:
+    row = airline.execute(query).fetchone()
+    return int(row[0]) if row else 0
+
+
+def eventually(condition: Callable[[], bool], what: str, airflow: LocalAirflow) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {PATIENCE:g} s: {what}\n{airflow.log_tail('triggerer')}")
+        time.sleep(0.2)
+
+
+def process(airline: psycopg.Connection[Any], limit: int) -> int:
+    """One batch of the consumer that no DAG drives."""
+    with ConsumerTransaction(BY_HAND, airline.info.dsn) as transaction:
+        batch = transaction.claim(limit)
+        if batch is None:
+            return 0
+        transaction.ack()
+        return batch.count
+
+
+def state(airflow: LocalAirflow, dag_id: str, run_id: str, task_id: str) -> str | None:
+    found = {ti["task_id"]: ti["state"] for ti in airflow.task_instances(dag_id, run_id)}
+    return found.get(task_id)
+
+
+def unread(airline: psycopg.Connection[Any], feed: str) -> bool:
+    missing = "select count(*) from ledger where id not in (select id from noted where feed = '{}')"
+    return total(airline, missing.format(feed)) > 0
+
+
+def test_an_insert_starts_a_run_and_ten_rows_in_one_transaction_leave_nothing_stranded(
+    airflow: LocalAirflow, airline: psycopg.Connection[Any]
+) -> None:
+    eventually(lambda: watched(airline), "a watcher asks the database", airflow)
+    assert airflow.runs("noted") == []
+    write(airline, 10)
+    eventually(lambda: not unread(airline, "noted/0"), "ten rows in batches of four are noted", airflow)
+    assert {run["run_type"] for run in airflow.runs("noted")} == {"asset_triggered"}
+
+
+def watched(airline: psycopg.Connection[Any]) -> bool:
+    return (
+        total(airline, "select count(*) from pg_stat_activity where application_name = 'airflow_pgchange'")
+        > 0
+    )
+
+
+def test_a_long_batch_gives_at_most_two_asset_events(
+    airflow: LocalAirflow, airline: psycopg.Connection[Any]
+) -> None:
+    write(airline, 1)
+    eventually(lambda: at_work(airline, "slow"), "the slow consumer is at work", airflow)
+    for _ in range(10):
+        write(airline, 1)
+        time.sleep(1.5)
+    airline.execute("insert into go default values")
+    eventually(lambda: not unread(airline, "slow/0"), "the slow consumer has caught up", airflow)
+    events = Counter(event["name"] for event in airflow.asset_events())
+    assert 1 <= events["airline/slow/0"] <= 2
+
+
+def at_work(airline: psycopg.Connection[Any], consumer: str) -> bool:
+    return airline.execute("select pubsub.locked(%s, 0)", [consumer]).fetchone() == (True,)
+
+
+def test_a_triggerer_that_restarts_keeps_the_point_of_a_sensor(
+    airflow: LocalAirflow, airline: psycopg.Connection[Any]
+) -> None:
+    write(airline, 3)
+    airflow.unpause("waits")
+    before = total(airline, "select count(*) from ledger")
+    run = airflow.trigger("waits")
+    eventually(
+        lambda: state(airflow, "waits", run, "for_the_consumer") == "deferred", "the sensor waits", airflow
+    )
+    airflow.kill_component("triggerer")
+    write(airline, 5)
+    airflow.start_component("triggerer")
+    assert process(airline, before) == before
+    eventually(
+        lambda: state(airflow, "waits", run, "for_the_consumer") == "success",
+        "the sensor has seen it",
+        airflow,
+    )
+    assert process(airline, 1000) == 5
+
+
+def test_a_rescheduled_sensor_keeps_its_point(
+    airflow: LocalAirflow, airline: psycopg.Connection[Any]
+) -> None:
+    write(airline, 3)
+    airflow.unpause("waits_by_reschedule")
+    run = airflow.trigger("waits_by_reschedule")
+    task = ("waits_by_reschedule", run, "for_the_consumer")
+    eventually(lambda: state(airflow, *task) == "up_for_reschedule", "the sensor waits", airflow)
+    write(airline, 5)
+    assert process(airline, 3) == 3
+    eventually(lambda: state(airflow, *task) == "success", "the sensor has seen it", airflow)
+    assert process(airline, 1000) == 5
+
+
+def test_a_mapped_task_works_on_each_feed(airflow: LocalAirflow, airline: psycopg.Connection[Any]) -> None:
+    write(airline, 1)
+    airflow.unpause("mapped")
+    run = airflow.trigger("mapped")
+
+    def done() -> bool:
+        return [ti["state"] for ti in airflow.task_instances("mapped", run)] == ["success", "success"]
+
+    eventually(done, "both mapped tasks have ended", airflow)
+    assert not unread(airline, "left/0")
+    assert not unread(airline, "right/0")
