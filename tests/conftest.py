@@ -35,10 +35,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "system_only: needs contrib or the system's PostgreSQL")
-
-
 def _make_cluster(config: pytest.Config) -> Cluster:
     cluster = Cluster.create(BINARIES[config.getoption("--server")]())
     config.stash[CLUSTER] = cluster

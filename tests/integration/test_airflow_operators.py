@@ -332,13 +332,14 @@ def test_maintenance_makes_partitions_ahead(conn_id: str) -> None:
 
 
 def test_maintenance_names_who_holds_consumers_back(
-    conn_id: str, connect: Connect, write: Callable[[int], None]
+    own_database: str, connect_to: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect().execute("select pubsub.lock_watermark('audit', 0)")
-    holder = connect(autocommit=False)
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(own_database))
+    connection, holder = connect_to(own_database), connect_to(own_database, autocommit=False)
+    connection.execute("select pubsub.lock_watermark('audit', 0)")
     holder.execute("select pg_current_xact_id()")
-    write(1)
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id))
+    connection.execute("insert into revision.commit default values")
+    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id="airline"))
     assert any(f"process {holder.info.backend_pid}" in line for line in report["attention"]), report
 
 
