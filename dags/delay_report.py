@@ -9,7 +9,7 @@ from airflow_pgchange.sensors.pgchange import WatermarkSensor
 MOVEMENTS = CommitFeed(consumer_id="route_delay", branch_id=0)
 
 
-@dag(schedule="@daily", tags=["pgchange"])
+@dag(schedule="@daily", tags=["pgchange"], doc_md=__doc__)
 def delay_report() -> None:
     up_to_date = WatermarkSensor(
         task_id="up_to_date", feed=MOVEMENTS, postgres_conn_id="airline", deferrable=True, timeout=3600

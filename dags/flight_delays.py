@@ -11,7 +11,12 @@ from airflow_pgchange.operators.spark import SparkBatchOperator
 MOVEMENTS = CommitFeed(consumer_id="route_delay", branch_id=0)
 
 
-@dag(schedule=[feed_asset(MOVEMENTS, postgres_conn_id="airline")], max_active_runs=1, tags=["pgchange"])
+@dag(
+    schedule=[feed_asset(MOVEMENTS, postgres_conn_id="airline")],
+    max_active_runs=1,
+    tags=["pgchange"],
+    doc_md=__doc__,
+)
 def flight_delays() -> None:
     SparkBatchOperator(
         task_id="aggregate",

@@ -19,6 +19,7 @@ MOVEMENTS = CommitFeed(consumer_id="movement_audit", branch_id=0)
     schedule=[feed_asset(MOVEMENTS, "airline", min_changes=1000, max_wait=timedelta(seconds=30))],
     max_active_runs=1,
     tags=["pgchange"],
+    doc_md=__doc__,
 )
 def movement_audit() -> None:
     @task.pgchange_batch(feed=MOVEMENTS, postgres_conn_id="airline", limit=10_000, max_batches=None)

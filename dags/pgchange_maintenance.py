@@ -14,17 +14,18 @@ from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
     schedule="*/10 * * * *",
     max_active_runs=1,
     tags=["pgchange"],
+    doc_md=__doc__,
     params={
         "databases": Param(
-            [],
-            type="array",
+            None,
+            type=["null", "array"],
             items={"type": "string"},
             title="Databases",
             description="Connection ids. Empty: those of the variable pgchange_databases",
         ),
         "keep": Param(
-            "",
-            type="string",
+            None,
+            type=["null", "string"],
             title="History to keep",
             description="A PostgreSQL interval such as 30 days; older commits go once every consumer has them. "
             "Empty: nothing is trimmed",
@@ -34,11 +35,11 @@ from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
 def pgchange_maintenance() -> None:
     @task
     def databases(params: dict[str, Any] | None = None) -> list[str]:
-        given: list[str] = (params or {}).get("databases", [])
+        given: list[str] | None = (params or {}).get("databases")
         return given or Variable.get("pgchange_databases", default=["airline"], deserialize_json=True)
 
     MaintainPartitionsOperator.partial(
-        task_id="maintain", keep="{{ params.keep }}", map_index_template="{{ task.postgres_conn_id }}"
+        task_id="maintain", keep="{{ params.keep or '' }}", map_index_template="{{ task.postgres_conn_id }}"
     ).expand(postgres_conn_id=databases())
 
 

@@ -42,7 +42,10 @@ def feed_asset(
     )
     name = name or f"{postgres_conn_id}/{feed.name}"
     return Asset(
-        name=name, uri=to_uri(feed, postgres_conn_id), watchers=[AssetWatcher(name=name, trigger=trigger)]
+        name=name,
+        uri=to_uri(feed, postgres_conn_id),
+        group="pgchange",
+        watchers=[AssetWatcher(name=name, trigger=trigger)],
     )
 
 

@@ -83,6 +83,7 @@ class DrainingOperator(BaseOperator):
             self.log.info(
                 "%s: batch %s, attempt %d, %d changes", feed.name, batch.id, batch.attempt, batch.count
             )
+            self.stop_if_killed()
             try:
                 self.process_batch(transaction, batch, context)
             except Exception:
@@ -154,7 +155,7 @@ class DrainingOperator(BaseOperator):
         if not drained.batches and self.skip_if_empty:
             raise AirflowSkipException(f"{feed.name}: nothing is ready")
         self.log.info(
-            "%s: %d changes in %d batches, %.1f s",
+            "%s: %d changes, batches: %d, %.1f s",
             feed.name,
             drained.changes,
             drained.batches,

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+QUIET = {"spark.log.level": "WARN"}
+"""Spark's own reports would bury the application's in the task's log."""
+
+
 class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore[misc]
     """Submits a Spark application for each batch of a feed, and commits its results together with the
     progress.
@@ -57,7 +61,12 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, *DrainingOperator.template_fields)
 
     def __init__(
-        self, *, fast_start: bool = False, limit: int = 1_000_000, name: str = "pgchange", **kwargs: Any
+        self,
+        *,
+        fast_start: bool = False,
+        limit: int = 1_000_000,
+        name: str = "{{ dag.dag_id }}.{{ task.task_id }}",
+        **kwargs: Any,
     ) -> None:
         if kwargs.pop("durable", False):
             raise InvalidArgument(
@@ -92,7 +101,7 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
         results = PgChangeHook(self.postgres_conn_id).conninfo()
         source = PgChangeHook(self.source_conn_id).conninfo() if self.source_conn_id else None
         handed = submit.environment(batch, feed_of(self.feed), results, source, manifest)
-        self.conf = {**submit.startup_conf(fast_start=self.fast_start), **(self.conf or {})}
+        self.conf = {**QUIET, **submit.startup_conf(fast_start=self.fast_start), **(self.conf or {})}
         self.py_files = ",".join(filter(None, (self.py_files, submit.py_files())))
         given, self.env_vars = self.env_vars, None
         hook = SparkSubmitOperator._get_hook(self)
