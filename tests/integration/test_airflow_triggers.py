@@ -329,6 +329,24 @@ async def test_a_failing_consumer_is_woken_again_but_not_in_a_hurry(
     assert times[1] - times[0] >= FIRST_PAUSE
 
 
+async def test_progress_may_lie_in_another_database_than_the_changes(
+    conn_id: str,
+    db: str,
+    other_db: str,
+    write: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = conninfo_to_dict(other_db)
+    uri = f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", uri)
+    write(3)
+    with ConsumerTransaction(FEED, other_db, db) as transaction:
+        transaction.claim(2)
+        transaction.ack()
+    assert (await first(FeedTrigger(FEED, "warehouse", conn_id)))["ready"] == 1
+    assert (await first(FeedTrigger(FEED, conn_id)))["ready"] == 3
+
+
 async def test_a_point_is_passed_when_the_consumer_has_processed_what_was_there(
     conn_id: str, db: str, connect: Connect, write: Callable[[int], None]
 ) -> None:

@@ -1,0 +1,160 @@
+"""``airflow pgchange`` on a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.cli.cli_parser import get_parser
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+
+Connect = Callable[..., psycopg.Connection[Any]]
+Command = Callable[..., Any]
+FEED = CommitFeed("delays")
+
+
+@pytest.fixture
+def pgchange(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command and return what it prints, read as JSON."""
+
+    def run(*arguments: str) -> Any:
+        args = get_parser().parse_args(["pgchange", *arguments, "--output", "json"])
+        capsys.readouterr()
+        args.func(args)
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def ledger(db: str, connect: Connect) -> str:
+    """A database with three commits, one of which a consumer claimed and could not finish."""
+    connect().execute(
+        "create table ledger (id bigint generated always as identity primary key);"
+        "select revision.track('ledger', branch_id => '0');"
+        "insert into ledger select from generate_series(1, 3)"
+    )
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as transaction:
+        transaction.claim(1)
+        raise ZeroDivisionError
+    return db
+
+
+def failed(caught: pytest.ExceptionInfo[SystemExit]) -> str:
+    return str(caught.value.code)
+
+
+def test_install_says_what_the_database_now_holds(bare_db: str, pgchange: Command) -> None:
+    found = pgchange("install", "--dsn", bare_db)
+    assert {row["system"] for row in found} == {"revision", "pubsub", "staging"}
+    assert pgchange("install", "--dsn", bare_db) == found
+
+
+def test_one_system_can_be_installed_alone(bare_db: str, pgchange: Command) -> None:
+    assert [row["system"] for row in pgchange("install", "--dsn", bare_db, "--system", "revision")] == [
+        "revision"
+    ]
+
+
+def test_upgrade_of_what_is_up_to_date_changes_nothing(db: str, pgchange: Command) -> None:
+    assert all(row["version"] == row["needed"] for row in pgchange("upgrade", "--dsn", db))
+
+
+def test_uninstall_removes_the_schemas(db: str, pgchange: Command) -> None:
+    assert len(pgchange("uninstall", "--dsn", db, "--yes")) == 3
+
+
+def test_what_destroys_something_asks_first(ledger: str, pgchange: Command) -> None:
+    with pytest.raises(SystemExit) as caught:
+        pgchange("uninstall", "--dsn", ledger)
+    assert "--yes" in failed(caught)
+
+
+def test_status_tells_how_far_behind_a_consumer_is_and_on_what_it_works(
+    ledger: str, pgchange: Command
+) -> None:
+    (found,) = pgchange("status", "--dsn", ledger)
+    assert (found["consumer"], found["ready"], found["attempt"]) == ("delays/0", 3, 1)
+
+
+def test_status_in_a_table_is_for_people(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args = get_parser().parse_args(["pgchange", "status", "--dsn", ledger])
+    args.func(args)
+    assert "attempt 1" in capsys.readouterr().out
+
+
+def test_an_airflow_connection_names_the_database_too(
+    ledger: str, pgchange: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = conninfo_to_dict(ledger)
+    uri = f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri)
+    assert len(pgchange("status", "--conn-id", "airline")) == 1
+
+
+def test_skip_gives_up_the_batch_in_work(ledger: str, pgchange: Command) -> None:
+    (found,) = pgchange("skip", "delays/0", "--dsn", ledger, "--reason", "a poisonous row")
+    assert found["skipped"]
+    (status,) = pgchange("status", "--dsn", ledger)
+    assert status["ready"] == 2
+
+
+def test_skip_without_a_batch_in_work_says_so(ledger: str, pgchange: Command) -> None:
+    pgchange("skip", "delays/0", "--dsn", ledger, "--reason", "a poisonous row")
+    with pytest.raises(SystemExit) as caught:
+        pgchange("skip", "delays/0", "--dsn", ledger, "--reason", "again")
+    assert "no batch in work" in failed(caught)
+
+
+@pytest.mark.parametrize(("to", "ready"), [("now", 0), ("beginning", 3), ("2001-01-01T00:00:00+00:00", 3)])
+def test_move_takes_a_consumer_elsewhere(ledger: str, pgchange: Command, to: str, ready: int) -> None:
+    pgchange("move", "delays/0", "--dsn", ledger, "--to", to, "--yes")
+    (status,) = pgchange("status", "--dsn", ledger)
+    assert status["ready"] == ready
+
+
+def test_repair_tells_the_guarantee_from_here_on(ledger: str, pgchange: Command) -> None:
+    (found,) = pgchange("repair", "delays/0", "--dsn", ledger, "--yes")
+    assert found["from_here_on"] == "exactly once"
+
+
+def test_drop_forgets_a_consumer(ledger: str, pgchange: Command) -> None:
+    pgchange("drop", "delays/0", "--dsn", ledger, "--yes")
+    assert pgchange("status", "--dsn", ledger) == []
+
+
+def test_trim_says_what_it_did(ledger: str, pgchange: Command) -> None:
+    assert isinstance(pgchange("trim", "--dsn", ledger, "--keep", "1 day", "--yes"), list)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["status"], "--conn-id or --dsn"),
+        (["status", "--conn-id", "nowhere"], "nowhere"),
+        (["status", "--dsn", "host=127.0.0.1 port=1"], "try again"),
+        (["skip", "delays", "--dsn", "x", "--reason", "y"], "delays/0"),
+        (["move", "delays/0", "--dsn", "x", "--to", "tomorrow", "--yes"], "neither"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_do(pgchange: Command, arguments: list[str], advice: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        pgchange(*arguments)
+    assert advice in failed(caught)
+
+
+def test_a_database_without_our_schemas_is_told_what_to_run(bare_db: str, pgchange: Command) -> None:
+    with pytest.raises(SystemExit) as caught:
+        pgchange("status", "--dsn", bare_db)
+    assert "airflow pgchange install" in failed(caught)
+
+
+def test_an_unknown_consumer_is_told_where_the_names_are(db: str, pgchange: Command) -> None:
+    with pytest.raises(SystemExit) as caught:
+        pgchange("skip", "nobody/0", "--dsn", db, "--reason", "why")
+    assert "airflow pgchange status" in failed(caught)

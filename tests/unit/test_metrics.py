@@ -1,0 +1,72 @@
+"""What reaches Airflow's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from airflow_pgchange import metrics
+from airflow_pgchange.feeds.batch import Lag
+
+LAG = Lag(ready=7, waiting=2, ready_age=1.5, faults=1)
+
+
+class Recorder:
+    """A metrics backend that remembers."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, tuple[Any, Any]] = {}
+
+    def gauge(self, stat: str, value: Any, tags: Any = None, **_: object) -> None:
+        self.seen[stat] = value, tags
+
+    timing = gauge
+
+    def incr(self, stat: str, count: int = 1, tags: Any = None, **_: object) -> None:
+        self.gauge(stat, count, tags)
+
+    def value(self, stat: str) -> Any:
+        return self.seen[stat][0]
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    recorder = Recorder()
+    monkeypatch.setattr(metrics, "get_stats_factory", lambda: lambda: recorder)
+    metrics._prepare.cache_clear()
+    yield recorder
+    metrics._prepare.cache_clear()
+
+
+def test_lag_is_reported_under_the_name_of_its_feed(backend: Recorder) -> None:
+    metrics.report_lag("delays/0", LAG)
+    assert backend.seen["pgchange.ready"] == (7, {"feed": "delays/0"})
+
+
+def test_a_backend_without_tags_gets_the_feed_in_the_name(backend: Recorder) -> None:
+    metrics.report_lag("delays/0", LAG)
+    assert backend.value("pgchange.ready.delays_0") == 7
+
+
+def test_ages_waiting_changes_and_faults_are_reported(backend: Recorder) -> None:
+    metrics.report_lag("delays/0", LAG)
+    names = ("waiting", "ready_age", "waiting_age", "faults")
+    assert [backend.value(f"pgchange.{name}") for name in names] == [2, 1.5, 0.0, 1]
+
+
+def test_a_batch_is_counted_and_timed(backend: Recorder) -> None:
+    metrics.report_batch("delays/0", 5, 2.0)
+    names = ("batches", "changes", "batch_seconds")
+    assert [backend.value(f"pgchange.{name}") for name in names] == [1, 5, 2000.0]
+
+
+def test_a_meter_reports_now_and_then(backend: Recorder) -> None:
+    meter = metrics.Meter("delays/0")
+    meter.lag(LAG, 0.0)
+    backend.seen.clear()
+    meter.lag(LAG, metrics.EVERY - 0.1)
+    assert backend.seen == {}
+    meter.lag(LAG, metrics.EVERY)
+    assert backend.value("pgchange.ready") == 7
