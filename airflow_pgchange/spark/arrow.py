@@ -1,23 +1,27 @@
-"""Arrow in and out of PostgreSQL by ADBC: what the driver does for a small batch, and each executor for its part."""
+"""Arrow in and out of PostgreSQL by ADBC: what the driver does for a small batch, and each executor for its part.
+
+ADBC is used below its DBAPI, which imports pandas: a second in each of Spark's many Python processes.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import adbc_driver_postgresql
 import pyarrow as pa
 import pyarrow.compute as pc
-from adbc_driver_manager import OperationalError
-from adbc_driver_postgresql import dbapi
+from adbc_driver_manager import AdbcConnection, AdbcStatement, OperationalError, StatementOptions
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connect import complete, connect
-from airflow_pgchange.feeds.errors import BatchIncomplete, UnsupportedType
+from airflow_pgchange.feeds.errors import BatchIncomplete
 from airflow_pgchange.feeds.reading import caught_up, expect
 from airflow_pgchange.feeds.staging import ATTEMPT, SCHEMA
-from airflow_pgchange.spark.types import MISFIT, SESSION, Column, reading_query, refuse_misfit
+from airflow_pgchange.spark.types import MISFIT, SESSION, Column, misfit_error, reading_query
 
 CONFLICTS = frozenset({"40001", "40P01"})
 CONFLICT_TRIES = 10
@@ -67,18 +71,37 @@ def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBat
             batch = next(batches, None)
 
     reader = pa.RecordBatchReader.from_batches(_marked(first, attempt).schema, marked())
-    with dbapi.connect(complete(results, primary=True)) as connection, connection.cursor() as cursor:
-        cursor.adbc_ingest(table, reader, mode="append", db_schema_name=SCHEMA)
-        connection.commit()
+    target = {
+        StatementOptions.INGEST_TARGET_DB_SCHEMA.value: SCHEMA,
+        StatementOptions.INGEST_TARGET_TABLE.value: table,
+        StatementOptions.INGEST_MODE.value: "adbc.ingest.mode.append",
+    }
+    with _transaction(complete(results, primary=True)) as statement:
+        statement.set_options(**target)
+        statement.bind_stream(reader)
+        statement.execute_update()
     return written
 
 
 def _stream(server: str, query: str) -> Iterator[pa.RecordBatch]:
-    with dbapi.connect(server) as connection, connection.cursor() as cursor:
+    with _transaction(server) as statement:
         for setting in SESSION:
-            cursor.execute(f"set local {setting}")
-        cursor.execute(query)
-        yield from cursor.fetch_record_batch()
+            statement.set_sql_query(f"set local {setting}")
+            statement.execute_update()
+        statement.set_sql_query(query)
+        stream, _ = statement.execute_query()
+        with pa.RecordBatchReader.from_stream(stream) as reader:
+            yield from reader
+
+
+@contextmanager
+def _transaction(conninfo: str) -> Iterator[AdbcStatement]:
+    """A statement in a transaction that is committed at the end."""
+    with adbc_driver_postgresql.connect(conninfo) as database, AdbcConnection(database) as connection:
+        connection.set_autocommit(False)
+        with AdbcStatement(connection) as statement:
+            yield statement
+        connection.commit()
 
 
 def _read_whole(server: str, query: str) -> list[pa.RecordBatch]:
@@ -96,9 +119,10 @@ def _read_whole(server: str, query: str) -> list[pa.RecordBatch]:
 
 
 def _converted(batch: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema) -> pa.RecordBatch:
-    misfits = batch.column(MISFIT).drop_null()
-    if len(misfits):
-        raise refuse_misfit(misfits[0].as_py())
+    if MISFIT in batch.schema.names:
+        misfits = batch.column(MISFIT).drop_null()
+        if len(misfits):
+            raise misfit_error(misfits[0].as_py())
     arrays = [_cast(batch.column(column.name), column.name, schema) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -107,7 +131,7 @@ def _cast(array: Any, name: str, schema: pa.Schema) -> Any:
     try:
         return pc.cast(array, schema.field(name).type)
     except pa.ArrowInvalid as error:
-        raise UnsupportedType(f'column "{name}": {error}: cast it to text in a view and read that') from error
+        raise misfit_error(f"{name}: a value of another range ({error})") from error
 
 
 def _marked(batch: pa.RecordBatch, attempt: int) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ from airflow_pgchange.spark.types import Column, describe, spark_schema
 
 NAME = "pgchange"
 CHANGE = "pgchange_id"
-ROWS_A_PARTITION = 250_000
+ROWS_A_PARTITION = 500_000
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,8 @@ class Reading:
         return spark_schema([column for column in self.columns if column.name != CHANGE])
 
     def partitions(self, n: int) -> list[Partition]:
-        """At least ``n`` partitions, if the batch is large enough, and none of more than some 250,000 changes."""
-        wanted = max(n, -(-self.batch.count // ROWS_A_PARTITION))
-        return [_query(partition, self.wanted) for partition in self.feed.partitions(self.batch, wanted)]
+        """At most ``n`` partitions, in the order of the changes."""
+        return [_query(partition, self.wanted) for partition in self.feed.partitions(self.batch, n)]
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, in the Arrow form of ``schema``."""
@@ -145,12 +144,13 @@ class PgChangeReader(DataSourceReader):
             yield from self._reading.read(partition.partition)
 
 
-def data_source(feed: Feed, batch: Batch, source: str, partitions: int) -> type[DataSource]:
+def data_source(feed: Feed, batch: Batch, source: str, parallelism: int) -> type[DataSource]:
     """The data source of one batch, to be registered in a session.
 
     The connection string travels in the pickled class: options end in plans, in the event log and in the UI. Options:
-    ``table`` and ``key`` (none: the changes), ``columns`` (a JSON list), ``gone``.
+    ``table`` and ``key`` (none: the changes), ``columns`` (a JSON list), ``gone``, ``partitions``.
     """
+    usual = max(parallelism, -(-batch.count // ROWS_A_PARTITION))
 
     class PgChange(DataSource):
         @classmethod
@@ -164,6 +164,6 @@ def data_source(feed: Feed, batch: Batch, source: str, partitions: int) -> type[
             return self._prepared().schema()
 
         def reader(self, schema: t.StructType) -> DataSourceReader:
-            return PgChangeReader(self._prepared(), partitions)
+            return PgChangeReader(self._prepared(), int(self.options.get("partitions", usual)))
 
     return PgChange

@@ -18,13 +18,22 @@ from pyspark.sql import types as t
 from airflow_pgchange.feeds.errors import UnsupportedType, translated
 
 MISFIT = "pgchange_misfit"
-"""Column of every reading query: NULL, or what is wrong with a value of this row."""
+"""Column of a reading query: NULL, or what is wrong with a value of this row that Arrow would not show."""
 MAX_DIGITS = 38
 DECIMAL = t.DecimalType(38, 18)
-"""What a numeric without precision is read as; a value that does not fit exactly is refused."""
+"""What a numeric without precision is read as.
 
-SESSION = ("datestyle = 'ISO, MDY'", "intervalstyle = postgres", "timezone = 'UTC'", "bytea_output = hex")
-"""Settings under which PostgreSQL's text means the same everywhere."""
+Numbers travel as text and are made decimals here, which fails for whatever does not fit exactly: NaN, infinity, digits.
+"""
+
+SESSION = (
+    "datestyle = 'ISO, MDY'",
+    "intervalstyle = postgres",
+    "timezone = 'UTC'",
+    "bytea_output = hex",
+    "jit = off",
+)
+"""Settings under which PostgreSQL's text means the same everywhere; compiling costs each partition more than it gains."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,6 @@ _MISFITS: Mapping[str, tuple[str, str]] = {
         f"infinity or a time after {_LATEST}",
     ),
 }
-_NOT_FINITE = "{} in ('NaN', 'Infinity', '-Infinity')"
 
 
 def describe(connection: psycopg.Connection[Any], query: str) -> list[Column]:
@@ -90,8 +98,7 @@ def describe(connection: psycopg.Connection[Any], query: str) -> list[Column]:
 
 
 def reading_query(query: str, columns: Sequence[Column]) -> str:
-    """The query whose rows ADBC reads exactly: our casts, and what is wrong with a row in the last column."""
-    checks = [column for column in columns if column.misfit is not None]
+    """The query whose rows ADBC reads exactly: our casts, and MISFIT where a column can hold a misfit."""
     selected = [
         sql.SQL("{} as {}").format(_over(column.cast, column), sql.Identifier(column.name))
         for column in columns
@@ -100,22 +107,23 @@ def reading_query(query: str, columns: Sequence[Column]) -> str:
         sql.SQL("when {} then {}").format(
             _over(column.misfit or "", column), f"{column.name}: {column.problem}"
         )
-        for column in checks
+        for column in columns
+        if column.misfit is not None
     ]
-    misfit = sql.SQL("case {} end").format(sql.SQL(" ").join(misfits)) if misfits else sql.SQL("null::text")
+    if misfits:
+        either = sql.SQL("case {} end as {}").format(sql.SQL(" ").join(misfits), sql.Identifier(MISFIT))
+        selected.append(either)
     return (
-        sql.SQL("select {}, {} as {} from ({}) q")
-        .format(sql.SQL(", ").join(selected), misfit, sql.Identifier(MISFIT), sql.SQL(query))
-        .as_string(None)
+        sql.SQL("select {} from ({}) q").format(sql.SQL(", ").join(selected), sql.SQL(query)).as_string(None)
     )
 
 
-def refuse_misfit(found: str) -> UnsupportedType:
-    """The error for a value of the MISFIT column."""
+def misfit_error(found: str) -> UnsupportedType:
+    """The error for a value of the MISFIT column, or for another ``column: problem``."""
     column, _, problem = found.partition(": ")
     return UnsupportedType(
-        f'column "{column}" holds {problem}, which Spark has no value for: cast the column to text in a view and read '
-        "that, or leave it out with columns=[...]"
+        f'column "{column}" holds {problem}, which Spark has no value for: cast the column to text in a view and '
+        "read that, or leave it out with columns=[...]"
     )
 
 
@@ -216,13 +224,7 @@ def _read(name: str, kind: str, modifier: int) -> _Read:
 def _numeric(name: str, modifier: int) -> _Read:
     """The modifier holds precision and scale, the scale with a sign in 11 bits (PostgreSQL 15)."""
     if modifier < 0:
-        digits, places = DECIMAL.precision - DECIMAL.scale, DECIMAL.scale
-        return _Read(
-            DECIMAL,
-            ("text",),
-            f"{_NOT_FINITE} or pg_catalog.abs({{}}) >= 1e{digits} or pg_catalog.min_scale({{}}) > {places}",
-            f"NaN, infinity or a number of more than {digits} digits before the point or {places} behind it",
-        )
+        return _Read(DECIMAL, ("text",))
     precision, scale = (modifier - 4) >> 16, (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400
     digits = max(precision, scale) - min(scale, 0)
     if digits > MAX_DIGITS:
@@ -230,7 +232,7 @@ def _numeric(name: str, modifier: int) -> _Read:
             f'column "{name}" is numeric({precision},{scale}), and Spark counts {MAX_DIGITS} digits: cast it to '
             "text in a view and read that, or leave it out with columns=[...]"
         )
-    return _Read(t.DecimalType(digits, max(scale, 0)), ("text",), _NOT_FINITE, "NaN")
+    return _Read(t.DecimalType(digits, max(scale, 0)), ("text",))
 
 
 def _over(template: str, column: Column) -> sql.Composable:
