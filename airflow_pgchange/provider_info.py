@@ -83,7 +83,7 @@ def _config() -> dict[str, Any]:
             "first_pause": _seconds(
                 "Seconds from a wake-up to the first repeat, while the consumer makes no progress. Longer "
                 "than Airflow takes to start a task; each repeat doubles it.",
-                "10.0",
+                "30.0",
             ),
             "longest_pause": _seconds("Seconds between two repeats, at most.", "300.0"),
         },

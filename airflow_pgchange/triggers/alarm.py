@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_pgchange.feeds.batch import Lag
 
-FIRST_PAUSE = 10.0
+FIRST_PAUSE = 30.0
 """Seconds to the first repeat: longer than Airflow takes from an event to a task that holds the consumer's
 lock.
 """

@@ -77,9 +77,9 @@ def eventually(condition: Callable[[], bool], what: str, airflow: LocalAirflow) 
         time.sleep(0.2)
 
 
-def process(airline: psycopg.Connection[Any], limit: int) -> int:
-    """One batch of the consumer that no DAG drives."""
-    with ConsumerTransaction(BY_HAND, airline.info.dsn) as transaction:
+def process(airline: psycopg.Connection[Any], limit: int, feed: CommitFeed = BY_HAND) -> int:
+    """One batch of a consumer that no DAG drives."""
+    with ConsumerTransaction(feed, airline.info.dsn) as transaction:
         batch = transaction.claim(limit)
         if batch is None:
             return 0
@@ -152,6 +152,19 @@ def test_a_triggerer_that_restarts_keeps_the_point_of_a_sensor(
         airflow,
     )
     assert process(airline, 1000) == 5
+
+
+def test_a_deferred_sensor_ends_when_a_change_comes(
+    airflow: LocalAirflow, airline: psycopg.Connection[Any]
+) -> None:
+    process(airline, 1000, CommitFeed("patient"))
+    airflow.unpause("waits_for_changes")
+    run = airflow.trigger("waits_for_changes")
+    task = ("waits_for_changes", run, "for_changes")
+    eventually(lambda: state(airflow, *task) == "deferred", "the sensor waits", airflow)
+    write(airline, 1)
+    eventually(lambda: state(airflow, *task) == "success", "the sensor has ended", airflow)
+    process(airline, 1000)
 
 
 def test_a_rescheduled_sensor_keeps_its_point(

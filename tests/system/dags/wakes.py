@@ -52,6 +52,11 @@ def waits() -> None:
 
 
 @dag(schedule=None)
+def waits_for_changes() -> None:
+    FeedSensor(task_id="for_changes", feed=CommitFeed("patient"), postgres_conn_id=AIRLINE, deferrable=True)
+
+
+@dag(schedule=None)
 def waits_by_reschedule() -> None:
     WatermarkSensor(
         task_id="for_the_consumer",
@@ -73,5 +78,6 @@ def mapped() -> None:
 noted()
 slow()
 waits()
+waits_for_changes()
 waits_by_reschedule()
 mapped()
