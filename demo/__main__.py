@@ -12,51 +12,63 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import CommitFeed, watching
+from airflow_pgchange.feeds.errors import PgChangeError, UnknownConsumer
 from demo import flights
 from demo.airflow import LocalAirflow
 from demo.postgres import Cluster, embedded_binaries
 
 FEED = CommitFeed(consumer_id="route_delay", branch_id=0)
 DAG = "flight_delays"
+REPLAY = 30.0
+"""Seconds that the writers take at least: so that batches begin while they write, and results add up."""
 PATIENCE = 240.0
 """Seconds without any progress after which the demo gives up."""
+SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @dataclass
 class Progress:
-    """How many movements the writers have committed."""
+    """How many movements the writers have committed, and when they did last."""
 
     total: int
     committed: int = 0
+    last_commit: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, movements: int) -> None:
         with self.lock:
             self.committed += movements
+            self.last_commit = time.monotonic()
 
 
 def main() -> int:
-    days, writers = int(os.environ.get("DAYS", "7")), int(os.environ.get("WRITERS", "4"))
-    if not 1 <= days <= 365 or writers < 1:
-        print("DAYS is from 1 to 365, WRITERS at least 1")
+    given = os.environ.get("DAYS") or "7", os.environ.get("WRITERS") or "4"
+    if not all(number.isdecimal() for number in given) or not 1 <= int(given[0]) <= 365 or int(given[1]) < 1:
+        print("DAYS is a number from 1 to 365, WRITERS one from 1 on")
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    days, writers = map(int, given)
+    dsn = os.environ.get("DSN")
+    end_on_signals()
     with ExitStack() as running:
-        say("starting PostgreSQL" if "DSN" not in os.environ else "using your PostgreSQL")
-        cluster = Cluster.create(embedded_binaries())
-        running.callback(cluster.remove)
-        database = os.environ.get("DSN") or new_database(cluster, "airline")
+        say("using your PostgreSQL, and an embedded one for Airflow" if dsn else "starting PostgreSQL")
+        with signals_held_back():
+            cluster = Cluster.create(embedded_binaries())
+            running.callback(cluster.remove)
+        database = dsn or new_database(cluster, "airline")
         prepare(database)
         say("reading the flights of 2013")
         rows = flights.movements(days)
@@ -72,30 +84,30 @@ def main() -> int:
             },
         )
         say("starting Airflow: API server, scheduler, DAG processor and triggerer")
+        running.callback(say, "stopping")
         running.enter_context(airflow)
+        say(f"Airflow is at {airflow.url} (user {airflow.user}, password {airflow.password})")
         airflow.unpause(DAG)
         wait_for_watcher(database)
         good = play(airflow, database, rows, writers, days)
         if os.environ.get("KEEP") == "1":
-            say(f"Airflow is at {airflow.url}, user {airflow.user}, password {airflow.password}")
-            say(f"the database is at {database}")
-            say("everything runs until you press Ctrl-C")
-            signal.pause()
-        say("stopping")
+            keep(airflow, database)
     return 0 if good else 1
 
 
 def play(airflow: LocalAirflow, database: str, rows: list[flights.Row], writers: int, days: int) -> bool:
     """Replay the movements, follow them to the result, and compare it with the file."""
-    progress = Progress(len(rows))
+    progress, stop = Progress(len(rows)), threading.Event()
     say(f"{len(rows):,} departures, arrivals and cancellations of {days} days, by {writers} writers")
     began = time.monotonic()
-    replay = threading.Thread(
-        target=flights.replay, args=(database, rows, writers, progress.add), daemon=True
-    )
-    replay.start()
-    with psycopg.connect(database, autocommit=True) as connection:
-        last_commit = follow(airflow, connection, replay, progress)
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(database, autocommit=True) as connection:
+        try:
+            replay = pool.submit(
+                flights.replay, database, rows, writers, progress.add, seconds=REPLAY, stop=stop
+            )
+            follow(airflow, connection, replay, progress)
+        finally:
+            stop.set()
         done = time.monotonic()
         batches = watching.position(connection, FEED)["version"]
         result = connection.execute(
@@ -107,41 +119,90 @@ def play(airflow: LocalAirflow, database: str, rows: list[flights.Row], writers:
     noun = "batch" if batches == 1 else "batches"
     say(
         f"{len(rows):,} changes in {batches} {noun}, {len(rows) / (done - began):,.0f} changes a second, "
-        f"{done - last_commit:.1f} s from the last commit to the result"
+        f"{done - progress.last_commit:.1f} s from the last commit to the result"
     )
     say("the result equals the file to the last flight" if same else "THE RESULT DIFFERS FROM THE FILE")
     return same
 
 
 def follow(
-    airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: threading.Thread, progress: Progress
-) -> float:
-    """Print a line every few seconds until everything is processed; returns when the last commit was seen."""
-    last_commit = last_change = time.monotonic()
-    processed, spoken = -1, 0.0
+    airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: Future[None], progress: Progress
+) -> None:
+    """Return when everything is committed and processed; until then print how far it is, when that changes."""
+    told, last_change, looked = "", time.monotonic(), 0.0
     while True:
-        writing = replay.is_alive()
-        if writing:
-            last_commit = time.monotonic()
-        committed = progress.committed
-        lag = watching.lag(connection, connection, FEED, 1_000_000)
-        if committed - lag.ready > processed:
-            processed, last_change = committed - lag.ready, time.monotonic()
-        if time.monotonic() - spoken > 3:
-            spoken = time.monotonic()
-            say(
-                f"committed {progress.committed:>9,}   processed {max(processed, 0):>9,}   ready {lag.ready:>9,}"
-            )
-        if not writing and progress.committed < progress.total:
-            raise RuntimeError("a writer failed: not every movement was committed")
-        if not writing and lag.ready == 0:
-            return last_commit
-        failed = [run for run in airflow.runs(DAG) if run["state"] == "failed"]
-        if failed or time.monotonic() - last_change > PATIENCE:
-            raise RuntimeError(
-                f"the DAG made no progress; the end of its log:\n{airflow.task_logs(DAG)[-4000:]}"
-            )
+        written = replay.done()
+        if written:
+            replay.result()
+        over = written and watching.lag(connection, connection, FEED).ready == 0
+        if over or time.monotonic() - looked > 3:
+            looked = time.monotonic()
+            now = standing(connection, progress)
+            if now != told:
+                told, last_change = now, looked
+                say(now)
+            demand_progress(airflow, looked - last_change)
+        if over:
+            return
         time.sleep(0.2)
+
+
+def standing(connection: psycopg.Connection[Any], progress: Progress) -> str:
+    """How far writers and consumer are, in a line. What is ready is counted last, so nothing is counted twice."""
+    committed, total = progress.committed, progress.total
+    lag = watching.lag(connection, connection, FEED, 1_000_000)
+    try:
+        batches = watching.position(connection, FEED)["version"]
+    except UnknownConsumer:
+        batches = 0
+    processed = min(max(committed - lag.ready - lag.waiting, 0), total)
+    return (
+        f"committed {committed:>8,}   ready {lag.ready:>8,}   waiting {lag.waiting:>6,}   "
+        f"processed {processed:>8,}   batches {batches:>3}"
+    )
+
+
+def demand_progress(airflow: LocalAirflow, seconds: float) -> None:
+    """Raise RuntimeError with the log of the DAG's tasks where a run failed, or nothing moved for too long."""
+    failed = any(run["state"] == "failed" for run in airflow.runs(DAG))
+    if failed or seconds > PATIENCE:
+        raise RuntimeError(
+            f"{'a run failed' if failed else 'nothing moves'}; the end of the DAG's log:\n"
+            f"{airflow.task_logs(DAG)[-4000:]}"
+        )
+
+
+def keep(airflow: LocalAirflow, database: str) -> None:
+    """Wait for a signal."""
+    say(f"Airflow is at {airflow.url}, user {airflow.user}, password {airflow.password}")
+    say(f"the database is at {without_password(database)}")
+    say(f"all runs on until Ctrl-C or `kill {os.getpid()}`")
+    with suppress(SystemExit):
+        signal.pause()
+
+
+def end_on_signals() -> None:
+    """End by SystemExit at the first signal, so that all is stopped; later ones do not disturb the stopping."""
+
+    def end(number: int, _: object) -> None:
+        for each in heeded:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    # A shell has its reasons for what it has us ignore: nohup, a job in the background.
+    heeded = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    for each in heeded:
+        signal.signal(each, end)
+
+
+@contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Let nothing be left half made: signals wait until the end, also those of a terminal to our children."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def wait_for_watcher(database: str) -> None:
@@ -208,6 +269,10 @@ def sqlalchemy_url(conninfo: str) -> str:
     )
 
 
+def without_password(conninfo: str) -> str:
+    return make_conninfo("", **{**conninfo_to_dict(conninfo), "password": None})
+
+
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
@@ -215,8 +280,6 @@ def say(text: str) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except RuntimeError as error:
+    except (PgChangeError, RuntimeError, OSError, httpx.HTTPError, psycopg.Error) as error:
         say(str(error))
         sys.exit(1)

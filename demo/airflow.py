@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any, Self
 import httpx
 
 from demo.postgres import free_port
+from demo.spark import clean_environment
 
 COMPONENTS: dict[str, list[str]] = {
     "api-server": ["api-server", "--host", "127.0.0.1"],
@@ -31,16 +31,6 @@ COMPONENTS: dict[str, list[str]] = {
 WATCHED = {"scheduler": "scheduler", "triggerer": "triggerer", "dag_processor": "dag-processor"}
 START_PATIENCE = 120.0
 STOP_PATIENCE = 30.0
-
-
-def java_home() -> str | None:
-    """The folder of a Java that Spark runs on, 17 or later; None where only PATH knows."""
-    if os.environ.get("JAVA_HOME"):
-        return os.environ["JAVA_HOME"]
-    if shutil.which("java"):
-        return None
-    found = sorted(Path("/usr/lib/jvm").glob("*/bin/java"))
-    return str(found[-1].parent.parent) if found else None
 
 
 @dataclass
@@ -63,6 +53,8 @@ class LocalAirflow:
         self.home.mkdir(parents=True, exist_ok=True)
         self._environment = self._settings()
         self._token: str | None = None
+        # A proxy of the environment would be asked for the loopback address too.
+        self._client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
     @property
     def url(self) -> str:
@@ -83,7 +75,7 @@ class LocalAirflow:
 
     def start(self) -> None:
         """Migrate the metadata database, start the four components, and return when all are healthy."""
-        subprocess.run([*_airflow(), "db", "migrate"], check=True, env=self._environment, capture_output=True)
+        self._migrate()
         for name in COMPONENTS:
             self.start_component(name)
         deadline = time.monotonic() + START_PATIENCE
@@ -92,10 +84,23 @@ class LocalAirflow:
                 if process.poll() is not None:
                     raise RuntimeError(f"Airflow's {name} ended at start:\n{self.log_tail(name)}")
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"Airflow is not healthy after {START_PATIENCE:g} s; its logs are in {self.home}"
-                )
+                logs = "\n".join(f"{name}:\n{self.log_tail(name)}" for name in self.processes)
+                raise TimeoutError(f"Airflow is not healthy after {START_PATIENCE:g} s\n{logs}")
             time.sleep(0.3)
+
+    def _migrate(self) -> None:
+        done = subprocess.run(
+            [*_airflow(), "db", "migrate"],
+            env=self._environment,
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"Airflow cannot make its metadata database:\n{done.stdout[-2000:]}")
 
     def start_component(self, name: str) -> None:
         arguments = [*COMPONENTS[name], *(["--port", str(self.port)] if name == "api-server" else [])]
@@ -103,6 +108,7 @@ class LocalAirflow:
             self.processes[name] = subprocess.Popen(
                 [*_airflow(), *arguments],
                 env=self._environment,
+                cwd=self.home,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -114,6 +120,12 @@ class LocalAirflow:
         process = self.processes[name]
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+    def restart_component(self, name: str) -> None:
+        """Start a component anew; ``runs`` and ``unpause`` need the API server to be up again."""
+        if self.processes[name].poll() is None:
+            self.kill_component(name)
+        self.start_component(name)
 
     def stop(self) -> None:
         """End the components, the way that Airflow wants it, and what they left behind."""
@@ -171,7 +183,7 @@ class LocalAirflow:
 
     def _healthy(self) -> bool:
         try:
-            health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5).json()
+            health = self._client.get("/api/v2/monitor/health", timeout=5).json()
         except (httpx.HTTPError, ValueError):
             return False
         return all((health.get(name) or {}).get("status") == "healthy" for name in WATCHED)
@@ -180,17 +192,11 @@ class LocalAirflow:
         self, method: str, path: str, *, expect: tuple[int, ...] = (200,), **details: Any
     ) -> httpx.Response:
         if self._token is None:
-            login = httpx.post(
-                f"{self.url}/auth/token", json={"username": self.user, "password": self.password}, timeout=30
-            )
+            login = self._client.post("/auth/token", json={"username": self.user, "password": self.password})
             login.raise_for_status()
             self._token = str(login.json()["access_token"])
-        answer = httpx.request(
-            method,
-            f"{self.url}/api/v2/{path}",
-            headers={"Authorization": f"Bearer {self._token}"},
-            timeout=30,
-            **details,
+        answer = self._client.request(
+            method, f"/api/v2/{path}", headers={"Authorization": f"Bearer {self._token}"}, **details
         )
         if answer.status_code not in expect:
             raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
@@ -220,20 +226,15 @@ class LocalAirflow:
             "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
             "USAGE_DATA_COLLECTION__ENABLED": "False",
         }
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
-        environment = {
+        kept = {key: value for key, value in clean_environment().items() if not key.startswith("AIRFLOW")}
+        return {
             **kept,
             "AIRFLOW_HOME": str(self.home),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYTHONPATH": str(Path(__file__).parent.parent),
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(self.home / "spark"),
             **{f"AIRFLOW__{key}": value for key, value in settings.items()},
             **{f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in self.connections.items()},
         }
-        java = java_home()
-        if java is not None:
-            environment["JAVA_HOME"] = java
-        return environment
 
 
 def _airflow() -> list[str]:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import duckdb
 import psycopg
@@ -104,40 +108,67 @@ def expected(days: int) -> list[Row]:
 
 
 def replay(
-    conninfo: str, rows: Sequence[Row], writers: int, on_progress: Callable[[int], None], minutes: int = 15
+    conninfo: str,
+    rows: Sequence[Row],
+    writers: int,
+    on_progress: Callable[[int], None],
+    *,
+    minutes: int = 15,
+    seconds: float = 0.0,
+    stop: threading.Event | None = None,
 ) -> None:
     """Write the movements by several writers at once, a transaction for each ``minutes`` of flight time.
 
-    Writers are divided by flight, so that no arrival overtakes its departure. ``on_progress`` gets the number of
-    movements of each transaction. Raises the first error of any writer.
+    Writers are divided by flight, so that no arrival overtakes its departure. They spread what they write over
+    ``seconds``, or take longer where the database does; ``stop`` ends them after a transaction. ``on_progress`` gets
+    the number of movements of each transaction. Raises the first error of any writer, and the others end.
     """
     shares: list[list[Row]] = [[] for _ in range(writers)]
     for row in rows:
-        shares[hash(row[2:5]) % writers].append(row)
-    errors: list[BaseException] = []
-
-    def work(share: list[Row]) -> None:
+        shares[crc32(repr(row[2:5]).encode()) % writers].append(row)
+    ended = stop or threading.Event()
+    go_on = _clock(rows, seconds, ended)
+    with ThreadPoolExecutor(writers, thread_name_prefix="writer") as pool:
+        works = [
+            pool.submit(_write, conninfo, _transactions(share, minutes), on_progress, go_on)
+            for share in shares
+        ]
         try:
-            _write(conninfo, share, on_progress, minutes)
-        except psycopg.Error as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(share,)) for share in shares]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+            for work in as_completed(works):
+                work.result()
+        except BaseException:
+            ended.set()
+            raise
 
 
-def _write(conninfo: str, share: list[Row], on_progress: Callable[[int], None], minutes: int) -> None:
+def _clock(rows: Sequence[Row], seconds: float, ended: threading.Event) -> Callable[[datetime], bool]:
+    """Waits until a moment of the flights is due; false when the writers are to end."""
+    began, first, last = time.monotonic(), rows[0][6], rows[-1][6]
+    scale = seconds / max((last - first).total_seconds(), 1.0)
+
+    def go_on(moment: datetime) -> bool:
+        due = began + (moment - first).total_seconds() * scale
+        return not ended.wait(max(0.0, due - time.monotonic()))
+
+    return go_on
+
+
+def _transactions(share: Sequence[Row], minutes: int) -> Iterator[list[Row]]:
+    spans = groupby(share, lambda row: (row[6].date(), (row[6].hour * 60 + row[6].minute) // minutes))
+    return (list(span) for _, span in spans)
+
+
+def _write(
+    conninfo: str,
+    transactions: Iterable[list[Row]],
+    on_progress: Callable[[int], None],
+    go_on: Callable[[datetime], bool],
+) -> None:
     copy = "copy public.movement (kind, flight_date, carrier, flight, origin, dest, at, delay) from stdin"
     with psycopg.connect(conninfo) as connection:
-        for _, group in groupby(
-            share, lambda row: (row[6].date(), (row[6].hour * 60 + row[6].minute) // minutes)
-        ):
-            together = list(group)
+        for together in transactions:
+            if not go_on(together[-1][6]):
+                return
             with connection.transaction(), connection.cursor() as cursor, cursor.copy(copy) as target:
                 for row in together:
                     target.write_row(row)
