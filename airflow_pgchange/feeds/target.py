@@ -38,18 +38,23 @@ PRIVILEGES: Mapping[Mode, Sequence[str]] = {
 _COLUMNS = """
 select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
     'name', a.attname,
-    'type', pg_catalog.format_type(base.oid, -1),
+    'type', pg_catalog.format_type(base.oid, -1) || base.array,
     'required', a.attnotnull and not a.atthasdef and a.attidentity = '' and t.typdefault is null,
     'generated', a.attgenerated <> '' or a.attidentity = 'a')), '[]')
 from pg_catalog.pg_attribute a
 join pg_catalog.pg_type t on t.oid = a.atttypid
 cross join lateral (
-    with recursive kind (oid, base) as (
-        select t.oid, t.typbasetype
+    with recursive kind (oid, "array") as (
+        select t.oid, ''
         union all
-        select b.oid, b.typbasetype from kind join pg_catalog.pg_type b on b.oid = kind.base
+        select case when k.typbasetype <> 0 then k.typbasetype else k.typelem end,
+               kind."array" || case when k.typbasetype <> 0 then '' else '[]' end
+        from kind
+        join pg_catalog.pg_type k on k.oid = kind.oid and (k.typbasetype <> 0 or k.typcategory = 'A')
     )
-    select kind.oid from kind where kind.base = 0
+    select kind.oid, kind."array" as array
+    from kind
+    join pg_catalog.pg_type k on k.oid = kind.oid and k.typbasetype = 0 and k.typcategory <> 'A'
 ) base
 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 """
@@ -76,7 +81,7 @@ where c.oid = pg_catalog.to_regclass({{}})
 
 @dataclass(frozen=True)
 class Column:
-    """``type`` is the base type of a domain, without length or precision: casting to it cuts nothing off."""
+    """``type`` is without length or precision, domains looked through: casting to it cuts nothing off."""
 
     name: str
     type: str

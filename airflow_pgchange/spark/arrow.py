@@ -13,7 +13,8 @@ from typing import Any
 import adbc_driver_postgresql
 import pyarrow as pa
 import pyarrow.compute as pc
-from adbc_driver_manager import AdbcConnection, AdbcStatement, OperationalError, StatementOptions
+from adbc_driver_manager import AdbcConnection, AdbcStatement, StatementOptions
+from adbc_driver_manager import Error as AdbcError
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.batch import Partition
@@ -23,8 +24,7 @@ from airflow_pgchange.feeds.reading import caught_up, expect
 from airflow_pgchange.feeds.staging import ATTEMPT, SCHEMA
 from airflow_pgchange.spark.types import MISFIT, SESSION, Column, misfit_error, reading_query
 
-CONFLICTS = frozenset({"40001", "40P01"})
-CONFLICT_TRIES = 10
+STANDBY_TRIES = 6
 
 
 def read(
@@ -105,15 +105,16 @@ def _transaction(conninfo: str) -> Iterator[AdbcStatement]:
 
 
 def _read_whole(server: str, query: str) -> list[pa.RecordBatch]:
-    for attempt in range(CONFLICT_TRIES):
+    """All of it, tried again after an error: a cancellation in the middle comes without its SQLSTATE."""
+    said = ""
+    for attempt in range(STANDBY_TRIES):
         try:
             return list(_stream(server, query))
-        except OperationalError as error:
-            if error.sqlstate not in CONFLICTS:
-                raise
-            time.sleep(min(0.1 * 2**attempt, 5.0))
+        except (AdbcError, OSError) as error:
+            said = str(error)
+            time.sleep(0.1 * 2**attempt)
     raise BatchIncomplete(
-        f"the standby cancelled the reading of a partition {CONFLICT_TRIES} times: raise its "
+        f"a standby failed {STANDBY_TRIES} times to give a partition ({said.strip()}): if it cancels queries, raise its "
         "max_standby_streaming_delay, set hot_standby_feedback, or read from the primary"
     )
 

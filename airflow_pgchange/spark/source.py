@@ -102,7 +102,14 @@ class Reading:
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, in the Arrow form of ``schema``."""
         read_schema = to_arrow_schema(spark_schema(self.columns), timezone="UTC")
+        found = 0
         for batch in arrow.read(self.source, self.batch.lsn, partition, self.columns, read_schema):
+            found += batch.num_rows
+            if self.wanted.table is not None and found > partition.count:
+                raise InvalidArgument(
+                    f'"{self.wanted.key}" is not unique in {self.wanted.table}, so a change would name several rows: '
+                    "give the column that holds the changes' ids, or join with changes() in Spark"
+                )
             yield self._chosen(batch)
 
     def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:

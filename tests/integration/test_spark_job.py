@@ -1,0 +1,429 @@
+"""A Spark job over batches of the commit queue: what it reads, what it stages, and what comes of faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.batch import Partition
+from airflow_pgchange.feeds.connect import connect as feed_connect
+from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, MergeRefused, ServerUnavailable
+from airflow_pgchange.spark import arrow, sink
+from airflow_pgchange.spark.job import Job
+from airflow_pgchange.spark.source import Wanted
+from airflow_pgchange.spark.types import describe, spark_schema
+from tests.spark_session import batch_of, spark_session, track
+
+PLANES = "create table plane (id bigint primary key, tail text, seats int, at timestamptz default now())"
+
+
+@pytest.fixture(params=["driver", "executors"])
+def path(request, monkeypatch):
+    """Both ways that a batch is read and staged."""
+    choose(monkeypatch, request.param)
+    return request.param
+
+
+@pytest.fixture
+def executors(monkeypatch):
+    choose(monkeypatch, "executors")
+
+
+def choose(monkeypatch, where):
+    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if where == "driver" else 0)
+
+
+@pytest.fixture
+def planes(connect):
+    """A tracked table of planes 1 to 100 and the feed of its changes."""
+    connection = connect()
+    connection.execute(PLANES)
+    feed = track(connection, "plane")
+    connection.execute("insert into plane select n, 'N' || n, n from generate_series(1, 100) n")
+    return connection, feed
+
+
+def ids(frame):
+    return sorted(row["id"] for row in frame.collect())
+
+
+def test_a_batch_is_read_change_by_change(db, planes, path):
+    _, feed = planes
+    with batch_of(feed, db) as job:
+        changes = job.changes()
+        assert changes.columns[0] == "id"
+        assert ids(changes) == list(range(1, 101))
+        assert job.batch.count == 100
+
+
+def test_a_limited_batch_reads_its_own_changes_and_no_others(db, planes, path):
+    _, feed = planes
+    seen = []
+    for _ in range(4):
+        with batch_of(feed, db, limit=30) as job:
+            seen += ids(job.rows("public.plane", key="id"))
+    assert sorted(seen) == list(range(1, 101))
+
+
+def test_rows_come_once_for_each_change_that_names_them(db, connect, path):
+    connection = connect()
+    connection.execute("create table note (id bigint primary key, word text)")
+    feed = track(connection, "note")
+    connection.execute("insert into note values (1, 'once')")
+    connection.execute("delete from note")
+    connection.execute("insert into note values (1, 'again'), (2, 'two')")
+    with batch_of(feed, db) as job:
+        assert Counter(row["word"] for row in job.rows("public.note", key="id").collect()) == {
+            "again": 2,
+            "two": 1,
+        }
+
+
+def test_rows_that_are_gone_are_left_out_and_can_be_counted(db, planes, path):
+    connection, feed = planes
+    connection.execute("delete from plane where id > 90")
+    with batch_of(feed, db) as job:
+        assert ids(job.rows("public.plane", key="id")) == list(range(1, 91))
+        assert ids(job.gone("public.plane", key="id")) == list(range(91, 101))
+
+
+def test_only_the_columns_that_are_asked_for_are_read_and_the_key(db, planes, path):
+    _, feed = planes
+    with batch_of(feed, db) as job:
+        assert job.rows("public.plane", key="id", columns=["seats"]).columns == ["id", "seats"]
+        assert job.rows("public.plane", key="id", columns=["seats", "id"]).columns == ["id", "seats"]
+
+
+def test_a_column_that_is_not_there_is_named(db, planes, path):
+    _, feed = planes
+    with pytest.raises(Exception, match="color"), batch_of(feed, db) as job:
+        job.rows("public.plane", key="id", columns=["color"]).collect()
+
+
+def test_a_key_that_is_not_unique_is_refused_for_what_it_is(db, planes, path):
+    connection, feed = planes
+    connection.execute("create table leg as select id as plane_id from plane, generate_series(1, 2)")
+    with pytest.raises(Exception, match='"plane_id" is not unique in public.leg'), batch_of(feed, db) as job:
+        job.rows("public.leg", key="plane_id").collect()
+
+
+def test_the_data_source_is_there_for_users_of_its_options(db, planes, executors):
+    _, feed = planes
+    with batch_of(feed, db) as job:
+        frame = job.spark.read.format("pgchange").option("table", "public.plane").option("key", "id")
+        rows = frame.option("columns", '["tail"]').option("partitions", 3).load()
+        assert rows.rdd.getNumPartitions() <= 3
+        assert ids(rows) == list(range(1, 101))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"table": "t"}, {"key": "id"}, {"columns": ("a",)}, {"gone": True}],
+    ids=lambda given: next(iter(given)),
+)
+def test_options_that_make_no_sense_are_refused(arguments):
+    with pytest.raises(InvalidArgument):
+        Wanted(**arguments)
+
+
+def counted_wrong(batch):
+    """The batch as if the claim had counted one more change than can be read."""
+    first, *others = batch.slices
+    more = dataclasses.replace(first, count=first.count + 1)
+    return dataclasses.replace(batch, count=batch.count + 1, slices=(more, *others))
+
+
+def test_a_batch_that_is_read_short_fails_where_it_is_read(db, planes, path):
+    _, feed = planes
+    short = "a partition of the batch has 101 changes, its reader found 100"
+    with pytest.raises(Exception, match=short), batch_of(feed, db) as job:
+        request = dataclasses.replace(job._request, batch=counted_wrong(job.batch))
+        Job(job.spark, request).rows("public.plane", key="id").collect()
+
+
+COUNTS = "create table seats (kind text primary key, n bigint, total bigint)"
+
+
+def count_seats(job):
+    kind = f.concat(f.lit("mod "), f.col("seats") % 3).alias("kind")
+    rows = job.rows("public.plane", key="id").groupBy(kind)
+    figures = rows.agg(f.count("*").alias("n"), f.sum("seats").alias("total"))
+    job.merge(figures, into="public.seats", key="kind", mode="add")
+
+
+def test_counts_that_batches_add_up_equal_the_table(db, planes, path):
+    connection, feed = planes
+    connection.execute(COUNTS)
+    for _ in range(3):
+        with batch_of(feed, db, limit=40) as job:
+            count_seats(job)
+    assert (
+        connection.execute("select kind, n, total from seats order by kind").fetchall()
+        == connection.execute(
+            "select 'mod ' || seats % 3, count(*), sum(seats) from plane group by 1 order by 1"
+        ).fetchall()
+    )
+
+
+def test_a_mirror_follows_inserts_deletes_and_keys_that_moved(db, planes, path):
+    connection, feed = planes
+    connection.execute("create table mirror (id bigint primary key, tail text)")
+    mirror(db, feed)
+    assert (
+        connection.execute("select id, tail from mirror except select id, tail from plane").fetchall() == []
+    )
+    connection.execute("delete from plane where id <= 10")
+    connection.execute("update plane set id = id + 1000, tail = tail || '!' where id > 90")
+    for id_ in [*range(1, 11), *range(91, 101), *range(1091, 1101)]:
+        connection.execute(
+            "insert into revision.commit_queue (commit_id, branch_id) values (%s, %s)", [id_, feed.branch_id]
+        )
+    mirror(db, feed)
+    for one, other in (("mirror", "plane"), ("plane", "mirror")):
+        assert (
+            connection.execute(f"select id, tail from {one} except select id, tail from {other}").fetchall()
+            == []
+        )
+
+
+def mirror(db, feed):
+    with batch_of(feed, db) as job:
+        rows = job.rows("public.plane", key="id", columns=["tail"])
+        job.merge(rows, into="public.mirror", key="id", mode="mirror")
+
+
+def test_a_mirror_of_some_rows_drops_those_that_no_longer_belong(db, planes, path):
+    connection, feed = planes
+    connection.execute(
+        "create table mirror (id bigint primary key, tail text); insert into mirror values (100, 'old')"
+    )
+    with batch_of(feed, db) as job:
+        rows = job.rows("public.plane", key="id", columns=["tail"]).where("id <= 5")
+        job.merge(rows, into="public.mirror", key="id", mode="mirror")
+    assert connection.execute("select array_agg(id order by id) from mirror").fetchone() == ([1, 2, 3, 4, 5],)
+
+
+def test_results_may_lie_in_another_database_than_the_changes(db, other_db, planes, connect_to, path):
+    _, feed = planes
+    results = connect_to(other_db)
+    results.execute(COUNTS)
+    with batch_of(feed, other_db, db) as job:
+        count_seats(job)
+    assert results.execute("select sum(n), sum(total) from seats").fetchone() == (100, 5050)
+
+
+def test_an_empty_result_is_merged_as_nothing(db, planes, path):
+    connection, feed = planes
+    connection.execute(COUNTS)
+    with batch_of(feed, db) as job:
+        rows = job.rows("public.plane", key="id").where("seats < 0").groupBy("tail").count()
+        job.merge(rows.selectExpr("tail as kind", "count as n"), into="public.seats", key="kind", mode="add")
+    assert connection.execute("select from seats").fetchall() == []
+
+
+def test_a_misfit_is_refused_before_anything_is_read_or_staged(db, planes, executors):
+    connection, feed = planes
+    connection.execute(COUNTS)
+    with ConsumerTransaction(feed, db):
+        pass
+    with pytest.raises(MergeRefused, match='no column "color"'), batch_of(feed, db) as job:
+        never = job.spark.range(10).select(f.raise_error(f.lit("was read")).cast("string").alias("color"))
+        job.merge(never, into="public.seats", key=[], mode="append")
+    assert connection.execute("select from pgchange_staging.staged_tables()").fetchall() == []
+
+
+def test_a_task_that_failed_after_it_had_staged_leaves_no_doubled_rows(db, planes, executors, monkeypatch):
+    connection, feed = planes
+    connection.execute("create table log (tail text)")
+    writer = sink._writer
+
+    def failing(results, table):
+        write = writer(results, table)
+
+        def write_and_fail(batches):
+            yield from write(batches)
+            if TaskContext.get().attemptNumber() == 0:
+                raise RuntimeError("failed after its commit")
+
+        return write_and_fail
+
+    monkeypatch.setattr(sink, "_writer", failing)
+    with batch_of(feed, db) as job:
+        job.merge(
+            job.rows("public.plane", key="id", columns=["tail"]).select("tail"),
+            into="public.log",
+            key=[],
+            mode="append",
+        )
+        (staged,) = job.staged
+        there = connection.execute(f"select count(*) from pgchange_staging.{staged.table}").fetchone()
+        assert there == (200,), "the fault did not fire"
+    assert connection.execute("select count(*), count(distinct tail) from log").fetchone() == (100, 100)
+
+
+def test_what_a_rolled_back_attempt_staged_is_not_seen_by_the_next(db, planes, path):
+    connection, feed = planes
+    connection.execute(COUNTS)
+
+    class Failed(Exception):
+        pass
+
+    with pytest.raises(Failed), batch_of(feed, db) as job:
+        count_seats(job)
+        raise Failed
+    with batch_of(feed, db) as job:
+        assert job.batch.attempt == 2
+        count_seats(job)
+    assert connection.execute("select sum(n) from seats").fetchone() == (100,)
+
+
+def test_times_are_staged_as_the_instants_that_spark_holds(db, planes, path):
+    connection, feed = planes
+    connection.execute("create table seen (id bigint primary key, at timestamptz, clock timestamp)")
+    with batch_of(feed, db, limit=1) as job:
+        frame = job.spark.sql(
+            "select 1L as id, timestamp'2024-07-01 08:00:00' as at, timestamp_ntz'2024-07-01 08:00:00' as clock"
+        )
+        job.merge(frame, into="public.seen", key="id", mode="replace")
+    assert connection.execute("select at = '2024-07-01 12:00:00+00', clock::text from seen").fetchone() == (
+        True,
+        "2024-07-01 08:00:00",
+    )
+
+
+def test_reading_and_staging_work_behind_a_pooler_in_transaction_mode(planes, pgbouncer, path):
+    connection, feed = planes
+    connection.execute(COUNTS)
+    with batch_of(feed, pgbouncer) as job:
+        count_seats(job)
+    assert connection.execute("select sum(n), sum(total) from seats").fetchone() == (100, 5050)
+
+
+def test_a_consumer_with_its_grants_alone_runs_a_whole_job(planes, role, path):
+    connection, feed = planes
+    connection.execute(COUNTS)
+    consumer = role("consumer")
+    connection.execute(
+        f"select pubsub.grant_consumer('{consumer.name}'), pgchange_staging.grant_consumer('{consumer.name}'); "
+        f"grant select on plane to {consumer.name}; grant select, insert, update on seats to {consumer.name}"
+    )
+    with batch_of(feed, consumer.conninfo) as job:
+        count_seats(job)
+    assert connection.execute("select sum(n), sum(total) from seats").fetchone() == (100, 5050)
+
+
+def test_the_session_is_not_told_the_password(planes, db, executors):
+    _, feed = planes
+    secret = "hunter2-of-the-airline"
+    with batch_of(feed, f"{db} password={secret}") as job:
+        frame = job.rows("public.plane", key="id")
+        plan = frame._jdf.queryExecution().toString() + frame._jdf.queryExecution().analyzed().toJSON()
+        assert secret not in plan
+        assert secret not in repr(job._request)
+    assert not [pair for pair in spark_session().sparkContext.getConf().getAll() if secret in "".join(pair)]
+
+
+def columns_of(conninfo, query):
+    with feed_connect(conninfo) as connection:
+        columns = describe(connection, query)
+    return columns, to_arrow_schema(spark_schema(columns), timezone="UTC")
+
+
+def test_a_reader_on_a_standby_waits_until_it_can_read_the_batch(own_cluster, connect_to, monkeypatch):
+    from airflow_pgchange import schema
+
+    choose(monkeypatch, "driver")
+    primary = connect_to(own_cluster.conninfo())
+    schema.install(primary)
+    primary.execute(PLANES)
+    feed = track(primary, "plane")
+    standby = own_cluster.standby()
+    try:
+        standby.wait_for_replay(own_cluster)
+        replica = connect_to(standby.conninfo())
+        replica.execute("select pg_wal_replay_pause()")
+        primary.execute("insert into plane select n, 'N' || n, n from generate_series(1, 100) n")
+        with ConsumerTransaction(feed, own_cluster.conninfo()) as consumer:
+            batch = consumer.claim(100)
+            (partition,) = feed.partitions(batch, 1)
+            assert replica.execute(f"select count(*) from ({partition.query}) q").fetchone() == (0,)
+            columns, read_schema = columns_of(standby.conninfo(), partition.query)
+            resume = threading.Timer(0.5, replica.execute, ["select pg_wal_replay_resume()"])
+            resume.start()
+            batches = list(arrow.read(standby.conninfo(), batch.lsn, partition, columns, read_schema))
+            resume.join()
+            consumer.ack()
+        assert sum(batch.num_rows for batch in batches) == 100
+    finally:
+        standby.remove()
+
+
+def test_a_query_that_a_standby_cancels_is_read_again(own_cluster, connect_to):
+    primary = connect_to(own_cluster.conninfo())
+    primary.execute("create table plane (id bigint primary key, word text)")
+    primary.execute("insert into plane select n, 'old' from generate_series(1, 1000) n")
+    standby = own_cluster.standby({"max_standby_streaming_delay": "10ms", "hot_standby_feedback": "off"})
+    try:
+        standby.wait_for_replay(own_cluster)
+        query = "select id, word, pg_sleep(0.002)::text as slept from plane order by id"
+        columns, read_schema = columns_of(standby.conninfo(), query)
+        read = []
+        reader = threading.Thread(
+            target=lambda: read.extend(
+                arrow.read(standby.conninfo(), None, Partition(query, 1000), columns, read_schema)
+            )
+        )
+        reader.start()
+        replica = connect_to(standby.conninfo())
+        asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'"
+        while replica.execute(asleep).fetchone() == (0,):
+            assert reader.is_alive()
+        primary.execute("update plane set word = 'new'")
+        primary.execute("vacuum plane")
+        reader.join()
+        conflicts = (
+            "select sum(confl_snapshot + confl_lock + confl_bufferpin) from pg_stat_database_conflicts"
+        )
+        assert replica.execute(conflicts).fetchone()[0] > 0, "the fault did not fire"
+        words = [word for batch in read for word in batch.column("word").to_pylist()]
+        assert Counter(words) == {"new": 1000}
+    finally:
+        standby.remove()
+
+
+def test_a_query_that_a_standby_always_cancels_ends_with_advice(monkeypatch):
+    tried = []
+
+    def cancelled(server, query):
+        tried.append(query)
+        raise OSError("canceling statement due to conflict with recovery")
+        yield pa.RecordBatch.from_pydict({})
+
+    monkeypatch.setattr(arrow, "_stream", cancelled)
+    monkeypatch.setattr(arrow.time, "sleep", lambda seconds: None)
+    with pytest.raises(BatchIncomplete, match="hot_standby_feedback"):
+        arrow._read_whole("", "select 1")
+    assert len(tried) == arrow.STANDBY_TRIES
+
+
+def test_a_feed_without_changes_leaves_a_job_nothing_to_do(db, planes):
+    _, feed = planes
+    with batch_of(feed, db):
+        pass
+    with ConsumerTransaction(CommitFeed(feed.consumer_id, feed.branch_id), db) as consumer:
+        assert consumer.claim(1) is None
+
+
+def test_a_password_is_not_repeated_in_the_error(own_cluster):
+    secret = "hunter2-of-the-airline"
+    with pytest.raises(ServerUnavailable, match="nowhere") as caught:
+        columns_of(f"{own_cluster.conninfo()} password={secret} dbname=nowhere", "select 1 as a")
+    assert secret not in str(caught.value)

@@ -1,0 +1,62 @@
+"""A Spark session and batches for tests that need no operator."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.merge import merge
+from airflow_pgchange.spark import submit
+from airflow_pgchange.spark.job import Job
+from airflow_pgchange.spark.request import Request
+
+ZONE = "America/New_York"
+"""A session time zone that is not UTC, so that a time read or written in the wrong one shows."""
+
+
+@functools.cache
+def spark_session() -> SparkSession:
+    """One session for all tests of a process, with the package as executors get it: from the zip."""
+    os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    builder = SparkSession.builder.master("local[2,3]").appName("tests")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.sql.session.timeZone": ZONE,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": "/nonexistent",
+        "spark.submit.pyFiles": submit.py_files(),
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def track(connection, table: str, consumer: str = "test") -> CommitFeed:
+    """Capture a table; the feed of its changes."""
+    branch = connection.execute("select revision.track(%s::text::regclass)", [table]).fetchone()[0]
+    return CommitFeed(consumer, branch)
+
+
+@contextmanager
+def batch_of(feed: Feed, results: str, source: str | None = None, *, limit: int = 1_000_000) -> Iterator[Job]:
+    """The next batch as a job; what it staged is merged and acked at the end, as the operator does."""
+    with ConsumerTransaction(feed, results, source) as consumer:
+        batch = consumer.claim(limit)
+        assert batch is not None
+        request = Request(feed, batch, results, source or results, Path("unused"))
+        job = Job(spark_session(), request)
+        yield job
+        consumer.ack(lambda connection: merge(connection, batch, job.staged))
