@@ -84,8 +84,8 @@ def main() -> int:
             },
         )
         say("starting Airflow: API server, scheduler, DAG processor and triggerer")
-        running.callback(say, "stopping")
         running.enter_context(airflow)
+        running.callback(say, "stopping")
         say(f"Airflow is at {airflow.url} (user {airflow.user}, password {airflow.password})")
         airflow.unpause(DAG)
         wait_for_watcher(database)

@@ -30,7 +30,8 @@ COMPONENTS: dict[str, list[str]] = {
 }
 WATCHED = {"scheduler": "scheduler", "triggerer": "triggerer", "dag_processor": "dag-processor"}
 START_PATIENCE = 120.0
-STOP_PATIENCE = 30.0
+STOP_PATIENCE = 10.0
+"""Seconds; the scheduler would wait for its running tasks as long as they take."""
 
 
 @dataclass
@@ -144,11 +145,15 @@ class LocalAirflow:
         return "\n".join((self.home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
 
     def unpause(self, dag_id: str, patience: float = 60) -> None:
-        """Unpause a DAG, waiting until the DAG processor has found it."""
+        """Unpause a DAG, waiting until the DAG processor has found it, and have it parsed again at once.
+
+        Only then are its assets watched; by itself the DAG processor would come back to it after half a minute.
+        """
         deadline = time.monotonic() + patience
         while True:
             answer = self._request("PATCH", f"dags/{dag_id}", json={"is_paused": False}, expect=(200, 404))
             if answer.status_code == httpx.codes.OK:
+                self._request("PUT", f"parseDagFile/{answer.json()['file_token']}", expect=(200, 201))
                 return
             if time.monotonic() > deadline:
                 raise TimeoutError(

@@ -14,6 +14,9 @@ from airflow_pgchange import schema
 from demo.postgres import Cluster, system_binaries
 from tests.benchmarks.measure import Report
 
+DURABLE = {"fsync": "on", "full_page_writes": "on"}
+"""A writer pays for its commit, as it does on a server that is used."""
+
 BENCHMARKS = ("capture", "queue", "watch")
 
 
@@ -21,7 +24,7 @@ def main(names: list[str]) -> int:
     report = Report()
     for name in names or BENCHMARKS:
         module = importlib.import_module(f"tests.benchmarks.{name}")
-        cluster = Cluster.create(system_binaries(), {"autovacuum": "off", "max_wal_size": "16GB"})
+        cluster = Cluster.create(system_binaries(), {**DURABLE, "autovacuum": "off", "max_wal_size": "16GB"})
         try:
             with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
                 schema.install(connection)

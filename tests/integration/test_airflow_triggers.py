@@ -165,7 +165,7 @@ async def test_the_last_one_to_leave_closes_the_connection(
     event.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await event
-    assert connections(connect) == 0
+    await until(lambda: connections(connect) == 0)
 
 
 async def test_one_bad_feed_does_not_blind_the_others(conn_id: str, write: Callable[[int], None]) -> None:

@@ -19,7 +19,7 @@ from demo.postgres import Cluster
 
 DAGS = Path(__file__).parent / "dags"
 BY_HAND = CommitFeed("by_hand")
-PATIENCE = 90.0
+PATIENCE = 200.0
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,9 @@ def eventually(condition: Callable[[], bool], what: str, airflow: LocalAirflow) 
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE:g} s: {what}\n{airflow.log_tail('triggerer')}")
+            pytest.fail(
+                f"not within {PATIENCE:g} s: {what}\n{airflow.log_tail('scheduler')}\n{airflow.log_tail('triggerer')}"
+            )
         time.sleep(0.2)
 
 

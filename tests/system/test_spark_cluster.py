@@ -11,60 +11,25 @@ import sys
 import threading
 import time
 import urllib.request
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
-import pyspark
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import ConsumerTransaction
 from airflow_pgchange.feeds.merge import merge, read_manifest
 from airflow_pgchange.spark import submit
 from airflow_pgchange.spark.job import SMALL
 from demo.flights import DDL
-from demo.postgres import free_port
+from demo.spark import StandaloneSpark, clean_environment
 from tests.airflow_home import DAGS
 from tests.spark_session import track
 
-HOME = Path(pyspark.__file__).parent
 SECRET = "hunter2-of-the-airline"
 CHANGES = SMALL + 5_000
 PATIENCE = 120.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Without this checkout on Python's path: what runs in Spark comes from the zip."""
-    given = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("PYTHONPATH", "SPARK_HOME", "PYTHONHOME")
-    }
-    return {
-        **given,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_DIRS": str(folder / "local"),
-        "NO_PROXY": "127.0.0.1",
-    }
-
-
-@dataclass(frozen=True)
-class SparkCluster:
-    url: str
-    web: str
-    folder: Path
-
-    def written(self) -> str:
-        """Everything that master, workers and executors wrote to files."""
-        files = [
-            path for path in self.folder.rglob("*") if path.is_file() and path.suffix not in (".jar", ".zip")
-        ]
-        return "\n".join(path.read_text(errors="replace") for path in files)
 
 
 def until(found, what):
@@ -75,43 +40,29 @@ def until(found, what):
     return value
 
 
+def environment() -> dict[str, str]:
+    """Without this checkout on Python's path: what runs in Spark comes from the zip."""
+    kept = {key: value for key, value in clean_environment().items() if key != "PYTHONPATH"}
+    return {**kept, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
 def fetch(url: str) -> str:
     """What a page says; a proxy of the environment is not asked for the loopback address."""
     return str(DIRECT.open(url).read().decode())
 
 
 @pytest.fixture(scope="module")
-def spark_cluster(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("spark")
-    port, web = free_port(), free_port()
-    url = f"spark://127.0.0.1:{port}"
-    master = ["Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web)]
-    worker = ["Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0"]
-    with ExitStack() as running:
+def spark_cluster():
+    with StandaloneSpark() as cluster:
+        yield cluster
 
-        def start(name: str, *arguments: str) -> None:
-            log = running.enter_context((folder / f"{name}.log").open("w"))
-            command = [
-                str(HOME / "bin" / "spark-class"),
-                f"org.apache.spark.deploy.{name.partition('-')[0]}.{arguments[0]}",
-            ]
-            process = subprocess.Popen(
-                [*command, *arguments[1:]], env=environment(folder), stdout=log, stderr=subprocess.STDOUT
-            )
-            running.callback(process.wait)
-            running.callback(process.terminate)
 
-        start("master", *master)
-        for number in range(2):
-            start(f"worker-{number}", *worker, "--work-dir", str(folder / f"work-{number}"), url)
-
-        def alive() -> int:
-            with suppress(OSError, ValueError):
-                return int(json.loads(fetch(f"http://127.0.0.1:{web}/json/"))["aliveworkers"]) == 2
-            return False
-
-        until(alive, "two workers")
-        yield SparkCluster(url, f"http://127.0.0.1:{web}", folder)
+def written(cluster: StandaloneSpark) -> str:
+    """Everything that master, workers and executors wrote to files."""
+    files = [
+        path for path in cluster.folder.rglob("*") if path.is_file() and path.suffix not in (".jar", ".zip")
+    ]
+    return "\n".join(path.read_text(errors="replace") for path in files)
 
 
 @pytest.fixture
@@ -173,7 +124,9 @@ def test_the_demos_job_runs_on_a_cluster_and_the_password_appears_nowhere(
     spark_cluster, movements, db, tmp_path
 ):
     connection, feed = movements
-    conninfo = make_conninfo(db, password=SECRET)
+    # As a URI: Spark redacts by itself what follows the word password.
+    server = conninfo_to_dict(db)
+    conninfo = f"postgresql://postgres:{SECRET}@{server['host']}:{server['port']}/{server['dbname']}"
     application, seen = tmp_path / "spy.py", tmp_path / "pages.json"
     application.write_text(SPY.format(demo=str(DAGS / "spark" / "route_delays.py"), out=str(seen)))
     events = tmp_path / "events"
@@ -192,7 +145,7 @@ def test_the_demos_job_runs_on_a_cluster_and_the_password_appears_nowhere(
         watch = threading.Thread(target=look_at_command_lines, args=(command_lines, ended))
         watch.start()
         ran = subprocess.run(
-            command(spark_cluster.url, application, conf), env={**environment(tmp_path), **handed}, cwd=tmp_path,
+            command(spark_cluster.master_url, application, conf), env={**environment(), **handed}, cwd=tmp_path,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         ended.set()
@@ -205,14 +158,15 @@ def test_the_demos_job_runs_on_a_cluster_and_the_password_appears_nowhere(
         connection.execute(ROUTES).fetchall()
     )
     pages = json.loads(seen.read_text())
+    master = f"http://127.0.0.1:{spark_cluster.ui_port}"
     assert len(pages) > 12
     log = "\n".join(path.read_text() for path in events.rglob("*") if path.is_file())
     where = {
         "command lines": "\n".join(command_lines),
         "the driver's output": ran.stdout + ran.stderr,
         "the event log": log,
-        "cluster and executors": spark_cluster.written(),
-        "the master's pages": fetch(spark_cluster.web) + fetch(f"{spark_cluster.web}/json/"),
+        "cluster and executors": written(spark_cluster),
+        "the master's pages": fetch(master) + fetch(f"{master}/json/"),
         **pages,
     }
     traces = {
@@ -257,7 +211,7 @@ def test_an_executor_that_is_killed_loses_and_doubles_nothing(spark_cluster, mov
         manifest = tmp_path / "manifest.json"
         handed = submit.environment(batch, feed, db, None, manifest)
         with subprocess.Popen(
-            command(spark_cluster.url, application, {}), env={**environment(tmp_path), **handed}, cwd=tmp_path,
+            command(spark_cluster.master_url, application, {}), env={**environment(), **handed}, cwd=tmp_path,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         ) as driver:  # fmt: skip
             until(lambda: staged_rows(connection), "the first rows in staging")
@@ -279,7 +233,7 @@ def staged_rows(connection) -> int:
     )
 
 
-def executors(cluster: SparkCluster) -> list[int]:
+def executors(cluster: StandaloneSpark) -> list[int]:
     """The pids of this cluster's executors."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -328,7 +282,7 @@ def test_a_killed_operator_leaves_no_jvm_no_driver_and_no_worker_behind(movement
         batch = consumer.claim(1_000_000)
         consumer.ack()
     handed = submit.environment(batch, feed, db, None, tmp_path / "manifest.json")
-    whole = {**environment(tmp_path), **handed, "PYTHONPATH": submit.py_files()}
+    whole = {**environment(), **handed, "PYTHONPATH": submit.py_files()}
     line = [sys.executable, "-c", OPERATOR, *command("local[2]", application, {})]
     with subprocess.Popen(line, env=whole, cwd=tmp_path, stderr=subprocess.DEVNULL) as operator:
         until(lambda: len(list(pids.glob("worker-*"))) == 2, "both workers")
