@@ -1,0 +1,266 @@
+"""Who is killed at which step of a batch, and the ledger that tells whether each change counted once.
+
+A batch is a row of a ledger a change; its job adds the amounts of each account to a total and copies the ids. Where one
+change is lost or doubled, totals and copies differ from the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from demo.postgres import Cluster
+from demo.spark import clean_environment
+
+ROOT = Path(__file__).parent.parent.parent
+STEPS = ("claimed", "opened", "reading", "staging", "ended", "merged", "acked", "committed")
+"""Of a batch, in their order."""
+VICTIMS: Mapping[str, tuple[str, ...]] = {
+    "operator": STEPS,
+    "PostgreSQL": STEPS,
+    "driver": ("opened", "reading", "staging"),
+    "driver's Python": ("opened", "reading", "staging"),
+    "executor": ("reading", "staging"),
+}
+"""When each is there to be killed."""
+PATIENCE = 180.0
+
+TABLES = """
+create table public.ledger (id bigint generated always as identity primary key, account integer, amount integer);
+"""
+RESULTS = """
+create table public.total (account integer primary key, changes bigint, amount bigint);
+create table public.copied (id bigint);
+"""
+APPLICATION = """
+import os, pathlib, time
+from pyspark import TaskContext
+from pyspark.sql import functions as f
+from airflow_pgchange.spark.job import batch_job
+
+FOLDER, STEP = pathlib.Path({folder!r}), {step!r}
+
+def reached(step, who=""):
+    if step == STEP and not (FOLDER / "go").exists():
+        (FOLDER / step).write_text(str(who))
+        while not (FOLDER / "go").exists():
+            time.sleep(0.02)
+
+def pausing(step):
+    def pause(batches):
+        for number, batch in enumerate(batches):
+            half = batch.num_rows // 2
+            yield batch.slice(0, half)
+            task = TaskContext.get()
+            if number == 0 and task.partitionId() == 0:
+                (FOLDER / f"{{step}}-attempt-{{task.attemptNumber()}}").touch()
+                reached(step, os.getpid())
+            yield batch.slice(half)
+    return pause
+
+(FOLDER / "python").write_text(str(os.getpid()))
+(FOLDER / "jvm").write_text(str(os.getppid()))
+with batch_job() as job:
+    reached("opened")
+    rows = job.rows("public.ledger", key="id").select("id", "account", "amount")
+    read = rows.mapInArrow(pausing("reading"), rows.schema)
+    totals = read.groupBy("account").agg(f.count("*").alias("changes"), f.sum("amount").alias("amount"))
+    job.merge(totals, into="public.total", key="account", mode="add")
+    ids = rows.select("id")
+    job.merge(ids.mapInArrow(pausing("staging"), ids.schema), into="public.copied", key=[], mode="append")
+"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A source, a place for the results, and a feed with one batch done well; ``folder`` holds the signals of a run."""
+
+    source: Cluster
+    results: Cluster
+    branch: int
+    folder: Path
+
+    @property
+    def feed(self) -> CommitFeed:
+        return CommitFeed("kills", self.branch)
+
+
+def set_up(source: Cluster, results: Cluster, folder: Path, changes: int) -> Scene:
+    """A ledger of two batches, the first of which is done."""
+    with psycopg.connect(source.conninfo(), autocommit=True) as connection:
+        connection.execute(TABLES)
+        row = connection.execute("select revision.track('public.ledger')").fetchone()
+    assert row is not None
+    with psycopg.connect(results.conninfo(), autocommit=True) as connection:
+        connection.execute(RESULTS)
+    scene = Scene(source, results, row[0], folder)
+    write(scene, 100)
+    with ConsumerTransaction(scene.feed, results.conninfo(), source.conninfo()) as first:
+        first.claim(1_000_000)
+        ids = [change.id for change in first.changes()]
+
+        def keep(connection: psycopg.Connection[object]) -> None:
+            connection.execute("insert into copied select unnest(%s::bigint[])", [ids])
+            connection.execute(
+                "insert into total select id %% 7, count(*), sum(id %% 60) from unnest(%s::bigint[]) as id group by 1",
+                [ids],
+            )
+
+        first.ack(keep)
+    write(scene, changes)
+    return scene
+
+
+def write(scene: Scene, changes: int) -> None:
+    with psycopg.connect(scene.source.conninfo(), autocommit=True) as connection:
+        connection.execute(
+            "insert into ledger (account, amount) select n %% 7, n %% 60 from ("
+            "select coalesce((select max(id) from ledger), 0) + g as n from generate_series(1, %s) as g) as s",
+            [changes],
+        )
+
+
+@contextmanager
+def operator(
+    scene: Scene, master: str, step: str | None, *, separately: bool = False
+) -> Iterator[subprocess.Popen[str]]:
+    """The operator at work on the second batch, as a process; it stops at ``step``."""
+    for name in ("go", "jvm", "python", *STEPS):
+        (scene.folder / name).unlink(missing_ok=True)
+    (scene.folder / "application.py").write_text(APPLICATION.format(folder=str(scene.folder), step=step))
+    apart = scene.source is not scene.results
+    given = {
+        "folder": str(scene.folder), "step": step, "branch": scene.branch, "separately": separately,
+        "source": "source" if apart else None,
+    }  # fmt: skip
+    host, _, port = master.rpartition(":") if master.startswith("spark:") else (master, "", "")
+    environment = clean_environment() | {
+        "AIRFLOW_CONN_RESULTS": _uri(scene.results),
+        "AIRFLOW_CONN_SOURCE": _uri(scene.source),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
+            {"conn_type": "spark", "host": host, **({"port": int(port)} if port else {})}
+        ),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+    }
+    log = scene.folder / f"operator-{step}.log"
+    with log.open("w") as out, subprocess.Popen(
+        [sys.executable, "-m", "tests.chaos.paused_operator", json.dumps(given)],
+        env=environment, cwd=scene.folder, stdout=out, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _uri(cluster: Cluster) -> str:
+    server = conninfo_to_dict(cluster.conninfo())
+    return f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
+
+
+def wait_for_step(scene: Scene, process: subprocess.Popen[str], step: str) -> None:
+    """Return when the run stands at the step, and has gone no further."""
+    deadline = time.monotonic() + PATIENCE
+    while not (scene.folder / step).exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"the run never came to {step!r}:\n{log_of(scene, step)}")
+        time.sleep(0.02)
+    assert process.poll() is None
+
+
+def log_of(scene: Scene, step: str | None) -> str:
+    return (scene.folder / f"operator-{step}.log").read_text()[-6000:]
+
+
+def kill(victim: str, scene: Scene, process: subprocess.Popen[str], step: str) -> list[int]:
+    """SIGKILL the victim; returns the run's processes, which must not outlive it. PostgreSQL is started again."""
+    tree = [
+        int((scene.folder / name).read_text()) for name in ("jvm", "python") if (scene.folder / name).exists()
+    ]
+    if victim == "PostgreSQL":
+        scene.results.kill()
+        scene.results.start()
+        return tree
+    pid = {
+        "operator": lambda: process.pid,
+        "driver": lambda: tree[0],
+        "driver's Python": lambda: tree[1],
+        "executor": lambda: executor_of(int((scene.folder / step).read_text())),
+    }[victim]()
+    assert alive(pid), f"the {victim} was gone before it was killed"
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid), f"the end of the {victim}")
+    return tree
+
+
+def until(found: object, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not found():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            raise AssertionError(f"still waiting for {what}")
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def executor_of(worker: int) -> int:
+    """The executor that a Python worker works for: the nearest process above it that is Java."""
+    pid = worker
+    while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
+def attempts(scene: Scene, step: str) -> int:
+    """How often Spark tried the task that stood at the step."""
+    return len(list(scene.folder.glob(f"{step}-attempt-*")))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many ids of the ledger are missing, how many too many, and the accounts whose totals differ."""
+
+    lost: int
+    doubled: int
+    wrong_totals: int
+
+
+RIGHT = Verdict(0, 0, 0)
+
+
+def judge(scene: Scene) -> Verdict:
+    with psycopg.connect(scene.source.conninfo()) as connection:
+        ids = {row[0] for row in connection.execute("select id from ledger")}
+        ledger = set(
+            connection.execute("select account, count(*), sum(amount) from ledger group by 1").fetchall()
+        )
+    with psycopg.connect(scene.results.conninfo()) as connection:
+        copied = [row[0] for row in connection.execute("select id from copied")]
+        totals = set(connection.execute("select account, changes, amount from total").fetchall())
+    return Verdict(len(ids - set(copied)), len(copied) - len(set(copied)), len(ledger ^ totals))
+
+
+def staging_left(scene: Scene) -> int:
+    """Staging tables that are there after the maintenance has swept."""
+    with psycopg.connect(scene.results.conninfo(), autocommit=True) as connection:
+        connection.execute("select pgchange_staging.drop_leftovers('0')")
+        row = connection.execute("select count(*) from pgchange_staging.staged_tables()").fetchone()
+    return int(row[0]) if row else 0

@@ -1,0 +1,96 @@
+"""SIGKILL at each step of a batch: afterwards the results equal the source's ledger, and nothing runs on."""
+
+from __future__ import annotations
+
+import signal
+
+import psycopg
+import pytest
+
+from airflow_pgchange import schema
+from airflow_pgchange.spark.job import SMALL
+from demo.postgres import Cluster, system_binaries
+from demo.spark import StandaloneSpark
+from tests.chaos import kills
+from tests.chaos.harness import FULL
+
+NASTIEST = {"operator": "acked", "PostgreSQL": "merged", "driver": "staging", "executor": "staging"}
+CASES = [
+    (victim, step, apart)
+    for victim, steps in kills.VICTIMS.items()
+    for step in steps
+    for apart in ((False, True) if FULL else (False,))
+    if FULL or NASTIEST.get(victim) == step
+]
+
+
+@pytest.fixture
+def new_cluster():
+    made = []
+
+    def make():
+        cluster = Cluster.create(system_binaries())
+        made.append(cluster)
+        with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
+            schema.install(connection)
+        return cluster
+
+    yield make
+    for cluster in made:
+        cluster.remove()
+
+
+@pytest.fixture(scope="module")
+def spark():
+    with StandaloneSpark() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def scene(new_cluster, tmp_path):
+    def make(*, apart=False, changes=500):
+        source = new_cluster()
+        return kills.set_up(source, new_cluster() if apart else source, tmp_path, changes)
+
+    return make
+
+
+def finish(scene, master):
+    """What Airflow's retry does."""
+    with kills.operator(scene, master, None) as again:
+        assert again.wait() == 0, kills.log_of(scene, None)
+
+
+@pytest.mark.parametrize(("victim", "step", "apart"), CASES)
+def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
+    master, changes = "local[2]", 500
+    if victim == "executor":
+        master, changes = request.getfixturevalue("spark").master_url, SMALL + 5_000
+    at = scene(apart=apart, changes=changes)
+    with kills.operator(at, master, step) as process:
+        kills.wait_for_step(at, process, step)
+        tree = kills.kill(victim, at, process, step)
+        (at.folder / "go").touch()
+        ended = process.wait()
+    if victim == "operator":
+        assert ended == -signal.SIGKILL
+    elif victim == "executor":
+        assert kills.attempts(at, step) > 1
+    elif step != "committed":
+        assert ended != 0, "nobody noticed the kill"
+    kills.until(lambda: not any(map(kills.alive, tree)), "the end of the job")
+    finish(at, master)
+    assert kills.judge(at) == kills.RIGHT
+    assert kills.staging_left(at) == 0
+
+
+def test_the_campaign_catches_results_that_are_committed_before_the_progress(scene):
+    at = scene()
+    with kills.operator(at, "local[2]", "merged", separately=True) as process:
+        kills.wait_for_step(at, process, "merged")
+        kills.kill("operator", at, process, "merged")
+        assert process.wait() == -signal.SIGKILL
+    finish(at, "local[2]")
+    verdict = kills.judge(at)
+    assert verdict.doubled > 0
+    assert verdict.wrong_totals > 0
