@@ -135,11 +135,70 @@ class Cluster:
 
     def standby(self, settings: Mapping[str, str] | None = None) -> Cluster:
         """A streaming standby of this cluster, started."""
+        other = self.backup("-R")
+        other._configure({"hot_standby": "on", **(settings or {})})
+        other.start()
+        return other
+
+    def backup(self, *options: str) -> Cluster:
+        """A base backup, as a cluster that is not started yet."""
         other = self._prepared(self.binaries)
         other._run(
-            "pg_basebackup", "-D", str(other.data), "-d", self.conninfo(), "-R", "-X", "stream", "-c", "fast"
+            "pg_basebackup",
+            "-D",
+            str(other.data),
+            "-d",
+            self.conninfo(),
+            "-X",
+            "stream",
+            "-c",
+            "fast",
+            *options,
         )
-        other._configure({"port": str(other.port), "hot_standby": "on", **(settings or {})})
+        other._configure({"port": str(other.port)})
+        return other
+
+    def recover(self, archive: Path, point: str) -> None:
+        """Start a base backup, replay archived log up to a named restore point, and take writes from there."""
+        self._configure(
+            {
+                "restore_command": f"'cp {archive}/%f %p'",
+                "recovery_target_name": f"'{point}'",
+                "recovery_target_action": "promote",
+            }
+        )
+        (self.data / "recovery.signal").touch()
+        self.start()
+        with psycopg.connect(self.conninfo(), autocommit=True) as connection:
+            while connection.execute("select pg_is_in_recovery()").fetchone() != (False,):
+                time.sleep(0.02)
+
+    def upgraded(self, binaries: Path) -> Cluster:
+        """This cluster, stopped for good, as pg_upgrade makes it one of other binaries; started."""
+        self.stop()
+        other = self._prepared(binaries)
+        # Since 18 checksums are the default, and both must have them or neither.
+        checksums = (
+            ["--no-data-checksums"] if server_version(self.binaries) < 18 <= server_version(binaries) else []
+        )
+        other._run(
+            "initdb",
+            "-D",
+            str(other.data),
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            *checksums,
+        )
+        folders = ("-d", str(self.data), "-D", str(other.data), "-s", str(other.folder))
+        other._run(
+            "pg_upgrade", "-b", str(self.binaries), "-B", str(other.binaries), *folders, "-U", "postgres"
+        )
+        other._configure({**DEFAULTS, **FAST, "port": str(other.port)})
         other.start()
         return other
 

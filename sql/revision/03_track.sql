@@ -141,25 +141,26 @@ set search_path = pg_catalog, pg_temp
 as $$
     select format(
         case when expression is null then $constant$
+#variable_conflict use_column
 declare
-    row_added record;
-    commit bigint;
+    pgchange_row_added record;
+    pgchange_commit bigint;
 begin
     begin
         perform pg_catalog.int8up(%1$I) from added limit 1;
     exception when others then
-        for row_added in select * from added loop
+        for pgchange_row_added in select * from added loop
             begin
-                commit := null;
-                commit := pg_catalog.to_jsonb(row_added) ->> (revision.key_column(tg_relid)::text);
-                if commit is null then
+                pgchange_commit := null;
+                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added) ->> (revision.key_column(tg_relid)::text);
+                if pgchange_commit is null then
                     raise 'the key column %1$I is gone';
                 end if;
             exception when others then
-                insert into revision.fault (tbl, commit_id, message) values (tg_relid, commit, sqlerrm);
+                insert into revision.fault (tbl, commit_id, message) values (tg_relid, pgchange_commit, sqlerrm);
                 continue;
             end;
-            insert into revision.commit_queue (commit_id, branch_id) values (commit, %2$s);
+            insert into revision.commit_queue (commit_id, branch_id) values (pgchange_commit, %2$s);
         end loop;
         return null;
     end;
@@ -167,40 +168,41 @@ begin
     return null;
 end
 $constant$ else $expression$
+#variable_conflict use_column
 declare
-    row_added record;
-    commit bigint;
-    branch bigint;
-    commits bigint[];
-    branches bigint[];
+    pgchange_row_added record;
+    pgchange_commit bigint;
+    pgchange_branch bigint;
+    pgchange_commits bigint[];
+    pgchange_branches bigint[];
 begin
     begin
         select pg_catalog.array_agg(e.commit_id), pg_catalog.array_agg(e.branch_id)
-        into commits, branches
+        into pgchange_commits, pgchange_branches
         from (select %1$I, pg_catalog.int8up((%3$s)) from added as %4$I) as e(commit_id, branch_id)
         where e.branch_id is not null;
     exception when others then
-        for row_added in select * from added loop
+        for pgchange_row_added in select * from added loop
             begin
-                commit := null;
-                commit := pg_catalog.to_jsonb(row_added) ->> (revision.key_column(tg_relid)::text);
-                if commit is null then
+                pgchange_commit := null;
+                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added) ->> (revision.key_column(tg_relid)::text);
+                if pgchange_commit is null then
                     raise 'the key column %1$I is gone';
                 end if;
-                select pg_catalog.int8up((%3$s)) into strict branch
-                from pg_catalog.jsonb_populate_record(null::%5$s, pg_catalog.to_jsonb(row_added)) as %4$I;
+                select pg_catalog.int8up((%3$s)) into strict pgchange_branch
+                from pg_catalog.jsonb_populate_record(null::%5$s, pg_catalog.to_jsonb(pgchange_row_added)) as %4$I;
             exception when others then
-                insert into revision.fault (tbl, commit_id, message) values (tg_relid, commit, sqlerrm);
+                insert into revision.fault (tbl, commit_id, message) values (tg_relid, pgchange_commit, sqlerrm);
                 continue;
             end;
-            if branch is not null then
-                insert into revision.commit_queue (commit_id, branch_id) values (commit, branch);
+            if pgchange_branch is not null then
+                insert into revision.commit_queue (commit_id, branch_id) values (pgchange_commit, pgchange_branch);
             end if;
         end loop;
         return null;
     end;
     insert into revision.commit_queue (commit_id, branch_id)
-    select * from unnest(commits, branches);
+    select * from unnest(pgchange_commits, pgchange_branches);
     return null;
 end
 $expression$ end,

@@ -17,6 +17,7 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import PgChangeError
 
 FULL = os.environ.get("CHAOS") == "full"
+FEED = CommitFeed("chaos")
 SEED = int(os.environ.get("SEED", "20130101"))
 
 
@@ -165,3 +166,33 @@ def judge(results: str, source: str) -> Verdict:
         doubled=sum(n - 1 for n in counts.values()),
         in_order=got == [row[0] for row in queue],
     )
+
+
+def drain(results: str, source: str) -> None:
+    """Process everything that is ready."""
+    while consume_once(FEED, results, source, 1000):
+        pass
+
+
+def insert(source: str, n: int) -> list[int]:
+    """Commits of trunk, a transaction each; their ids."""
+    with psycopg.connect(source, autocommit=True) as connection:
+        rows = [
+            connection.execute("insert into revision.commit default values returning id").fetchone()
+            for _ in range(n)
+        ]
+    return [row[0] for row in rows]
+
+
+def next_xid(source: str) -> int:
+    """The transaction id that comes next."""
+    with psycopg.connect(source, autocommit=True) as connection:
+        return connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()[
+            0
+        ]
+
+
+def processed(results: str) -> list[int]:
+    """The commits in the order in which they were processed."""
+    with psycopg.connect(results) as connection:
+        return [row[0] for row in connection.execute("select commit_id from processed order by n").fetchall()]

@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 
 import psycopg
 import pytest
 
-from airflow_pgchange import schema
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
-from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
-from demo.postgres import Cluster, system_binaries
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests.chaos import harness
-from tests.chaos.harness import Campaign, consume_once, judge
-
-FEED = CommitFeed("chaos")
-
-
-@pytest.fixture
-def new_cluster():
-    made = []
-
-    def make(**settings):
-        cluster = Cluster.create(system_binaries(), settings)
-        made.append(cluster)
-        with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
-            schema.install(connection)
-        return cluster
-
-    yield make
-    for cluster in made:
-        cluster.remove()
-
-
-@pytest.fixture
-def standby_of():
-    made = []
-
-    def make(primary, **settings):
-        standby = primary.standby(settings)
-        made.append(standby)
-        return standby
-
-    yield make
-    for standby in made:
-        standby.remove()
+from tests.chaos.harness import FEED, Campaign, consume_once, drain, insert, judge, processed
 
 
 def assert_exactly_once(done, results, source, in_order=False):
@@ -149,141 +113,6 @@ def run_naive(source, servers, read):
             turn += 1
         for reader in readers:
             reader.close()
-
-
-def drain(results, source):
-    while consume_once(FEED, results, source, 1000):
-        pass
-
-
-def insert(source, n):
-    with psycopg.connect(source, autocommit=True) as connection:
-        rows = [
-            connection.execute("insert into revision.commit default values returning id").fetchone()
-            for _ in range(n)
-        ]
-    return [row[0] for row in rows]
-
-
-def next_xid(source):
-    with psycopg.connect(source, autocommit=True) as connection:
-        return connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()[
-            0
-        ]
-
-
-def processed(results):
-    with psycopg.connect(results) as connection:
-        return [row[0] for row in connection.execute("select commit_id from processed order by n").fetchall()]
-
-
-def test_a_crash_of_the_source_that_reuses_transaction_ids(new_cluster):
-    source, results = new_cluster(), new_cluster().conninfo()
-    harness.prepare_results(results)
-    before = insert(source.conninfo(), 5)
-    drain(results, source.conninfo())
-    with psycopg.connect(source.conninfo()) as connection:
-        for _ in range(200):
-            connection.execute("select pg_current_xact_id()")
-            connection.rollback()
-        seen = next_xid(source.conninfo())
-        drain(results, source.conninfo())
-        source.kill()
-    source.start()
-    assert next_xid(source.conninfo()) < seen
-    after = insert(source.conninfo(), 5)
-    drain(results, source.conninfo())
-    assert processed(results) == before + after
-
-
-def test_a_promotion_that_lost_the_tail_is_told_and_repaired(new_cluster, standby_of):
-    primary, results = new_cluster(), new_cluster().conninfo()
-    harness.prepare_results(results)
-    standby = standby_of(primary)
-    kept = insert(primary.conninfo(), 5)
-    drain(results, primary.conninfo())
-    standby.wait_for_replay(primary)
-    standby.stop()
-    lost = insert(primary.conninfo(), 5)
-    drain(results, primary.conninfo())
-    primary.kill()
-    standby.start()
-    standby.promote()
-    source = standby.conninfo()
-    after = insert(source, 5)
-    with pytest.raises(SourceLostTail, match="airflow pgchange repair"):
-        drain(results, source)
-    with psycopg.connect(results, autocommit=True) as one, psycopg.connect(source, autocommit=True) as two:
-        assert consumers.repair(one, two, FEED) == "at least once"
-    drain(results, source)
-    assert processed(results)[: len(kept + lost)] == kept + lost
-    assert set(after) <= set(processed(results)[len(kept + lost) :])
-
-
-def restore(source, target):
-    dumped = subprocess.run(
-        [source.binaries / "pg_dump", "-d", source.conninfo()], check=True, capture_output=True
-    ).stdout
-    subprocess.run(
-        [source.binaries / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", target.conninfo()],
-        input=dumped,
-        check=True,
-        capture_output=True,
-    )
-
-
-@pytest.mark.parametrize("older_target", [False, True])
-def test_a_dump_restored_elsewhere_goes_on_exactly_once(new_cluster, older_target):
-    source = new_cluster()
-    harness.prepare_results(source.conninfo())
-    with psycopg.connect(source.conninfo()) as slow:
-        late = slow.execute("insert into revision.commit default values returning id").fetchone()[0]
-        done = insert(source.conninfo(), 5)
-        drain(source.conninfo(), source.conninfo())
-        slow.commit()
-    rest = insert(source.conninfo(), 3)
-    target = Cluster.create(system_binaries())
-    try:
-        with psycopg.connect(target.conninfo(), autocommit=True) as connection:
-            for _ in range(3000 if older_target else 0):
-                connection.execute("select pg_current_xact_id()")
-        restore(source, target)
-        with pytest.raises(SourceRestored, match="rebase_after_restore"):
-            drain(target.conninfo(), target.conninfo())
-        new = insert(target.conninfo(), 2)
-        with psycopg.connect(target.conninfo(), autocommit=True) as connection:
-            connection.execute("select pubsub.rebase_after_restore()")
-        drain(target.conninfo(), target.conninfo())
-        assert processed(target.conninfo()) == [*done, late, *rest, *new]
-        newer = insert(target.conninfo(), 2)
-        drain(target.conninfo(), target.conninfo())
-        assert processed(target.conninfo())[-2:] == newer
-    finally:
-        target.remove()
-
-
-def test_a_restored_source_is_repaired_for_a_consumer_elsewhere(new_cluster):
-    source, results = new_cluster(), new_cluster().conninfo()
-    harness.prepare_results(results)
-    done = insert(source.conninfo(), 5)
-    drain(results, source.conninfo())
-    rest = insert(source.conninfo(), 3)
-    target = Cluster.create(system_binaries())
-    try:
-        restore(source, target)
-        with psycopg.connect(target.conninfo(), autocommit=True) as connection:
-            connection.execute("select pubsub.rebase_after_restore()")
-        with pytest.raises(SourceRestored, match="airflow pgchange repair"):
-            drain(results, target.conninfo())
-        with (
-            psycopg.connect(results, autocommit=True) as one,
-            psycopg.connect(target.conninfo(), autocommit=True) as two,
-        ):
-            assert consumers.repair(one, two, FEED) == "exactly once"
-        drain(results, target.conninfo())
-        assert processed(results) == done + rest
-    finally:
-        target.remove()
 
 
 def test_a_consumer_killed_between_claim_and_ack_leaves_nothing_half_done(new_cluster):

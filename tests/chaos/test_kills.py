@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import signal
 
-import psycopg
 import pytest
 
-from airflow_pgchange import schema
 from airflow_pgchange.spark.job import SMALL
-from demo.postgres import Cluster, system_binaries
 from demo.spark import StandaloneSpark
 from tests.chaos import kills
 from tests.chaos.harness import FULL
@@ -22,22 +19,6 @@ CASES = [
     for apart in ((False, True) if FULL else (False,))
     if FULL or NASTIEST.get(victim) == step
 ]
-
-
-@pytest.fixture
-def new_cluster():
-    made = []
-
-    def make():
-        cluster = Cluster.create(system_binaries())
-        made.append(cluster)
-        with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
-            schema.install(connection)
-        return cluster
-
-    yield make
-    for cluster in made:
-        cluster.remove()
 
 
 @pytest.fixture(scope="module")

@@ -192,30 +192,28 @@ def test_a_consumer_that_was_moved_cannot_ack(db, connect):
         consumer.ack()
 
 
-def test_only_the_advisory_lock_stays_while_a_batch_is_processed(db, connect):
+@pytest.mark.parametrize("way", ["db", "pgbouncer"])
+def test_a_batch_in_work_holds_the_advisory_lock_and_nothing_else_and_outlives_the_idle_timeout(
+    request, db, connect, way
+):
     connection = connect()
-    commits(connection, 3)
-    with ConsumerTransaction(FEED, db) as consumer:
+    expected = commits(connection, 3)
+    name = connection.info.dbname
+    connection.execute(f"alter database \"{name}\" set idle_in_transaction_session_timeout = '2s'")
+    with ConsumerTransaction(FEED, request.getfixturevalue(way)) as consumer:
         consumer.claim(10)
-        list(consumer.changes())
+        assert [change.id for change in consumer.changes()] == expected
         for _ in range(10):
             consumer.ping()
-        pid = consumer.connection.info.backend_pid
-        activity = "select backend_xid, backend_xmin, state from pg_stat_activity where pid = %s"
-        assert connection.execute(activity, [pid]).fetchone() == (None, None, "idle in transaction")
+        busy = connection.execute(
+            "select l.pid, a.backend_xid, a.backend_xmin, a.state from pg_locks l join pg_stat_activity a using (pid) "
+            "where l.locktype = 'advisory' and a.datname = current_database()"
+        ).fetchall()
+        assert [row[1:] for row in busy] == [(None, None, "idle in transaction")]
+        pid = busy[0][0]
         locks = connection.execute("select locktype from pg_locks where pid = %s", [pid]).fetchall()
         assert sorted(locks) == [("advisory",), ("virtualxid",)]
-        consumer.ack()
-
-
-def test_the_transaction_outlives_the_servers_idle_timeout(db, connect):
-    connection = connect()
-    commits(connection)
-    name = connection.info.dbname
-    connection.execute(f'alter database "{name}" set idle_in_transaction_session_timeout = 100')
-    with ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(1)
-        connection.execute("select pg_sleep(0.3)")
+        connection.execute("select pg_sleep(2.5)")
         consumer.ack()
     assert drain(db) == []
 

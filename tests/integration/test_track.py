@@ -260,3 +260,15 @@ def test_an_existing_row_whose_branch_fails_is_a_fault_and_does_not_stop_the_res
     ledger.execute("call revision.enqueue_existing('ledger', 100)")
     assert sorted(commit for commit, _ in events(ledger)) == [1, 3, 4, 5]
     assert ledger.execute("select commit_id from revision.fault").fetchall() == [(2,)]
+
+
+@pytest.mark.parametrize("expression", [None, "branch"])
+def test_columns_may_have_any_name(connect, expression):
+    connection = connect()
+    connection.execute(
+        "create table odd (commit bigint primary key, branch bigint, commits bigint, branches bigint, row_added bigint)"
+    )
+    own = connection.execute("select revision.track('odd', 'commit', %s)", [expression]).fetchone()[0]
+    connection.execute("insert into odd values (1, 0, 7, 8, 9), (2, 0, 7, 8, 9)")
+    assert events(connection) == [(1, own or 0), (2, own or 0)]
+    assert connection.execute("select message from revision.fault").fetchall() == []

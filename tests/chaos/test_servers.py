@@ -1,0 +1,183 @@
+"""What happens to the servers: crashes, failovers, restores and upgrades; nothing is lost, and a person is told where one
+must decide."""
+
+from __future__ import annotations
+
+import subprocess
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds import consumers
+from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
+from demo.postgres import embedded_binaries
+from tests.chaos import harness
+from tests.chaos.harness import FEED, drain, insert, next_xid, processed
+
+
+def test_a_crash_of_the_source_that_reuses_transaction_ids(new_cluster):
+    source, results = new_cluster(), new_cluster().conninfo()
+    harness.prepare_results(results)
+    before = insert(source.conninfo(), 5)
+    drain(results, source.conninfo())
+    with psycopg.connect(source.conninfo()) as connection:
+        for _ in range(200):
+            connection.execute("select pg_current_xact_id()")
+            connection.rollback()
+        seen = next_xid(source.conninfo())
+        drain(results, source.conninfo())
+        source.kill()
+    source.start()
+    assert next_xid(source.conninfo()) < seen
+    after = insert(source.conninfo(), 5)
+    drain(results, source.conninfo())
+    assert processed(results) == before + after
+
+
+def test_a_promotion_that_lost_the_tail_is_told_and_repaired(new_cluster, standby_of):
+    primary, results = new_cluster(), new_cluster().conninfo()
+    harness.prepare_results(results)
+    standby = standby_of(primary)
+    kept = insert(primary.conninfo(), 5)
+    drain(results, primary.conninfo())
+    standby.wait_for_replay(primary)
+    standby.stop()
+    lost = insert(primary.conninfo(), 5)
+    drain(results, primary.conninfo())
+    primary.kill()
+    standby.start()
+    standby.promote()
+    source = standby.conninfo()
+    after = insert(source, 5)
+    with pytest.raises(SourceLostTail, match="airflow pgchange repair"):
+        drain(results, source)
+    with psycopg.connect(results, autocommit=True) as one, psycopg.connect(source, autocommit=True) as two:
+        assert consumers.repair(one, two, FEED) == "at least once"
+    drain(results, source)
+    assert processed(results)[: len(kept + lost)] == kept + lost
+    assert set(after) <= set(processed(results)[len(kept + lost) :])
+
+
+def restore(source, target):
+    dumped = subprocess.run(
+        [source.binaries / "pg_dump", "-d", source.conninfo()], check=True, capture_output=True
+    ).stdout
+    subprocess.run(
+        [source.binaries / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", target.conninfo()],
+        input=dumped,
+        check=True,
+        capture_output=True,
+    )
+
+
+@pytest.mark.parametrize("older_target", [False, True])
+def test_a_dump_restored_elsewhere_goes_on_exactly_once(new_cluster, empty_cluster, older_target):
+    source = new_cluster()
+    harness.prepare_results(source.conninfo())
+    with psycopg.connect(source.conninfo()) as slow:
+        late = slow.execute("insert into revision.commit default values returning id").fetchone()[0]
+        done = insert(source.conninfo(), 5)
+        drain(source.conninfo(), source.conninfo())
+        slow.commit()
+    rest = insert(source.conninfo(), 3)
+    target = empty_cluster()
+    with psycopg.connect(target.conninfo(), autocommit=True) as connection:
+        for _ in range(3000 if older_target else 0):
+            connection.execute("select pg_current_xact_id()")
+    restore(source, target)
+    with pytest.raises(SourceRestored, match="rebase_after_restore"):
+        drain(target.conninfo(), target.conninfo())
+    new = insert(target.conninfo(), 2)
+    with psycopg.connect(target.conninfo(), autocommit=True) as connection:
+        connection.execute("select pubsub.rebase_after_restore()")
+    drain(target.conninfo(), target.conninfo())
+    assert processed(target.conninfo()) == [*done, late, *rest, *new]
+    newer = insert(target.conninfo(), 2)
+    drain(target.conninfo(), target.conninfo())
+    assert processed(target.conninfo())[-2:] == newer
+
+
+def test_a_restored_source_is_repaired_for_a_consumer_elsewhere(new_cluster, empty_cluster):
+    source, results = new_cluster(), new_cluster().conninfo()
+    harness.prepare_results(results)
+    done = insert(source.conninfo(), 5)
+    drain(results, source.conninfo())
+    rest = insert(source.conninfo(), 3)
+    target = empty_cluster()
+    restore(source, target)
+    with psycopg.connect(target.conninfo(), autocommit=True) as connection:
+        connection.execute("select pubsub.rebase_after_restore()")
+    with pytest.raises(SourceRestored, match="airflow pgchange repair"):
+        drain(results, target.conninfo())
+    with (
+        psycopg.connect(results, autocommit=True) as one,
+        psycopg.connect(target.conninfo(), autocommit=True) as two,
+    ):
+        assert consumers.repair(one, two, FEED) == "exactly once"
+    drain(results, target.conninfo())
+    assert processed(results) == done + rest
+
+
+def test_a_source_recovered_to_an_earlier_point_is_told_and_repaired(new_cluster):
+    results = new_cluster().conninfo()
+    archive = "mkdir -p ../archive && cp %p ../archive/%f"
+    first = new_cluster(archive_mode="on", archive_command=f"'{archive}'")
+    harness.prepare_results(results)
+    backup = first.backup()
+    try:
+        kept = insert(first.conninfo(), 5)
+        drain(results, first.conninfo())
+        with psycopg.connect(first.conninfo(), autocommit=True) as connection:
+            connection.execute("select pg_create_restore_point('before')")
+        lost = insert(first.conninfo(), 5)
+        drain(results, first.conninfo())
+        first.stop()
+        backup.recover(first.folder / "archive", "before")
+        source = backup.conninfo()
+        after = insert(source, 5)
+        with pytest.raises(SourceLostTail, match="airflow pgchange repair"):
+            drain(results, source)
+        with (
+            psycopg.connect(results, autocommit=True) as one,
+            psycopg.connect(source, autocommit=True) as two,
+        ):
+            assert consumers.repair(one, two, FEED) == "at least once"
+        drain(results, source)
+        assert processed(results)[: len(kept + lost)] == kept + lost
+        assert set(after) <= set(processed(results)[len(kept + lost) :])
+    finally:
+        backup.remove()
+
+
+def test_an_upgraded_server_goes_on_exactly_once_once_told_that_its_transaction_ids_were_kept(new_cluster):
+    old = new_cluster()
+    harness.prepare_results(old.conninfo())
+    with psycopg.connect(old.conninfo()) as slow:
+        late = slow.execute("insert into revision.commit default values returning id").fetchone()[0]
+        done = insert(old.conninfo(), 5)
+        drain(old.conninfo(), old.conninfo())
+        slow.commit()
+    rest = insert(old.conninfo(), 3)
+    upgraded = old.upgraded(embedded_binaries())
+    try:
+        source = upgraded.conninfo()
+        with pytest.raises(SourceRestored, match="txids_kept => true"):
+            drain(source, source)
+        with psycopg.connect(source, autocommit=True) as connection:
+            connection.execute("select pubsub.rebase_after_restore(txids_kept => true)")
+        new = insert(source, 2)
+        drain(source, source)
+        assert processed(source) == [*done, late, *rest, *new]
+    finally:
+        upgraded.remove()
+
+
+def test_a_restored_dump_is_not_taken_for_an_upgrade(new_cluster, empty_cluster):
+    source, target = new_cluster(), empty_cluster()
+    insert(source.conninfo(), 5)
+    restore(source, target)
+    with (
+        psycopg.connect(target.conninfo(), autocommit=True) as connection,
+        pytest.raises(psycopg.Error, match="were not kept"),
+    ):
+        connection.execute("select pubsub.rebase_after_restore(txids_kept => true)")
