@@ -22,7 +22,8 @@ from airflow_pgchange.spark.types import Column, describe, spark_schema
 
 NAME = "pgchange"
 CHANGE = "pgchange_id"
-ROWS_A_PARTITION = 500_000
+ROWS_A_PARTITION = 2_500_000
+"""Partitions are streams, so few and large ones: each joins with the table anew."""
 
 
 @dataclass(frozen=True)

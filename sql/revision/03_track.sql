@@ -143,20 +143,21 @@ as $$
         case when expression is null then $constant$
 #variable_conflict use_column
 declare
-    pgchange_row_added record;
+    pgchange_row_added pg_catalog.record;
     pgchange_commit bigint;
 begin
     begin
         perform pg_catalog.int8up(%1$I) from added limit 1;
-    exception when others then
+    exception when others or assert_failure then
         for pgchange_row_added in select * from added loop
             begin
                 pgchange_commit := null;
-                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added) ->> (revision.key_column(tg_relid)::text);
+                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added)
+                    operator(pg_catalog.->>) revision.key_column(tg_relid)::pg_catalog.text;
                 if pgchange_commit is null then
-                    raise 'the key column %1$I is gone';
+                    raise 'the key column is gone';
                 end if;
-            exception when others then
+            exception when others or assert_failure then
                 insert into revision.fault (tbl, commit_id, message) values (tg_relid, pgchange_commit, sqlerrm);
                 continue;
             end;
@@ -170,7 +171,7 @@ end
 $constant$ else $expression$
 #variable_conflict use_column
 declare
-    pgchange_row_added record;
+    pgchange_row_added pg_catalog.record;
     pgchange_commit bigint;
     pgchange_branch bigint;
     pgchange_commits bigint[];
@@ -181,17 +182,18 @@ begin
         into pgchange_commits, pgchange_branches
         from (select %1$I, pg_catalog.int8up((%3$s)) from added as %4$I) as e(commit_id, branch_id)
         where e.branch_id is not null;
-    exception when others then
+    exception when others or assert_failure then
         for pgchange_row_added in select * from added loop
             begin
                 pgchange_commit := null;
-                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added) ->> (revision.key_column(tg_relid)::text);
+                pgchange_commit := pg_catalog.to_jsonb(pgchange_row_added)
+                    operator(pg_catalog.->>) revision.key_column(tg_relid)::pg_catalog.text;
                 if pgchange_commit is null then
-                    raise 'the key column %1$I is gone';
+                    raise 'the key column is gone';
                 end if;
                 select pg_catalog.int8up((%3$s)) into strict pgchange_branch
                 from pg_catalog.jsonb_populate_record(null::%5$s, pg_catalog.to_jsonb(pgchange_row_added)) as %4$I;
-            exception when others then
+            exception when others or assert_failure then
                 insert into revision.fault (tbl, commit_id, message) values (tg_relid, pgchange_commit, sqlerrm);
                 continue;
             end;
@@ -348,7 +350,8 @@ begin
     if known is null and to_regprocedure(function || '()') is not null then
         perform revision.refuse(format('there is a function %s() already', function), 'drop or rename it');
     end if;
-    -- Without an expression every name in the body has its schema, and pinning the path would be the dearest part of it.
+    -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
+    -- with the owner's rights. Pinning the path instead would be the dearest part of it.
     execute format(
         'create or replace function %s() returns trigger language plpgsql security definer %s as %L',
         function,

@@ -26,7 +26,7 @@ begin
             coalesce(known.expression, known.branch_id::text), tbl,
             (select c.relname from pg_class as c where c.oid = tbl), revision.key_column(tbl))
         using commit_id into found_row, branch;
-    exception when others then
+    exception when others or assert_failure then
         insert into revision.fault (tbl, commit_id, message) values (enqueue_row.tbl, enqueue_row.commit_id, sqlerrm);
         return false;
     end;
@@ -123,7 +123,7 @@ begin
               and (not e.young or e.key <= %10$L::bigint and e.key not in (select c.commit_id from captured as c))
         $chunk$, key, tbl, known.since::text, coalesce(known.existing_upto, -9223372036854775808), upto, unclear,
             coalesce(known.expression, known.branch_id::text), table_name, tbl::oid, known.key_ceiling);
-    exception when others then
+    exception when others or assert_failure then
         if looked > 1 then
             return revision.enqueue_chunk(tbl, greatest(chunk / 10, 1));
         end if;

@@ -43,6 +43,45 @@ comment on function revision.add_partition(bigint, bigint) is
     'Add the partition of the transaction ids from lower to below upper, with the rows of the default partition that belong '
     'in it. Writers of other partitions are not held up.';
 
+create function revision.drop_empty_partitions(spare integer default 8) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    settled bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    part record;
+    filled boolean;
+    empty regclass[] := '{}';
+    done text[] := '{}';
+begin
+    for part in select * from revision.partitions() as p where p.upper <= settled loop
+        execute format('select exists (select from %s)', part.relid) into filled;
+        if not filled then
+            empty := empty || part.relid;
+        end if;
+    end loop;
+    if cardinality(empty) <= spare then
+        return;
+    end if;
+    -- The parent first, as every reader and writer does.
+    lock table only revision.commit_queue in access exclusive mode;
+    for part in select unnest(empty) as relid loop
+        execute format('select exists (select from %s)', part.relid) into filled;
+        if not filled then
+            execute format('drop table %s', part.relid);
+            done := done || format('dropped the empty partition %s', part.relid);
+        end if;
+    end loop;
+    return query select unnest(done);
+exception when lock_not_available then
+    return next 'postponed dropping empty partitions: the queue is in use';
+end
+$$;
+comment on function revision.drop_empty_partitions(integer) is
+    'Drop the partitions that trimming emptied, when there are more than spare of them: for a moment it locks the whole '
+    'queue, so it is done rarely, and not at all where somebody would have to wait long.';
+
 create function revision.maintain_partitions(width bigint default 1000000, ahead integer default 2) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, revision, pg_temp
@@ -69,11 +108,12 @@ begin
         end;
         lower := upper;
     end loop;
+    return query select * from revision.drop_empty_partitions();
 end
 $$;
 comment on function revision.maintain_partitions(bigint, integer) is
     'Keep ahead partitions of width transaction ids each in front of today''s; returns a line for each thing done. What was '
-    'written without a partition is moved out of the default one.';
+    'written without a partition is moved out of the default one, and of emptied partitions a few are kept.';
 
 create function revision.refresh_tracking() returns setof text
 language plpgsql
@@ -117,7 +157,7 @@ as $$
            ),
            array(
                select g.tgrelid::regclass from pg_trigger as g
-               where g.tgname = 'pgchange_capture' and g.tgenabled = 'D'
+               where g.tgname = 'pgchange_capture' and g.tgenabled not in ('O', 'A')
                  and g.tgrelid in (select d.relid from revision.descendants(t.tbl) as d(relid))
            ),
            revision.key_column(t.tbl) is distinct from t.commit_id,

@@ -86,6 +86,7 @@ def run(conninfo: str, report: Report) -> None:
         row = connection.execute("select revision.track('public.movement')").fetchone()
         connection.execute(MOVEMENTS.format(ROWS))
         connection.execute("vacuum analyze public.movement")
+        connection.execute("analyze revision.commit_queue")
     feed = CommitFeed("read", row[0] if row else 0)
     spark = session()
     with section(f"reading a batch of {ROWS:,} rows into a warm Spark session"):
