@@ -351,13 +351,12 @@ begin
         perform revision.refuse(format('there is a function %s() already', function), 'drop or rename it');
     end if;
     -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
-    -- with the owner's rights. Pinning the path instead would be the dearest part of it.
+    -- with the owner's rights. Pinning the path instead would be the dearest part of it. An expression has the path that
+    -- it was checked with.
     execute format(
         'create or replace function %s() returns trigger language plpgsql security definer %s as %L',
         function,
-        case when expression is not null then format(
-            'set search_path = pg_catalog, %I, pg_temp',
-            (select n.nspname from pg_namespace as n where n.oid = class.relnamespace)) end,
+        case when expression is not null then 'set search_path = pg_catalog, revision, pg_temp' end,
         revision.capture_body(tbl, commit_id, branch, expression));
     execute format('revoke all on function %s() from public', function);
     execute format('comment on function %s() is %L', function, 'Capture of ' || tbl::text || ' by revision.track.');

@@ -34,6 +34,42 @@ def test_a_crash_of_the_source_that_reuses_transaction_ids(new_cluster):
     assert processed(results) == before + after
 
 
+def test_a_claim_is_durable_although_the_sources_commits_need_not_be(new_cluster):
+    source, results = new_cluster(wal_writer_delay="'10s'"), new_cluster().conninfo()
+    with psycopg.connect(source.conninfo(), autocommit=True) as connection:
+        connection.execute("alter database postgres set synchronous_commit = off")
+    harness.prepare_results(results)
+    before = insert(source.conninfo(), 5)
+    drain(results, source.conninfo())
+    source.kill()
+    source.start()
+    after = insert(source.conninfo(), 5)
+    drain(results, source.conninfo())
+    assert processed(results) == before + after
+
+
+def test_a_standby_knows_which_transactions_are_open(new_cluster, standby_of):
+    primary = new_cluster()
+    standby = standby_of(primary)
+    with psycopg.connect(primary.conninfo()) as slow:
+        slow.execute("insert into revision.commit default values")
+        with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
+            connection.execute("begin")
+            connection.execute("insert into revision.commit default values")
+            connection.execute("prepare transaction 'open'")
+            insert(primary.conninfo(), 3)
+            expected = connection.execute("select pg_current_snapshot()::text").fetchone()
+            standby.wait_for_replay(primary)
+            with psycopg.connect(standby.conninfo(), autocommit=True) as there:
+                raw = there.execute("select pg_current_snapshot()::text").fetchone()
+                assert raw != expected
+                assert there.execute("select pubsub.current_snapshot()::text").fetchone() == expected
+                xmin = expected[0].split(":")[0]
+                beyond = there.execute("select pubsub.current_snapshot(cap => 2)::text").fetchone()
+                assert beyond == (f"{xmin}:{xmin}:",)
+            connection.execute("rollback prepared 'open'")
+
+
 def test_a_promotion_that_lost_the_tail_is_told_and_repaired(new_cluster, standby_of):
     primary, results = new_cluster(), new_cluster().conninfo()
     harness.prepare_results(results)

@@ -1,0 +1,57 @@
+"""Commits for the tests of feeds: written, drained, and claimed by consumers that fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds import Batch, CommitFeed, ConsumerTransaction
+
+FEED = CommitFeed("test")
+
+
+class Failed(Exception):
+    """What a consumer raises after its claim."""
+
+
+def commits(connection: psycopg.Connection[Any], n: int = 1) -> list[int]:
+    """``n`` commits of trunk by one statement; their ids."""
+    query = "insert into revision.commit select from generate_series(1, %s) returning id"
+    return [row[0] for row in connection.execute(query, [n]).fetchall()]
+
+
+def drain(results: str, source: str | None = None, feed: CommitFeed = FEED, limit: int = 1000) -> list[int]:
+    """Process everything that is ready; the commits in the order in which they came."""
+    got: list[int] = []
+    while True:
+        with ConsumerTransaction(feed, results, source) as consumer:
+            if consumer.claim(limit) is None:
+                return got
+            got += [change.id for change in consumer.changes()]
+            consumer.ack()
+
+
+def claim_and_fail(
+    results: str, source: str | None = None, feed: CommitFeed = FEED, limit: int = 1000
+) -> Batch:
+    """A batch that was claimed and never acked."""
+    with pytest.raises(Failed), ConsumerTransaction(feed, results, source) as consumer:
+        batch = consumer.claim(limit)
+        raise Failed
+    assert batch is not None
+    return batch
+
+
+def narrow_partitions(connection: psycopg.Connection[Any], width: int = 50) -> None:
+    """Partitions of the queue so small that a test can fill them."""
+    for (partition,) in connection.execute("select relid from revision.partitions()").fetchall():
+        connection.execute(f"drop table {partition}")
+    connection.execute("select revision.maintain_partitions(%s, 2)", [width])
+
+
+def use_up_transactions(connection: psycopg.Connection[Any], n: int = 60) -> None:
+    """Advance the cluster by ``n`` transactions."""
+    for _ in range(n):
+        connection.execute("select pg_current_xact_id()")

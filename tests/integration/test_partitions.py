@@ -1,0 +1,186 @@
+"""Partitions of the queue: made ahead, trimmed, dropped, and in nobody's way."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
+from airflow_pgchange.feeds.errors import HistoryTrimmed
+from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
+
+
+@pytest.fixture
+def queue(own_database, connect_to):
+    """A queue of narrow partitions in a cluster whose xmin nobody else holds back."""
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    return connection
+
+
+def test_what_was_trimmed_is_told_to_a_consumer_that_comes_later(queue, own_database):
+    commits(queue, 3)
+    drain(own_database)
+    use_up_transactions(queue)
+    consumers.trim(queue, "0 s")
+    late = CommitFeed("late")
+    with (
+        pytest.raises(HistoryTrimmed, match="3 commits"),
+        ConsumerTransaction(late, own_database) as consumer,
+    ):
+        consumer.claim(1)
+    with pytest.raises(Exception, match="3 commits"):
+        queue.execute("select pubsub.lock_watermark('by hand', 0)")
+    queue.execute("select pubsub.lock_watermark('by hand', 0, accept_trimmed => true)")
+
+
+def test_nothing_is_trimmed_above_the_oldest_open_transaction(queue, own_database, connect_to):
+    slow = connect_to(own_database, autocommit=False)
+    slow.execute("select pg_current_xact_id()")
+    commits(queue)
+    drain(own_database)
+    use_up_transactions(queue)
+    assert consumers.trim(queue, "0 s") == []
+    late = commits(slow)
+    slow.commit()
+    assert drain(own_database) == late
+    assert any("trimmed 2 commits" in line for line in consumers.trim(queue, "0 s"))
+
+
+def test_a_consumer_that_comes_while_a_trim_waits_gets_everything(queue, own_database, connect_to):
+    expected = commits(queue, 3)
+    drain(own_database)
+    use_up_transactions(queue)
+    partition = oldest_partition(queue)
+    reader = connect_to(own_database, autocommit=False)
+    reader.execute(f"select from revision.{partition}")
+    lines = []
+
+    def trim():
+        lines.extend(consumers.trim(connect_to(own_database), "0 s"))
+
+    trimming = threading.Thread(target=trim)
+    trimming.start()
+    until(queue, "select exists (select from pg_locks where mode = 'AccessExclusiveLock' and not granted)")
+    queue.execute("select pubsub.lock_watermark('new', 0)")
+    reader.rollback()
+    trimming.join()
+    assert lines == [f"kept {partition}: it came into use"]
+    assert drain(own_database, feed=CommitFeed("new")) == expected
+
+
+def test_a_trim_does_not_wait_long_for_a_reader(queue, own_database, connect_to):
+    commits(queue)
+    drain(own_database)
+    use_up_transactions(queue)
+    partition = oldest_partition(queue)
+    reader = connect_to(own_database, autocommit=False)
+    reader.execute(f"select from revision.{partition}")
+    queue.execute("set statement_timeout = '20s'")
+    assert consumers.trim(queue, "0 s") == [f"postponed {partition}: it is in use"]
+
+
+def test_a_consumer_at_work_does_not_hold_a_trim_up(queue, own_database):
+    commits(queue)
+    drain(own_database)
+    use_up_transactions(queue)
+    commits(queue)
+    with ConsumerTransaction(FEED, own_database) as consumer:
+        consumer.claim(10)
+        list(consumer.changes())
+        assert any("trimmed 1 commits" in line for line in consumers.trim(queue, "0 s"))
+        consumer.ack()
+
+
+def test_a_writer_does_not_wait_for_maintenance_under_way(queue, own_database, connect_to):
+    writer, maintaining = connect_to(own_database), connect_to(own_database, autocommit=False)
+    lines = maintaining.execute("select revision.maintain_partitions(50, 20)").fetchall()
+    assert any("added" in line for (line,) in lines)
+    writer.execute("set lock_timeout = '1s'")
+    expected = commits(writer, 2)
+    maintaining.commit()
+    assert drain(own_database) == expected
+
+
+def test_rows_without_a_partition_are_kept_and_moved_while_a_consumer_reads(queue, own_database):
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    expected = [*commits(queue, 3), *commits(queue, 2)]
+    with ConsumerTransaction(FEED, own_database) as consumer:
+        consumer.claim(4)
+        queue.execute("select revision.maintain_partitions(50, 1)")
+        assert queue.execute("select count(*) from revision.commit_queue_default").fetchone() == (0,)
+        assert [change.id for change in consumer.changes()] == expected[:4]
+        consumer.ack()
+    assert drain(own_database) == expected[4:]
+
+
+def test_emptied_partitions_are_dropped_when_there_are_many(queue, own_database):
+    gone = commits(queue)
+    drain(own_database)
+    for _ in range(5):
+        use_up_transactions(queue)
+        queue.execute("select revision.maintain_partitions(50, 2)")
+    consumers.trim(queue, "0 s")
+    kept = commits(queue)
+    before = partitions(queue)
+    assert queue.execute("select count(*) from revision.drop_empty_partitions(8)").fetchone() == (0,)
+    assert partitions(queue) == before
+    dropped = queue.execute("select count(*) from revision.drop_empty_partitions(2)").fetchone()[0]
+    assert dropped >= 4
+    assert len(partitions(queue)) == len(before) - dropped
+    assert drain(own_database) == kept
+    later = commits(queue)
+    assert drain(own_database) == later
+    assert gone
+
+
+def test_maintenance_drops_emptied_partitions(queue, own_database):
+    lines = []
+    for _ in range(11):
+        use_up_transactions(queue)
+        lines += queue.execute("select revision.maintain_partitions(50, 2)").fetchall()
+    assert sum("dropped the empty partition" in line for (line,) in lines) > 8
+
+
+def test_emptied_partitions_stay_while_somebody_writes(queue, own_database, connect_to):
+    for _ in range(4):
+        use_up_transactions(queue)
+        queue.execute("select revision.maintain_partitions(50, 2)")
+    before = partitions(queue)
+    writer = connect_to(own_database, autocommit=False)
+    expected = commits(writer)
+    queue.execute("set statement_timeout = '20s'")
+    (line,) = queue.execute("select revision.drop_empty_partitions(0)").fetchone()
+    assert "postponed" in line
+    assert partitions(queue) == before
+    writer.commit()
+    assert drain(own_database) == expected
+
+
+def test_what_is_not_settled_is_not_dropped_although_it_is_empty(queue, own_database, connect_to):
+    slow = connect_to(own_database, autocommit=False)
+    slow.execute("select pg_current_xact_id()")
+    use_up_transactions(queue)
+    assert queue.execute("select count(*) from revision.drop_empty_partitions(0)").fetchone() == (0,)
+    expected = commits(slow)
+    slow.commit()
+    assert drain(own_database) == expected
+
+
+def oldest_partition(connection):
+    query = "select c.relname from revision.partitions() join pg_class as c on c.oid = relid limit 1"
+    return connection.execute(query).fetchone()[0]
+
+
+def partitions(connection):
+    return connection.execute("select relid::text from revision.partitions()").fetchall()
+
+
+def until(connection, condition, patience=30):
+    deadline = time.monotonic() + patience
+    while connection.execute(condition).fetchone() != (True,):
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.01)
