@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from airflow_pgchange.spark import package
 
@@ -58,20 +59,18 @@ def _fingerprint(*programs: str) -> str:
 def _make(spark: str, target: Path) -> bool:
     part = target.with_suffix(".part")
     options = f"-XX:ArchiveClassesAtExit={part} {' '.join(SHORT_RUN)}"
-    command = [
-        spark,
-        "--master",
-        "local[1]",
-        "--conf",
-        f"spark.driver.extraJavaOptions={options}",
-        str(WARM_UP),
-    ]
+    confs = ("--conf", f"spark.driver.extraJavaOptions={options}")
     log.info("making the class-data archive of Spark's driver, once: %s", target)
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
-        part.replace(target)
-    except (OSError, subprocess.SubprocessError) as error:
-        log.warning("no class-data archive, so Spark starts slower: %s", error)
-        part.unlink(missing_ok=True)
-        return False
+    # In a folder of its own: a script's folder comes first on Python's path, and here is a module named types.
+    with TemporaryDirectory(prefix="pgchange-") as folder:
+        application = shutil.copy(WARM_UP, folder)
+        command = [spark, "--master", "local[1]", *confs, application]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE, cwd=folder)
+            part.replace(target)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or ""
+            log.warning("no class-data archive, so Spark starts slower: %s\n%s", error, said[-2000:])
+            part.unlink(missing_ok=True)
+            return False
     return True

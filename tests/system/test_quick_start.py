@@ -1,0 +1,49 @@
+"""The quick start of Spark's driver, with a real Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from airflow_pgchange.spark import submit
+from demo.spark import clean_environment
+
+APPLICATION = """
+from pyspark.sql import SparkSession
+print("counted", SparkSession.builder.getOrCreate().range(10).count())
+"""
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    values = clean_environment() | {"PYSPARK_PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path)}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    return values
+
+
+def test_the_archive_is_made_once_and_a_driver_starts_from_it(environment, tmp_path):
+    conf = submit.startup_conf(fast_start=True)
+    options = conf["spark.driver.extraJavaOptions"]
+    assert "SharedArchiveFile" in options
+    made = list(tmp_path.rglob("*.jsa"))
+    assert len(made) == 1
+    when = made[0].stat().st_mtime_ns
+    assert submit.startup_conf(fast_start=True) == conf
+    assert made[0].stat().st_mtime_ns == when
+    application = tmp_path / "count.py"
+    application.write_text(APPLICATION)
+    # Java refuses to start where it is told to share and cannot.
+    confs = (
+        "--conf",
+        f"spark.driver.extraJavaOptions={options} -Xshare:on",
+        "--conf",
+        "spark.ui.enabled=false",
+    )
+    ran = subprocess.run(
+        ["spark-submit", "--master", "local[1]", *confs, application],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "counted 10" in ran.stdout, ran.stderr[-3000:]
