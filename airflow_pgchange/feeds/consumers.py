@@ -14,12 +14,13 @@ from psycopg.types.json import Jsonb
 from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.commit import CommitFeed
-from airflow_pgchange.feeds.errors import BatchNotFinished, translated
+from airflow_pgchange.feeds.errors import BatchNotFinished, SourceLostTail, SourceRestored, translated
 
 
 @dataclass(frozen=True)
 class ConsumerStatus:
-    """One consumer. Ages in seconds; ``ready`` exact up to 1,000; lag is None where its source was not asked."""
+    """One consumer. Ages in seconds; ``ready`` exact up to 1,000; lag is None where its source was not asked, or where a
+    person must decide first, which ``held_back_by`` then says."""
 
     consumer_id: str
     branch_id: int
@@ -113,7 +114,10 @@ def trim(source: psycopg.Connection[Any], keep: str) -> list[str]:
 def _elsewhere(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed
 ) -> dict[str, Any]:
-    lag = watching.lag(results, source, feed, 1000)
+    try:
+        lag = watching.lag(results, source, feed, 1000)
+    except (SourceLostTail, SourceRestored) as error:
+        return {"held_back_by": str(error)}
     batch = _pending(source, feed, watching.position(results, feed)) or {}
     return {
         "ready": lag.ready,

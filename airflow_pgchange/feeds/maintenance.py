@@ -89,6 +89,8 @@ def _consumers(connection: psycopg.Connection[Any]) -> list[str]:
     lines = []
     for consumer in consumers.status(connection):
         name = f"{consumer.consumer_id}/{consumer.branch_id}"
+        if consumer.ready is None and consumer.held_back_by:
+            lines.append(f"{name}: {consumer.held_back_by}")
         if consumer.waiting and consumer.held_back_by:
             lines.append(
                 f"{name}: {consumer.waiting} changes wait for an older transaction: {consumer.held_back_by}"

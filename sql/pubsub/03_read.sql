@@ -237,6 +237,7 @@ declare
     waiting record;
 begin
     perform pubsub.check_branch(branch_id);
+    perform pubsub.check_position("position" ->> 'consumer', branch_id, "position");
     if upto < 0 then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
@@ -305,6 +306,10 @@ declare
     at record := pubsub.cursor_of("position");
 begin
     perform pubsub.check_branch(branch_id);
+    if (point ->> 'source')::bigint <> pubsub.check_position("position" ->> 'consumer', branch_id, "position") then
+        raise exception using errcode = 'PC004', message = 'the point was taken in another cluster than this source',
+            hint = 'the source was restored, upgraded or exchanged since: take a new point';
+    end if;
     return not exists (
         select from pubsub.unread(
             passed.branch_id, at.after, at.partial_txid, at.partial_id, (point ->> 'snapshot')::pg_snapshot));
@@ -321,6 +326,7 @@ declare
     event record;
 begin
     perform pubsub.check_branch(branch_id);
+    perform pubsub.check_position("position" ->> 'consumer', branch_id, "position");
     select q.txid, q.id into event
     from revision.commit_queue as q
     where q.branch_id = passed_commit.branch_id and q.commit_id = passed_commit.commit_id

@@ -45,6 +45,40 @@ end
 $$;
 comment on function pubsub.check_origin() is 'Refuse a database whose transaction ids come from another cluster.';
 
+create function pubsub.check_position(consumer_id text, branch_id bigint, "position" jsonb) returns bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    here bigint := pubsub.check_origin();
+    source bigint := "position" ->> 'source';
+    at bigint := "position" ->> 'version';
+    known bigint;
+begin
+    if source <> here then
+        raise exception using errcode = 'PC004',
+            message = format('the watermark of %s/%s belongs to another cluster than this source', consumer_id, branch_id),
+            hint = 'if the source was restored or upgraded: airflow pgchange repair; else check the source''s connection';
+    end if;
+    -- A standby may only be late.
+    if at > 0 and not pg_is_in_recovery() then
+        known := coalesce((
+            select c.version from pubsub.claim as c
+            where c.consumer_id = check_position.consumer_id and c.branch_id = check_position.branch_id), 0);
+        if at > known then
+            raise exception using errcode = 'PC003',
+                message = format('the watermark of %s/%s is at batch %s, but this source knows only %s: it lost its latest '
+                                 'transactions', consumer_id, branch_id, at, known),
+                hint = 'airflow pgchange repair starts again from what survived; changes then come at least once';
+        end if;
+    end if;
+    return here;
+end
+$$;
+comment on function pubsub.check_position(text, bigint, jsonb) is
+    'Refuse a position whose transaction ids mean something else at this source, or that is ahead of what the source knows. '
+    'Everything that would otherwise take new commits for processed ones asks it; returns the cluster.';
+
 create function pubsub.register(consumer_id text, branch_id bigint) returns boolean
 language sql security definer
 set search_path = pg_catalog, pubsub, pg_temp
@@ -61,6 +95,7 @@ set search_path = pg_catalog, pubsub, pg_temp
 as $$
     select jsonb_build_object(
         'schema', (select max(i.version) from pubsub.installed as i),
+        'consumer', w.consumer_id,
         'version', w.version,
         'snapshot', w.snapshot,
         'partial', case when w.partial_txid is not null
@@ -112,7 +147,7 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pubsub, revision, pg_temp
 as $$
 declare
-    here bigint := pubsub.check_origin();
+    here bigint := pubsub.check_position(consumer_id, branch_id, "position");
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
     known_version bigint;
     mark pubsub.claim;
@@ -129,20 +164,9 @@ begin
         raise exception using errcode = 'PC007', message = 'this transaction has already written something',
             hint = 'claim in a transaction of its own: its changes would count as seen';
     end if;
-    if ("position" ->> 'source')::bigint is distinct from here and ("position" ->> 'source') is not null then
-        raise exception using errcode = 'PC004',
-            message = format('the watermark of %s/%s belongs to another cluster than this source', consumer_id, branch_id),
-            hint = 'if the source was restored or upgraded: airflow pgchange repair; else check the source''s connection';
-    end if;
     known_version := coalesce((
         select c.version from pubsub.claim as c
         where c.consumer_id = claim.consumer_id and c.branch_id = claim.branch_id), 0);
-    if began_at > known_version then
-        raise exception using errcode = 'PC003',
-            message = format('the watermark of %s/%s is at batch %s, but this source knows only %s: it lost its latest '
-                             'transactions', consumer_id, branch_id, began_at, known_version),
-            hint = 'airflow pgchange repair starts again from what survived; changes then come at least once';
-    end if;
     if current_setting('synchronous_commit') in ('off', 'local') then
         perform set_config('synchronous_commit', 'on', true);
     end if;

@@ -33,29 +33,39 @@ declare
     lag jsonb;
     waits jsonb;
     mark pubsub.claim;
+    told text;
+    advice text;
 begin
     for w in select * from pubsub.watermark as m order by m.consumer_id, m.branch_id loop
         lag := null;
         waits := null;
         mark := null;
+        told := null;
         if exists (select from revision.branch as b where b.id = w.branch_id)
-           and coalesce(w.source, pubsub.system_identifier()) = pubsub.system_identifier() then
+           and coalesce(w.source in (pubsub.system_identifier(), (select o.system_identifier from pubsub.origin as o)), true)
+        then
             mark := pubsub.pending(w.consumer_id, w.branch_id, pubsub.position(w.consumer_id, w.branch_id));
-            lag := pubsub.lag(w.branch_id, pubsub.position(w.consumer_id, w.branch_id), upto, false);
-            waits := pubsub.lag(w.branch_id, pubsub.position(w.consumer_id, w.branch_id), upto, true);
+            begin
+                lag := pubsub.lag(w.branch_id, pubsub.position(w.consumer_id, w.branch_id), upto, false);
+                waits := pubsub.lag(w.branch_id, pubsub.position(w.consumer_id, w.branch_id), upto, true);
+            exception when sqlstate 'PC003' or sqlstate 'PC004' then
+                get stacked diagnostics told = message_text, advice = pg_exception_hint;
+                told := told || ': ' || advice;
+            end;
         end if;
         return query select
             w.consumer_id, w.branch_id, w.version, w.txid, w.commit_id,
             (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean, (lag ->> 'ready_age')::double precision,
             (waits ->> 'waiting')::bigint, (lag ->> 'faults')::bigint,
             pubsub.locked(w.consumer_id, w.branch_id), mark.batch_id, mark.attempt, mark.claimed_at, w.updated_at,
-            case when (waits ->> 'waiting')::bigint > 0 then holder end;
+            coalesce(told, case when (waits ->> 'waiting')::bigint > 0 then holder end);
     end loop;
 end
 $$;
 comment on function pubsub.status(integer) is
     'Every consumer whose watermark is here: what is ready, what in-order reading would have to wait for and because of '
-    'whom, and the batch in work with its attempts. Where the commits are in another cluster the lag is null: ask there.';
+    'whom, and the batch in work with its attempts. Where the commits are in another cluster the lag is null: ask there. '
+    'Where it cannot be told because a person must decide first, held_back_by says what.';
 
 create function pubsub.take_idle(consumer_id text, branch_id bigint) returns void
 language plpgsql

@@ -84,6 +84,7 @@ begin
     if keep is null or keep < interval '0' then
         raise invalid_parameter_value using message = 'keep is how much history stays, such as interval ''30 days''';
     end if;
+    perform pubsub.check_origin();
     for part in select * from revision.partitions() as p where p.upper <= settled loop
         line := pubsub.trim_partition(part.relid, part.lower, part.upper, keep);
         if line is not null then

@@ -86,7 +86,10 @@ async def until(condition: Callable[[], bool]) -> None:
 def connections(connect: Connect) -> int:
     row = (
         connect()
-        .execute("select count(*) from pg_stat_activity where application_name = %s", [NAME])
+        .execute(
+            "select count(*) from pg_stat_activity where application_name = %s and datname = current_database()",
+            [NAME],
+        )
         .fetchone()
     )
     return int(row[0]) if row else 0
@@ -215,7 +218,9 @@ async def test_a_lost_connection_is_said_and_opened_again(
     async with watched(db) as subscription:
         await until(lambda: connections(connect) > 0)
         connect().execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", [NAME]
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where application_name = %s and datname = current_database()",
+            [NAME],
         )
         trouble = await next_news(subscription)
         assert isinstance(trouble, Trouble)

@@ -83,6 +83,43 @@ def test_a_transaction_read_in_part_is_not_left_where_its_rest_cannot_be_seen(db
     assert connection.execute("select pubsub.choose(0, %s, 10, false)", [ahead]).fetchone() == (None,)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_late_transaction_read_in_part_is_finished_once(db, connect, limit):
+    slow, fast = connect(autocommit=False), connect()
+    late = commits(slow, 5)
+    early = commits(fast, 2)
+    assert drain(db) == early
+    slow.commit()
+    new = commits(fast, 3)
+    assert drain(db, limit=limit) == late + new
+    assert drain(db) == []
+
+
+def test_progress_never_goes_back_where_a_server_lags_behind_another(db, connect):
+    connection = connect(autocommit=False)
+    txid = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()[0]
+    commits(connection, 3)
+    connection.commit()
+    # Another server has shown this consumer everything up to a thousand transactions on, this one transaction excepted.
+    at = f'{{"snapshot": "{txid}:{txid + 1000}:{txid}"}}'
+    choice = connection.execute("select pubsub.choose(0, %s, 10, false)", [at]).fetchone()[0]
+    assert choice["count"] == 3
+    assert choice["bounds"]["snapshot"] == f"{txid + 1000}:{txid + 1000}:"
+
+
+def test_a_consumer_gets_the_commits_of_its_own_branch_early_and_late(db, connect):
+    connection, slow = connect(), connect(autocommit=False)
+    query = "insert into revision.branch (type) values ('stable') returning id"
+    stable = connection.execute(query).fetchone()[0]
+    insert = "insert into revision.commit (branch_id) values (%s), (0) returning id"
+    late = [row[0] for row in slow.execute(insert, [stable]).fetchall()]
+    early = [row[0] for row in connection.execute(insert, [stable]).fetchall()]
+    feeds = [CommitFeed("test", stable), CommitFeed("test", 0)]
+    assert [drain(db, feed=feed) for feed in feeds] == [[early[0]], [early[1]]]
+    slow.commit()
+    assert [drain(db, feed=feed) for feed in feeds] == [[late[0]], [late[1]]]
+
+
 def test_the_order_comes_from_the_index_whatever_the_planner_thinks_of_it(own_database, connect_to):
     connection = connect_to(own_database)
     connection.execute("insert into revision.commit select from generate_series(1, 50000)")

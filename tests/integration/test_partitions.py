@@ -94,6 +94,23 @@ def test_a_consumer_at_work_does_not_hold_a_trim_up(queue, own_database):
         consumer.ack()
 
 
+def test_a_trim_does_not_wait_for_writers_and_they_not_for_a_trim(queue, own_database, connect_to):
+    commits(queue)
+    drain(own_database)
+    use_up_transactions(queue, 110)
+    queue.execute("select revision.maintain_partitions(50, 2)")
+    writer, trimming = (connect_to(own_database, autocommit=False) for _ in range(2))
+    expected = commits(writer)
+    trimming.execute("set local lock_timeout = '1s'")
+    (line,) = trimming.execute("select pubsub.trim_commit_queue('0 s')").fetchone()
+    assert "trimmed 1 commits" in line
+    writer.execute("set local lock_timeout = '1s'")
+    expected += commits(writer)
+    writer.commit()
+    trimming.commit()
+    assert drain(own_database) == expected
+
+
 def test_a_writer_does_not_wait_for_maintenance_under_way(queue, own_database, connect_to):
     writer, maintaining = connect_to(own_database), connect_to(own_database, autocommit=False)
     lines = maintaining.execute("select revision.maintain_partitions(50, 20)").fetchall()
