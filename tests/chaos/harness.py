@@ -110,7 +110,8 @@ class Consumers:
                     self.results,
                     chance.choice(self.sources),
                     chance.choice([1, 7, 50, 1000]),
-                    lambda: chance.random() < self.campaign.failures,
+                    # The first batch always, so that a short campaign has its failure too.
+                    lambda: not self.failed or chance.random() < self.campaign.failures,
                 )
             except ConsumerFailed:
                 self.failed += 1
