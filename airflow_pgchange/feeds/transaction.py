@@ -23,6 +23,7 @@ from airflow_pgchange.feeds.errors import (
     InvalidArgument,
     SchemaVersionMismatch,
     TransactionNotClean,
+    UnknownConsumer,
     translated,
 )
 from airflow_pgchange.feeds.feed import Feed
@@ -92,7 +93,8 @@ class ConsumerTransaction:
         """The next batch of at most ``limit`` changes, or the one that was claimed and never acked; None if nothing is
         ready.
 
-        Raises ConsumerBusy where another transaction holds the lock, TransactionNotClean where this one has written.
+        Raises ConsumerBusy where another transaction holds the lock, TransactionNotClean where this one has written,
+        UnknownConsumer where the consumer was dropped while this one waited.
         """
         if limit < 1:
             raise InvalidArgument(f"limit must be at least 1 change, not {limit}")
@@ -199,7 +201,11 @@ class ConsumerTransaction:
                 self.connection, sql.SQL("select pg_catalog.pg_current_xact_id_if_assigned() is not null")
             ):
                 raise TransactionNotClean(f"{self.feed.name}: claim before the transaction writes anything")
-            position: dict[str, Any] = ask(self.connection, self.feed.position())
+            position: dict[str, Any] | None = ask(self.connection, self.feed.position())
+        if position is None:
+            raise UnknownConsumer(
+                f"{self.feed.name} was dropped, or given up before it began, while this transaction waited: open another"
+            )
         if position["schema"] != self.feed.schema_version:
             raise SchemaVersionMismatch(
                 f"the database holds version {position['schema']} of what {self.feed.kind} feeds need, this package "

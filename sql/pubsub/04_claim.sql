@@ -83,11 +83,14 @@ create function pubsub.register(consumer_id text, branch_id bigint) returns bool
 language sql security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-    insert into pubsub.watermark (consumer_id, branch_id) values (consumer_id, branch_id)
+    insert into pubsub.watermark (consumer_id, branch_id)
+    select register.consumer_id, register.branch_id
+    where pg_try_advisory_xact_lock(pubsub.lock_key(register.consumer_id, register.branch_id))
     on conflict do nothing
     returning true
 $$;
-comment on function pubsub.register(text, bigint) is 'Make a consumer''s watermark, at zero, if it is not there yet.';
+comment on function pubsub.register(text, bigint) is
+    'Make a consumer''s watermark, at zero, if it is not there yet and nobody else is at work on it.';
 
 create function pubsub.position(consumer_id text, branch_id bigint) returns jsonb
 language sql stable security definer

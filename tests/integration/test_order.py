@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.watching import lag
 from tests.commits import FEED, commits, drain
 
 IN_ORDER = CommitFeed("in order", in_order=True)
@@ -76,11 +77,14 @@ def test_a_transaction_of_another_database_holds_an_in_order_consumer_back_and_i
 
 
 def test_a_transaction_read_in_part_is_not_left_where_its_rest_cannot_be_seen(db, connect):
-    connection = connect()
+    slow, connection = connect(autocommit=False), connect()
+    txid = slow.execute("select pg_current_xact_id()::text::bigint").fetchone()[0]
     commits(connection, 3)
-    xmax = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()[0]
-    ahead = f'{{"snapshot": "1:1:", "partial": [{xmax + 1000}, 1]}}'
-    assert connection.execute("select pubsub.choose(0, %s, 10, false)", [ahead]).fetchone() == (None,)
+    # As on a server that lags: here the transaction is open of which another server has shown a part.
+    at = f'{{"snapshot": "{txid}:{txid}:", "partial": [{txid}, 1]}}'
+    assert connection.execute("select pubsub.choose(0, %s, 10, false)", [at]).fetchone() == (None,)
+    slow.commit()
+    assert connection.execute("select pubsub.choose(0, %s, 10, false)", [at]).fetchone()[0]["count"] == 3
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
@@ -91,7 +95,12 @@ def test_a_late_transaction_read_in_part_is_finished_once(db, connect, limit):
     assert drain(db) == early
     slow.commit()
     new = commits(fast, 3)
-    assert drain(db, limit=limit) == late + new
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(limit)
+        assert [change.id for change in consumer.changes()] == late[:limit]
+        consumer.ack()
+    assert lag(fast, fast, FEED, 100).ready == 8 - limit
+    assert drain(db, limit=limit) == late[limit:] + new
     assert drain(db) == []
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.errors import HistoryTrimmed
-from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
+from tests.commits import FEED, commits, drain, narrow_partitions, until, use_up_transactions
 
 
 @pytest.fixture
@@ -194,10 +193,3 @@ def oldest_partition(connection):
 
 def partitions(connection):
     return connection.execute("select relid::text from revision.partitions()").fetchall()
-
-
-def until(connection, condition, patience=30):
-    deadline = time.monotonic() + patience
-    while connection.execute(condition).fetchone() != (True,):
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.01)
