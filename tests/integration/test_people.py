@@ -188,6 +188,7 @@ def test_maintenance_that_would_have_to_wait_for_a_writer_is_postponed(own_datab
     connection, writer = connect_to(own_database), connect_to(own_database, autocommit=False)
     drop_partitions(connection)
     commits(writer)
+    connection.execute("set statement_timeout = '20s'")
     lines = connection.execute("select revision.maintain_partitions(100, 1)").fetchall()
     assert "postponed" in lines[0][0]
     writer.commit()
