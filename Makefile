@@ -7,7 +7,7 @@ SETUP := scripts/bootstrap pyproject.toml constraints.txt
 .PHONY: demo test lint bench chaos clean
 
 demo: .venv/demo-ready
-	$(PYTHON) -m demo
+	@$(PYTHON) -m demo
 
 test: .venv/test-ready
 	$(PYTEST) tests/unit tests/integration -n 2 --dist worksteal
@@ -31,9 +31,9 @@ clean:
 	rm -rf .venv .mypy_cache .ruff_cache spark-warehouse
 
 .venv/demo-ready: $(SETUP)
-	scripts/bootstrap demo
-	touch $@
+	@scripts/bootstrap demo
+	@touch $@
 
 .venv/test-ready: $(SETUP)
-	scripts/bootstrap test
-	touch $@
+	@scripts/bootstrap test
+	@touch $@

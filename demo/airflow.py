@@ -51,7 +51,9 @@ class LocalAirflow:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.home.mkdir(parents=True, exist_ok=True)
+        # What killed tasks leave goes with the home.
+        self.temporary = self.home / "tmp"
+        self.temporary.mkdir(parents=True, exist_ok=True)
         self._environment = self._settings()
         self._token: str | None = None
         # A proxy of the environment would be asked for the loopback address too.
@@ -237,6 +239,7 @@ class LocalAirflow:
             "AIRFLOW_HOME": str(self.home),
             "PYTHONPATH": str(Path(__file__).parent.parent),
             "SPARK_LOCAL_DIRS": str(self.home / "spark"),
+            "TMPDIR": str(self.temporary),
             **{f"AIRFLOW__{key}": value for key, value in settings.items()},
             **{f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in self.connections.items()},
         }

@@ -77,7 +77,7 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
         given = self.conf, self.py_files, self.env_vars
-        with TemporaryDirectory(prefix="pgchange-") as folder:
+        with TemporaryDirectory(prefix="pgchange-", ignore_cleanup_errors=True) as folder:
             manifest = Path(folder) / "manifest.json"
             try:
                 self._prepare(batch, manifest)
@@ -110,6 +110,10 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
         environment = {**_python(hook), **os.environ, **(given or {}), **handed}
         environment["PATH"] = os.pathsep.join(
             (environment.get("PATH", os.defpath), str(Path(sys.executable).parent))
+        )
+        # A job that is killed cannot clean up: what Spark keeps for its own time goes with the batch's folder.
+        environment["SPARK_SUBMIT_OPTS"] = " ".join(
+            filter(None, (environment.get("SPARK_SUBMIT_OPTS"), f'-Djava.io.tmpdir="{manifest.parent}"'))
         )
         hook.submit = partial(  # type: ignore[method-assign]
             hook.submit, env=environment, preexec_fn=submit.die_with_parent, start_new_session=True

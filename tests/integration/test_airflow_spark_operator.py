@@ -233,6 +233,26 @@ def test_a_killed_task_ends_its_job_and_what_the_job_started(
     wait_for_end(job)
 
 
+def test_what_a_killed_job_kept_for_its_own_time_goes_too(
+    operator: Callable[..., SparkBatchOperator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    keep = """
+import os, pathlib
+given = os.environ["SPARK_SUBMIT_OPTS"]
+pathlib.Path(given.split("=", 1)[1].strip('"'), "spark-blocks").mkdir()
+"""
+    task = operator(keep + FOREVER)
+    thread = in_background(task)
+    job_of(tmp_path)
+    kept = list(scratch.glob("*/spark-blocks"))
+    task.on_kill()
+    thread.join()
+    assert (len(kept), list(scratch.iterdir())) == (1, [])
+
+
 def test_a_killed_task_says_so_and_keeps_nothing(
     operator: Callable[..., SparkBatchOperator], tmp_path: Path
 ) -> None:
