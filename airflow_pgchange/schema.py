@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import InvalidArgument, SchemaVersionMismatch, translated
+from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, SchemaVersionMismatch, translated
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def install(connection: psycopg.Connection[Any], systems: Sequence[str] | None =
 
     ``systems`` names folders of ``sql/``, None means all. Raises SchemaVersionMismatch where an older version is there.
     """
-    with translated():
+    with _as_owner():
         for system in _chosen(systems):
             with connection.transaction():
                 _lock(connection)
@@ -90,7 +91,7 @@ def install(connection: psycopg.Connection[Any], systems: Sequence[str] | None =
 
 def upgrade(connection: psycopg.Connection[Any]) -> list[Installed]:
     """Bring every installed system to the version of this package, a numbered file and a transaction at a time."""
-    with translated():
+    with _as_owner():
         for state in installed(connection):
             system = next(one for one in SYSTEMS if one.folder == state.system)
             for version in range(state.version + 1, system.version + 1):
@@ -108,7 +109,7 @@ def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None
     Users' tables stay as they are; queues, watermarks and what waits in them are gone.
     """
     removed = []
-    with translated():
+    with _as_owner():
         for system in reversed(_chosen(systems)):
             with connection.transaction():
                 _lock(connection)
@@ -117,6 +118,20 @@ def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None
                     connection.execute(path.read_bytes(), prepare=False)
                     removed.append(system.folder)
     return removed
+
+
+@contextmanager
+def _as_owner() -> Iterator[None]:
+    """The driver's errors as ours, with the advice that fits here."""
+    try:
+        with translated():
+            yield
+    except PermissionDenied as error:
+        reason = error.__cause__.diag.message_primary if isinstance(error.__cause__, psycopg.Error) else error
+        raise PermissionDenied(
+            f"{reason}: the schemas are installed, upgraded and removed by their owner, "
+            "a role that may create schemas in this database (`grant create on database`)"
+        ) from error
 
 
 def _chosen(systems: Sequence[str] | None) -> list[System]:

@@ -18,6 +18,7 @@ from airflow.models.connection import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.utils.cli import suppress_logs_and_warning
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import consumers
@@ -29,46 +30,53 @@ from airflow_pgchange.hooks.pgchange import conninfo_of
 Rows = Sequence[Mapping[str, Any]]
 Database = psycopg.Connection[Any]
 
-
-def command(function: Callable[[Namespace], Rows]) -> Callable[[Namespace], None]:
-    """Print what a command returns, and end with a message and code 1 where it fails."""
-
-    @wraps(function)
-    @suppress_logs_and_warning
-    @providers_configuration_loaded
-    def run(args: Namespace) -> None:
-        try:
-            rows = function(args)
-        except (PgChangeError, psycopg.Error, AirflowNotFoundException) as error:
-            raise SystemExit(f"{type(error).__name__}: {str(error).strip()}") from error
-        if args.output == "json":
-            print(json.dumps(rows, default=str))
-        else:
-            AirflowConsole().print_as(data=[_shown(row) for row in rows], output=args.output)
-
-    return run
+DONE = "Done."
 
 
-@command
+def command(nothing: str) -> Callable[[Callable[[Namespace], Rows]], Callable[[Namespace], None]]:
+    """Print what a command returns, or what ``nothing`` says; end with a message and code 1 where it fails."""
+
+    def decorate(function: Callable[[Namespace], Rows]) -> Callable[[Namespace], None]:
+        @wraps(function)
+        @suppress_logs_and_warning
+        @providers_configuration_loaded
+        def run(args: Namespace) -> None:
+            try:
+                rows = function(args)
+            except (PgChangeError, psycopg.Error) as error:
+                raise SystemExit(f"{type(error).__name__}: {str(error).strip()}") from error
+            if args.output == "json":
+                print(json.dumps(rows, default=str))
+            elif rows:
+                AirflowConsole().print_as(data=[_shown(row) for row in rows], output=args.output)
+            else:
+                print(nothing, file=sys.stderr)
+
+        return run
+
+    return decorate
+
+
+@command("Our schemas are not here: `airflow pgchange install` makes them.")
 def install(args: Namespace) -> Rows:
     with _database(args) as database:
         return [asdict(found) for found in schema.install(database, args.systems)]
 
 
-@command
+@command("Our schemas are not here: `airflow pgchange install` makes them.")
 def upgrade(args: Namespace) -> Rows:
     with _database(args) as database:
         return [asdict(found) for found in schema.upgrade(database)]
 
 
-@command
+@command("Our schemas are not here: nothing to remove.")
 def uninstall(args: Namespace) -> Rows:
     _confirm(args, "Queues, watermarks and what waits in them will be gone; tables of yours stay.")
     with _database(args) as database:
         return [{"removed": name} for name in schema.uninstall(database, args.systems)]
 
 
-@command
+@command("No consumer has begun here yet: the first claim makes one.")
 def status(args: Namespace) -> Rows:
     with _both(args) as (results, source):
         found = consumers.status(results, source)
@@ -84,14 +92,14 @@ def status(args: Namespace) -> Rows:
     return rows if args.output == "json" else [_brief(row) for row in rows]
 
 
-@command
+@command(DONE)
 def skip(args: Namespace) -> Rows:
     feed = _feed(args.consumer)
     with _both(args) as (results, source):
         return [{"consumer": feed.name, "skipped": consumers.skip(results, source, feed, args.reason)}]
 
 
-@command
+@command(DONE)
 def repair(args: Namespace) -> Rows:
     feed = _feed(args.consumer)
     _confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
@@ -99,7 +107,7 @@ def repair(args: Namespace) -> Rows:
         return [{"consumer": feed.name, "from_here_on": consumers.repair(results, source, feed)}]
 
 
-@command
+@command(DONE)
 def move(args: Namespace) -> Rows:
     feed = _feed(args.consumer)
     to = args.to if args.to in ("beginning", "now") else _time(args.to)
@@ -109,7 +117,7 @@ def move(args: Namespace) -> Rows:
     return [{"consumer": feed.name, "moved_to": args.to}]
 
 
-@command
+@command(DONE)
 def drop(args: Namespace) -> Rows:
     feed = _feed(args.consumer)
     _confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
@@ -118,11 +126,14 @@ def drop(args: Namespace) -> Rows:
     return [{"consumer": feed.name, "dropped": True}]
 
 
-@command
+@command("Nothing is old enough, or every consumer has yet to process it: nothing was removed.")
 def trim(args: Namespace) -> Rows:
     _confirm(args, f"History older than {args.keep} will be gone; consumers that come later will not get it.")
     with _database(args) as database:
-        return [{"trimmed": line} for line in consumers.trim(database, args.keep)]
+        try:
+            return [{"trimmed": line} for line in consumers.trim(database, args.keep)]
+        except psycopg.DataError as error:
+            raise InvalidArgument(f"--keep: {args.keep!r} is no interval: write it as '30 days'") from error
 
 
 def _database(args: Namespace) -> Database:
@@ -144,9 +155,25 @@ def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:
     if (conn_id is None) == (dsn is None):
         raise InvalidArgument(f"say which database: either {options[0]} or {options[1]}")
     if dsn is not None:
-        return dsn
-    connection = Connection.get_connection_from_secrets(str(conn_id))
+        return _checked(dsn, options[1])
+    try:
+        connection = Connection.get_connection_from_secrets(str(conn_id))
+    except AirflowNotFoundException as error:
+        raise InvalidArgument(
+            f"Airflow has no connection {conn_id!r}: `airflow connections list` shows them, "
+            f"`airflow connections add` makes one, or say {options[1]}"
+        ) from error
     return conninfo_of(connection, connection.extra_dejson)
+
+
+def _checked(dsn: str, option: str) -> str:
+    try:
+        conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        raise InvalidArgument(
+            f"{option}: {str(error).strip()}; write it as 'host=... dbname=... user=...' or as postgresql://..."
+        ) from None
+    return dsn
 
 
 def _feed(name: str) -> CommitFeed:
@@ -160,14 +187,16 @@ def _time(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidArgument(f"{text!r} is neither 'beginning' nor 'now' nor a time") from error
+        raise InvalidArgument(
+            f"{text!r} is neither 'beginning' nor 'now' nor a time such as 2026-01-31T12:00:00+00:00"
+        ) from error
 
 
 def _confirm(args: Namespace, warning: str) -> None:
     if args.yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidArgument(f"{warning} Add --yes to do it")
+        raise SystemExit(f"{warning} Nothing was changed: add --yes to do it.")
     print(warning, file=sys.stderr)
     if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
         raise SystemExit("Nothing was changed.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 from airflow.cli.cli_parser import get_parser
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 
@@ -136,10 +137,12 @@ def test_trim_says_what_it_did(ledger: str, pgchange: Command) -> None:
     ("arguments", "advice"),
     [
         (["status"], "--conn-id or --dsn"),
-        (["status", "--conn-id", "nowhere"], "nowhere"),
+        (["status", "--conn-id", "nowhere"], "airflow connections add"),
+        (["status", "--dsn", "nonsense"], "host=... dbname=..."),
+        (["status", "--dsn", "colour=blue"], "host=... dbname=..."),
         (["status", "--dsn", "host=127.0.0.1 port=1"], "try again"),
-        (["skip", "delays", "--dsn", "x", "--reason", "y"], "delays/0"),
-        (["move", "delays/0", "--dsn", "x", "--to", "tomorrow", "--yes"], "neither"),
+        (["skip", "delays", "--dsn", "dbname=x", "--reason", "y"], "delays/0"),
+        (["move", "delays/0", "--dsn", "dbname=x", "--to", "tomorrow", "--yes"], "neither"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do(pgchange: Command, arguments: list[str], advice: str) -> None:
@@ -158,3 +161,35 @@ def test_an_unknown_consumer_is_told_where_the_names_are(db: str, pgchange: Comm
     with pytest.raises(SystemExit) as caught:
         pgchange("skip", "nobody/0", "--dsn", db, "--reason", "why")
     assert "airflow pgchange status" in failed(caught)
+
+
+def test_a_span_that_is_none_is_answered_with_how_to_write_one(db: str, pgchange: Command) -> None:
+    with pytest.raises(SystemExit) as caught:
+        pgchange("trim", "--dsn", db, "--keep", "soon", "--yes")
+    assert "30 days" in failed(caught)
+
+
+def test_a_role_that_may_not_install_is_told_who_may(
+    bare_db: str, connect_to: Connect, pgchange: Command
+) -> None:
+    role = f"passer_by_{os.getpid()}"
+    connect_to(bare_db).execute(f"create role {role} login")
+    try:
+        with pytest.raises(SystemExit) as caught:
+            pgchange("install", "--dsn", make_conninfo(bare_db, user=role))
+    finally:
+        connect_to(bare_db).execute(f"drop role {role}")
+    assert "grant create on database" in failed(caught)
+
+
+@pytest.mark.parametrize("command", ["status", "upgrade", "install"])
+def test_a_command_that_finds_nothing_says_what_that_means(
+    db: str, bare_db: str, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    arguments = {"status": ["--dsn", db], "upgrade": ["--dsn", bare_db], "install": ["--dsn", db]}[command]
+    args = get_parser().parse_args(["pgchange", command, *arguments])
+    args.func(args)
+    said = capsys.readouterr()
+    assert {"status": "first claim", "upgrade": "pgchange install", "install": "revision"}[command] in (
+        said.out + said.err
+    )
