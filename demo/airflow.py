@@ -36,7 +36,7 @@ STOP_PATIENCE = 10.0
 
 @dataclass
 class LocalAirflow:
-    """Airflow over the PostgreSQL database at ``metadata_url``; ``connections`` are Airflow's, by id, as JSON values.
+    """Airflow over the PostgreSQL database at ``metadata_url``; ``connections`` are made in it, by id.
 
     Use it as a context manager: it is healthy inside and gone outside.
     """
@@ -90,6 +90,15 @@ class LocalAirflow:
                 logs = "\n".join(f"{name}:\n{self.log_tail(name)}" for name in self.processes)
                 raise TimeoutError(f"Airflow is not healthy after {START_PATIENCE:g} s\n{logs}")
             time.sleep(0.3)
+        for name, connection in self.connections.items():
+            self._connect(name, connection)
+
+    def _connect(self, name: str, connection: Mapping[str, Any]) -> None:
+        """Make an Airflow connection, where the pages show it."""
+        extra = json.dumps(connection.get("extra", {}))
+        self._request(
+            "POST", "connections", json={**connection, "connection_id": name, "extra": extra}, expect=(201,)
+        )
 
     def _migrate(self) -> None:
         done = subprocess.run(
@@ -241,7 +250,6 @@ class LocalAirflow:
             "SPARK_LOCAL_DIRS": str(self.home / "spark"),
             "TMPDIR": str(self.temporary),
             **{f"AIRFLOW__{key}": value for key, value in settings.items()},
-            **{f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in self.connections.items()},
         }
 
 

@@ -48,6 +48,12 @@ create table if not exists public.route_delay (
     primary key (carrier, origin, dest)
 );
 comment on table public.route_delay is 'Counts and sums of delays in minutes, of each carrier on each route.';
+create table if not exists public.movement_audit (
+    movement_id bigint primary key,
+    batch_id uuid,
+    committed_at timestamptz
+);
+comment on table public.movement_audit is 'Which movement was seen in which batch.';
 """
 
 MOVEMENTS = """

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from airflow.sdk import BaseOperator
 
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.maintenance import maintain
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 
@@ -51,9 +53,14 @@ class MaintainPartitionsOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Returns ``{done: [lines], attention: [lines]}``."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            report = maintain(connection, width=self.width, ahead=self.ahead, keep=self.keep or None)
+            try:
+                report = maintain(connection, width=self.width, ahead=self.ahead, keep=self.keep or None)
+            except psycopg.DataError as error:
+                raise InvalidArgument(f"keep: {self.keep!r} is no interval: write it as '30 days'") from error
         for line in report.done:
             self.log.info("%s", line)
         for line in report.attention:
             self.log.warning("%s", line)
+        if not (report.done or report.attention):
+            self.log.info("nothing to do, and nothing that a person should look at")
         return asdict(report)
