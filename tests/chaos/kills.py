@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +25,19 @@ from demo.postgres import Cluster
 from demo.spark import clean_environment
 
 ROOT = Path(__file__).parent.parent.parent
-STEPS = ("claimed", "opened", "reading", "staging", "ended", "merged", "acked", "committed")
-"""Of a batch, in their order."""
+STEPS = ("claimed", "opened", "reading", "staging", "written", "ended", "merged", "acked", "committed")
+"""Of a batch, in their order; when it is ``written``, so is the manifest, and the driver still runs."""
 VICTIMS: Mapping[str, tuple[str, ...]] = {
     "operator": STEPS,
     "PostgreSQL": STEPS,
-    "driver": ("opened", "reading", "staging"),
-    "driver's Python": ("opened", "reading", "staging"),
+    "source": STEPS,
+    "driver": ("opened", "reading", "staging", "written"),
+    "driver's Python": ("opened", "reading", "staging", "written"),
+    "cluster's driver": ("reading", "staging"),
     "executor": ("reading", "staging"),
 }
-"""When each is there to be killed."""
+"""When each is there to be killed. ``PostgreSQL`` holds the results, ``source`` the changes, where that is another."""
+IN_A_CLUSTER = ("cluster's driver", "executor")
 PATIENCE = 180.0
 
 TABLES = """
@@ -53,6 +56,8 @@ from airflow_pgchange.spark.job import batch_job
 FOLDER, STEP = pathlib.Path({folder!r}), {step!r}
 
 def reached(step, who=""):
+    with (FOLDER / "passed").open("a") as passed:
+        passed.write(step + "\\n")
     if step == STEP and not (FOLDER / "go").exists():
         (FOLDER / step).write_text(str(who))
         while not (FOLDER / "go").exists():
@@ -71,7 +76,7 @@ def pausing(step):
     return pause
 
 (FOLDER / "python").write_text(str(os.getpid()))
-(FOLDER / "jvm").write_text(str(os.getppid()))
+(FOLDER / "driver").write_text(str(os.getppid()))
 with batch_job() as job:
     reached("opened")
     rows = job.rows("public.ledger", key="id").select("id", "account", "amount")
@@ -80,6 +85,7 @@ with batch_job() as job:
     job.merge(totals, into="public.total", key="account", mode="add")
     ids = rows.select("id")
     job.merge(ids.mapInArrow(pausing("staging"), ids.schema), into="public.copied", key=[], mode="append")
+reached("written")
 """
 
 
@@ -137,7 +143,7 @@ def operator(
     scene: Scene, master: str, step: str | None, *, separately: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
     """The operator at work on the second batch, as a process; it stops at ``step``."""
-    for name in ("go", "jvm", "python", *STEPS):
+    for name in ("go", "passed", "driver", "python", *STEPS):
         (scene.folder / name).unlink(missing_ok=True)
     (scene.folder / "application.py").write_text(APPLICATION.format(folder=str(scene.folder), step=step))
     apart = scene.source is not scene.results
@@ -179,46 +185,71 @@ def wait_for_step(scene: Scene, process: subprocess.Popen[str], step: str) -> No
             raise AssertionError(f"the run never came to {step!r}:\n{log_of(scene, step)}")
         time.sleep(0.02)
     assert process.poll() is None
+    passed = dict.fromkeys((scene.folder / "passed").read_text().split())
+    assert tuple(passed) == STEPS[: STEPS.index(step) + 1]
 
 
 def log_of(scene: Scene, step: str | None) -> str:
     return (scene.folder / f"operator-{step}.log").read_text()[-6000:]
 
 
-def kill(victim: str, scene: Scene, process: subprocess.Popen[str], step: str) -> list[int]:
-    """SIGKILL the victim; returns the run's processes, which must not outlive it. PostgreSQL is started again."""
-    tree = [
-        int((scene.folder / name).read_text()) for name in ("jvm", "python") if (scene.folder / name).exists()
-    ]
-    if victim == "PostgreSQL":
-        scene.results.kill()
-        scene.results.start()
-        return tree
+def kill(victim: str, scene: Scene, process: subprocess.Popen[str], step: str) -> None:
+    """SIGKILL the victim, which was alive, and return when it is gone. PostgreSQL is started again."""
+    if victim in ("PostgreSQL", "source"):
+        crash(scene.results if victim == "PostgreSQL" else scene.source)
+        return
     pid = {
         "operator": lambda: process.pid,
-        "driver": lambda: tree[0],
-        "driver's Python": lambda: tree[1],
-        "executor": lambda: executor_of(int((scene.folder / step).read_text())),
+        "driver": lambda: told(scene, "driver"),
+        "cluster's driver": lambda: told(scene, "driver"),
+        "driver's Python": lambda: told(scene, "python"),
+        "executor": lambda: executor_of(told(scene, step)),
     }[victim]()
     assert alive(pid), f"the {victim} was gone before it was killed"
     os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(pid), f"the end of the {victim}")
-    return tree
 
 
-def until(found: object, what: str) -> None:
+def crash(cluster: Cluster) -> None:
+    postmaster = int((cluster.data / "postmaster.pid").read_text().split()[0])
+    assert alive(postmaster), "PostgreSQL was gone before it was killed"
+    cluster.kill()
+    assert not alive(postmaster)
+    cluster.start()
+
+
+def told(scene: Scene, name: str) -> int:
+    """The pid that the run has left in a file."""
+    return int((scene.folder / name).read_text())
+
+
+def job_runs(scene: Scene) -> bool:
+    """Whether anything of the run's job is left: the driver leads the session of all that it starts."""
+    if not (scene.folder / "driver").exists():
+        return False
+    driver = told(scene, "driver")
+    return any(session == driver for session in map(session_of, Path("/proc").glob("[0-9]*")))
+
+
+def session_of(process: Path) -> int | None:
+    """The session of a process that runs."""
+    try:
+        state, _, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else int(session)
+
+
+def until(found: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE
-    while not found():  # type: ignore[operator]
+    while not found():
         if time.monotonic() > deadline:
             raise AssertionError(f"still waiting for {what}")
         time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    return session_of(Path(f"/proc/{pid}")) is not None
 
 
 def executor_of(worker: int) -> int:

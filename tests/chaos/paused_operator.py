@@ -28,6 +28,8 @@ FOLDER = Path(given["folder"])
 
 
 def reached(step: str) -> None:
+    with (FOLDER / "passed").open("a") as passed:
+        passed.write(f"{step}\n")
     if step != given["step"]:
         return
     (FOLDER / step).touch()
@@ -58,7 +60,15 @@ def commit_results_first(transaction: ConsumerTransaction, write: Any) -> None:
     acknowledge(transaction)
 
 
-acknowledge = ConsumerTransaction.ack
+def leave(transaction: ConsumerTransaction, *raised: Any) -> None:
+    """Stop right behind the commit, before the next claim tells the source of it."""
+    end(transaction, *raised)
+    if transaction._acked:
+        reached("committed")
+
+
+acknowledge, end = ConsumerTransaction.ack, ConsumerTransaction.__exit__
+ConsumerTransaction.__exit__ = leave  # type: ignore[method-assign, assignment]
 ConsumerTransaction.ack = stopping_at("acked", acknowledge)  # type: ignore[method-assign]
 if given["separately"]:
     ConsumerTransaction.ack = commit_results_first  # type: ignore[method-assign, assignment]
@@ -87,4 +97,3 @@ try:
     print(json.dumps(task.execute({})))  # type: ignore[typeddict-item]
 except psycopg.Error as error:
     sys.exit(f"not translated: {error!r}")
-reached("committed")

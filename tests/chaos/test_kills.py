@@ -16,9 +16,13 @@ CASES = [
     (victim, step, apart)
     for victim, steps in kills.VICTIMS.items()
     for step in steps
-    for apart in ((False, True) if FULL else (False,))
-    if FULL or NASTIEST.get(victim) == step
+    for apart in (False, True)
+    if (FULL and (apart or victim != "source")) or (NASTIEST.get(victim) == step and not apart)
 ]
+LIVES_ON = ("source", "executor")
+"""Without these the job can go on: it asks the source anew, and Spark tries an executor's tasks again."""
+EXIT_CODES = {"driver": -signal.SIGKILL, "cluster's driver": -signal.SIGKILL}
+"""Of spark-submit, as the operator reports it."""
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +49,25 @@ def finish(scene, master):
 @pytest.mark.parametrize(("victim", "step", "apart"), CASES)
 def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
     master, changes = "local[2]", 500
-    if victim == "executor":
+    if victim in kills.IN_A_CLUSTER:
         master, changes = request.getfixturevalue("spark").master_url, SMALL + 5_000
     at = scene(apart=apart, changes=changes)
     with kills.operator(at, master, step) as process:
         kills.wait_for_step(at, process, step)
-        tree = kills.kill(victim, at, process, step)
+        kills.kill(victim, at, process, step)
+        if victim not in LIVES_ON:
+            kills.until(lambda: not kills.job_runs(at), "the end of the job")
         (at.folder / "go").touch()
         ended = process.wait()
     if victim == "operator":
         assert ended == -signal.SIGKILL
     elif victim == "executor":
         assert kills.attempts(at, step) > 1
-    elif step != "committed":
+    elif victim != "source" and step != "committed":
         assert ended != 0, "nobody noticed the kill"
-    kills.until(lambda: not any(map(kills.alive, tree)), "the end of the job")
+    if victim in EXIT_CODES:
+        assert f"Error code is: {EXIT_CODES[victim]}." in kills.log_of(at, step)
+    kills.until(lambda: not kills.job_runs(at), "the end of the job")
     finish(at, master)
     assert kills.judge(at) == kills.RIGHT
     assert kills.staging_left(at) == 0
