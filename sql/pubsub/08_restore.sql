@@ -88,6 +88,108 @@ end
 $$;
 comment on function pubsub.burn_xids(bigint) is 'Use transaction ids up, so that a new cluster''s lie above a number.';
 
+create function pubsub.note_positions(old bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+begin
+    create temporary table at_rest on commit drop as
+    select row_number() over () as n, p.*
+    from (
+        select 'watermark' as place, consumer_id, branch_id, snapshot, partial_txid, partial_id from pubsub.watermark
+        where source is null or source = old
+        union all
+        select 'after', consumer_id, branch_id, after_snapshot, after_txid, after_id from pubsub.claim
+        union all
+        select 'mark', consumer_id, branch_id, snapshot, partial_txid, partial_id from pubsub.claim
+    ) as p;
+end
+$$;
+comment on function pubsub.note_positions(bigint) is
+    'Note every position over the transaction ids of the old cluster: at_rest, for this transaction.';
+
+create function pubsub.renumber_commits(restored_at bigint) returns bigint
+language plpgsql
+set search_path = pg_catalog, revision, pubsub, pg_temp
+as $$
+begin
+    create temporary table moved on commit drop as
+    with judged as (
+        select q.*, (
+            select coalesce(string_agg(case
+                when q.txid::text::bigint > restored_at and q.txid::text::bigint <= revision.full_xid(q.xmin) then '0'
+                when pg_visible_in_snapshot(q.txid, r.snapshot) then '1'
+                when q.txid = r.partial_txid and q.id <= r.partial_id then '1'
+                else '0' end, '' order by r.n), '')
+            from at_rest as r
+        ) as processed,
+        q.txid::text::bigint > restored_at and q.txid::text::bigint <= revision.full_xid(q.xmin) as written_here
+        from revision.commit_queue as q
+    ), stepped as (
+        select j.*, row_number() over w as new_id,
+               (j.processed is distinct from lag(j.processed) over w)::integer as step
+        from judged as j
+        window w as (order by j.written_here, j.txid, j.id)
+    )
+    select s.commit_id, s.branch_id, s.created_at, s.processed, s.new_id, 2 + sum(s.step) over (order by s.new_id) as run
+    from stepped as s;
+    return (select coalesce(max(m.run), 2) from moved as m);
+end
+$$;
+comment on function pubsub.renumber_commits(bigint) is
+    'Give the queue''s commits new transaction ids: moved, for this transaction; returns the highest. Runs of commits that are '
+    'processed by the same positions become one transaction each, numbered from 3, in the order that the commits had. What '
+    'was written since the restore no position has processed.';
+
+create function pubsub.rewrite_queue() returns void
+language plpgsql
+set search_path = pg_catalog, revision, pubsub, pg_temp
+as $$
+declare
+    commits bigint := (select count(*) from moved);
+    part regclass;
+begin
+    truncate revision.commit_queue;
+    for part in select p.relid from revision.partitions() as p loop
+        execute format('drop table %s', part);
+    end loop;
+    insert into revision.commit_queue (id, commit_id, branch_id, txid, created_at)
+    select m.new_id, m.commit_id, m.branch_id, m.run::text::xid8, m.created_at from moved as m order by m.new_id;
+    perform setval(pg_get_serial_sequence('revision.commit_queue', 'id'), greatest(commits, 1), commits > 0);
+end
+$$;
+comment on function pubsub.rewrite_queue() is 'Fill the queue anew, with the commits as they were renumbered.';
+
+create function pubsub.rewrite_positions() returns void
+language plpgsql
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+begin
+    create temporary table arrived on commit drop as
+    select r.place, r.consumer_id, r.branch_id, coalesce((
+               select pubsub.snapshot_of(array_agg(g.run::bigint) filter (where not g.done), max(g.run) filter (where g.done)::bigint + 1)
+               from (select distinct m.run, substr(m.processed, r.n::integer, 1) = '1' as done from moved as m) as g
+               having bool_or(g.done)), '1:1:') as snapshot
+    from at_rest as r;
+    update pubsub.watermark as w set snapshot = a.snapshot, partial_txid = null, partial_id = null
+    from arrived as a
+    where a.place = 'watermark' and (a.consumer_id, a.branch_id) = (w.consumer_id, w.branch_id);
+    -- A batch in work is given up as such: its commits come in a new one.
+    update pubsub.claim as c set
+        after_snapshot = a.snapshot, after_txid = null, after_id = null,
+        snapshot = m.snapshot, partial_txid = null, partial_id = null,
+        from_version = case when c.from_version = (
+                select w.version from pubsub.watermark as w
+                where (w.consumer_id, w.branch_id) = (c.consumer_id, c.branch_id))
+            then -1 else c.from_version end
+    from arrived as a, arrived as m
+    where a.place = 'after' and (a.consumer_id, a.branch_id) = (c.consumer_id, c.branch_id)
+      and m.place = 'mark' and (m.consumer_id, m.branch_id) = (c.consumer_id, c.branch_id);
+end
+$$;
+comment on function pubsub.rewrite_positions() is
+    'Let every position mean the same commits as before, by their new transaction ids.';
+
 create function pubsub.rebase_after_restore(txids_kept boolean default false) returns text
 language plpgsql
 set search_path = pg_catalog, revision, pubsub, pg_temp
@@ -96,82 +198,20 @@ declare
     here bigint := pubsub.system_identifier();
     old bigint := (select o.system_identifier from pubsub.origin as o);
     restored_at bigint := (select revision.full_xid(o.xmin) from pubsub.origin as o);
-    part regclass;
-    runs bigint;
-    commits bigint;
 begin
     if here = old then
         return 'nothing to do: the transaction ids are this cluster''s own';
     end if;
     lock table revision.commit_queue, pubsub.watermark, pubsub.claim in access exclusive mode;
-    if txids_kept then
-        if not pubsub.txids_look_kept() then
-            raise exception using errcode = 'PC004', message = 'the transaction ids were not kept: this is a restored dump',
-                hint = 'select pubsub.rebase_after_restore()';
-        end if;
-    else
-        -- Every position is kept as which commits it has processed. Runs of commits that are processed by the same
-        -- positions become one transaction each, numbered from 3, in the order that the commits had.
-        create temporary table at_rest on commit drop as
-        select row_number() over () as n, p.*
-        from (
-            select 'watermark' as place, consumer_id, branch_id, snapshot, partial_txid, partial_id from pubsub.watermark
-            where source is null or source = old
-            union all
-            select 'after', consumer_id, branch_id, after_snapshot, after_txid, after_id from pubsub.claim
-            union all
-            select 'mark', consumer_id, branch_id, snapshot, partial_txid, partial_id from pubsub.claim
-        ) as p;
-        create temporary table moved on commit drop as
-        with judged as (
-            select q.*, (
-                select coalesce(string_agg(case
-                    when q.txid::text::bigint > restored_at and q.txid::text::bigint <= revision.full_xid(q.xmin) then '0'
-                    when pg_visible_in_snapshot(q.txid, r.snapshot) then '1'
-                    when q.txid = r.partial_txid and q.id <= r.partial_id then '1'
-                    else '0' end, '' order by r.n), '')
-                from at_rest as r
-            ) as processed,
-            q.txid::text::bigint > restored_at and q.txid::text::bigint <= revision.full_xid(q.xmin) as written_here
-            from revision.commit_queue as q
-        ), stepped as (
-            select j.*, row_number() over w as new_id,
-                   (j.processed is distinct from lag(j.processed) over w)::integer as step
-            from judged as j
-            window w as (order by j.written_here, j.txid, j.id)
-        )
-        select s.commit_id, s.branch_id, s.created_at, s.processed, s.new_id, 2 + sum(s.step) over (order by s.new_id) as run
-        from stepped as s;
-        select coalesce(max(m.run), 2), count(*) into runs, commits from moved as m;
-        perform pubsub.burn_xids(runs);
-        truncate revision.commit_queue;
-        for part in select p.relid from revision.partitions() as p loop
-            execute format('drop table %s', part);
-        end loop;
-        insert into revision.commit_queue (id, commit_id, branch_id, txid, created_at)
-        select m.new_id, m.commit_id, m.branch_id, m.run::text::xid8, m.created_at from moved as m order by m.new_id;
-        perform setval(pg_get_serial_sequence('revision.commit_queue', 'id'), greatest(commits, 1), commits > 0);
-        create temporary table arrived on commit drop as
-        select r.place, r.consumer_id, r.branch_id, coalesce((
-                   select pubsub.snapshot_of(array_agg(g.run::bigint) filter (where not g.done), max(g.run) filter (where g.done)::bigint + 1)
-                   from (select distinct m.run, substr(m.processed, r.n::integer, 1) = '1' as done from moved as m) as g
-                   having bool_or(g.done)), '1:1:') as snapshot
-        from at_rest as r;
-        update pubsub.watermark as w set snapshot = a.snapshot, partial_txid = null, partial_id = null
-        from arrived as a
-        where a.place = 'watermark' and (a.consumer_id, a.branch_id) = (w.consumer_id, w.branch_id);
-        -- A batch in work is given up as such: its commits come in a new one.
-        update pubsub.claim as c set
-            after_snapshot = a.snapshot, after_txid = null, after_id = null,
-            snapshot = m.snapshot, partial_txid = null, partial_id = null,
-            from_version = case when c.from_version = (
-                    select w.version from pubsub.watermark as w
-                    where (w.consumer_id, w.branch_id) = (c.consumer_id, c.branch_id))
-                then -1 else c.from_version end
-        from arrived as a, arrived as m
-        where a.place = 'after' and (a.consumer_id, a.branch_id) = (c.consumer_id, c.branch_id)
-          and m.place = 'mark' and (m.consumer_id, m.branch_id) = (c.consumer_id, c.branch_id);
+    if not txids_kept then
+        perform pubsub.note_positions(old);
+        perform pubsub.burn_xids(pubsub.renumber_commits(restored_at));
+        perform pubsub.rewrite_queue();
+        perform pubsub.rewrite_positions();
         delete from pubsub.trimmed as t where t.commits = 0;
+    elsif not pubsub.txids_look_kept() then
+        raise exception using errcode = 'PC004', message = 'the transaction ids were not kept: this is a restored dump',
+            hint = 'select pubsub.rebase_after_restore()';
     end if;
     update pubsub.watermark as w set source = here where w.source = old;
     update pubsub.claim as c set

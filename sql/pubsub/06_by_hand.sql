@@ -1,0 +1,84 @@
+-- The same for SQL by hand, where results and commits share a database.
+
+create function pubsub.check_isolation() returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007',
+            message = 'the consumer''s transaction must be read committed: under a stricter level it would not see what '
+                      'another holder of the lock has just committed',
+            hint = 'begin isolation level read committed';
+    end if;
+end
+$$;
+comment on function pubsub.check_isolation() is 'Refuse a transaction that cannot see what the previous consumer committed.';
+
+create function pubsub.lock_watermark(consumer_id text, branch_id bigint, accept_trimmed boolean default false)
+returns pubsub.watermark
+language plpgsql volatile security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    found_row pubsub.watermark;
+begin
+    perform pubsub.check_isolation();
+    perform pubsub.check_origin();
+    perform pubsub.check_branch(branch_id);
+    perform pg_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id));
+    select w.* into found_row from pubsub.watermark as w
+    where w.consumer_id = lock_watermark.consumer_id and w.branch_id = lock_watermark.branch_id;
+    if found_row is null then
+        if not accept_trimmed then
+            perform pubsub.check_history(branch_id);
+        end if;
+        insert into pubsub.watermark (consumer_id, branch_id)
+        values (lock_watermark.consumer_id, lock_watermark.branch_id)
+        returning * into found_row;
+    end if;
+    return found_row;
+end
+$$;
+comment on function pubsub.lock_watermark(text, bigint, boolean) is
+    'For SQL by hand: take a consumer''s lock until the transaction ends, waiting for another holder, and return its '
+    'watermark, which the first call makes, at zero.';
+
+create function pubsub.poll(consumer_id text, branch_id bigint, max_changes integer default 1000, in_order boolean default false)
+returns table (id bigint, queue_id bigint, txid bigint, created_at timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pubsub, revision, pg_temp
+as $$
+declare
+    found_position jsonb;
+    batch jsonb;
+begin
+    perform pubsub.check_isolation();
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
+            hint = 'poll first, write afterwards; a new consumer''s first lock_watermark() is a transaction of its own';
+    end if;
+    perform pg_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id));
+    found_position := pubsub.position(consumer_id, branch_id);
+    if found_position is null then
+        raise exception using errcode = 'PC002', message = format('there is no consumer %s/%s', consumer_id, branch_id),
+            hint = 'select pubsub.lock_watermark(...) makes it, in a transaction of its own';
+    end if;
+    batch := pubsub.claim(consumer_id, branch_id, found_position, max_changes, in_order, true);
+    if batch is null then
+        return;
+    end if;
+    perform pubsub.ack(consumer_id, branch_id, batch);
+    return query
+        select c.*
+        from jsonb_array_elements(batch -> 'slices') with ordinality as s(slice, n)
+        cross join lateral pubsub.changes(
+            poll.branch_id, batch -> 'bounds',
+            (s.slice -> 'after' ->> 0)::bigint, (s.slice -> 'after' ->> 1)::bigint,
+            (s.slice -> 'upto' ->> 0)::bigint, (s.slice -> 'upto' ->> 1)::bigint) as c
+        order by s.n, c.txid, c.queue_id;
+end
+$$;
+comment on function pubsub.poll(text, bigint, integer, boolean) is
+    'For SQL by hand, where results and commits share a database: the consumer''s next batch, once. Results written in the '
+    'same transaction are kept with the progress or not at all.';

@@ -1,0 +1,182 @@
+-- Tracking a table: its capture is put in place under a lock that waits for the table's writers.
+
+create function revision.register(
+    tbl regclass, commit_id name, branch_id bigint, expression text, function text, key_ceiling bigint
+) returns void
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    if not exists (
+        select from pg_trigger as t
+        join pg_proc as p on p.oid = t.tgfoid
+        join pg_class as c on c.oid = t.tgrelid
+        where t.tgrelid = register.tbl and t.tgname = 'pgchange_capture' and p.proowner = c.relowner
+    ) then
+        perform revision.refuse(format('%s is not captured by its owner', tbl), 'call revision.track');
+    end if;
+    insert into revision.tracked (tbl, commit_id, key_number, branch_id, expression, function, since, key_ceiling)
+    select register.tbl, register.commit_id, a.attnum, register.branch_id, register.expression, register.function,
+           pg_current_xact_id(), register.key_ceiling
+    from pg_attribute as a
+    where a.attrelid = register.tbl and a.attname = register.commit_id
+    on conflict on constraint tracked_pkey do update
+        set commit_id = excluded.commit_id, key_number = excluded.key_number, function = excluded.function;
+end
+$$;
+comment on function revision.register(regclass, name, bigint, text, text, bigint) is
+    'Note a table whose capture is in place. It believes the trigger, not the caller.';
+
+create function revision.unregister(tbl regclass) returns void
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    if exists (
+        select from pg_trigger as t where t.tgrelid = unregister.tbl and t.tgname = 'pgchange_capture'
+    ) then
+        perform revision.refuse(format('%s is still captured', tbl), 'call revision.untrack');
+    end if;
+    delete from revision.tracked as t where t.tbl = unregister.tbl;
+end
+$$;
+comment on function revision.unregister(regclass) is 'Forget a table whose capture is gone.';
+
+create function revision.lock_for_capture(tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+set lock_timeout = '5s'
+as $$
+begin
+    execute format('lock table %s in share row exclusive mode', tbl);
+exception when lock_not_available then
+    raise lock_not_available using
+        message = format('%s is being written by transactions that do not end', tbl),
+        hint = 'try again when they have ended; nothing was changed';
+end
+$$;
+comment on function revision.lock_for_capture(regclass) is
+    'Wait at most 5 s for the writers of a table: a lock that waits longer would stop everybody behind it.';
+
+create function revision.place_triggers(tbl regclass, function text) returns integer
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    part regclass;
+    placed integer := 0;
+begin
+    for part in
+        select d.relid from revision.descendants(tbl) as d(relid)
+        where not exists (
+            select from pg_trigger as t where t.tgrelid = d.relid and t.tgname = 'pgchange_capture'
+        )
+    loop
+        execute format(
+            'create trigger pgchange_capture after insert on %s referencing new table as added '
+            'for each statement execute function %s()', part, function);
+        placed := placed + 1;
+    end loop;
+    return placed;
+end
+$$;
+comment on function revision.place_triggers(regclass, text) is
+    'Put the capture on a table and on every partition that lacks it; returns on how many.';
+
+create function revision.track(tbl regclass, commit_id name default 'id', branch_id text default null) returns bigint
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    class pg_class := (select c from pg_class as c where c.oid = tbl);
+    known revision.tracked := (select t from revision.tracked as t where t.tbl = track.tbl);
+    expression text := nullif(trim(branch_id), '');
+    branch bigint;
+    function text;
+    ceiling bigint;
+begin
+    perform revision.check_trackable(tbl, commit_id);
+    if expression ~ '^[0-9]+$' then
+        branch := expression;
+        expression := null;
+        if not exists (select from revision.branch as b where b.id = branch) then
+            raise exception using errcode = 'PC001', message = format('there is no branch %s', branch),
+                hint = 'insert it into revision.branch, or leave branch_id out for a branch of the table''s own';
+        end if;
+    elsif expression is not null then
+        begin
+            execute format(
+                'select %I, pg_catalog.int8up((%s)) from %s as %I limit 0', commit_id, expression, tbl, class.relname);
+        exception when others then
+            perform revision.refuse(
+                format('the expression %L gives no branch: %s', expression, sqlerrm),
+                'write an SQL expression over the columns of one row that gives a bigint; name functions with their schema');
+        end;
+    end if;
+    if known is not null and (
+        known.expression is distinct from expression
+        or branch is not null and branch <> known.branch_id
+    ) then
+        perform revision.refuse(
+            format('%s is already tracked with another branch', tbl), 'revision.untrack(tbl) first');
+    end if;
+    if expression is null then
+        branch := coalesce(branch, known.branch_id, revision.own_branch(tbl));
+    end if;
+
+    perform revision.lock_for_capture(tbl);
+    function := format(
+        '%I.%I',
+        (select n.nspname from pg_namespace as n where n.oid = class.relnamespace),
+        'pgchange_capture_' || case
+            when length(class.relname) <= 46 then class.relname::text
+            else left(class.relname, 37) || '_' || left(md5(class.relname), 8)
+        end);
+    function := coalesce(known.function, function);
+    if known is null and to_regprocedure(function || '()') is not null then
+        perform revision.refuse(format('there is a function %s() already', function), 'drop or rename it');
+    end if;
+    -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
+    -- with the owner's rights. Pinning the path instead would be the dearest part of it. An expression has the path that
+    -- it was checked with.
+    execute format(
+        'create or replace function %s() returns trigger language plpgsql security definer %s as %L',
+        function,
+        case when expression is not null then 'set search_path = pg_catalog, revision, pg_temp' end,
+        revision.capture_body(tbl, commit_id, branch, expression));
+    execute format('revoke all on function %s() from public', function);
+    execute format('comment on function %s() is %L', function, 'Capture of ' || tbl::text || ' by revision.track.');
+    execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));
+    perform revision.place_triggers(tbl, function);
+    execute format('select max(%I) from %s', commit_id, tbl) into ceiling;
+    perform revision.register(tbl, commit_id, branch, expression, function, ceiling);
+    return branch;
+end
+$$;
+comment on function revision.track(regclass, name, text) is
+    'Make each row inserted into tbl a commit, named by its key commit_id. Its branch is one of the table''s own, which is '
+    'returned; or the one whose number branch_id is; or what branch_id, an SQL expression over the row, says (then null is '
+    'returned, and a row for which it is null goes nowhere). The expression runs with the rights of the table''s owner. '
+    'Calling it again mends the capture: new partitions, a renamed key.';
+
+create function revision.untrack(tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    known revision.tracked := (select t from revision.tracked as t where t.tbl = untrack.tbl);
+    part regclass;
+begin
+    if known is null then
+        perform revision.refuse(format('%s is not tracked', tbl), 'select tbl from revision.tracked');
+    end if;
+    perform revision.lock_for_capture(tbl);
+    for part in select d.relid from revision.descendants(tbl) as d(relid) loop
+        execute format('drop trigger if exists pgchange_capture on %s', part);
+    end loop;
+    execute format('drop function if exists %s()', known.function);
+    perform revision.unregister(tbl);
+end
+$$;
+comment on function revision.untrack(regclass) is
+    'Stop capturing a table. Its branch and what is in the queue stay; tracked again it has the same branch.';
