@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -34,10 +35,15 @@ DEFAULTS = {
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback interface that nobody listens on.
+
+    It is below those that the kernel gives to connections, so that none takes it before a server does.
+    """
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def system_binaries() -> Path:

@@ -8,18 +8,19 @@ import shutil
 import tempfile
 from pathlib import Path
 
-MINE = "PGCHANGE_TEST_HOME"
+MINE = "PGCHANGE_TEST_HOME_OF"
 DAGS = Path(__file__).parent.parent / "dags"
 
 
 def prepare() -> None:
-    """Point this process, and those that it starts, at a new home; once."""
-    if MINE in os.environ:
+    """Point this process, and those that it starts, at a new home; once for each worker of a parallel run."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+    if os.environ.get(MINE) == worker:
         return
     home = tempfile.mkdtemp(prefix="pgchange-airflow-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     os.environ |= {
-        MINE: home,
+        MINE: worker,
         "AIRFLOW_HOME": home,
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),

@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 EXECUTOR_PACKAGES = ("psycopg[binary]", "pyarrow", "adbc-driver-manager", "adbc-driver-postgresql")
 """Packages with native code, which no zip can carry: each executor's Python environment must have them."""
+
+KEPT = 30 * 24 * 3600.0
+"""Seconds for which an archive that no run has asked for is kept."""
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("feeds", "spark")
@@ -24,15 +29,28 @@ def cache() -> Path:
 
 
 def archive(directory: Path | None = None) -> Path:
-    """The zip in ``directory`` (default: the cache), made again when a file of the package has changed."""
+    """The zip in ``directory`` (default: the cache), made again when a file of the package has changed.
+
+    Older versions' are deleted there once nobody has asked for them in ``KEPT`` seconds.
+    """
     files = _files()
     digest = hashlib.sha256()
     for name, content in files.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     target = (directory or cache()) / f"airflow_pgchange-{digest.hexdigest()[:16]}.zip"
-    if not target.exists():
+    if target.exists():
+        target.touch()
+    else:
         _write(files, target)
+        _forget_unused(target.parent)
     return target
+
+
+def _forget_unused(directory: Path) -> None:
+    for path in directory.glob("airflow_pgchange-*.zip"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < time.time() - KEPT:
+                path.unlink()
 
 
 def _files() -> dict[str, bytes]:

@@ -378,11 +378,3 @@ def test_maintenance_of_a_database_without_our_schemas_does_nothing(
 def test_a_span_that_is_none_is_answered_with_how_to_write_one(conn_id: str) -> None:
     with pytest.raises(InvalidArgument, match="30 days"):
         run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id, keep="soon"))
-
-
-def test_maintenance_that_finds_nothing_to_do_says_so(conn_id: str, caplog: pytest.LogCaptureFixture) -> None:
-    run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id))
-    task = MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id)
-    with caplog.at_level("INFO", logger=task.log.name):
-        run(task)
-    assert "nothing to do" in caplog.text

@@ -95,10 +95,21 @@ def test_the_package_imports_without_airflow(tmp_path):
 
 def test_the_package_is_made_once_and_again_when_it_changes(tmp_path, monkeypatch):
     first = package.archive(tmp_path)
-    made = first.stat().st_mtime_ns
-    assert package.archive(tmp_path).stat().st_mtime_ns == made
+    made = first.stat().st_ino
+    assert package.archive(tmp_path).stat().st_ino == made
     monkeypatch.setattr(package, "FOLDERS", ("feeds",))
     assert package.archive(tmp_path) != first
+
+
+def test_a_package_that_nobody_has_asked_for_in_a_month_goes_when_a_new_one_is_made(tmp_path, monkeypatch):
+    recent, old = package.archive(tmp_path), tmp_path / "airflow_pgchange-0123.zip"
+    old.touch()
+    os.utime(old, (0, time.time() - package.KEPT - 1))
+    package.archive(tmp_path)
+    assert old.exists()
+    monkeypatch.setattr(package, "FOLDERS", ("feeds",))
+    new = package.archive(tmp_path)
+    assert set(tmp_path.glob("*.zip")) == {recent, new}
 
 
 def test_the_packages_that_executors_need_are_those_that_the_zip_imports():
