@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,11 +25,12 @@ PATIENCE = 200.0
 
 @pytest.fixture(scope="module")
 def airline(cluster: Cluster) -> Iterator[psycopg.Connection[Any]]:
-    """A database with a tracked table that nobody has written yet."""
+    """A database with a tracked table that nobody has written yet, and another beside it for Airflow itself."""
+    name = f"airline_{secrets.token_hex(4)}"
     with psycopg.connect(cluster.conninfo(), autocommit=True) as admin:
-        for name in ("airline", "airflow"):
-            admin.execute(f"create database {name}")
-    with psycopg.connect(cluster.conninfo("airline"), autocommit=True) as connection:
+        for each in (name, f"{name}_airflow"):
+            admin.execute(f"create database {each}")
+    with psycopg.connect(cluster.conninfo(name), autocommit=True) as connection:
         schema.install(connection)
         connection.execute(
             "create table ledger (id bigint generated always as identity primary key);"
@@ -38,8 +40,8 @@ def airline(cluster: Cluster) -> Iterator[psycopg.Connection[Any]]:
         )
         yield connection
     with psycopg.connect(cluster.conninfo(), autocommit=True) as admin:
-        for name in ("airline", "airflow"):
-            admin.execute(f"drop database {name} with (force)")
+        for each in (name, f"{name}_airflow"):
+            admin.execute(f"drop database {each} with (force)")
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +49,15 @@ def airflow(
     airline: psycopg.Connection[Any], cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalAirflow]:
     server = conninfo_to_dict(cluster.conninfo())
-    metadata = f"postgresql+psycopg2://postgres@{server['host']}:{server['port']}/airflow"
+    metadata = (
+        f"postgresql+psycopg2://postgres@{server['host']}:{server['port']}/{airline.info.dbname}_airflow"
+    )
     connection = {
         "conn_type": "postgres",
         "host": server["host"],
         "port": int(str(server["port"])),
         "login": "postgres",
-        "schema": "airline",
+        "schema": airline.info.dbname,
     }
     home = tmp_path_factory.mktemp("airflow")
     with LocalAirflow(home, metadata, DAGS, {"airline": connection}) as running:
