@@ -26,7 +26,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
     translated,
 )
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed import Feed, progress_at
 
 PING_EVERY = 30.0
 DEADLOCK_TRIES = 5
@@ -67,7 +67,7 @@ class ConsumerTransaction:
             )
             # Left in the opposite order: results are committed first, so nothing is ever lost between the two.
             self._keeper = opened.enter_context(
-                connect(self._results if self.feed.progress == "results" else self._source, primary=True)
+                connect(progress_at(self.feed, self._results, self._source), primary=True)
             )
             if ask(self._keeper, self.feed.position()) is None:
                 self._keeper.execute(self.feed.register())
