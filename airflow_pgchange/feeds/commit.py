@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from psycopg import sql
-from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
+from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.feed import FEEDS, Position
+from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class CommitFeed:
     """
 
     kind: ClassVar[str] = "commit"
+    progress: ClassVar[Literal["results", "source"]] = "results"
     schema_version: ClassVar[int] = 1
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "bigint"),
@@ -49,7 +50,7 @@ class CommitFeed:
         return f"{self.consumer_id}/{self.branch_id}"
 
     def register(self) -> sql.Composed:
-        return _call("pubsub.register", self.consumer_id, self.branch_id)
+        return select("pubsub.register", self.consumer_id, self.branch_id)
 
     def lock(self) -> sql.Composed:
         return sql.SQL("select pg_catalog.pg_try_advisory_xact_lock({})").format(self._key())
@@ -58,35 +59,37 @@ class CommitFeed:
         return sql.SQL("select pg_catalog.pg_advisory_xact_lock({})").format(self._key())
 
     def locked(self) -> sql.Composed:
-        return _call("pubsub.locked", self.consumer_id, self.branch_id)
+        return select("pubsub.locked", self.consumer_id, self.branch_id)
 
     def position(self) -> sql.Composed:
-        return _call("pubsub.position", self.consumer_id, self.branch_id)
+        return select("pubsub.position", self.consumer_id, self.branch_id)
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
-        return _call("pubsub.lag", self.branch_id, Jsonb(position), upto, self.in_order)
+        return select("pubsub.lag", self.branch_id, position, upto, self.in_order)
 
     def choose(self, position: Position, limit: int) -> sql.Composed:
-        return _call("pubsub.choose", self.branch_id, Jsonb(position), limit, self.in_order)
+        return select("pubsub.choose", self.branch_id, position, limit, self.in_order)
 
     def claim(self, position: Position, limit: int, choice: Mapping[str, Any] | None) -> sql.Composed:
-        return _call(
+        return select(
             "pubsub.claim",
             self.consumer_id,
             self.branch_id,
-            Jsonb(position),
+            position,
             limit,
             self.in_order,
             self.accept_trimmed,
-            None if choice is None else Jsonb(choice),
+            choice,
         )
 
     def batch(self, row: Mapping[str, Any]) -> Batch:
         return Batch.from_json({**row, "feed": self.name})
 
-    def partitions(self, batch: Batch, n: int) -> list[Partition]:
+    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
+        if shard is not None:
+            raise InvalidArgument(f"the commit queue has no shards, so {self.name} has no shard {shard}")
         return [
-            Partition(_changes(self.branch_id, batch.bounds, part).as_string(None), part.count)
+            Partition(self._changes(batch, part).as_string(None), part.count)
             for part in grouped(batch.slices, n)
         ]
 
@@ -94,24 +97,22 @@ class CommitFeed:
         return Change(id=row["id"], position=f"{row['txid']}/{row['queue_id']}", created_at=row["created_at"])
 
     def ack(self, batch: Batch) -> sql.Composed:
-        return _call("pubsub.ack", self.consumer_id, self.branch_id, Jsonb(batch.to_json()))
+        return select("pubsub.ack", self.consumer_id, self.branch_id, batch.to_json())
+
+    def point(self) -> sql.Composed:
+        return select("pubsub.point", self.branch_id)
+
+    def passed(self, position: Position, goal: Goal) -> sql.Composed:
+        function = "pubsub.passed_commit" if isinstance(goal, int) else "pubsub.passed"
+        return select(function, self.branch_id, position, goal)
+
+    def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        return sql.SQL("select id, queue_id, txid, created_at from {}").format(
+            call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)
+        )
 
     def _key(self) -> sql.Composed:
-        return _call("pubsub.lock_key", self.consumer_id, self.branch_id, select=False)
-
-
-def _call(function: str, *arguments: Any, select: bool = True) -> sql.Composed:
-    call = sql.SQL("{}({})").format(
-        sql.Identifier(*function.split(".")), sql.SQL(", ").join(map(sql.Literal, arguments))
-    )
-    return sql.SQL("select {}").format(call) if select else call
-
-
-def _changes(branch_id: int, bounds: Mapping[str, Any], part: Slice) -> sql.Composed:
-    arguments = (branch_id, Jsonb(dict(bounds)), *part.after, *part.upto)
-    return sql.SQL("select id, queue_id, txid, created_at from {}").format(
-        _call("pubsub.changes", *arguments, select=False)
-    )
+        return call("pubsub.lock_key", self.consumer_id, self.branch_id)
 
 
 FEEDS[CommitFeed.kind] = CommitFeed

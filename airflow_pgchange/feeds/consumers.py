@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
-from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.errors import BatchNotFinished, SourceLostTail, SourceRestored, translated
 
@@ -65,7 +65,7 @@ def skip(
             raise BatchNotFinished(
                 f"{feed.name} has no batch in work: only one that was claimed and not acked can be skipped"
             )
-        _call(results, "skip", feed, Jsonb(batch), reason)
+        _call(results, "skip", feed, batch, reason)
     return str(batch["id"])
 
 
@@ -75,8 +75,8 @@ def repair(results: psycopg.Connection[Any], source: psycopg.Connection[Any], fe
     Returns the guarantee from here on: ``exactly once``, or ``at least once`` where processed batches come again.
     """
     with translated():
-        mark = ask(source, sql.SQL("select pubsub.mark({}, {})").format(feed.consumer_id, feed.branch_id))
-        return str(_call(results, "adopt_mark", feed, None if mark is None else Jsonb(mark)))
+        mark = _call(source, "mark", feed)
+        return str(_call(results, "adopt_mark", feed, mark))
 
 
 def move(
@@ -89,8 +89,8 @@ def move(
             point: dict[str, Any] = {"snapshot": None}
         else:
             at = None if to == "now" else to
-            point = ask(source, sql.SQL("select pubsub.point({}, {})").format(feed.branch_id, at))
-        _call(results, "move_consumer", feed, Jsonb(point))
+            point = ask(source, select("pubsub.point", feed.branch_id, at))
+        _call(results, "move_consumer", feed, point)
 
 
 def drop(results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed) -> None:
@@ -132,18 +132,12 @@ def _elsewhere(
 def _pending(
     source: psycopg.Connection[Any], feed: CommitFeed, position: dict[str, Any]
 ) -> dict[str, Any] | None:
-    query = sql.SQL(
-        "select p.batch || jsonb_build_object('attempt', p.attempt) from pubsub.pending({}, {}, {}) as p"
-    )
+    query = sql.SQL("select p.batch || jsonb_build_object('attempt', p.attempt) from {} as p")
     found: dict[str, Any] | None = ask(
-        source, query.format(feed.consumer_id, feed.branch_id, Jsonb(position))
+        source, query.format(call("pubsub.pending", feed.consumer_id, feed.branch_id, position))
     )
     return found
 
 
 def _call(connection: psycopg.Connection[Any], function: str, feed: CommitFeed, *arguments: Any) -> Any:
-    query = sql.SQL("select {}({})").format(
-        sql.Identifier("pubsub", function),
-        sql.SQL(", ").join(map(sql.Literal, (feed.consumer_id, feed.branch_id, *arguments))),
-    )
-    return ask(connection, query)
+    return ask(connection, select(f"pubsub.{function}", feed.consumer_id, feed.branch_id, *arguments))

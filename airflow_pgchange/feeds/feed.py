@@ -1,7 +1,8 @@
 """The contract of a feed: frozen values that build queries and read rows, and do no I/O.
 
 A query that a feed builds is complete, without parameters, and returns one row with one JSON column (``partitions``
-excepted). ``results`` is the database that holds the consumer's progress, ``source`` the one that holds the changes.
+excepted). ``results`` is the database where results go, ``source`` the one that holds the changes, and ``progress`` the
+one of the two that holds the consumer's lock and progress.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from psycopg import sql
@@ -17,7 +18,11 @@ from psycopg import sql
 from airflow_pgchange.feeds.batch import Batch, Change, Partition
 from airflow_pgchange.feeds.errors import InvalidArgument
 
+T = TypeVar("T")
 Position = Mapping[str, Any]
+Goal = Mapping[str, Any] | int
+NOWHERE: Position = {}
+"""The position of a consumer that has not begun: everything there ever was is before it."""
 
 
 @runtime_checkable
@@ -25,6 +30,8 @@ class Feed(Protocol):
     """What the consumer transaction, the triggers and Spark ask of every feed."""
 
     kind: ClassVar[str]
+    progress: ClassVar[Literal["results", "source"]]
+    """Where the consumer's lock and progress are kept."""
     schema_version: ClassVar[int]
     """The version of the SQL that the feed's queries call."""
     columns: ClassVar[tuple[tuple[str, str], ...]]
@@ -35,19 +42,19 @@ class Feed(Protocol):
         """The consumer and what it reads, for people: in messages, logs and metrics."""
 
     def register(self) -> sql.Composed:
-        """results: make this consumer's progress if it is not there yet; in a transaction of its own."""
+        """progress: make this consumer's progress if it is not there yet; in a transaction of its own."""
 
     def lock(self) -> sql.Composed:
-        """results: true if this transaction now holds the consumer's lock, false if another does."""
+        """progress: true if this transaction now holds the consumer's lock, false if another does."""
 
     def wait_for_lock(self) -> sql.Composed:
-        """results: take the consumer's lock, waiting as long as ``lock_timeout`` says."""
+        """progress: take the consumer's lock, waiting as long as ``lock_timeout`` says."""
 
     def locked(self) -> sql.Composed:
-        """results: whether any transaction holds the consumer's lock, without taking it."""
+        """progress: whether any transaction holds the consumer's lock, without taking it."""
 
     def position(self) -> sql.Composed:
-        """results: the consumer's progress, or null where it has none yet."""
+        """progress: the consumer's progress, or null where it has none yet."""
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
         """source, any server: the fields of ``Lag``. Its cost grows with ``upto`` and with nothing else."""
@@ -61,14 +68,27 @@ class Feed(Protocol):
     def batch(self, row: Mapping[str, Any]) -> Batch:
         """The batch that a row of ``claim`` describes."""
 
-    def partitions(self, batch: Batch, n: int) -> list[Partition]:
-        """source, any server: at most ``n`` queries that together return exactly the batch, in order."""
+    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
+        """source, any server: at most ``n`` queries that together return exactly the batch, in order; or, of a feed that
+        has shards, what it has of one."""
 
     def change(self, row: Mapping[str, Any]) -> Change:
         """The change that a row of a partition is."""
 
+    def point(self) -> sql.Composed:
+        """source, primary: everything that is committed now, as a goal for ``passed``."""
+
+    def passed(self, position: Position, goal: Goal) -> sql.Composed:
+        """source, primary: whether a consumer at ``position`` has processed everything up to a point, or, of the commit
+        queue, the commit of that id."""
+
     def ack(self, batch: Batch) -> sql.Composed:
-        """results: record the batch as processed; a ``StaleClaim`` if the progress is not where the claim found it."""
+        """progress: record the batch as processed; a ``StaleClaim`` if the progress is not where the claim found it."""
+
+
+def progress_at(feed: Feed, results: T, source: T) -> T:
+    """The one of the two databases, or whatever stands for them, that holds the consumer's lock and progress."""
+    return results if feed.progress == "results" else source
 
 
 FEEDS: dict[str, type[Any]] = {}

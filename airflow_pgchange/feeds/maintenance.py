@@ -10,6 +10,7 @@ from psycopg import sql
 
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import consumers
+from airflow_pgchange.feeds.calls import call
 from airflow_pgchange.feeds.errors import translated
 
 MANY_ATTEMPTS = 3
@@ -55,9 +56,7 @@ def maintain(
 
 
 def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
-    query = sql.SQL("select line::text from {}({}) as line").format(
-        sql.Identifier(*function.split(".")), sql.SQL(", ").join(map(sql.Literal, arguments))
-    )
+    query = sql.SQL("select line::text from {} as line").format(call(function, *arguments))
     return [row[0] for row in connection.execute(query).fetchall()]
 
 

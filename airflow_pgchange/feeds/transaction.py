@@ -26,7 +26,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
     translated,
 )
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed import Feed, progress_at
 
 PING_EVERY = 30.0
 DEADLOCK_TRIES = 5
@@ -38,6 +38,7 @@ class ConsumerTransaction:
     Use it as a context manager. While the batch is processed the transaction holds the consumer's advisory lock and
     nothing else: no transaction id, no snapshot, no relation lock. It commits when the block ends after ``ack``, and
     rolls back in every other case; a block that ends without having acked its batch raises BatchNotFinished.
+    Of a feed whose progress is at its source, results elsewhere are committed first: at least once.
 
     ``results`` and ``source`` are libpq connection strings; ``source`` may name several servers of one group.
     ``wait`` is how many seconds to wait for another holder of the lock: 0 for none, None for as long as it takes.
@@ -64,12 +65,18 @@ class ConsumerTransaction:
                 if self._on_standby
                 else self._reader
             )
-            self.connection = opened.enter_context(connect(self._results, primary=True))
-            if ask(self.connection, self.feed.position()) is None:
-                self.connection.execute(self.feed.register())
-            self.connection.isolation_level = IsolationLevel.READ_COMMITTED
-            opened.enter_context(self.connection.transaction())
+            # Left in the opposite order: results are committed first, so nothing is ever lost between the two.
+            self._keeper = opened.enter_context(
+                connect(progress_at(self.feed, self._results, self._source), primary=True)
+            )
+            if ask(self._keeper, self.feed.position()) is None:
+                self._keeper.execute(self.feed.register())
+            opened.enter_context(self._begun(self._keeper))
             self._take_lock()
+            self.connection = self._keeper
+            if self.feed.progress == "source" and self._results != self._source:
+                self.connection = opened.enter_context(connect(self._results, primary=True))
+                opened.enter_context(self._begun(self.connection))
             self._open = opened.pop_all()
         return self
 
@@ -125,11 +132,11 @@ class ConsumerTransaction:
         batch = self._claimed()
         for attempt in range(1, DEADLOCK_TRIES + 1):
             try:
-                with self.connection.transaction():
+                with self._keeper.transaction(), self.connection.transaction():
                     if write is not None:
                         write(self.connection)
                     with translated():
-                        self.connection.execute(self.feed.ack(batch))
+                        self._keeper.execute(self.feed.ack(batch))
                 break
             except errors.DeadlockDetected:
                 if attempt == DEADLOCK_TRIES:
@@ -167,7 +174,8 @@ class ConsumerTransaction:
     def ping(self) -> None:
         """Raise ConnectionLost unless the transaction is still there. Leaves no snapshot behind."""
         try:
-            self.connection.execute("select 1")
+            for connection in {self._keeper, self.connection}:
+                connection.execute("select 1")
         except psycopg.Error as error:
             raise ConnectionLost(f"{self.feed.name}: {str(error).strip()}") from error
 
@@ -176,32 +184,37 @@ class ConsumerTransaction:
             raise BatchNotFinished(f"{self.feed.name}: claim a batch first")
         return self.batch
 
-    def _take_lock(self) -> None:
+    @contextmanager
+    def _begun(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        """A transaction that may take as long as the batch does."""
         settings = ["idle_in_transaction_session_timeout", "statement_timeout"]
-        if self.connection.info.server_version >= 170000:
+        if connection.info.server_version >= 170000:
             settings.append("transaction_timeout")
-        for setting in settings:
-            self.connection.execute(sql.SQL("set local {} = 0").format(sql.Identifier(setting)))
+        connection.isolation_level = IsolationLevel.READ_COMMITTED
+        with connection.transaction():
+            for setting in settings:
+                connection.execute(sql.SQL("set local {} = 0").format(sql.Identifier(setting)))
+            yield
+
+    def _take_lock(self) -> None:
         if self._wait == 0:
-            self.busy = not ask(self.connection, self.feed.lock())
+            self.busy = not ask(self._keeper, self.feed.lock())
             return
         patience = 0 if self._wait is None else max(1, round(self._wait * 1000))
-        self.connection.execute(sql.SQL("set local lock_timeout = {}").format(patience))
+        self._keeper.execute(sql.SQL("set local lock_timeout = {}").format(patience))
         try:
-            with self.connection.transaction():
-                self.connection.execute(self.feed.wait_for_lock())
+            with self._keeper.transaction():
+                self._keeper.execute(self.feed.wait_for_lock())
         except errors.LockNotAvailable:
             self.busy = True
-        self.connection.execute("set local lock_timeout = 0")
+        self._keeper.execute("set local lock_timeout = 0")
 
     def _read_position(self) -> dict[str, Any]:
         """Read inside a savepoint that is rolled back: no relation lock and no snapshot stays behind."""
-        with self.connection.transaction(force_rollback=True):
-            if ask(
-                self.connection, sql.SQL("select pg_catalog.pg_current_xact_id_if_assigned() is not null")
-            ):
+        with self._keeper.transaction(force_rollback=True):
+            if ask(self._keeper, sql.SQL("select pg_catalog.pg_current_xact_id_if_assigned() is not null")):
                 raise TransactionNotClean(f"{self.feed.name}: claim before the transaction writes anything")
-            position: dict[str, Any] | None = ask(self.connection, self.feed.position())
+            position: dict[str, Any] | None = ask(self._keeper, self.feed.position())
         if position is None:
             raise UnknownConsumer(
                 f"{self.feed.name} was dropped, or given up before it began, while this transaction waited: open another"

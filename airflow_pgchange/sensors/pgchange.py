@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of
 from airflow_pgchange.feeds import points, watching
 from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.feed import Goal, progress_at
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.alarm import Alarm
 from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
@@ -94,7 +95,7 @@ class FeedSensor(BaseSensorOperator):
             results, source = _open(opened, self.postgres_conn_id, self.source_conn_id)
             lag = watching.lag(results, source, feed, self.min_changes)
             enough = Alarm(self.min_changes, self.oldest).due(None, lag, 0.0)
-            ready = enough and not ask(results, feed.locked())
+            ready = enough and not ask(progress_at(feed, results, source), feed.locked())
         self.log.info("%s: %d ready, %d waiting", feed.name, lag.ready, lag.waiting)
         return PokeReturnValue(ready, {"feed": feed.name, **asdict(lag)} if ready else None)
 
@@ -165,7 +166,7 @@ class WatermarkSensor(BaseSensorOperator):
         _unless_error(event)
         self._forget(context)
 
-    def _goal(self, context: Context) -> Mapping[str, Any] | int:
+    def _goal(self, context: Context) -> Goal:
         if self.commit_id not in (None, ""):
             return int(self.commit_id)
         state: Any = context.get("task_state_store")

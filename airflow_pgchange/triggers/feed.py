@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of
 from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
+from airflow_pgchange.feeds.feed import Goal, progress_at
 from airflow_pgchange.triggers.poller import News, Recovered, Trouble, switchboard
 from airflow_pgchange.triggers.watches import BacklogWatch, Payload, PointWatch
 
@@ -63,9 +64,8 @@ class FeedTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = BacklogWatch(self.feed, self.min_changes, self.max_wait)
         source = self.source_conn_id or self.postgres_conn_id
-        async with switchboard().subscribe(
-            watch, self.postgres_conn_id, source, self.poll_interval
-        ) as subscription:
+        progress = progress_at(self.feed, self.postgres_conn_id, source)
+        async with switchboard().subscribe(watch, progress, source, self.poll_interval) as subscription:
             async for news in subscription:
                 event = _event(self, self.feed.name, news, self.once)
                 if event is not None:
@@ -86,7 +86,7 @@ class PointTrigger(BaseTrigger):
         feed: FeedLike,
         postgres_conn_id: str,
         source_conn_id: str | None,
-        goal: Mapping[str, Any] | int,
+        goal: Goal,
         *,
         poll_interval: float = POLL_INTERVAL,
     ) -> None:
@@ -109,9 +109,8 @@ class PointTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = PointWatch(self.feed, self.goal)
         source = self.source_conn_id or self.postgres_conn_id
-        subscribed = switchboard().subscribe(
-            watch, self.postgres_conn_id, source, self.poll_interval, primary=True
-        )
+        progress = progress_at(self.feed, self.postgres_conn_id, source)
+        subscribed = switchboard().subscribe(watch, progress, source, self.poll_interval, primary=True)
         async with subscribed as subscription:
             async for news in subscription:
                 event = _event(self, self.feed.name, news, once=True)

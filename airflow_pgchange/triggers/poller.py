@@ -1,7 +1,7 @@
 """One shared connection a database for everything in this process that waits for feeds.
 
 A ``Poller`` asks for all its subscribers in two pipelined round trips, about ten times a second: where each
-consumer is (results), and from there each subscriber's question (source). Subscribers of other databases have
+consumer is (progress), and from there each subscriber's question (source). Subscribers of other databases have
 pollers of their own, so that a server that does not answer delays nobody else.
 """
 
@@ -116,8 +116,8 @@ class Link:
 class Poller:
     """Asks for all subscribers of one pair of databases."""
 
-    def __init__(self, results: Link, source: Link, clock: Clock) -> None:
-        self.links = (results, source)
+    def __init__(self, progress: Link, source: Link, clock: Clock) -> None:
+        self.links = (progress, source)
         self.subscriptions: list[Subscription] = []
         self._clock = clock
 
@@ -126,7 +126,7 @@ class Poller:
         try:
             while True:
                 started = self._clock.now()
-                await self._look()
+                await self.look()
                 interval = min((s.interval for s in self.subscriptions), default=1.0)
                 await self._clock.sleep(max(0.0, interval - (self._clock.now() - started)))
         except Exception as error:
@@ -134,7 +134,8 @@ class Poller:
                 subscription.queue.put_nowait(error)
             raise
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Ask once for all that are due."""
         now = self._clock.now()
         active = [s for s in self.subscriptions if now >= s.retry_at]
         if not active:
@@ -149,8 +150,8 @@ class Poller:
             self._fail(active, _ours(error))
 
     async def _ask(self, active: Sequence[Subscription]) -> None:
-        results, source = [await link.connection() for link in self.links]
-        positions = await self._each(results, active, [s.watch.feed.position() for s in active])
+        progress, source = [await link.connection() for link in self.links]
+        positions = await self._each(progress, active, [s.watch.feed.position() for s in active])
         found = [s for s in active if s in positions]
         answers = await self._each(source, found, [s.watch.question(positions[s]) for s in found])
         now = self._clock.now()
@@ -161,7 +162,7 @@ class Poller:
             if news is not None:
                 due.append((subscription, news))
         ringing = [subscription for subscription, _ in due]
-        held = await self._each(results, ringing, [s.watch.feed.locked() for s in ringing])
+        held = await self._each(progress, ringing, [s.watch.feed.locked() for s in ringing])
         for subscription, news in due:
             if subscription in held and subscription.watch.unless_at_work(bool(held[subscription]), now):
                 subscription.queue.put_nowait(news)
@@ -206,17 +207,17 @@ class Switchboard:
 
     @asynccontextmanager
     async def subscribe(
-        self, watch: Watch, results: str, source: str, interval: float, *, primary: bool = False
+        self, watch: Watch, progress: str, source: str, interval: float, *, primary: bool = False
     ) -> AsyncIterator[Subscription]:
         """News of ``watch`` while the block runs. ``primary``: ask the source's primary, not just any of its
         servers.
         """
         subscription = Subscription(watch, interval)
-        at_results = self._link(results, True)
-        at_source = at_results if source == results else self._link(source, primary)
-        key = (at_results, at_source)
+        at_progress = self._link(progress, True)
+        at_source = at_progress if source == progress else self._link(source, primary)
+        key = (at_progress, at_source)
         if key not in self._pollers:
-            poller = Poller(at_results, at_source, self._clock)
+            poller = Poller(at_progress, at_source, self._clock)
             # An empty context: what the poller logs belongs to no trigger.
             self._pollers[key] = (
                 poller,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -10,10 +9,8 @@ from airflow.sdk import conf
 from psycopg import sql
 
 from airflow_pgchange import metrics
-from airflow_pgchange.feeds import points
 from airflow_pgchange.feeds.batch import Lag
-from airflow_pgchange.feeds.feed import Feed, Position
-from airflow_pgchange.feeds.watching import NOWHERE
+from airflow_pgchange.feeds.feed import NOWHERE, Feed, Goal, Position
 from airflow_pgchange.triggers.alarm import FIRST_PAUSE, LONGEST_PAUSE, Alarm
 
 Payload = dict[str, Any]
@@ -74,10 +71,10 @@ class PointWatch:
     """Tells, once, that a consumer has passed a point or a commit."""
 
     feed: Feed
-    goal: Mapping[str, Any] | int
+    goal: Goal
 
     def question(self, position: Position | None) -> sql.Composed:
-        return points.passed(self.feed, position, self.goal)
+        return self.feed.passed(NOWHERE if position is None else position, self.goal)
 
     def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
         return {"feed": self.feed.name, "passed": True} if answer else None

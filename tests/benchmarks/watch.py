@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+from typing import Any
 
 import psycopg
 
-from airflow_pgchange.feeds import CommitFeed, watching
+from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.triggers.poller import Clock, Link, Poller, Subscription
+from airflow_pgchange.triggers.watches import BacklogWatch
 from tests.benchmarks.measure import Report, backend_cpu, section
 
 ROUNDS = 100
@@ -16,14 +19,24 @@ ROUNDS = 100
 
 async def milliseconds_a_feed(conninfo: str, feeds: int) -> float:
     """CPU of the one backend that answers, for one look at each feed."""
-    wanted = [(CommitFeed(f"watched {n}"), 1) for n in range(feeds)]
-    async with await connect_async(conninfo) as connection:
-        await watching.lags(connection, connection, wanted)
-        with psycopg.connect(conninfo):
-            before = backend_cpu(connection)
-            for _ in range(ROUNDS):
-                await watching.lags(connection, connection, wanted)
-            return (backend_cpu(connection) - before) / ROUNDS / feeds * 1000
+
+    async def opener(conn_id: str, primary: bool) -> psycopg.AsyncConnection[Any]:
+        return await connect_async(conninfo, primary=primary)
+
+    link = Link("airline", True, opener)
+    poller = Poller(link, link, Clock())
+    poller.subscriptions = [
+        Subscription(BacklogWatch(CommitFeed(f"watched {n}")), interval=0.1) for n in range(feeds)
+    ]
+    try:
+        await poller.look()
+        connection = await link.connection()
+        before = backend_cpu(connection)
+        for _ in range(ROUNDS):
+            await poller.look()
+        return (backend_cpu(connection) - before) / ROUNDS / feeds * 1000
+    finally:
+        await link.close()
 
 
 def run(conninfo: str, report: Report) -> None:
