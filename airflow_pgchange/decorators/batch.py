@@ -50,8 +50,11 @@ class BatchDecoratedOperator(DecoratedOperator, BatchOperator):
     ) -> None:
         taken = inspect.signature(python_callable).parameters
         self._given = tuple(name for name in GIVEN if name in taken)
-        free = [name for name in taken if name not in GIVEN]
-        own = {**dict(zip(free, op_args or (), strict=False)), **(op_kwargs or {})}
+        free = [one for one in taken.values() if one.name not in GIVEN and one.kind is not one.VAR_POSITIONAL]
+        op_args, op_kwargs = op_args or (), op_kwargs or {}
+        # The base class sees keywords only: arguments that are too many, or given twice, are found here.
+        inspect.Signature(free).bind_partial(*op_args, **op_kwargs)
+        own = {**{one.name: value for one, value in zip(free, op_args, strict=False)}, **op_kwargs}
         super().__init__(
             python_callable=python_callable,
             # Stand-ins: the base class binds the function's arguments before there is a batch.
@@ -63,11 +66,13 @@ class BatchDecoratedOperator(DecoratedOperator, BatchOperator):
 
     def call(
         self, batch: Batch, changes: Iterator[Change], connection: psycopg.Connection[Any], context: Context
-    ) -> None:
+    ) -> object:
         values = {"batch": batch, "changes": changes, "connection": connection}
         given = {name: values[name] for name in self._given}
         known = {**context, **self.op_kwargs, **given}
-        self.python_callable(**KeywordParameters.determine(self.python_callable, (), known).unpacking())
+        return self.python_callable(
+            **KeywordParameters.determine(self.python_callable, (), known).unpacking()
+        )
 
 
 def pgchange_batch_task(
