@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
 from airflow_pgchange.feeds.batch import Batch, Change
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.operators.draining import DrainingOperator
 
@@ -24,7 +26,7 @@ class BatchOperator(DrainingOperator):
     order, read as it goes; ``connection`` is the consumer's own. What it writes there is kept with the
     progress, or not at all. It neither commits nor rolls back, and may be called again for the same batch:
     after an error, or after a deadlock. Long work that writes early holds a transaction open, so read and
-    compute first, write last.
+    compute first, write last. It is done when it returns: no ``async def``, no ``yield``.
 
     Guarantee for commit queues: exactly once for results written through ``connection``, also where the
     changes come from another PostgreSQL (``source_conn_id``; after a source that lost its latest
@@ -42,13 +44,21 @@ class BatchOperator(DrainingOperator):
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
         def write(connection: psycopg.Connection[Any]) -> None:
-            self.call(batch, transaction.changes(), connection, context)
+            # A traceback would keep a stream that was not read to its end, and that its connection's lock.
+            stream = cast("Generator[Change, None, None]", transaction.changes())
+            with closing(stream) as changes:
+                made = self.call(batch, changes, connection, context)
+            if isinstance(made, Awaitable | Generator | AsyncGenerator):
+                raise InvalidArgument(
+                    f"{self.task_id}: the callable returned a {type(made).__name__} that nobody runs, so "
+                    "nothing was processed: write it without async and yield"
+                )
             self.stop_if_killed()
 
         transaction.ack(write)
 
     def call(
         self, batch: Batch, changes: Iterator[Change], connection: psycopg.Connection[Any], context: Context
-    ) -> None:
+    ) -> object:
         """Call the callable with what it takes."""
-        self.process(batch, changes, connection)
+        return self.process(batch, changes, connection)

@@ -102,6 +102,41 @@ def test_a_callable_that_fails_leaves_neither_results_nor_progress(
     assert count(connect) == 3
 
 
+def test_a_callable_that_fails_between_two_changes_ends(
+    conn_id: str, connect: Connect, write: Callable[[int], None]
+) -> None:
+    def fail(batch: Batch, changes: Iterator[Change], connection: Database) -> None:
+        next(changes)
+        raise ZeroDivisionError
+
+    write(3)
+    with pytest.raises(ZeroDivisionError):
+        run(operator(conn_id, process=fail))
+    run(operator(conn_id))
+    assert count(connect) == 3
+
+
+async def audit_later(batch: Batch, changes: Iterator[Change], connection: Database) -> None:
+    audit(batch, changes, connection)
+
+
+def audit_lazily(batch: Batch, changes: Iterator[Change], connection: Database) -> Iterator[None]:
+    yield audit(batch, changes, connection)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize("process", [audit_later, audit_lazily])
+def test_a_callable_that_returns_its_work_undone_loses_nothing(
+    conn_id: str, connect: Connect, write: Callable[[int], None], process: Any
+) -> None:
+    write(3)
+    for made in (operator(conn_id, process=process), decorated(process, conn_id)):
+        with pytest.raises(InvalidArgument, match="nothing was processed"):
+            run(made)
+    run(operator(conn_id))
+    assert count(connect) == 3
+
+
 def test_a_batch_that_is_tried_again_has_the_same_id_and_the_same_changes(
     conn_id: str, write: Callable[[int], None]
 ) -> None:
@@ -316,6 +351,16 @@ def test_a_decorated_function_may_read_airflows_context(conn_id: str, write: Cal
     write(1)
     decorated(keep, conn_id).execute({"ds": "2013-01-01"})
     assert seen == ["2013-01-01"]
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((1, 2), {}), ((1,), {"least": 1}), ((), {"batch": 1})])
+def test_an_argument_that_a_decorated_function_has_no_place_for_is_refused(
+    args: tuple[int, ...], kwargs: dict[str, int]
+) -> None:
+    def keep(batch: Batch, least: int, *rest: int) -> None: ...
+
+    with pytest.raises(TypeError):
+        decorated(keep, "airline", *args, **kwargs)
 
 
 def test_installing_the_schemas_twice_does_nothing(bare_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
