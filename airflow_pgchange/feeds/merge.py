@@ -86,7 +86,12 @@ def _check_counts(connection: psycopg.Connection[Any], staged: Staged) -> None:
     query = sql.SQL("select {0}, count(*) from {1} where {2} group by {0}").format(
         sql.Identifier(ATTEMPT), staged.identifier, _is_winner(staged)
     )
-    found = dict(connection.execute(query).fetchall())
+    try:
+        found = dict(connection.execute(query).fetchall())
+    except errors.UndefinedTable as error:
+        raise MergeRefused(
+            f"{staged.target}: the staging table {staged.table} is gone: the batch is tried again"
+        ) from error
     expected = {attempt: count for attempt, count in staged.winners if count}
     if found != expected:
         raise MergeRefused(
@@ -157,11 +162,12 @@ def _refusals(staged: Staged) -> Iterator[None]:
     """Name the target in what PostgreSQL says about its rows; deadlocks and lost connections pass."""
     try:
         yield
-    except errors.UndefinedTable as error:
-        raise MergeRefused(
-            f"{staged.target}: the staging table {staged.table} is gone: the batch is tried again"
-        ) from error
-    except (psycopg.DataError, psycopg.IntegrityError, errors.CardinalityViolation) as error:
+    except (
+        psycopg.DataError,
+        psycopg.IntegrityError,
+        errors.CardinalityViolation,
+        errors.RaiseException,
+    ) as error:
         said = error.diag.message_primary or str(error)
         detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
         raise MergeRefused(f"{staged.target}: {said}{detail}: nothing was written") from error

@@ -39,7 +39,7 @@ _COLUMNS = """
 select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
     'name', a.attname,
     'type', pg_catalog.format_type(base.oid, -1) || base.array,
-    'required', a.attnotnull and not a.atthasdef and a.attidentity = '' and t.typdefault is null,
+    'required', (a.attnotnull or t.typnotnull) and not a.atthasdef and a.attidentity = '' and t.typdefault is null,
     'generated', a.attgenerated <> '' or a.attidentity = 'a')), '[]')
 from pg_catalog.pg_attribute a
 join pg_catalog.pg_type t on t.oid = a.atttypid

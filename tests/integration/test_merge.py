@@ -251,6 +251,28 @@ def test_a_violated_constraint_names_target_and_row(results):
         merge(results, BATCH, [staged])
 
 
+def refusing(connection, body):
+    """A target whose trigger does not let a row in."""
+    connection.execute(
+        f"create table public.guarded (id bigint primary key); create function guard() returns trigger language "
+        f"plpgsql as $$ begin {body}; return new; end $$; "
+        "create trigger guard before insert on public.guarded for each row execute function guard()"
+    )
+    return stage(connection, "public.guarded", ["id"], "replace", {"id": "bigint"}, [(1,)])
+
+
+def test_what_a_trigger_of_the_target_raises_names_the_target(results):
+    staged = refusing(results, "raise exception 'closed for the year'")
+    with pytest.raises(MergeRefused, match=r"public\.guarded: closed for the year"):
+        merge(results, BATCH, [staged])
+
+
+def test_a_table_that_a_trigger_of_the_target_misses_is_not_taken_for_staging(results):
+    staged = refusing(results, "perform from public.archive")
+    with pytest.raises(errors.UndefinedTable, match=r"public\.archive"):
+        merge(results, BATCH, [staged])
+
+
 def test_identity_default_and_generated_columns_of_the_target_fill_themselves(results):
     results.execute(
         "create table public.filled (no bigint generated always as identity, k text primary key, v int, "
@@ -310,6 +332,7 @@ MISFITS = {
     "generated": (MADE, ["id"], "replace", {"id": "bigint", "twice": "bigint"}, "always generated"),
     "identity": (MADE, ["id"], "replace", {"id": "bigint", "no": "bigint"}, "always generated"),
     "required": (MADE, ["id"], "replace", {"id": "bigint"}, '"must" must have a value'),
+    "required by a domain": ("public.ruled", ["id"], "replace", {"id": "bigint"}, '"must" must have a value'),
     "reserved": (PLACE, ["id"], "replace", {"id": "bigint", "pgchange_attempt": "bigint"}, "reserved"),
 }  # fmt: skip
 
@@ -322,7 +345,8 @@ def test_a_misfit_is_refused_before_any_work_is_done(results, case):
         "create table public.odd (a bigint, b bigint unique deferrable, c bigint, d bigint, unique (c, d)); "
         "create unique index on odd (a) where a > 0; "
         "create table public.made (id bigint primary key, no bigint generated always as identity, "
-        "twice bigint generated always as (id * 2) stored, must text not null, at timestamptz)"
+        "twice bigint generated always as (id * 2) stored, must text not null, at timestamptz); "
+        "create domain said as text not null; create table public.ruled (id bigint primary key, must said)"
     )
     target, key, mode, columns, message = MISFITS[case]
     with pytest.raises(MergeRefused, match=message):
