@@ -71,7 +71,7 @@ class PgChangeHook(BaseHook):
                     "select nspname from pg_catalog.pg_namespace "
                     "where nspname in ('revision', 'pubsub', 'pgchange_staging') order by 1"
                 ).fetchall()
-        except PgChangeError as error:
+        except (PgChangeError, psycopg.Error) as error:
             return False, str(error)
         found = ", ".join(name for (name,) in rows)
         return True, f"Connected; schemas: {found or 'none yet, run airflow pgchange install'}"

@@ -70,13 +70,17 @@ def test_a_sign_in_by_token_is_refused_by_name() -> None:
         options({"iam": True})
 
 
-def test_a_server_that_does_not_answer_fails_the_test_button_with_a_message(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [("", "127.0.0.1"), ("?sslmode=perhaps", "perhaps"), ("?connect_timeout=soon", "soon")],
+)
+def test_a_connection_that_cannot_be_opened_fails_the_test_button_with_a_message(
+    monkeypatch: pytest.MonkeyPatch, extra: str, named: str
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_NOBODY", "postgres://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("AIRFLOW_CONN_NOBODY", f"postgres://nobody@127.0.0.1:1/none{extra}")
     ok, message = PgChangeHook("nobody").test_connection()
     assert not ok
-    assert "127.0.0.1" in message
+    assert named in message
 
 
 async def test_the_event_loop_gets_the_same_string(monkeypatch: pytest.MonkeyPatch) -> None:
