@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import MergeRefused
 from airflow_pgchange.feeds.merge import validate, write_manifest
 from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
 from airflow_pgchange.spark import request, sink
@@ -31,6 +32,7 @@ class Job:
         self.spark = spark
         self.batch: Batch = request.batch
         self.staged: list[Staged] = []
+        self.ended = False
         self._request = request
         self._small = request.batch.count < SMALL
         if not self._small:
@@ -62,8 +64,10 @@ class Job:
         such as a commit's own. ``replace``: a row for each key, inserted or overwritten. ``mirror``: ``key`` is the id
         that changes name; rows are inserted or overwritten, and ids of the batch that the frame lacks are deleted.
         ``append``: rows are inserted. Only the frame's columns are written. Raises MergeRefused, before any work is
-        done, if the frame does not fit.
+        done, if the frame does not fit or the block has ended.
         """
+        if self.ended:
+            raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")
         chosen, results = checked_mode(mode), self._request.results
         keys = (key,) if isinstance(key, str) else tuple(key)
         columns = staging_types(frame.schema)
@@ -119,4 +123,5 @@ def batch_job(app_name: str = "pgchange") -> Iterator[Job]:
     spark = SparkSession.builder.appName(app_name).getOrCreate()
     job = Job(spark, taken)
     yield job
+    job.ended = True
     write_manifest(taken.manifest, job.staged)

@@ -190,6 +190,14 @@ def test_a_job_that_ends_well_says_what_it_staged(tmp_path):
     assert read_manifest(tmp_path / "manifest.json") == ()
 
 
+def test_a_merge_after_the_block_fails_the_job_instead_of_being_forgotten(tmp_path):
+    small = Batch(id="b", feed="delays/3", version=1, attempt=1, count=1, slices=(Slice(1, 0, 1),), bounds={})
+    handed = submit.environment(small, FEED, "host=a", None, tmp_path / "manifest.json")
+    ran = run_job(handed, tmp_path, "pass\nbatch.merge(None, 'public.delays', 'id', 'replace')")
+    assert ran.returncode != 0
+    assert "merge inside it" in ran.stderr
+
+
 def test_a_job_that_fails_leaves_no_manifest_that_could_be_merged(tmp_path):
     small = Batch(id="b", feed="delays/3", version=1, attempt=1, count=1, slices=(Slice(1, 0, 1),), bounds={})
     handed = submit.environment(small, FEED, "host=a", None, tmp_path / "manifest.json")
