@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from airflow_pgchange.feeds import feed as feeds
@@ -30,6 +31,16 @@ def feed_of(value: FeedLike) -> Feed:
     return feeds.from_json(
         {key: _plain(item) if key in _not_text(value) else item for key, item in value.items()}
     )
+
+
+def wake_rule(min_changes: int, max_wait: float | timedelta | None) -> tuple[int, float | None]:
+    """How many changes, or how many seconds of waiting, deserve a wake-up. Raises InvalidArgument."""
+    seconds = max_wait.total_seconds() if isinstance(max_wait, timedelta) else max_wait
+    if min_changes < 1:
+        raise InvalidArgument(f"min_changes must be at least 1, not {min_changes}")
+    if seconds is not None and seconds < 0:
+        raise InvalidArgument(f"max_wait must not be negative, and is {seconds:g} seconds")
+    return min_changes, seconds
 
 
 def json_of(value: FeedLike) -> Mapping[str, Any] | str:

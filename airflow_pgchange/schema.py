@@ -34,12 +34,13 @@ SYSTEMS: tuple[System, ...] = (
 
 @dataclass(frozen=True)
 class Installed:
-    """What a database holds of one system. ``intact`` is false where it was not loaded from these very files."""
+    """What a database holds of one system. ``intact`` is false where it was loaded from other files than this package's,
+    and None where that is not known, as after psql."""
 
     system: str
     version: int
     needed: int
-    intact: bool
+    intact: bool | None
 
 
 def sql_folder() -> Path:
@@ -67,7 +68,8 @@ def installed(connection: psycopg.Connection[Any]) -> list[Installed]:
         query = sql.SQL("select version, checksum from {} order by version desc, installed_at desc limit 1")
         row = connection.execute(query.format(sql.Identifier(system.schema, "installed"))).fetchone()
         if row is not None:
-            found.append(Installed(system.folder, row[0], system.version, row[1] in (None, checksum(system))))
+            intact = None if row[1] is None else row[1] == checksum(system)
+            found.append(Installed(system.folder, row[0], system.version, intact))
     return found
 
 
@@ -90,23 +92,42 @@ def install(connection: psycopg.Connection[Any], systems: Sequence[str] | None =
 
 
 def upgrade(connection: psycopg.Connection[Any]) -> list[Installed]:
-    """Bring every installed system to the version of this package, a numbered file and a transaction at a time."""
+    """Bring every installed system to the version of this package, a numbered file and a transaction at a time.
+
+    Raises SchemaVersionMismatch where the database is ahead of the package.
+    """
     with _as_owner():
-        for state in installed(connection):
-            system = next(one for one in SYSTEMS if one.folder == state.system)
-            for version in range(state.version + 1, system.version + 1):
-                with connection.transaction():
-                    _lock(connection)
-                    (path,) = (sql_folder() / system.folder / "upgrade").glob(f"{version:04}_*.sql")
-                    connection.execute(path.read_bytes(), prepare=False)
-                    _note(connection, system)
+        for system in SYSTEMS:
+            while _upgraded_by_one(connection, system):
+                pass
         return installed(connection)
+
+
+def _upgraded_by_one(connection: psycopg.Connection[Any], system: System) -> bool:
+    with connection.transaction():
+        _lock(connection)
+        if not _present(connection, system):
+            return False
+        found = _version(connection, system)
+        if found >= system.version:
+            _demand_version(connection, system)
+            return False
+        paths = list((sql_folder() / system.folder / "upgrade").glob(f"{found + 1:04}_*.sql"))
+        if len(paths) != 1:
+            raise SchemaVersionMismatch(
+                f"this package has no upgrade of schema {system.schema} from version {found}: install the package "
+                f"whose version {found + 1} of it is"
+            )
+        connection.execute(paths[0].read_bytes(), prepare=False)
+        _note(connection, system)
+        return True
 
 
 def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[str]:
     """Remove systems, the last installed first, and the capture on users' tables; returns what was removed.
 
-    Users' tables stay as they are; queues, watermarks and what waits in them are gone.
+    Users' tables stay as they are; queues, watermarks and what waits in them are gone. Raises InvalidArgument where a
+    system that stays needs one that is to go.
     """
     removed = []
     with _as_owner():
@@ -148,18 +169,18 @@ def _present(connection: psycopg.Connection[Any], system: System) -> bool:
 
 
 def _demand_version(connection: psycopg.Connection[Any], system: System) -> None:
-    query = sql.SQL("select max(version) from {}").format(sql.Identifier(system.schema, "installed"))
-    row = connection.execute(query).fetchone()
-    found = None if row is None else row[0]
+    found = _version(connection, system)
     if found != system.version:
         raise SchemaVersionMismatch(
             f"schema {system.schema} is at version {found}, this package needs {system.version}: "
-            + (
-                "run `airflow pgchange upgrade`"
-                if (found or 0) < system.version
-                else "install the newer package"
-            )
+            + ("run `airflow pgchange upgrade`" if found < system.version else "install the newer package")
         )
+
+
+def _version(connection: psycopg.Connection[Any], system: System) -> int:
+    query = sql.SQL("select coalesce(max(version), 0) from {}")
+    row = connection.execute(query.format(sql.Identifier(system.schema, "installed"))).fetchone()
+    return 0 if row is None else int(row[0])
 
 
 def _note(connection: psycopg.Connection[Any], system: System) -> None:

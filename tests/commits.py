@@ -10,7 +10,7 @@ import pytest
 
 from airflow_pgchange.feeds import Batch, CommitFeed, ConsumerTransaction
 
-FEED = CommitFeed("test")
+FEED = CommitFeed("test", 0)
 
 
 class Failed(Exception):

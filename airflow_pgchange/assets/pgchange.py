@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 from urllib.parse import SplitResult, urlunsplit
 
 from airflow.sdk import Asset, AssetWatcher
@@ -21,6 +23,7 @@ def feed_asset(
     max_wait: float | timedelta | None = None,
     poll_interval: float = POLL_INTERVAL,
     name: str | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> Asset:
     """An asset that is updated when the feed has changes that nobody works on.
 
@@ -30,8 +33,6 @@ def feed_asset(
     a feed: DAGs that share a consumer share its changes.
     """
     feed = feed_of(feed)
-    if isinstance(max_wait, timedelta):
-        max_wait = max_wait.total_seconds()
     trigger = FeedTrigger(
         feed,
         postgres_conn_id,
@@ -45,6 +46,7 @@ def feed_asset(
         name=name,
         uri=to_uri(feed, postgres_conn_id),
         group="pgchange",
+        extra=dict(extra or {}),
         watchers=[AssetWatcher(name=name, trigger=trigger)],
     )
 

@@ -65,7 +65,8 @@ class Batch:
     """An ordered set of changes that is the same, under the same id, however often it is tried.
 
     ``id`` is the idempotency key for results outside PostgreSQL. ``attempt`` counts from 1. ``lsn`` is the point of the
-    write-ahead log at which every change of the batch can be read, so that a reader on a standby waits for it.
+    write-ahead log at which every change of the batch can be read, so that a reader on a standby waits for it. ``oldest``
+    is when the first of its changes was written, as ISO 8601.
     ``bounds`` belongs to the feed.
     """
 
@@ -85,10 +86,6 @@ class Batch:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Batch:
         return cls(**{**data, "slices": tuple(Slice(**part) for part in data["slices"])})
-
-    def summary(self) -> dict[str, Any]:
-        """What an operator returns: small, and safe to show."""
-        return {"batch_id": self.id, "attempt": self.attempt, "changes": self.count}
 
 
 def grouped(slices: Sequence[Slice], n: int) -> list[Slice]:

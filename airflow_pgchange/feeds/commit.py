@@ -33,7 +33,7 @@ class CommitFeed:
     )
 
     consumer_id: str
-    branch_id: int = 0
+    branch_id: int
     in_order: bool = False
     accept_trimmed: bool = False
 
@@ -50,13 +50,10 @@ class CommitFeed:
         return f"{self.consumer_id}/{self.branch_id}"
 
     def register(self) -> sql.Composed:
-        return select("pubsub.register", self.consumer_id, self.branch_id)
+        return select("pubsub.register", self.consumer_id, self.branch_id, self.in_order)
 
     def lock(self) -> sql.Composed:
         return sql.SQL("select pg_catalog.pg_try_advisory_xact_lock({})").format(self._key())
-
-    def wait_for_lock(self) -> sql.Composed:
-        return sql.SQL("select pg_catalog.pg_advisory_xact_lock({})").format(self._key())
 
     def locked(self) -> sql.Composed:
         return select("pubsub.locked", self.consumer_id, self.branch_id)
@@ -70,7 +67,9 @@ class CommitFeed:
     def choose(self, position: Position, limit: int) -> sql.Composed:
         return select("pubsub.choose", self.branch_id, position, limit, self.in_order)
 
-    def claim(self, position: Position, limit: int, choice: Mapping[str, Any] | None) -> sql.Composed:
+    def claim(
+        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
+    ) -> sql.Composed:
         return select(
             "pubsub.claim",
             self.consumer_id,
@@ -80,6 +79,7 @@ class CommitFeed:
             self.in_order,
             self.accept_trimmed,
             choice,
+            max_attempts,
         )
 
     def batch(self, row: Mapping[str, Any]) -> Batch:
@@ -103,8 +103,7 @@ class CommitFeed:
         return select("pubsub.point", self.branch_id)
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        function = "pubsub.passed_commit" if isinstance(goal, int) else "pubsub.passed"
-        return select(function, self.branch_id, position, goal)
+        return select("pubsub.passed", self.branch_id, position, goal)
 
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
         return sql.SQL("select id, queue_id, txid, created_at from {}").format(

@@ -14,7 +14,13 @@ from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.commit import CommitFeed
-from airflow_pgchange.feeds.errors import BatchNotFinished, SourceLostTail, SourceRestored, translated
+from airflow_pgchange.feeds.errors import (
+    BatchNotFinished,
+    InvalidArgument,
+    SourceLostTail,
+    SourceRestored,
+    translated,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class ConsumerStatus:
 
     consumer_id: str
     branch_id: int
+    in_order: bool
     version: int
     commit_id: int
     ready: int | None
@@ -48,7 +55,8 @@ def status(
         rows = cursor.execute("select * from pubsub.status()").fetchall()
         for row in rows:
             if row["ready"] is None and source is not None:
-                row.update(_elsewhere(results, source, CommitFeed(row["consumer_id"], row["branch_id"])))
+                feed = CommitFeed(row["consumer_id"], row["branch_id"], row["in_order"])
+                row.update(_elsewhere(results, source, feed))
         return [ConsumerStatus(**{name: row[name] for name in names}) for row in rows]
 
 
@@ -104,11 +112,12 @@ def drop(results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed
 
 def trim(source: psycopg.Connection[Any], keep: str) -> list[str]:
     """Remove history older than ``keep``, a PostgreSQL interval, that all have processed; a line for each thing."""
-    with translated():
-        rows = source.execute(
-            sql.SQL("select pubsub.trim_commit_queue({}::interval)").format(keep)
-        ).fetchall()
-    return [row[0] for row in rows]
+    query = sql.SQL("select pubsub.trim_commit_queue({}::interval)").format(keep)
+    try:
+        with translated():
+            return [row[0] for row in source.execute(query).fetchall()]
+    except psycopg.DataError as error:
+        raise InvalidArgument(f"keep: {keep!r} is no interval: write it as '30 days'") from error
 
 
 def _elsewhere(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.errors import BatchGivenUp, ConsumerBusy, InvalidArgument
+from airflow_pgchange.feeds.errors import ConsumerBusy, InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 
@@ -36,17 +36,16 @@ class Plan:
     max_attempts: int | None = None
 
     def __post_init__(self) -> None:
-        if self.on_busy not in get_args(OnBusy):
-            raise InvalidArgument(
-                f"on_busy must be one of {', '.join(get_args(OnBusy))}, not {self.on_busy!r}"
-            )
-        for name, value in (
-            ("limit", self.limit),
-            ("max_batches", self.max_batches),
-            ("max_attempts", self.max_attempts),
-        ):
-            if value is not None and value < 1:
-                raise InvalidArgument(f"{name} must be at least 1, not {value}")
+        check(self.on_busy, limit=self.limit, max_batches=self.max_batches, max_attempts=self.max_attempts)
+
+
+def check(on_busy: str, **at_least_one: int | None) -> None:
+    """Raise InvalidArgument for what no plan can say."""
+    if on_busy not in get_args(OnBusy):
+        raise InvalidArgument(f"on_busy must be one of {', '.join(get_args(OnBusy))}, not {on_busy!r}")
+    for name, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise InvalidArgument(f"{name} must be at least 1, not {value}")
 
 
 @dataclass(frozen=True)
@@ -79,18 +78,21 @@ def drain(
     plan: Plan,
     process: Callable[[ConsumerTransaction, Batch], None],
     committed: Callable[[Batch, float], None] = lambda batch, seconds: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Drained:
     """Claim, ``process`` (which must ack), commit, again and again as the plan says.
 
-    ``committed`` is told of each batch and its seconds. Raises ConsumerBusy (``on_busy="fail"``),
-    BatchGivenUp, and whatever ``process`` raises: then that batch is rolled back, and those before it stay.
+    ``committed`` is told of each batch and its seconds. Raises ConsumerBusy (``on_busy="fail"``), BatchGivenUp,
+    Stopped, and whatever ``process`` raises: then that batch is rolled back, and those before it stay.
     """
     began = time.monotonic()
     done = Drained()
     while plan.max_batches is None or done.batches < plan.max_batches:
         started = time.monotonic()
         wait = plan.wait_for if plan.on_busy == "wait" else 0
-        with ConsumerTransaction(plan.feed, plan.results, plan.source, wait=wait) as transaction:
+        with ConsumerTransaction(
+            plan.feed, plan.results, plan.source, wait=wait, stopped=stopped
+        ) as transaction:
             if transaction.busy:
                 if plan.on_busy == "skip":
                     done = Drained(done.batches, done.changes, done.batch_ids, busy=True)
@@ -98,14 +100,9 @@ def drain(
                 raise ConsumerBusy(
                     f"{plan.feed.name} is at work in another transaction: wait for it, or say on_busy='skip'"
                 )
-            batch = transaction.claim(plan.limit)
+            batch = transaction.claim(plan.limit, plan.max_attempts)
             if batch is None:
                 break
-            if plan.max_attempts is not None and batch.attempt > plan.max_attempts:
-                raise BatchGivenUp(
-                    f"batch {batch.id} of {plan.feed.name} has failed {batch.attempt - 1} times: mend what "
-                    "it fails on and raise max_attempts, or give it up with `airflow pgchange skip`"
-                )
             process(transaction, batch)
         committed(batch, time.monotonic() - started)
         done = done.and_then(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -52,6 +53,10 @@ class BatchNotFinished(PgChangeError):
 
 class ConnectionLost(PgChangeError):
     """The consumer's connection died while the batch was in work. Nothing was written; the batch is tried again."""
+
+
+class Stopped(PgChangeError):
+    """The caller asked the consumer transaction to stop, as when a task is killed. Nothing was written."""
 
 
 class BatchGivenUp(PgChangeError):
@@ -116,6 +121,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "PC007": TransactionNotClean,
     "PC008": CannotTrack,
     "PC009": BatchNotFinished,
+    "PC010": BatchGivenUp,
     "22023": InvalidArgument,
     "42501": PermissionDenied,
     "3F000": SchemaMissing,
@@ -123,6 +129,8 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "42883": SchemaMissing,
     "55P03": ConsumerBusy,
 }
+
+OURS = re.compile(r'\b(revision|pubsub|pgchange_staging)"?[." ]')
 
 ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",
@@ -143,7 +151,7 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
         and state[:3] in ("", "080", "57P", "533")
     ):
         kind = ServerUnavailable
-    if kind is None:
+    if kind is None or (kind is SchemaMissing and not OURS.search(str(error))):
         return None
     message = error.diag.message_primary or str(error).strip() or type(error).__name__
     hint = error.diag.message_hint or ADVICE.get(kind)

@@ -20,7 +20,8 @@ from airflow_pgchange.feeds.errors import InvalidArgument
 
 T = TypeVar("T")
 Position = Mapping[str, Any]
-Goal = Mapping[str, Any] | int
+Goal = Mapping[str, Any]
+"""What a consumer should come to: a point of its feed, or for the commit queue ``{"commit_id": id}``."""
 NOWHERE: Position = {}
 """The position of a consumer that has not begun: everything there ever was is before it."""
 
@@ -47,9 +48,6 @@ class Feed(Protocol):
     def lock(self) -> sql.Composed:
         """progress: true if this transaction now holds the consumer's lock, false if another does."""
 
-    def wait_for_lock(self) -> sql.Composed:
-        """progress: take the consumer's lock, waiting as long as ``lock_timeout`` says."""
-
     def locked(self) -> sql.Composed:
         """progress: whether any transaction holds the consumer's lock, without taking it."""
 
@@ -57,13 +55,16 @@ class Feed(Protocol):
         """progress: the consumer's progress, or null where it has none yet."""
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
-        """source, any server: the fields of ``Lag``. Its cost grows with ``upto`` and with nothing else."""
+        """source, any server: the fields of ``Lag``. Its cost grows with ``upto``, not with backlog or history."""
 
     def choose(self, position: Position, limit: int) -> sql.Composed | None:
         """source, a standby: the next batch as it can be read there, or None for a feed that reads the primary only."""
 
-    def claim(self, position: Position, limit: int, choice: Mapping[str, Any] | None) -> sql.Composed:
-        """source, primary: record and return the next batch, or the one in work again; null where nothing is ready."""
+    def claim(
+        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
+    ) -> sql.Composed:
+        """source, primary: record and return the next batch, or the one in work again; null where nothing is ready. One
+        that has failed ``max_attempts`` times is refused, uncounted."""
 
     def batch(self, row: Mapping[str, Any]) -> Batch:
         """The batch that a row of ``claim`` describes."""
@@ -76,11 +77,11 @@ class Feed(Protocol):
         """The change that a row of a partition is."""
 
     def point(self) -> sql.Composed:
-        """source, primary: everything that is committed now, as a goal for ``passed``."""
+        """source, primary: everything that is committed now, as a goal."""
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        """source, primary: whether a consumer at ``position`` has processed everything up to a point, or, of the commit
-        queue, the commit of that id."""
+        """source, primary: ``{passed, goal}``: whether a consumer at ``position`` has come to the goal, and the goal to
+        ask with the next time, when it is cheaper."""
 
     def ack(self, batch: Batch) -> sql.Composed:
         """progress: record the batch as processed; a ``StaleClaim`` if the progress is not where the claim found it."""

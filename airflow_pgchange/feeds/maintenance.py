@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 from psycopg import sql
@@ -11,17 +12,29 @@ from psycopg import sql
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.calls import call
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, ServerUnavailable, translated
 
 MANY_ATTEMPTS = 3
 
 
 @dataclass
 class Report:
-    """``done``: what was changed, or postponed. ``attention``: what only a person can change."""
+    """``done``: what was changed, or postponed. ``attention``: what only a person can change. ``failed``: why a step
+    could not be done."""
 
     done: list[str] = field(default_factory=list)
     attention: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def add(self, where: Literal["done", "attention"], step: Callable[[], list[str]]) -> None:
+        """Take in what a step says; where one fails the others go on."""
+        try:
+            with translated():
+                getattr(self, where).extend(step())
+        except (InvalidArgument, ServerUnavailable):
+            raise
+        except (PgChangeError, psycopg.Error) as error:
+            self.failed.append(str(error).strip())
 
 
 def maintain(
@@ -36,22 +49,26 @@ def maintain(
     report = Report()
     with translated():
         held = {state.system: state for state in schema.installed(connection)}
-        for state in held.values():
-            if state.version != state.needed:
-                report.attention.append(
-                    f"schema {state.system} is at version {state.version}, this package needs {state.needed}"
-                    ": airflow pgchange upgrade"
-                )
-        if "revision" in held:
-            report.done += _lines(connection, "revision.maintain_partitions", width, ahead)
-            report.done += _lines(connection, "revision.refresh_tracking")
-            report.attention += _tracking(connection)
-        if "pubsub" in held:
-            if keep is not None:
-                report.done += consumers.trim(connection, keep)
-            report.attention += _consumers(connection)
-        if "staging" in held:
-            report.done += _lines(connection, "pgchange_staging.drop_leftovers")
+    for state in held.values():
+        if state.version != state.needed:
+            report.attention.append(
+                f"schema {state.system} is at version {state.version}, this package needs {state.needed}"
+                ": airflow pgchange upgrade"
+            )
+        if state.intact is False:
+            report.attention.append(
+                f"schema {state.system} was installed from other files than this package's, under the same version"
+            )
+    if "revision" in held:
+        report.add("done", lambda: _lines(connection, "revision.maintain_partitions", width, ahead))
+        report.add("done", lambda: _lines(connection, "revision.refresh_tracking"))
+        report.add("attention", lambda: _tracking(connection))
+    if "pubsub" in held:
+        if keep is not None:
+            report.add("done", lambda: consumers.trim(connection, keep))
+        report.add("attention", lambda: _consumers(connection))
+    if "staging" in held:
+        report.add("done", lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
     return report
 
 

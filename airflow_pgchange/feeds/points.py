@@ -21,7 +21,8 @@ def point(source: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
 
 def has_passed(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, goal: Goal
-) -> bool:
-    """Whether the consumer has processed everything up to a point, or the commit of that id."""
+) -> tuple[bool, dict[str, Any]]:
+    """Whether the consumer has come to the goal, and the goal to ask with the next time, when it is cheaper."""
     position = ask(progress_at(feed, results, source), feed.position())
-    return bool(ask(source, feed.passed(position or NOWHERE, goal)))
+    answer = ask(source, feed.passed(position or NOWHERE, goal))
+    return answer["passed"], answer["goal"]

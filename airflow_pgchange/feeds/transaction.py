@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from airflow_pgchange.feeds.errors import (
     ConsumerBusy,
     InvalidArgument,
     SchemaVersionMismatch,
+    Stopped,
     TransactionNotClean,
     UnknownConsumer,
     translated,
@@ -30,6 +32,9 @@ from airflow_pgchange.feeds.feed import Feed, progress_at
 
 PING_EVERY = 30.0
 DEADLOCK_TRIES = 5
+CANCEL_WITHIN = 5.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two tries for a lock that another holds."""
 
 
 class ConsumerTransaction:
@@ -42,10 +47,17 @@ class ConsumerTransaction:
 
     ``results`` and ``source`` are libpq connection strings; ``source`` may name several servers of one group.
     ``wait`` is how many seconds to wait for another holder of the lock: 0 for none, None for as long as it takes.
+    ``stopped`` tells that the caller wants no more: the wait ends, and nothing of a batch is kept; raises Stopped.
     """
 
     def __init__(
-        self, feed: Feed, results: str, source: str | None = None, *, wait: float | None = 0
+        self,
+        feed: Feed,
+        results: str,
+        source: str | None = None,
+        *,
+        wait: float | None = 0,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.feed = feed
         self.batch: Batch | None = None
@@ -53,6 +65,7 @@ class ConsumerTransaction:
         self._results = results
         self._source = source or results
         self._wait = wait
+        self._stopped = stopped
         self._acked = False
         self._open = ExitStack()
 
@@ -72,7 +85,7 @@ class ConsumerTransaction:
             if ask(self._keeper, self.feed.position()) is None:
                 self._keeper.execute(self.feed.register())
             opened.enter_context(self._begun(self._keeper))
-            self._take_lock()
+            self.busy = not self._take_lock()
             self.connection = self._keeper
             if self.feed.progress == "source" and self._results != self._source:
                 self.connection = opened.enter_context(connect(self._results, primary=True))
@@ -96,12 +109,13 @@ class ConsumerTransaction:
         if unfinished and error is not None:
             raise error
 
-    def claim(self, limit: int) -> Batch | None:
+    def claim(self, limit: int, max_attempts: int | None = None) -> Batch | None:
         """The next batch of at most ``limit`` changes, or the one that was claimed and never acked; None if nothing is
         ready.
 
         Raises ConsumerBusy where another transaction holds the lock, TransactionNotClean where this one has written,
-        UnknownConsumer where the consumer was dropped while this one waited.
+        UnknownConsumer where the consumer was dropped while this one waited, BatchGivenUp where the batch has failed
+        ``max_attempts`` times.
         """
         if limit < 1:
             raise InvalidArgument(f"limit must be at least 1 change, not {limit}")
@@ -115,7 +129,7 @@ class ConsumerTransaction:
             position = self._read_position()
             choose = self.feed.choose(position, limit) if self._on_standby else None
             choice = None if choose is None else ask(self._reader, choose)
-            row = ask(self._claims, self.feed.claim(position, limit, choice))
+            row = ask(self._claims, self.feed.claim(position, limit, choice, max_attempts))
         self.batch = None if row is None else self.feed.batch(row)
         return self.batch
 
@@ -123,7 +137,7 @@ class ConsumerTransaction:
         """The claimed batch's changes in order, streamed from the source."""
         yield from reading.changes(self._reader, self.feed, self._claimed())
 
-    def ack(self, write: Callable[[psycopg.Connection[Any]], None] | None = None) -> None:
+    def ack(self, write: Callable[[psycopg.Connection[Any]], object] | None = None) -> None:
         """Record the batch as processed, together with what ``write`` does on the connection it is given.
 
         Both happen in a savepoint and are tried again after a deadlock, so ``write`` may be called more than once.
@@ -135,6 +149,7 @@ class ConsumerTransaction:
                 with self._keeper.transaction(), self.connection.transaction():
                     if write is not None:
                         write(self.connection)
+                    self._stop_if_asked()
                     with translated():
                         self._keeper.execute(self.feed.ack(batch))
                 break
@@ -179,6 +194,11 @@ class ConsumerTransaction:
         except psycopg.Error as error:
             raise ConnectionLost(f"{self.feed.name}: {str(error).strip()}") from error
 
+    def cancel(self) -> None:
+        """End the statements that run on the transaction; from another thread, or from a signal's handler."""
+        for connection in {self._keeper, self.connection}:
+            connection.cancel_safe(timeout=CANCEL_WITHIN)
+
     def _claimed(self) -> Batch:
         if self.batch is None:
             raise BatchNotFinished(f"{self.feed.name}: claim a batch first")
@@ -196,18 +216,30 @@ class ConsumerTransaction:
                 connection.execute(sql.SQL("set local {} = 0").format(sql.Identifier(setting)))
             yield
 
-    def _take_lock(self) -> None:
-        if self._wait == 0:
-            self.busy = not ask(self._keeper, self.feed.lock())
-            return
-        patience = 0 if self._wait is None else max(1, round(self._wait * 1000))
-        self._keeper.execute(sql.SQL("set local lock_timeout = {}").format(patience))
-        try:
-            with self._keeper.transaction():
-                self._keeper.execute(self.feed.wait_for_lock())
-        except errors.LockNotAvailable:
-            self.busy = True
-        self._keeper.execute("set local lock_timeout = 0")
+    def _take_lock(self) -> bool:
+        """Try again and again: a session that waits for a lock would hold a snapshot as long as it waits."""
+        deadline = math.inf if self._wait is None else time.monotonic() + self._wait
+        pause = FIRST_PAUSE
+        while not self._try_lock():
+            self._stop_if_asked()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return True
+
+    def _try_lock(self) -> bool:
+        """In a savepoint, so that nothing of a lock that consists of several stays behind."""
+        with self._keeper.transaction() as savepoint:
+            if ask(self._keeper, self.feed.lock()):
+                return True
+            raise psycopg.Rollback(savepoint)
+        return False
+
+    def _stop_if_asked(self) -> None:
+        if self._stopped():
+            raise Stopped(f"{self.feed.name}: stopped before the batch was committed; nothing of it was kept")
 
     def _read_position(self) -> dict[str, Any]:
         """Read inside a savepoint that is rolled back: no relation lock and no snapshot stays behind."""

@@ -12,10 +12,18 @@ from psycopg.conninfo import make_conninfo
 from airflow_pgchange.feeds.connect import connect, connect_async
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
 
-NOT_LIBPQ = frozenset({"cursor", "sqlalchemy_scheme", "sqlalchemy_query", "openlineage_namespace"})
-"""Extras of Airflow's own PostgreSQL hook that say nothing about the server."""
-
 TOKENS = frozenset({"iam", "redshift", "redshift-serverless", "azure_conn_id"})
+"""Extras of Airflow's own PostgreSQL hook for signing in by a cloud's token."""
+NOT_LIBPQ = TOKENS | {
+    "cursor",
+    "sqlalchemy_scheme",
+    "sqlalchemy_query",
+    "openlineage_namespace",
+    "aws_conn_id",
+    "cluster-identifier",
+    "workgroup-name",
+}
+"""Its extras that are no options of libpq."""
 
 
 class PgChangeHook(BaseHook):
@@ -93,9 +101,8 @@ def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
         "password": connection.password,
         "dbname": connection.schema,
     }
-    skipped = NOT_LIBPQ | TOKENS
     options = {
-        key: _text(value) for key, value in extra.items() if key not in skipped and value not in (None, "")
+        key: _text(value) for key, value in extra.items() if key not in NOT_LIBPQ and value not in (None, "")
     }
     try:
         known = {key: value for key, value in given.items() if value not in (None, "")}

@@ -53,7 +53,6 @@ class BatchOperator(DrainingOperator):
                     f"{self.task_id}: the callable returned a {type(made).__name__} that nobody runs, so "
                     "nothing was processed: write it without async and yield"
                 )
-            self.stop_if_killed()
 
         transaction.ack(write)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import psycopg
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
@@ -14,8 +15,9 @@ from airflow_pgchange import metrics
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of
 from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.draining import Drained, OnBusy, Plan, drain
-from airflow_pgchange.feeds.errors import ConnectionLost
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.draining import Drained, OnBusy, Plan, check, drain
+from airflow_pgchange.feeds.errors import PgChangeError, Stopped
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
@@ -57,6 +59,7 @@ class DrainingOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check(on_busy, limit=limit, max_batches=max_batches, max_attempts=max_attempts)
         self.feed = json_of(feed)
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
@@ -81,14 +84,21 @@ class DrainingOperator(BaseOperator):
         def process(transaction: ConsumerTransaction, batch: Batch) -> None:
             self._transaction = transaction
             self.log.info(
-                "%s: batch %s, attempt %d, %d changes", feed.name, batch.id, batch.attempt, batch.count
+                "%s: batch %s, attempt %d, %d changes since %s",
+                feed.name,
+                batch.id,
+                batch.attempt,
+                batch.count,
+                batch.oldest,
             )
-            self.stop_if_killed()
             try:
                 self.process_batch(transaction, batch, context)
-            except Exception:
-                if not self._killed:
-                    self._tell_of_failure(feed, batch)
+            except Exception as error:
+                if self._killed:
+                    raise Stopped(
+                        f"{feed.name}: the task was killed, and nothing of its batch was kept"
+                    ) from error
+                self._tell_of_failure(feed, batch)
                 raise
 
         def committed(batch: Batch, seconds: float) -> None:
@@ -96,7 +106,7 @@ class DrainingOperator(BaseOperator):
             self.log.info("%s: batch %s committed after %.1f s", feed.name, batch.id, seconds)
 
         try:
-            drained = drain(plan, process, committed)
+            drained = drain(plan, process, committed, stopped=lambda: self._killed)
         finally:
             self._transaction = None
         self._report_lag(plan)
@@ -106,12 +116,7 @@ class DrainingOperator(BaseOperator):
         """End what runs on the consumer's connection; nothing of the batch is kept."""
         self._killed = True
         if self._transaction is not None:
-            self._transaction.connection.cancel_safe(timeout=5)
-
-    def stop_if_killed(self) -> None:
-        """Raise where the task was killed meanwhile, so that its batch is rolled back."""
-        if self._killed:
-            raise ConnectionLost("the task was killed while the batch was in work")
+            self._transaction.cancel()
 
     def _plan(self, feed: Feed) -> Plan:
         return Plan(
@@ -139,15 +144,17 @@ class DrainingOperator(BaseOperator):
         )
 
     def _report_lag(self, plan: Plan) -> None:
+        """What cannot be reported fails nothing: the batches are committed."""
         if not metrics.are_on():
             return
-        with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as results:
-            if not self.source_conn_id:
-                lag = watching.lag(results, results, plan.feed, plan.limit)
-            else:
-                with PgChangeHook(self.source_conn_id).get_conn() as source:
-                    lag = watching.lag(results, source, plan.feed, plan.limit)
-        metrics.report_lag(plan.feed.name, lag)
+        try:
+            with (
+                connect(plan.results, primary=True) as results,
+                connect(plan.source or plan.results) as source,
+            ):
+                metrics.report_lag(plan.feed.name, watching.lag(results, source, plan.feed, plan.limit))
+        except (PgChangeError, psycopg.Error) as error:
+            self.log.warning("%s: no metrics of the lag: %s", plan.feed.name, error)
 
     def _conclude(self, feed: Feed, drained: Drained) -> dict[str, Any]:
         if drained.busy and not drained.batches:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from airflow.sdk import BaseOperator
 
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.errors import PgChangeError
 from airflow_pgchange.feeds.maintenance import maintain
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 
@@ -51,16 +49,15 @@ class MaintainPartitionsOperator(BaseOperator):
         self.keep = keep
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Returns ``{done: [lines], attention: [lines]}``."""
+        """Returns ``{done: [lines], attention: [lines]}``; fails after the last step if any of them failed."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            try:
-                report = maintain(connection, width=self.width, ahead=self.ahead, keep=self.keep or None)
-            except psycopg.DataError as error:
-                raise InvalidArgument(f"keep: {self.keep!r} is no interval: write it as '30 days'") from error
+            report = maintain(connection, width=self.width, ahead=self.ahead, keep=self.keep or None)
         for line in report.done:
             self.log.info("%s", line)
         for line in report.attention:
             self.log.warning("%s", line)
+        if report.failed:
+            raise PgChangeError("; ".join(report.failed))
         if not (report.done or report.attention):
             self.log.info("nothing to do, and nothing that a person should look at")
-        return asdict(report)
+        return {"done": report.done, "attention": report.attention}

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.exceptions import AirflowException
 
 from airflow_pgchange.arguments import feed_of
 from airflow_pgchange.feeds.batch import Batch
@@ -83,18 +82,14 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
                 self._prepare(batch, manifest)
                 with transaction.kept_alive(self._end_job, self.ping_every):
                     SparkSubmitOperator.execute(self, context)
-            except AirflowException:
-                self.stop_if_killed()
-                raise
             finally:
                 self.conf, self.py_files, self.env_vars = given
-            self.stop_if_killed()
             staged = read_manifest(manifest)
         transaction.ack(lambda connection: merge(connection, batch, staged))
 
     def on_kill(self) -> None:
         """End the job, its JVM and its Python; nothing of the batch is kept."""
-        self._killed = True
+        super().on_kill()
         self._end_job()
 
     def _prepare(self, batch: Batch, manifest: Path) -> None:
@@ -103,11 +98,7 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
         handed = submit.environment(batch, feed_of(self.feed), results, source, manifest)
         self.conf = {**QUIET, **submit.startup_conf(fast_start=self.fast_start), **(self.conf or {})}
         self.py_files = ",".join(filter(None, (self.py_files, submit.py_files())))
-        given, self.env_vars = self.env_vars, None
-        hook = SparkSubmitOperator._get_hook(self)
-        _refuse_cluster_mode(hook, self.conf)
-        # Not through the Spark hook: on YARN and Kubernetes it writes the variables on the command line.
-        environment = {**_python(hook), **os.environ, **(given or {}), **handed}
+        environment = {**os.environ, **(self.env_vars or {}), **handed}
         environment["PATH"] = os.pathsep.join(
             (environment.get("PATH", os.defpath), str(Path(sys.executable).parent))
         )
@@ -115,10 +106,20 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
         environment["SPARK_SUBMIT_OPTS"] = " ".join(
             filter(None, (environment.get("SPARK_SUBMIT_OPTS"), f'-Djava.io.tmpdir="{manifest.parent}"'))
         )
+        # Not through the Spark hook: on YARN and Kubernetes it writes the variables on the command line.
+        self.env_vars, self._environment = None, environment
+        self._hook = None
+
+    def _get_hook(self) -> SparkSubmitHook:
+        hook: SparkSubmitHook = super()._get_hook()
+        _refuse_cluster_mode(hook, self.conf or {})
         hook.submit = partial(  # type: ignore[method-assign]
-            hook.submit, env=environment, preexec_fn=submit.die_with_parent, start_new_session=True
+            hook.submit,
+            env={**_python(hook), **self._environment},
+            preexec_fn=submit.die_with_parent,
+            start_new_session=True,
         )
-        self._hook = hook
+        return hook
 
     def _end_job(self) -> None:
         hook = self._hook

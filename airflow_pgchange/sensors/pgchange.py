@@ -12,13 +12,13 @@ import psycopg
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_pgchange.arguments import FeedLike, feed_of, json_of
+from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule
 from airflow_pgchange.feeds import points, watching
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.feed import Goal, progress_at
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.alarm import Alarm
-from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
+from airflow_pgchange.triggers.feed import POLL_INTERVAL, FeedTrigger, PointTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,8 +38,9 @@ class FeedSensor(BaseSensorOperator):
     :param postgres_conn_id: the database that holds the consumer's progress
     :param source_conn_id: the database that holds the changes; default: the same
     :param min_changes: as many must be ready
-    :param max_wait: or one that is this old, in seconds
+    :param max_wait: or one that is this old, in seconds or as a timedelta
     :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says
+    :param poll_interval: seconds between two questions of the triggerer; ``poke_interval`` is the one of a worker
     """
 
     template_fields: Sequence[str] = ("feed", "postgres_conn_id", "source_conn_id")
@@ -52,19 +53,20 @@ class FeedSensor(BaseSensorOperator):
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         source_conn_id: str | None = None,
         min_changes: int = 1,
-        max_wait: float | None = None,
+        max_wait: float | timedelta | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         poke_interval: float = 5.0,
+        poll_interval: float = POLL_INTERVAL,
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.feed = json_of(feed)
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
-        self.min_changes = min_changes
         # The base class has a max_wait of its own: the longest pause between two pokes.
-        self.oldest = max_wait
+        self.min_changes, self.oldest = wake_rule(min_changes, max_wait)
         self.deferrable = deferrable
+        self.poll_interval = poll_interval
 
     def execute(self, context: Context) -> Any:
         """Returns the lag that ended the wait, as plain JSON."""
@@ -83,6 +85,7 @@ class FeedSensor(BaseSensorOperator):
                 self.source_conn_id,
                 min_changes=self.min_changes,
                 max_wait=self.oldest,
+                poll_interval=self.poll_interval,
                 once=True,
             ),
             method_name="resume",
@@ -116,6 +119,7 @@ class WatermarkSensor(BaseSensorOperator):
     :param source_conn_id: the database that holds the changes; default: the same. Its primary is asked
     :param commit_id: wait for this commit instead (templated); it may come later
     :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says
+    :param poll_interval: seconds between two questions of the triggerer; ``poke_interval`` is the one of a worker
     """
 
     template_fields: Sequence[str] = ("feed", "postgres_conn_id", "source_conn_id", "commit_id")
@@ -130,6 +134,7 @@ class WatermarkSensor(BaseSensorOperator):
         commit_id: int | str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         poke_interval: float = 5.0,
+        poll_interval: float = POLL_INTERVAL,
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
@@ -138,6 +143,7 @@ class WatermarkSensor(BaseSensorOperator):
         self.source_conn_id = source_conn_id
         self.commit_id = commit_id
         self.deferrable = deferrable
+        self.poll_interval = poll_interval
         self._point: Mapping[str, Any] | None = None
 
     def execute(self, context: Context) -> None:
@@ -146,7 +152,11 @@ class WatermarkSensor(BaseSensorOperator):
         elif not self.poke(context):
             self.defer(
                 trigger=PointTrigger(
-                    self.feed, self.postgres_conn_id, self.source_conn_id, self._goal(context)
+                    self.feed,
+                    self.postgres_conn_id,
+                    self.source_conn_id,
+                    self._goal(context),
+                    poll_interval=self.poll_interval,
                 ),
                 method_name="resume",
                 timeout=_timeout(self),
@@ -158,7 +168,8 @@ class WatermarkSensor(BaseSensorOperator):
         goal = self._goal(context)
         with ExitStack() as opened:
             results, source = _open(opened, self.postgres_conn_id, self.source_conn_id, primary=True)
-            passed = points.has_passed(results, source, feed, goal)
+            passed, goal = points.has_passed(results, source, feed, goal)
+        self._remember(context, goal)
         self.log.info("%s: %s processed %s", feed.name, "has" if passed else "has not yet", goal)
         return passed
 
@@ -167,17 +178,23 @@ class WatermarkSensor(BaseSensorOperator):
         self._forget(context)
 
     def _goal(self, context: Context) -> Goal:
-        if self.commit_id not in (None, ""):
-            return int(self.commit_id)
         state: Any = context.get("task_state_store")
         if self._point is None and state is not None:
             self._point = state.get(POINT)
-        if self._point is None:
-            with PgChangeHook(self.source_conn_id or self.postgres_conn_id).get_conn(primary=True) as source:
-                self._point = points.point(source, feed_of(self.feed))
-            if state is not None:
-                state.set(POINT, self._point)
-        return self._point
+        wanted = None if self.commit_id in (None, "") else int(self.commit_id)
+        if self._point is None or self._point.get("commit_id") != wanted:
+            self._remember(context, self._new_point() if wanted is None else {"commit_id": wanted})
+        return self._point or {}
+
+    def _new_point(self) -> Goal:
+        with PgChangeHook(self.source_conn_id or self.postgres_conn_id).get_conn(primary=True) as source:
+            return points.point(source, feed_of(self.feed))
+
+    def _remember(self, context: Context, goal: Goal) -> None:
+        state: Any = context.get("task_state_store")
+        if state is not None and goal != self._point:
+            state.set(POINT, goal)
+        self._point = goal
 
     def _forget(self, context: Context) -> None:
         """A task that succeeded and is cleared waits for a new point."""

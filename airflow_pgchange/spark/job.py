@@ -22,7 +22,8 @@ from airflow_pgchange.spark.source import NAME, Reading, Wanted, data_source
 from airflow_pgchange.spark.types import staging_types
 
 SMALL = 20_000
-"""Changes below which the driver reads and stages a batch itself: a data source costs seconds to start."""
+"""Changes below which the driver reads a batch itself, and rows up to which it stages its results: a data source costs
+seconds to start."""
 
 
 class Job:
@@ -76,8 +77,9 @@ class Job:
             table = create(connection, self.batch, into, list(columns.items()))
         if chosen == "mirror":
             frame = self._with_touched(frame, keys[0])
-        stage = sink.stage_small if self._small else sink.stage
-        winners = stage(frame, results, table)
+        winners = sink.stage_small(frame, results, table, SMALL) if self._small else None
+        if winners is None:
+            winners = sink.stage(frame, results, table)
         self.staged.append(
             Staged(
                 target=into,

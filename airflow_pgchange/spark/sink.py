@@ -26,9 +26,12 @@ def stage(frame: DataFrame, results: str, table: str) -> Winners:
     return tuple((row["attempt"], row["rows"]) for row in rows)
 
 
-def stage_small(frame: DataFrame, results: str, table: str) -> Winners:
-    """Write the frame from the driver, through its memory."""
-    return ((DRIVER, arrow.write(results, table, DRIVER, iter(frame.toArrow().to_batches()))),)
+def stage_small(frame: DataFrame, results: str, table: str, most: int) -> Winners | None:
+    """Write the frame from the driver, through its memory; None, and nothing is written, for over ``most`` rows."""
+    rows = frame.limit(most + 1).toArrow()
+    if rows.num_rows > most:
+        return None
+    return ((DRIVER, arrow.write(results, table, DRIVER, iter(rows.to_batches()))),)
 
 
 def _writer(results: str, table: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

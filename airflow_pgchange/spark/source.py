@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg import errors
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -15,8 +17,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.reading import table_identifier
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.types import Column, describe, spark_schema
 
@@ -84,7 +87,7 @@ class Reading:
         """Ask the source what the columns are. Raises UnsupportedType, and InvalidArgument for a column that is not
         there."""
         partition = _query(feed.partitions(batch, 1)[0], wanted)
-        with connect(source) as connection:
+        with connect(source) as connection, _explained(wanted):
             return cls(feed, batch, source, wanted, tuple(describe(connection, partition.query)))
 
     def __repr__(self) -> str:
@@ -122,6 +125,25 @@ class Reading:
             return pa.RecordBatch.from_arrays([ids], names=["id"])
         there = batch.filter(pc.invert(missing))
         return there.select([name for name in there.schema.names if name != CHANGE])
+
+
+@contextmanager
+def _explained(wanted: Wanted) -> Iterator[None]:
+    """What PostgreSQL says of a table that somebody named, with what to do."""
+    try:
+        yield
+    except (errors.UndefinedTable, errors.UndefinedColumn) as error:
+        raise InvalidArgument(
+            f"{error.diag.message_primary}: correct the table, its key or the columns"
+        ) from error
+    except PermissionDenied as error:
+        if wanted.table is None:
+            raise
+        raise PermissionDenied(
+            f"the role of the source's connection may not read {wanted.table}: let its owner run "
+            f"`grant select on {table_identifier(wanted.table).as_string(None)} to <role>`, and "
+            "`grant usage` on its schema"
+        ) from error
 
 
 def _query(partition: Partition, wanted: Wanted) -> Partition:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
-from airflow_pgchange.arguments import FeedLike, feed_of, json_of
-from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
+from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule
+from airflow_pgchange.feeds.errors import ServerUnavailable
 from airflow_pgchange.feeds.feed import Goal, progress_at
 from airflow_pgchange.triggers.poller import News, Recovered, Trouble, switchboard
 from airflow_pgchange.triggers.watches import BacklogWatch, Payload, PointWatch
@@ -33,20 +34,15 @@ class FeedTrigger(BaseEventTrigger):
         source_conn_id: str | None = None,
         *,
         min_changes: int = 1,
-        max_wait: float | None = None,
+        max_wait: float | timedelta | None = None,
         poll_interval: float = POLL_INTERVAL,
         once: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        if min_changes < 1:
-            raise InvalidArgument(f"min_changes must be at least 1, not {min_changes}")
-        if max_wait is not None and max_wait < 0:
-            raise InvalidArgument(f"max_wait must not be negative, and is {max_wait}")
         self.feed = feed_of(feed)
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
-        self.min_changes = min_changes
-        self.max_wait = max_wait
+        self.min_changes, self.max_wait = wake_rule(min_changes, max_wait)
         self.poll_interval = poll_interval
         self.once = once
 
@@ -75,9 +71,9 @@ class FeedTrigger(BaseEventTrigger):
 
 
 class PointTrigger(BaseTrigger):
-    """Fires once, when a consumer has processed everything up to a point, or the commit of that id.
+    """Fires once, when a consumer has processed everything up to a point, or a given commit.
 
-    The point travels in the trigger's arguments, which Airflow stores: a triggerer that restarts goes on with
+    The goal travels in the trigger's arguments, which Airflow stores: a triggerer that restarts goes on with
     it.
     """
 

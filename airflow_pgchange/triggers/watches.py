@@ -68,7 +68,7 @@ class BacklogWatch:
 
 @dataclass
 class PointWatch:
-    """Tells, once, that a consumer has passed a point or a commit."""
+    """Tells, once, that a consumer has come to its goal."""
 
     feed: Feed
     goal: Goal
@@ -77,7 +77,8 @@ class PointWatch:
         return self.feed.passed(NOWHERE if position is None else position, self.goal)
 
     def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
-        return {"feed": self.feed.name, "passed": True} if answer else None
+        self.goal = answer["goal"]
+        return {"feed": self.feed.name, "passed": True} if answer["passed"] else None
 
     def unless_at_work(self, held: bool, now: float) -> bool:
         return True

@@ -32,6 +32,7 @@ create table pubsub.watermark (
     partial_id bigint,
     version bigint not null default 0,
     source bigint,
+    in_order boolean not null default false,
     updated_at timestamptz not null default now(),
     primary key (consumer_id, branch_id),
     check ((partial_txid is null) = (partial_id is null))

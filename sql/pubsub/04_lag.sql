@@ -70,15 +70,19 @@ language sql stable security definer
 set search_path = pg_catalog, revision, pg_temp
 as $$
     select count(*)
-    from revision.fault as f
-    where exists (select from revision.fault)
-      and coalesce((
-          select t.branch_id from revision.tracked as t
-          where t.tbl = f.tbl or f.tbl in (select d.relid from revision.descendants(t.tbl) as d(relid))
-          limit 1), faults.branch_id) = faults.branch_id
+    from (
+        select
+        from revision.fault as f
+        where coalesce((
+              select t.branch_id from revision.tracked as t
+              where t.tbl = f.tbl or f.tbl in (select d.relid from revision.descendants(t.tbl) as d(relid))
+              limit 1), faults.branch_id) = faults.branch_id
+        limit 1000
+    ) as found_faults
 $$;
 comment on function pubsub.faults(bigint) is
-    'Faults that may belong to a branch: those of its tables, and those of tables whose branch an expression gives.';
+    'Faults that may belong to a branch, up to a thousand: those of its tables, and those of tables whose branch an expression '
+    'gives.';
 
 create function pubsub.point(branch_id bigint, at timestamptz default null) returns jsonb
 language plpgsql volatile
@@ -104,7 +108,7 @@ comment on function pubsub.point(bigint, timestamptz) is
     'A point in the queue to wait for or to move a consumer to: all that is committed now, or all before the first commit '
     'that was written at or after a time.';
 
-create function pubsub.passed(branch_id bigint, "position" jsonb, point jsonb) returns boolean
+create function pubsub.passed_point(branch_id bigint, "position" jsonb, point jsonb) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -116,37 +120,55 @@ as $$
 declare
     at record := pubsub.cursor_of("position");
 begin
-    perform pubsub.check_branch(branch_id);
-    if (point ->> 'source')::bigint <> pubsub.check_position("position" ->> 'consumer', branch_id, "position") then
+    if (point ->> 'source')::bigint <> pubsub.system_identifier() then
         raise exception using errcode = 'PC004', message = 'the point was taken in another cluster than this source',
             hint = 'the source was restored, upgraded or exchanged since: take a new point';
     end if;
-    return not exists (
+    return jsonb_build_object('goal', point, 'passed', not exists (
         select from pubsub.unread(
-            passed.branch_id, at.after, at.partial_txid, at.partial_id, (point ->> 'snapshot')::pg_snapshot));
+            passed_point.branch_id, at.after, at.partial_txid, at.partial_id, (point ->> 'snapshot')::pg_snapshot)));
 end
 $$;
-comment on function pubsub.passed(bigint, jsonb, jsonb) is 'Whether a position has processed every commit up to a point.';
+comment on function pubsub.passed_point(bigint, jsonb, jsonb) is 'Whether a position has processed every commit up to a point.';
 
-create function pubsub.passed_commit(branch_id bigint, "position" jsonb, commit_id bigint) returns boolean
+create function pubsub.passed_commit(branch_id bigint, "position" jsonb, commit_id bigint, since xid8) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
 as $$
 declare
     at record := pubsub.cursor_of("position");
+    from_here xid8 := pg_snapshot_xmin(pubsub.current_snapshot());
     event record;
+begin
+    select q.txid, q.id into event
+    from revision.commit_queue as q
+    where q.branch_id = passed_commit.branch_id and q.commit_id = passed_commit.commit_id and q.txid >= since
+    order by q.txid desc, q.id desc
+    limit 1;
+    return jsonb_build_object(
+        'goal', jsonb_build_object('commit_id', commit_id, 'since', coalesce(event.txid, from_here)),
+        'passed', event.txid is not null and (
+            pg_visible_in_snapshot(event.txid, at.after)
+            or coalesce(event.txid = at.partial_txid and event.id <= at.partial_id, false)));
+end
+$$;
+comment on function pubsub.passed_commit(bigint, jsonb, bigint, xid8) is
+    'Whether a position has processed the latest event of a commit. It looks from the newest event back to since, below which '
+    'an earlier look has shown that there is none.';
+
+create function pubsub.passed(branch_id bigint, "position" jsonb, goal jsonb) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pubsub, revision, pg_temp
+as $$
 begin
     perform pubsub.check_branch(branch_id);
     perform pubsub.check_position("position" ->> 'consumer', branch_id, "position");
-    select q.txid, q.id into event
-    from revision.commit_queue as q
-    where q.branch_id = passed_commit.branch_id and q.commit_id = passed_commit.commit_id
-    order by q.txid desc, q.id desc
-    limit 1;
-    return event.txid is not null and (
-        pg_visible_in_snapshot(event.txid, at.after)
-        or coalesce(event.txid = at.partial_txid and event.id <= at.partial_id, false));
+    return case when goal ? 'commit_id'
+        then pubsub.passed_commit(
+            branch_id, "position", (goal ->> 'commit_id')::bigint, coalesce(goal ->> 'since', '0')::xid8)
+        else pubsub.passed_point(branch_id, "position", goal) end;
 end
 $$;
-comment on function pubsub.passed_commit(bigint, jsonb, bigint) is
-    'Whether a position has processed the latest event of a commit. It looks for the commit from the newest one backwards.';
+comment on function pubsub.passed(bigint, jsonb, jsonb) is
+    'Whether a position has come to a goal: a point, or {commit_id}; and the goal to ask with the next time: what a look has '
+    'learnt makes the next one cheap.';

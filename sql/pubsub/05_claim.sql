@@ -79,17 +79,17 @@ comment on function pubsub.check_position(text, bigint, jsonb) is
     'Refuse a position whose transaction ids mean something else at this source, or that is ahead of what the source knows. '
     'Everything that would otherwise take new commits for processed ones asks it; returns the cluster.';
 
-create function pubsub.register(consumer_id text, branch_id bigint) returns boolean
+create function pubsub.register(consumer_id text, branch_id bigint, in_order boolean default false) returns boolean
 language sql security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-    insert into pubsub.watermark (consumer_id, branch_id)
-    select register.consumer_id, register.branch_id
+    insert into pubsub.watermark (consumer_id, branch_id, in_order)
+    select register.consumer_id, register.branch_id, register.in_order
     where pg_try_advisory_xact_lock(pubsub.lock_key(register.consumer_id, register.branch_id))
     on conflict do nothing
     returning true
 $$;
-comment on function pubsub.register(text, bigint) is
+comment on function pubsub.register(text, bigint, boolean) is
     'Make a consumer''s watermark, at zero, if it is not there yet and nobody else is at work on it.';
 
 create function pubsub.position(consumer_id text, branch_id bigint) returns jsonb
@@ -144,7 +144,7 @@ comment on function pubsub.check_history(bigint) is 'Refuse a branch of which hi
 
 create function pubsub.claim(
     consumer_id text, branch_id bigint, "position" jsonb, max_changes integer, in_order boolean default false,
-    accept_trimmed boolean default false, choice jsonb default null
+    accept_trimmed boolean default false, choice jsonb default null, max_attempts integer default null
 ) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pubsub, revision, pg_temp
@@ -175,6 +175,12 @@ begin
     end if;
 
     mark := pubsub.pending(consumer_id, branch_id, "position");
+    if mark.attempt >= max_attempts then
+        raise exception using errcode = 'PC010',
+            message = format('batch %s of %s/%s has failed %s times', mark.batch_id, consumer_id, branch_id, mark.attempt),
+            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s/%s',
+                          consumer_id, branch_id);
+    end if;
     if mark.version is not null then
         update pubsub.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
         where c.consumer_id = claim.consumer_id and c.branch_id = claim.branch_id
@@ -192,6 +198,7 @@ begin
     bounds := choice -> 'bounds' || jsonb_build_object('source', here::text, 'from_version', began_at);
     id := md5(concat_ws('|', consumer_id, branch_id, bounds - 'upto', choice -> 'count', choice -> 'slices' -> 0,
                         choice -> 'slices' -> -1))::uuid;
+    bounds := bounds || jsonb_build_object('in_order', in_order);
     batch := jsonb_build_object(
         'id', id, 'version', greatest(known_version, began_at) + 1,
         'attempt', 1, 'count', choice -> 'count', 'slices', choice -> 'slices', 'bounds', bounds,
@@ -211,7 +218,7 @@ begin
     return batch;
 end
 $$;
-comment on function pubsub.claim(text, bigint, jsonb, integer, boolean, boolean, jsonb) is
+comment on function pubsub.claim(text, bigint, jsonb, integer, boolean, boolean, jsonb, integer) is
     'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted; '
     'null when nothing is ready. Call it on the primary of the source, in a transaction of its own, holding the lock.';
 
@@ -229,6 +236,7 @@ begin
         partial_id = (bounds -> 'partial' ->> 1)::bigint,
         commit_id = coalesce((bounds ->> 'commit_id')::bigint, w.commit_id),
         source = (bounds ->> 'source')::bigint,
+        in_order = coalesce((bounds ->> 'in_order')::boolean, w.in_order),
         updated_at = now()
     where w.consumer_id = ack.consumer_id and w.branch_id = ack.branch_id
       and w.version = (bounds ->> 'from_version')::bigint

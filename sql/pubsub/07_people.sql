@@ -20,7 +20,7 @@ comment on function pubsub.held_back_by() is
 
 create function pubsub.status(upto integer default 1000)
 returns table (
-    consumer_id text, branch_id bigint, version bigint, txid xid8, commit_id bigint,
+    consumer_id text, branch_id bigint, in_order boolean, version bigint, txid xid8, commit_id bigint,
     ready bigint, ready_exact boolean, oldest_seconds double precision, waiting bigint, faults bigint,
     at_work boolean, batch_id uuid, attempt integer, claimed_at timestamptz, updated_at timestamptz, held_back_by text
 )
@@ -31,14 +31,12 @@ declare
     holder text := pubsub.held_back_by();
     w pubsub.watermark;
     lag jsonb;
-    waits jsonb;
     mark pubsub.claim;
     told text;
     advice text;
 begin
     for w in select * from pubsub.watermark as m order by m.consumer_id, m.branch_id loop
         lag := null;
-        waits := null;
         mark := null;
         told := null;
         if exists (select from revision.branch as b where b.id = w.branch_id)
@@ -46,24 +44,23 @@ begin
         then
             mark := pubsub.pending(w.consumer_id, w.branch_id, pubsub.position(w.consumer_id, w.branch_id));
             begin
-                lag := pubsub.lag(w.branch_id, pubsub.position(w.consumer_id, w.branch_id), upto, false);
-                waits := pubsub.lag(w.branch_id, pubsub.position(w.consumer_id, w.branch_id), upto, true);
+                lag := pubsub.lag(w.branch_id, pubsub.position(w.consumer_id, w.branch_id), upto, w.in_order);
             exception when sqlstate 'PC003' or sqlstate 'PC004' then
                 get stacked diagnostics told = message_text, advice = pg_exception_hint;
                 told := told || ': ' || advice;
             end;
         end if;
         return query select
-            w.consumer_id, w.branch_id, w.version, w.txid, w.commit_id,
+            w.consumer_id, w.branch_id, w.in_order, w.version, w.txid, w.commit_id,
             (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean, (lag ->> 'ready_age')::double precision,
-            (waits ->> 'waiting')::bigint, (lag ->> 'faults')::bigint,
+            (lag ->> 'waiting')::bigint, (lag ->> 'faults')::bigint,
             pubsub.locked(w.consumer_id, w.branch_id), mark.batch_id, mark.attempt, mark.claimed_at, w.updated_at,
-            coalesce(told, case when (waits ->> 'waiting')::bigint > 0 then holder end);
+            coalesce(told, case when (lag ->> 'waiting')::bigint > 0 then holder end);
     end loop;
 end
 $$;
 comment on function pubsub.status(integer) is
-    'Every consumer whose watermark is here: what is ready, what in-order reading would have to wait for and because of '
+    'Every consumer whose watermark is here: what is ready, what one that reads in order has to wait for and because of '
     'whom, and the batch in work with its attempts. Where the commits are in another cluster the lag is null: ask there. '
     'Where it cannot be told because a person must decide first, held_back_by says what.';
 

@@ -1,6 +1,6 @@
 -- History that every consumer has processed may go. By default it stays: a new consumer gets every commit there ever was.
 
-create function pubsub.needed_by(partition regclass, lower bigint, upper bigint) returns text
+create function pubsub.needed_by(partition regclass) returns text
 language plpgsql stable security definer
 set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
@@ -27,35 +27,25 @@ begin
     return null;
 end
 $$;
-comment on function pubsub.needed_by(regclass, bigint, bigint) is
+comment on function pubsub.needed_by(regclass) is
     'A consumer that has not processed everything in a partition, or null. A consumer whose watermark is elsewhere counts by '
     'its last claim.';
 
-create function pubsub.trim_partition(partition regclass, lower bigint, upper bigint, keep interval) returns text
+create function pubsub.trim_partition(partition regclass, keep interval) returns text
 language plpgsql security definer
 set search_path = pg_catalog, revision, pubsub, pg_temp
 set lock_timeout = '1s'
 as $$
 declare
-    newest timestamptz;
-    holder text := pubsub.needed_by(partition, lower, upper);
+    holder text := pubsub.needed_by(partition);
     gone bigint;
 begin
     if holder is not null then
         return format('kept %s: %s has not processed it', partition, holder);
     end if;
-    execute format('select max(created_at) from %s', partition) into newest;
-    if newest is null then
-        return null;
-    end if;
-    if newest > now() - keep then
-        return null;
-    end if;
     execute format('lock table only %s in access exclusive mode', partition);
     -- An insert or a new consumer may have come before the lock.
-    holder := pubsub.needed_by(partition, lower, upper);
-    execute format('select max(created_at) from %s', partition) into newest;
-    if holder is not null or newest > now() - keep then
+    if pubsub.needed_by(partition) is not null or pubsub.has_commits(partition, now() - keep) then
         return format('kept %s: it came into use', partition);
     end if;
     execute format(
@@ -69,8 +59,22 @@ exception when lock_not_available then
     return format('postponed %s: it is in use', partition);
 end
 $$;
-comment on function pubsub.trim_partition(regclass, bigint, bigint, interval) is
-    'Empty one partition that is old enough and that no consumer needs; says what it did, or nothing where nothing was due.';
+comment on function pubsub.trim_partition(regclass, interval) is
+    'Empty one partition that no consumer needs; says what it did, or why not.';
+
+create function pubsub.has_commits(partition regclass, after timestamptz) returns boolean
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    found_one boolean;
+begin
+    execute format('select exists (select from %s where created_at > $1)', partition) into found_one using after;
+    return found_one;
+end
+$$;
+comment on function pubsub.has_commits(regclass, timestamptz) is
+    'Whether a partition has a commit that was written after a time. It ends at the first one.';
 
 create function pubsub.trim_commit_queue(keep interval) returns setof text
 language plpgsql security definer
@@ -79,16 +83,16 @@ as $$
 declare
     settled bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     part record;
-    line text;
 begin
     if keep is null or keep < interval '0' then
         raise invalid_parameter_value using message = 'keep is how much history stays, such as interval ''30 days''';
     end if;
     perform pubsub.check_origin();
-    for part in select * from revision.partitions() as p where p.upper <= settled loop
-        line := pubsub.trim_partition(part.relid, part.lower, part.upper, keep);
-        if line is not null then
-            return next line;
+    for part in select * from revision.partitions() as p where p.upper <= settled order by p.lower loop
+        -- The partitions behind one that is too young are younger.
+        exit when pubsub.has_commits(part.relid, now() - keep);
+        if pubsub.has_commits(part.relid, '-infinity') then
+            return next pubsub.trim_partition(part.relid, keep);
         end if;
     end loop;
 end

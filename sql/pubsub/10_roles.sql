@@ -18,10 +18,11 @@ begin
             pubsub.check_branch(bigint), pubsub.choose(bigint, jsonb, integer, boolean),
             pubsub.count_unread(bigint, jsonb, pg_snapshot, xid8, integer), pubsub.lag(bigint, jsonb, integer, boolean),
             pubsub.faults(bigint), pubsub.point(bigint, timestamptz), pubsub.passed(bigint, jsonb, jsonb),
-            pubsub.passed_commit(bigint, jsonb, bigint), pubsub.lock_key(text, bigint), pubsub.locked(text, bigint),
+            pubsub.passed_point(bigint, jsonb, jsonb),
+            pubsub.passed_commit(bigint, jsonb, bigint, xid8), pubsub.lock_key(text, bigint), pubsub.locked(text, bigint),
             pubsub.system_identifier(), pubsub.check_origin(), pubsub.check_position(text, bigint, jsonb),
-            pubsub.register(text, bigint),
-            pubsub.position(text, bigint), pubsub.claim(text, bigint, jsonb, integer, boolean, boolean, jsonb),
+            pubsub.register(text, bigint, boolean),
+            pubsub.position(text, bigint), pubsub.claim(text, bigint, jsonb, integer, boolean, boolean, jsonb, integer),
             pubsub.ack(text, bigint, jsonb), pubsub.lock_watermark(text, bigint, boolean),
             pubsub.poll(text, bigint, integer, boolean), pubsub.status(integer), pubsub.held_back_by(),
             pubsub.mark(text, bigint)
@@ -30,7 +31,8 @@ begin
 end
 $$;
 comment on function pubsub.grant_consumer(regrole) is
-    'Let a role consume the commit queue, in the database of the commits and in that of the results.';
+    'Let a role consume the commit queue, in the database of the commits and in that of the results. Such roles trust each '
+    'other: each can advance any consumer.';
 
 create function pubsub.grant_keeper(role regrole) returns void
 language plpgsql

@@ -35,7 +35,7 @@ as $$
 begin
     execute format($grants$
         grant usage on schema revision to %1$s;
-        grant select on revision.tracked to %1$s;
+        grant select on revision.tracked, revision.installed to %1$s;
         grant execute on function
             revision.maintain_partitions(bigint, integer), revision.partitions(), revision.tracking(),
             revision.refresh_tracking(), revision.descendants(regclass), revision.lock_for_capture(regclass),

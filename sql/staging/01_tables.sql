@@ -14,6 +14,19 @@ comment on table pgchange_staging.installed is
     'One row for each version of this schema that was installed here, the newest last.';
 insert into pgchange_staging.installed (version) values (1);
 
+create function pgchange_staging.told_by(comment text) returns jsonb
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return substring(comment from '^pgchange (.*)$')::jsonb;
+exception when data_exception then
+    return null;
+end
+$$;
+comment on function pgchange_staging.told_by(text) is
+    'What a staging table''s comment says; null where it is not one of ours, as anybody may write who may create tables here.';
+
 create function pgchange_staging.staged_tables()
 returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz, bytes bigint)
 language sql stable
@@ -22,7 +35,7 @@ as $$
     select c.oid, c.relname::text, told ->> 'batch_id', (told ->> 'attempt')::integer, told ->> 'target',
            (told ->> 'made_at')::timestamptz, pg_total_relation_size(c.oid)
     from pg_class c,
-         lateral (select substring(obj_description(c.oid, 'pg_class') from '^pgchange (.*)$')::jsonb) t (told)
+         lateral (select pgchange_staging.told_by(obj_description(c.oid, 'pg_class'))) t (told)
     where c.relnamespace = 'pgchange_staging'::regnamespace
       and c.relkind = 'r'
       and c.relname ~ '^b[0-9a-f]{16}_[0-9]+_[0-9a-f]{8}$'

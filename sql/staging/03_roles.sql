@@ -20,7 +20,7 @@ begin
     execute format('grant usage on schema pgchange_staging to %s', role);
     execute format('grant select on pgchange_staging.installed to %s', role);
     execute format(
-        'grant execute on function pgchange_staging.staged_tables(), pgchange_staging.leftovers(interval), '
+        'grant execute on function pgchange_staging.staged_tables(), pgchange_staging.told_by(text), pgchange_staging.leftovers(interval), '
         'pgchange_staging.drop_leftovers(interval) to %s', role);
 end
 $$;

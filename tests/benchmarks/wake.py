@@ -16,7 +16,7 @@ from tests import airflow_home
 from tests.benchmarks.measure import Report, section
 
 ROUNDS = 60
-FEED = CommitFeed("woken")
+FEED = CommitFeed("woken", 0)
 
 
 def run(conninfo: str, report: Report) -> None:

@@ -26,7 +26,7 @@ async def milliseconds_a_feed(conninfo: str, feeds: int) -> float:
     link = Link("airline", True, opener)
     poller = Poller(link, link, Clock())
     poller.subscriptions = [
-        Subscription(BacklogWatch(CommitFeed(f"watched {n}")), interval=0.1) for n in range(feeds)
+        Subscription(BacklogWatch(CommitFeed(f"watched {n}", 0)), interval=0.1) for n in range(feeds)
     ]
     try:
         await poller.look()

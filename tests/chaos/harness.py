@@ -17,7 +17,7 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import PgChangeError
 
 FULL = os.environ.get("CHAOS") == "full"
-FEED = CommitFeed("chaos")
+FEED = CommitFeed("chaos", 0)
 SEED = int(os.environ.get("SEED", "20130101"))
 
 

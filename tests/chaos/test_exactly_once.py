@@ -26,14 +26,14 @@ def assert_exactly_once(done, results, source, in_order=False):
 @pytest.mark.parametrize("in_order", [False, True])
 def test_results_beside_the_commits(new_cluster, in_order):
     source = new_cluster().conninfo()
-    done = harness.run(CommitFeed("chaos", in_order=in_order), source, [source], Campaign())
+    done = harness.run(CommitFeed("chaos", 0, in_order=in_order), source, [source], Campaign())
     assert_exactly_once(done, source, source, in_order)
 
 
 @pytest.mark.parametrize("in_order", [False, True])
 def test_results_in_another_cluster(new_cluster, in_order):
     source, results = new_cluster().conninfo(), new_cluster().conninfo()
-    done = harness.run(CommitFeed("chaos", in_order=in_order), results, [source], Campaign())
+    done = harness.run(CommitFeed("chaos", 0, in_order=in_order), results, [source], Campaign())
     assert_exactly_once(done, results, source, in_order)
 
 
@@ -49,10 +49,10 @@ def test_a_lagging_standby_alternating_with_its_primary(new_cluster, standby_of,
         sources = [source, f"{standby.conninfo()} target_session_attrs=any"]
         hosts = f"host=127.0.0.1,127.0.0.1 port={standby.port},{primary.port} dbname=postgres user=postgres"
         done = harness.run(
-            CommitFeed("chaos", in_order=in_order), source, [sources[0], hosts], Campaign(writers=8)
+            CommitFeed("chaos", 0, in_order=in_order), source, [sources[0], hosts], Campaign(writers=8)
         )
         finish.join()
-    while consume_once(CommitFeed("chaos", in_order=in_order), source, source, 1000):
+    while consume_once(CommitFeed("chaos", 0, in_order=in_order), source, source, 1000):
         pass
     assert_exactly_once(done, source, source, in_order)
 

@@ -16,7 +16,7 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 
 Connect = Callable[..., psycopg.Connection[Any]]
 Command = Callable[..., Any]
-FEED = CommitFeed("delays")
+FEED = CommitFeed("delays", 0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import Batch, Change, CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import BatchGivenUp, ConnectionLost, ConsumerBusy, InvalidArgument
+from airflow_pgchange.feeds.errors import BatchGivenUp, ConsumerBusy, InvalidArgument, Stopped
 from airflow_pgchange.feeds.feed import to_json
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
@@ -22,7 +22,7 @@ from airflow_pgchange.operators.schema import InstallSchemaOperator
 
 Connect = Callable[..., psycopg.Connection[Any]]
 Database = psycopg.Connection[Any]
-FEED = CommitFeed("audit")
+FEED = CommitFeed("audit", 0)
 
 
 def uri(db: str) -> str:
@@ -298,8 +298,9 @@ def test_a_killed_task_keeps_nothing_of_its_batch(
 
     write(3)
     task = operator(conn_id, process=killed)
-    with pytest.raises(psycopg.errors.QueryCanceled):
+    with pytest.raises(Stopped, match="killed") as caught:
         run(task)
+    assert isinstance(caught.value.__cause__, psycopg.errors.QueryCanceled)
     assert count(connect) == 0
 
 
@@ -312,9 +313,28 @@ def test_a_task_that_is_killed_while_it_computes_does_not_commit(
 
     write(3)
     task = operator(conn_id, process=killed)
-    with pytest.raises(ConnectionLost, match="killed"):
+    with pytest.raises(Stopped, match="killed"):
         run(task)
     assert count(connect) == 0
+
+
+def test_a_committed_batch_stays_so_where_its_lag_cannot_be_reported(
+    conn_id: str, connect: Connect, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise psycopg.OperationalError("the server is gone")
+
+    write(3)
+    monkeypatch.setattr("airflow_pgchange.metrics.are_on", lambda: True)
+    monkeypatch.setattr("airflow_pgchange.operators.draining.watching.lag", gone)
+    assert run(operator(conn_id))["changes"] == 3
+    assert count(connect) == 3
+
+
+@pytest.mark.parametrize("argument", [{"limit": 0}, {"max_attempts": 0}, {"on_busy": "sleep"}])
+def test_nonsense_is_refused_where_the_dag_is_written(conn_id: str, argument: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        operator(conn_id, **argument)
 
 
 def decorated(function: Callable[..., object], conn_id: str, *args: Any, **kwargs: Any) -> Any:
@@ -381,7 +401,7 @@ def test_maintenance_names_who_holds_consumers_back(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(own_database))
     connection, holder = connect_to(own_database), connect_to(own_database, autocommit=False)
-    connection.execute("select pubsub.lock_watermark('audit', 0)")
+    connection.execute("select pubsub.register('audit', 0, in_order => true)")
     holder.execute("select pg_current_xact_id()")
     connection.execute("insert into revision.commit default values")
     report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id="airline"))

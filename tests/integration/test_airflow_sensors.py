@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -11,11 +12,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskD
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import UnknownBranch
+from airflow_pgchange.feeds.errors import InvalidArgument, UnknownBranch
 from airflow_pgchange.sensors.pgchange import FeedSensor, WatermarkSensor
 
 Connect = Callable[..., psycopg.Connection[Any]]
-FEED = CommitFeed("delays")
+FEED = CommitFeed("delays", 0)
 
 
 class Store(dict[str, Any]):
@@ -202,3 +203,25 @@ def test_a_given_commit_is_waited_for(
     write(1)
     process(db, 1)
     assert watermark_sensor(conn_id, commit_id=commit_id).poke(context)
+
+
+def test_a_wait_is_a_number_of_seconds_or_a_timedelta(conn_id: str, write: Callable[[int], None]) -> None:
+    write(1)
+    sensor = FeedSensor(
+        task_id="wait", feed=FEED, postgres_conn_id=conn_id, min_changes=9, max_wait=timedelta(0)
+    )
+    assert sensor.poke({}).is_done  # type: ignore[typeddict-item]
+
+
+def test_waiting_for_nothing_is_refused_where_the_dag_is_written(conn_id: str) -> None:
+    with pytest.raises(InvalidArgument, match="min_changes"):
+        FeedSensor(task_id="wait", feed=FEED, postgres_conn_id=conn_id, min_changes=0)
+
+
+def test_another_commit_is_another_goal(
+    conn_id: str, db: str, write: Callable[[int], None], context: Any
+) -> None:
+    write(2)
+    assert not watermark_sensor(conn_id, commit_id=9).poke(context)
+    process(db, 10)
+    assert watermark_sensor(conn_id, commit_id=2).poke(context)

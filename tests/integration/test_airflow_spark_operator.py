@@ -18,11 +18,11 @@ from airflow.sdk.exceptions import AirflowException
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed
-from airflow_pgchange.feeds.errors import ConnectionLost, InvalidArgument, PgChangeError
+from airflow_pgchange.feeds.errors import ConnectionLost, InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.operators.spark import SparkBatchOperator
 
 Connect = Callable[..., psycopg.Connection[Any]]
-FEED = CommitFeed("delays")
+FEED = CommitFeed("delays", 0)
 PASSWORD = "hunter2-of-the-airline"
 
 SUBMIT = f"""#!{sys.executable}
@@ -259,10 +259,32 @@ def test_a_killed_task_says_so_and_keeps_nothing(
     task = operator(FOREVER)
     killer = threading.Thread(target=lambda: (job_of(tmp_path), task.on_kill()))
     killer.start()
-    with pytest.raises(ConnectionLost, match="killed"):
+    with pytest.raises(Stopped, match="killed"):
         run(task)
     killer.join()
     assert run(operator(WELL))["changes"] == 5
+
+
+def test_a_task_killed_while_it_merges_keeps_nothing(
+    operator: Callable[..., SparkBatchOperator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = operator(WELL)
+    with monkeypatch.context() as patched:
+        patched.setattr("airflow_pgchange.operators.spark.merge", lambda *_: task.on_kill())
+        with pytest.raises(Stopped, match="killed"):
+            run(task)
+    assert run(operator(WELL))["changes"] == 5
+
+
+def test_what_openlineage_injects_reaches_spark(
+    operator: Callable[..., SparkBatchOperator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "airflow.providers.apache.spark.operators.spark_submit.inject_parent_job_information_into_spark_properties",
+        lambda conf, context: {**conf, "spark.openlineage.parentJobName": "delays"},
+    )
+    run(operator(WELL, openlineage_inject_parent_job_info=True))
+    assert "spark.openlineage.parentJobName=delays" in (tmp_path / "seen").read_text()
 
 
 def test_a_lost_connection_ends_the_job(
@@ -290,7 +312,7 @@ OPERATOR = """
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.operators.spark import SparkBatchOperator
 SparkBatchOperator(
-    task_id="aggregate", feed=CommitFeed("delays"), postgres_conn_id="airline",
+    task_id="aggregate", feed=CommitFeed("delays", 0), postgres_conn_id="airline",
     application={application!r}, spark_binary={submit!r},
 ).execute({{}})
 """

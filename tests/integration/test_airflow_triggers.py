@@ -21,7 +21,7 @@ from airflow_pgchange.triggers.poller import Clock, Recovered, Subscription, Swi
 from airflow_pgchange.triggers.watches import BacklogWatch
 
 Connect = Callable[..., psycopg.Connection[Any]]
-FEED = CommitFeed("delays")
+FEED = CommitFeed("delays", 0)
 NAME = "pgchange-watching"
 
 
@@ -147,12 +147,12 @@ async def test_all_that_waits_in_a_process_shares_one_connection(
     conn_id: str, connect: Connect, write: Callable[[int], None]
 ) -> None:
     triggers: list[FeedTrigger | PointTrigger] = [
-        FeedTrigger(CommitFeed(f"consumer_{number}"), conn_id) for number in range(20)
+        FeedTrigger(CommitFeed(f"consumer_{number}", 0), conn_id) for number in range(20)
     ]
     triggers.append(PointTrigger(FEED, conn_id, None, 1))
     tasks = [asyncio.create_task(first(trigger)) for trigger in triggers]
     await until(lambda: connections(connect) > 0)
-    late = asyncio.create_task(first(FeedTrigger(CommitFeed("late"), conn_id)))
+    late = asyncio.create_task(first(FeedTrigger(CommitFeed("late", 0), conn_id)))
     write(1)
     await late
     assert connections(connect) == 1
@@ -374,3 +374,40 @@ async def test_an_error_that_nobody_foresaw_ends_the_trigger_instead_of_silencin
     monkeypatch.setattr(poller, "ask_all", broken)
     with pytest.raises(ZeroDivisionError):
         await first(FeedTrigger(FEED, conn_id))
+
+
+async def test_a_slow_subscriber_delays_no_fast_one(db: str, write: Callable[[int], None]) -> None:
+    async def opener(conn_id: str, primary: bool) -> Any:
+        return await connect_async(db, primary=primary)
+
+    board, slow, fast = Switchboard(opener), CommitFeed("slow", 0), CommitFeed("fast", 0)
+    async with board.subscribe(BacklogWatch(slow), "airline", "airline", 600) as first:
+        await until(lambda: first.due_at > 0)
+        write(1)
+        async with board.subscribe(BacklogWatch(fast), "airline", "airline", 0.05) as second:
+            assert (await next_news(second))["feed"] == fast.name
+        assert first.queue.empty()
+
+
+async def test_a_source_that_does_not_answer_takes_nothing_from_another(
+    db: str, other_db: str, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "ANSWER_WITHIN", 1.0)
+    servers = {"here": db, "there": other_db}
+
+    async def opener(conn_id: str, primary: bool) -> Any:
+        return await connect_async(make_conninfo(servers[conn_id], application_name=NAME), primary=primary)
+
+    board = Switchboard(opener)
+    async with (
+        board.subscribe(BacklogWatch(FEED), "here", "here", 0.05) as healthy,
+        board.subscribe(BacklogWatch(FEED), "here", "there", 0.05) as stuck,
+    ):
+        with psycopg.connect(other_db) as lock:
+            lock.execute("lock table revision.branch in access exclusive mode")
+            trouble = await next_news(stuck)
+            assert isinstance(trouble, Trouble)
+            assert "there: no answer" in str(trouble.error)
+            assert healthy.queue.empty()
+            write(1)
+            assert (await next_news(healthy))["ready"] == 1

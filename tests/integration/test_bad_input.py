@@ -22,7 +22,7 @@ from airflow_pgchange.feeds.errors import (
 from airflow_pgchange.feeds.maintenance import maintain
 from tests.commits import FEED, commits, drain
 
-NOBODY = CommitFeed("nobody")
+NOBODY = CommitFeed("nobody", 0)
 NOWHERE = CommitFeed("nobody", 4711)
 DEAD = "host=127.0.0.1 port=1 dbname=x user=x connect_timeout=2"
 
@@ -106,7 +106,7 @@ def test_a_negative_limit_loses_nothing(db, connect):
         lambda c: run(c, "select pubsub.lock_watermark('x', 4711)"),
         lambda c: run(c, "select pubsub.point(4711)"),
         lambda c: run(c, "select pubsub.claim('x', 4711, '{}', 1)"),
-        lambda c: run(c, "select pubsub.passed_commit(4711, '{}', 1)"),
+        lambda c: run(c, "select pubsub.passed(4711, '{}', '{\"commit_id\": 1}')"),
         lambda c: run(c, """select pubsub.passed(4711, '{}', '{"snapshot": "1:1:"}')"""),
     ],
 )

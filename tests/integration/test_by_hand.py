@@ -101,7 +101,11 @@ def test_a_consumer_that_is_dropped_while_another_waits_for_it_is_told(db, conne
 
     waiting = threading.Thread(target=wait_and_claim)
     waiting.start()
-    until(connection, "select exists (select from pg_locks where locktype = 'advisory' and not granted)")
+    until(
+        connection,
+        "select count(*) = 1 from pg_stat_activity where datname = current_database() "
+        "and state = 'idle in transaction' and application_name = 'airflow_pgchange'",
+    )
     holder.commit()
     waiting.join()
     assert len(told) == 1

@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.watching import lag, position
 
-FEED = CommitFeed("test")
+FEED = CommitFeed("test", 0)
 
 
 def commits(connection, n=1):
@@ -66,7 +66,7 @@ def test_in_order_batches_of_any_size_give_each_commit_once(own_database, connec
     connection = connect_to(own_database)
     expected = [one for n in (3, 1, 8, 2) for one in commits(connection, n)]
     for limit in (1, 2, 7, 8, 100):
-        assert drain(own_database, CommitFeed(f"limit {limit}", in_order=True), limit) == expected
+        assert drain(own_database, CommitFeed(f"limit {limit}", 0, in_order=True), limit) == expected
 
 
 def test_full_batches_are_full(db, connect):
@@ -100,7 +100,7 @@ def test_an_in_order_consumer_waits_for_the_open_transaction(own_database, conne
     before = commits(fast)
     late = commits(slow)
     early = commits(fast, 2)
-    feed = CommitFeed("test", in_order=True)
+    feed = CommitFeed("test", 0, in_order=True)
     assert drain(db, feed) == before
     behind = lag(fast, fast, feed, 10)
     assert (behind.ready, behind.waiting) == (0, 2)
@@ -171,7 +171,7 @@ def test_a_busy_consumer_is_an_answer(db, connect):
             assert second.busy
         with ConsumerTransaction(FEED, db, wait=0.05) as third:
             assert third.busy
-        with ConsumerTransaction(CommitFeed("other"), db) as other:
+        with ConsumerTransaction(CommitFeed("other", 0), db) as other:
             assert not other.busy
 
 
@@ -374,7 +374,7 @@ def test_trimmed_history_is_told_to_a_new_consumer_who_must_accept_it(db, connec
     commits(connection)
     with pytest.raises(HistoryTrimmed, match="12 commits"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
-    assert len(drain(db, CommitFeed("brave", accept_trimmed=True))) == 1
+    assert len(drain(db, CommitFeed("brave", 0, accept_trimmed=True))) == 1
 
 
 def test_the_position_of_a_consumer_is_plain_json(db, connect):

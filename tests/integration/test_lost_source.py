@@ -14,9 +14,9 @@ QUESTIONS = pytest.mark.parametrize(
     [
         lambda results, source, point: watching.lag(results, source, FEED),
         lambda results, source, point: points.has_passed(results, source, FEED, point),
-        lambda results, source, point: points.has_passed(results, source, FEED, 1),
+        lambda results, source, point: points.has_passed(results, source, FEED, {"commit_id": 1}),
     ],
-    ids=["lag", "passed", "passed_commit"],
+    ids=["lag", "passed", "passed a commit"],
 )
 LOST = "delete from pubsub.claim"
 RESTORED = "update pubsub.origin set system_identifier = 1"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, points
 from airflow_pgchange.feeds.watching import lag
 from tests.commits import FEED, commits, drain
 
-IN_ORDER = CommitFeed("in order", in_order=True)
+IN_ORDER = CommitFeed("in order", 0, in_order=True)
 
 
 def test_in_order_means_by_transaction_and_not_by_writing(own_database, connect_to):
@@ -67,7 +67,7 @@ def test_a_transaction_of_another_database_holds_an_in_order_consumer_back_and_i
     connection.execute("create database elsewhere")
     foreign = connect_to(own_cluster.conninfo("elsewhere"), autocommit=False)
     foreign.execute("select pg_current_xact_id()")
-    connection.execute("select pubsub.lock_watermark('in order', 0)")
+    connection.execute("select pubsub.register('in order', 0, in_order => true)")
     expected = commits(connection)
     assert drain(own_database, feed=IN_ORDER) == []
     told = connection.execute("select held_back_by from pubsub.status()").fetchone()[0]
@@ -164,3 +164,28 @@ def test_numbers_of_the_queue_are_handed_out_one_by_one(connect):
         "select cache_size from pg_sequences where schemaname = 'revision' and sequencename like 'commit_queue%'"
     )
     assert cached.fetchall() == [(1,)]
+
+
+def test_looking_for_a_commit_that_has_yet_to_come_reads_history_once(db, connect):
+    connection = connect()
+    rows = commits(connection, 5)
+    drain(db)
+    goal = {"commit_id": rows[-1] + 1}
+    passed, goal = points.has_passed(connection, connection, FEED, goal)
+    newest = connection.execute("select max(txid)::text::bigint from revision.commit_queue").fetchone()[0]
+    assert not passed
+    assert int(goal["since"]) > newest
+    assert commits(connection) == [goal["commit_id"]]
+    assert not points.has_passed(connection, connection, FEED, goal)[0]
+    drain(db)
+    assert points.has_passed(connection, connection, FEED, goal)[0]
+
+
+def test_a_commit_of_a_transaction_that_was_open_at_the_first_look_is_found(db, connect):
+    slow, connection = connect(autocommit=False), connect()
+    [late] = commits(slow)
+    commits(connection, 2)
+    _, goal = points.has_passed(connection, connection, FEED, {"commit_id": late})
+    slow.commit()
+    drain(db)
+    assert points.has_passed(connection, connection, FEED, goal)[0]

@@ -24,7 +24,7 @@ def test_what_was_trimmed_is_told_to_a_consumer_that_comes_later(queue, own_data
     drain(own_database)
     use_up_transactions(queue)
     consumers.trim(queue, "0 s")
-    late = CommitFeed("late")
+    late = CommitFeed("late", 0)
     with (
         pytest.raises(HistoryTrimmed, match="3 commits"),
         ConsumerTransaction(late, own_database) as consumer,
@@ -67,7 +67,7 @@ def test_a_consumer_that_comes_while_a_trim_waits_gets_everything(queue, own_dat
     reader.rollback()
     trimming.join()
     assert lines == [f"kept {partition}: it came into use"]
-    assert drain(own_database, feed=CommitFeed("new")) == expected
+    assert drain(own_database, feed=CommitFeed("new", 0)) == expected
 
 
 def test_a_trim_does_not_wait_long_for_a_reader(queue, own_database, connect_to):

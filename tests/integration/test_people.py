@@ -6,35 +6,16 @@ import pytest
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.errors import BatchNotFinished, ConsumerBusy, UnknownConsumer
+from tests.commits import FEED, claim_and_fail, commits, drain, narrow_partitions, use_up_transactions
 
-FEED = CommitFeed("test")
-
-
-def commits(connection, n=1):
-    query = "insert into revision.commit select from generate_series(1, %s) returning id"
-    return [row[0] for row in connection.execute(query, [n]).fetchall()]
-
-
-def drain(db, feed=FEED):
-    got = []
-    while True:
-        with ConsumerTransaction(feed, db) as consumer:
-            if consumer.claim(1000) is None:
-                return got
-            got += [change.id for change in consumer.changes()]
-            consumer.ack()
-
-
-def fail(db, limit=1000):
-    with pytest.raises(BatchNotFinished), ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(limit)
+IN_ORDER = CommitFeed("test", 0, in_order=True)
 
 
 def test_status_shows_the_batch_in_work_and_its_attempts(db, connect):
     connection = connect()
     commits(connection, 3)
-    fail(db)
-    fail(db)
+    claim_and_fail(db)
+    claim_and_fail(db)
     (shown,) = consumers.status(connection)
     assert (shown.ready, shown.attempt, shown.at_work) == (3, 2, False)
     with ConsumerTransaction(FEED, db):
@@ -44,7 +25,7 @@ def test_status_shows_the_batch_in_work_and_its_attempts(db, connect):
 def test_status_names_what_holds_an_in_order_consumer_back(own_database, connect_to):
     db = own_database
     slow, fast = connect_to(db, autocommit=False), connect_to(db)
-    drain(db)
+    drain(db, feed=IN_ORDER)
     commits(slow)
     commits(fast)
     (shown,) = consumers.status(fast)
@@ -52,9 +33,18 @@ def test_status_names_what_holds_an_in_order_consumer_back(own_database, connect
     assert f"process {slow.info.backend_pid}" in shown.held_back_by
 
 
+def test_a_consumer_that_does_not_read_in_order_waits_for_nobody(own_database, connect_to):
+    slow, fast = connect_to(own_database, autocommit=False), connect_to(own_database)
+    drain(own_database)
+    commits(slow)
+    commits(fast)
+    (shown,) = consumers.status(fast)
+    assert (shown.ready, shown.waiting, shown.held_back_by) == (1, 0, None)
+
+
 def test_status_names_a_prepared_transaction(own_database, connect_to):
     connection = connect_to(own_database)
-    drain(own_database)
+    drain(own_database, feed=IN_ORDER)
     connection.execute("begin")
     commits(connection)
     connection.execute("prepare transaction 'forgotten'")
@@ -66,7 +56,7 @@ def test_status_names_a_prepared_transaction(own_database, connect_to):
 def test_a_poisonous_batch_is_skipped_and_recorded(db, connect):
     connection = connect()
     poison = commits(connection, 2)
-    fail(db)
+    claim_and_fail(db)
     rest = commits(connection, 2)
     skipped = consumers.skip(connection, connection, FEED, "cannot be parsed")
     row = connection.execute(
@@ -101,7 +91,7 @@ def test_moved_to_the_beginning_everything_comes_again(db, connect):
 def test_moved_to_now_nothing_comes_but_what_is_new(db, connect):
     connection = connect()
     commits(connection, 3)
-    fail(db)
+    claim_and_fail(db)
     consumers.move(connection, connection, FEED, "now")
     new = commits(connection)
     assert drain(db) == new
@@ -129,7 +119,7 @@ def test_a_dropped_consumer_begins_anew(db, connect):
 def test_an_unknown_consumer_is_named(connect):
     connection = connect()
     with pytest.raises(UnknownConsumer, match="nobody/0"):
-        consumers.drop(connection, connection, CommitFeed("nobody"))
+        consumers.drop(connection, connection, CommitFeed("nobody", 0))
 
 
 def test_trimming_empties_partitions_that_everybody_has_processed(own_database, connect_to):
@@ -137,7 +127,7 @@ def test_trimming_empties_partitions_that_everybody_has_processed(own_database, 
     narrow_partitions(connection)
     commits(connection)
     drain(own_database)
-    use_up_a_partition(connection)
+    use_up_transactions(connection)
     assert any("trimmed 1 commits" in line for line in consumers.trim(connection, "0 s"))
     assert connection.execute("select count(*) from revision.commit_queue").fetchone() == (0,)
 
@@ -147,7 +137,7 @@ def test_trimming_keeps_what_a_consumer_has_not_processed(own_database, connect_
     narrow_partitions(connection)
     connection.execute("select pubsub.lock_watermark('test', 0)")
     expected = commits(connection)
-    use_up_a_partition(connection)
+    use_up_transactions(connection)
     assert any("test/0 has not processed it" in line for line in consumers.trim(connection, "0 s"))
     assert drain(own_database) == expected
 
@@ -156,7 +146,7 @@ def test_trimming_keeps_what_is_young(own_database, connect_to):
     connection = connect_to(own_database)
     narrow_partitions(connection)
     commits(connection)
-    use_up_a_partition(connection)
+    use_up_transactions(connection)
     assert consumers.trim(connection, "1 hour") == []
 
 
@@ -166,7 +156,7 @@ def test_trimming_keeps_what_a_claim_of_a_consumer_elsewhere_needs(own_database,
     expected = commits(connection, 3)
     with pytest.raises(BatchNotFinished), ConsumerTransaction(FEED, db, own_database) as consumer:
         consumer.claim(2)
-    use_up_a_partition(connection)
+    use_up_transactions(connection)
     assert any("test/0 has not processed it" in line for line in consumers.trim(connection, "0 s"))
     with ConsumerTransaction(FEED, db, own_database) as consumer:
         consumer.claim(2)
@@ -199,11 +189,14 @@ def drop_partitions(connection):
         connection.execute(f"drop table {partition}")
 
 
-def narrow_partitions(connection):
-    drop_partitions(connection)
-    connection.execute("select revision.maintain_partitions(50, 2)")
-
-
-def use_up_a_partition(connection):
-    for _ in range(60):
-        connection.execute("select pg_current_xact_id()")
+def test_a_look_for_old_history_ends_at_the_first_partition_that_is_too_young(own_database, connect_to):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    for _ in range(3):
+        commits(connection)
+        use_up_transactions(connection)
+    drain(own_database)
+    connection.execute("update revision.commit_queue set created_at = now() - interval '1 year' where id = 2")
+    assert consumers.trim(connection, "30 days") == []
+    connection.execute("update revision.commit_queue set created_at = now() - interval '1 year' where id = 1")
+    assert len(consumers.trim(connection, "30 days")) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -65,6 +66,27 @@ def test_uninstalling_leaves_users_tables_writable(bare_db, connect_to):
     connection.execute("insert into ledger values (1)")
 
 
+def test_a_system_that_another_needs_is_not_removed_alone(db, connect_to):
+    connection = connect_to(db)
+    with pytest.raises(InvalidArgument, match="pubsub needs revision"):
+        schema.uninstall(connection, ["revision"])
+    assert "revision" in schemas(connection)
+
+
+def test_a_database_that_is_ahead_of_the_package_is_not_upgraded(db, connect_to):
+    connection = connect_to(db)
+    connection.execute("insert into revision.installed (version) values (99)")
+    with pytest.raises(SchemaVersionMismatch, match="install the newer package"):
+        schema.upgrade(connection)
+
+
+def test_an_upgrade_that_the_package_lacks_is_said(db, connect_to, monkeypatch):
+    systems = [replace(system, version=system.version + 1) for system in schema.SYSTEMS]
+    monkeypatch.setattr(schema, "SYSTEMS", tuple(systems))
+    with pytest.raises(SchemaVersionMismatch, match="no upgrade of schema revision from version 1"):
+        schema.upgrade(connect_to(db))
+
+
 def test_each_folder_loads_with_psql_in_one_transaction(bare_db, cluster, connect_to):
     for system in schema.SYSTEMS:
         files = [argument for path in schema.scripts(system) for argument in ("-f", str(path))]
@@ -75,7 +97,7 @@ def test_each_folder_loads_with_psql_in_one_transaction(bare_db, cluster, connec
         )
     connection = connect_to(bare_db)
     assert schemas(connection) == {system.schema for system in schema.SYSTEMS}
-    assert all(state.intact for state in schema.installed(connection))
+    assert {state.intact for state in schema.installed(connection)} == {None}
 
 
 PUBLIC_OBJECTS = """

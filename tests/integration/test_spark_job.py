@@ -427,3 +427,30 @@ def test_a_password_is_not_repeated_in_the_error(own_cluster):
     with pytest.raises(ServerUnavailable, match="nowhere") as caught:
         columns_of(f"{own_cluster.conninfo()} password={secret} dbname=nowhere", "select 1 as a")
     assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "columns"),
+    [
+        ("public.nosuch", "id", None),
+        ("nowhere.plane", "id", None),
+        ("plane", "no", None),
+        ("plane", "id", ["no"]),
+    ],
+)
+def test_a_table_or_column_that_is_not_there_is_named(db, planes, path, table, key, columns):
+    _, feed = planes
+    with batch_of(feed, db) as job, pytest.raises(Exception, match="does not exist: correct the table"):
+        job.rows(table, key=key, columns=columns)
+
+
+def test_a_small_batch_with_a_large_result_does_not_pass_through_the_driver(db, connect, planes, monkeypatch):
+    connection, feed = planes
+    connection.execute("create table seat (plane bigint, n int, primary key (plane, n))")
+    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 500)
+    with batch_of(feed, db) as job:
+        rows = job.rows("plane", key="id")
+        seats = rows.select(f.col("id").alias("plane"), f.explode(f.sequence(f.lit(1), f.lit(9))).alias("n"))
+        job.merge(seats, into="seat", key=["plane", "n"], mode="replace")
+        assert sink.DRIVER not in {attempt for attempt, _ in job.staged[0].winners}
+        assert sum(count for _, count in job.staged[0].winners) == 900

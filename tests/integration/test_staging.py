@@ -63,6 +63,14 @@ def test_tables_that_others_put_into_the_schema_are_not_touched(own_database, co
     assert connection.execute(DROP).fetchall() == []
 
 
+def test_a_comment_that_nobody_can_read_stops_nothing(own_database, connect_to):
+    connection = connect_to(own_database)
+    name = stage(own_database)
+    connection.execute("create table pgchange_staging.b0123456789abcdef_1_01234567 ()")
+    connection.execute("comment on table pgchange_staging.b0123456789abcdef_1_01234567 is 'pgchange {bad'")
+    assert connection.execute(DROP).fetchall() == [(name,)]
+
+
 def test_a_keeper_drops_what_others_staged_and_a_consumer_cannot(db, role, connect_to):
     owner, keeper, consumer = connect_to(db), role("keeper"), role("consumer")
     owner.execute("select pgchange_staging.grant_keeper(%s::regrole)", [keeper.name])

@@ -11,8 +11,20 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers, transaction
 from airflow_pgchange.feeds.connect import complete
-from airflow_pgchange.feeds.errors import BatchIncomplete, BatchNotFinished, ConnectionLost
+from airflow_pgchange.feeds.errors import (
+    BatchGivenUp,
+    BatchIncomplete,
+    BatchNotFinished,
+    ConnectionLost,
+    Stopped,
+)
 from tests.commits import FEED, claim_and_fail, commits, drain, until
+
+WAITING = """
+select count(*) = 2 from pg_stat_activity
+where datname = current_database() and state = 'idle in transaction' and application_name = 'airflow_pgchange'
+"""
+"""The one who works, and the one who waits."""
 
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
@@ -32,10 +44,58 @@ def test_who_waited_for_the_lock_sees_what_the_holder_committed(db, connect, lev
     with ConsumerTransaction(FEED, db) as first:
         first.claim(10)
         waiting.start()
-        until(connection, "select exists (select from pg_locks where locktype = 'advisory' and not granted)")
+        until(connection, WAITING)
         first.ack()
     waiting.join()
     assert found == [None]
+
+
+def test_who_waits_for_the_lock_holds_no_snapshot_and_can_be_stopped(db, connect):
+    connection, stopped, ended = connect(), threading.Event(), []
+
+    def wait():
+        with pytest.raises(Stopped):
+            ConsumerTransaction(FEED, db, wait=None, stopped=stopped.is_set).__enter__()
+        ended.append(True)
+
+    waiting = threading.Thread(target=wait)
+    with ConsumerTransaction(FEED, db):
+        waiting.start()
+        until(connection, WAITING)
+        until(
+            connection,
+            "select every(backend_xmin is null) from pg_stat_activity where application_name = 'airflow_pgchange' "
+            "and datname = current_database()",
+        )
+        stopped.set()
+        waiting.join()
+    assert ended == [True]
+
+
+def test_who_is_stopped_before_the_commit_keeps_nothing(db, connect):
+    connection = connect()
+    rows = commits(connection, 3)
+    connection.execute("create table kept (id int)")
+    with pytest.raises(Stopped), ConsumerTransaction(FEED, db, stopped=lambda: True) as consumer:
+        consumer.claim(10)
+        consumer.ack(lambda c: c.execute("insert into kept values (1)"))
+    assert connection.execute("select count(*) from kept").fetchone() == (0,)
+    assert drain(db) == rows
+
+
+def test_a_batch_that_may_not_be_tried_again_is_refused_without_counting(db, connect):
+    commits(connect(), 1)
+    claim_and_fail(db)
+    for _ in range(3):
+        with (
+            pytest.raises(BatchGivenUp, match="has failed 1 times"),
+            ConsumerTransaction(FEED, db) as consumer,
+        ):
+            consumer.claim(10, max_attempts=1)
+    with ConsumerTransaction(FEED, db) as consumer:
+        batch = consumer.claim(10, max_attempts=2)
+        assert batch.attempt == 2
+        consumer.ack()
 
 
 def test_a_batch_in_work_locks_no_relation_for_anybody(db, connect):

@@ -19,7 +19,7 @@ from demo.airflow import LocalAirflow
 from demo.postgres import Cluster
 
 DAGS = Path(__file__).parent / "dags"
-BY_HAND = CommitFeed("by_hand")
+BY_HAND = CommitFeed("by_hand", 0)
 PATIENCE = 200.0
 
 
@@ -163,7 +163,7 @@ def test_a_triggerer_that_restarts_keeps_the_point_of_a_sensor(
 def test_a_deferred_sensor_ends_when_a_change_comes(
     airflow: LocalAirflow, airline: psycopg.Connection[Any]
 ) -> None:
-    process(airline, 1000, CommitFeed("patient"))
+    process(airline, 1000, CommitFeed("patient", 0))
     airflow.unpause("waits_for_changes")
     run = airflow.trigger("waits_for_changes")
     task = ("waits_for_changes", run, "for_changes")

@@ -87,7 +87,7 @@ def test_movement_audit_notes_each_movement_once(example: Example, airline: psyc
 def test_delay_report_waits_for_the_consumer_and_then_reads(
     example: Example, airline: psycopg.Connection[Any], db: str
 ) -> None:
-    with ConsumerTransaction(CommitFeed("route_delay"), db) as transaction:
+    with ConsumerTransaction(CommitFeed("route_delay", 0), db) as transaction:
         transaction.claim(100)
         transaction.ack(
             lambda connection: (

@@ -78,10 +78,15 @@ def test_a_feed_is_understood_in_each_form_that_airflow_hands_over(given: object
 
 
 def test_a_consumer_with_a_number_for_a_name_stays_text() -> None:
-    assert feed_of({"kind": "commit", "consumer_id": "7"}) == CommitFeed("7")
+    assert feed_of({"kind": "commit", "consumer_id": "7", "branch_id": 0}) == CommitFeed("7", 0)
 
 
 @pytest.mark.parametrize("given", ["route_delay", "[]", 7])
 def test_what_is_no_feed_is_refused(given: object) -> None:
     with pytest.raises(InvalidArgument, match="is no feed"):
         feed_of(given)  # type: ignore[arg-type]
+
+
+def test_an_asset_takes_the_extra_that_lineage_hands_to_every_factory() -> None:
+    assert feed_asset(FEED, "airline", extra=None).extra == {}
+    assert feed_asset(FEED, "airline", extra={"owner": "ann"}).extra == {"owner": "ann"}

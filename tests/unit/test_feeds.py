@@ -24,7 +24,7 @@ def test_a_feed_survives_json_and_an_asset_uri(feed):
 
 
 def test_a_commit_feed_keeps_the_contract():
-    assert isinstance(CommitFeed("a"), Feed)
+    assert isinstance(CommitFeed("a", 0), Feed)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,14 @@ def test_what_is_no_feed_is_refused(given):
         from_json(given)
 
 
-@pytest.mark.parametrize("arguments", [("",), ("a", -1), ("a", "0"), ("a", True)])
+@pytest.mark.parametrize("arguments", [("", 0), ("a", -1), ("a", "0"), ("a", True)])
 def test_a_feed_of_nonsense_is_refused(arguments):
     with pytest.raises(InvalidArgument):
         CommitFeed(*arguments)
 
 
 def test_a_consumers_name_is_quoted_never_pasted():
-    query = CommitFeed("x'); drop table t; --").position().as_string(None)
+    query = CommitFeed("x'); drop table t; --", 0).position().as_string(None)
     assert "'x''); drop table t; --'" in query
 
 

@@ -4,6 +4,10 @@ do $$
 declare
     tracked regclass;
 begin
+    if to_regclass('pubsub.installed') is not null then
+        raise invalid_parameter_value using message = 'pubsub needs revision',
+            hint = 'remove pubsub first, or both at once';
+    end if;
     for tracked in
         select t.tbl from revision.tracked as t join pg_catalog.pg_class as c on c.oid = t.tbl
     loop

@@ -16,9 +16,9 @@ from airflow_pgchange.feeds.feed import to_json
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.sensors.pgchange import FeedSensor, WatermarkSensor
 
-NOTED = CommitFeed("noted")
-SLOW = CommitFeed("slow")
-BY_HAND = CommitFeed("by_hand")
+NOTED = CommitFeed("noted", 0)
+SLOW = CommitFeed("slow", 0)
+BY_HAND = CommitFeed("by_hand", 0)
 AIRLINE = "airline"
 
 
@@ -58,7 +58,9 @@ def waits() -> None:
 
 @dag(schedule=None, default_args=AGAIN)
 def waits_for_changes() -> None:
-    FeedSensor(task_id="for_changes", feed=CommitFeed("patient"), postgres_conn_id=AIRLINE, deferrable=True)
+    FeedSensor(
+        task_id="for_changes", feed=CommitFeed("patient", 0), postgres_conn_id=AIRLINE, deferrable=True
+    )
 
 
 @dag(schedule=None, default_args=AGAIN)
@@ -76,7 +78,7 @@ def waits_by_reschedule() -> None:
 @dag(schedule=None)
 def mapped() -> None:
     BatchOperator.partial(task_id="each", process=note, postgres_conn_id=AIRLINE).expand(
-        feed=[to_json(CommitFeed("left")), to_json(CommitFeed("right"))]
+        feed=[to_json(CommitFeed("left", 0)), to_json(CommitFeed("right", 0))]
     )
 
 
