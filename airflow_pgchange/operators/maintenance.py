@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_pgchange.feeds.errors import PgChangeError
-from airflow_pgchange.feeds.maintenance import maintain
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.maintenance import maintain
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

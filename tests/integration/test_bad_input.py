@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
     translated,
 )
-from airflow_pgchange.feeds.maintenance import maintain
+from airflow_pgchange.maintenance import maintain
 from tests.commits import FEED, commits, drain
 
 NOBODY = CommitFeed("nobody", 0)

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_pgchange.feeds import consumers, points, watching
 from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
-from airflow_pgchange.feeds.maintenance import maintain
+from airflow_pgchange.maintenance import maintain
 from tests.commits import FEED, commits, drain
 
 QUESTIONS = pytest.mark.parametrize(

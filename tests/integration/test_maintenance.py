@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from airflow_pgchange.feeds.maintenance import maintain
+from airflow_pgchange.maintenance import maintain
 from tests.commits import drain
 
 
