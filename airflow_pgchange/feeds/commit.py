@@ -93,6 +93,9 @@ class CommitFeed:
             for part in grouped(batch.slices, n)
         ]
 
+    def shards(self, batch: Batch) -> list[int]:
+        return []
+
     def change(self, row: Mapping[str, Any]) -> Change:
         return Change(id=row["id"], position=f"{row['txid']}/{row['queue_id']}", created_at=row["created_at"])
 

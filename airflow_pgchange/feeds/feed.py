@@ -73,6 +73,9 @@ class Feed(Protocol):
         """source, any server: at most ``n`` queries that together return exactly the batch, in order; or, of a feed that
         has shards, what it has of one."""
 
+    def shards(self, batch: Batch) -> list[int]:
+        """The shards that the batch has changes of; none of a feed without shards."""
+
     def change(self, row: Mapping[str, Any]) -> Change:
         """The change that a row of a partition is."""
 

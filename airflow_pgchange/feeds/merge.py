@@ -134,14 +134,15 @@ def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Tar
 
 def _delete_gone(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
     """Delete the rows of ids that the batch touched and that have no row any more; locked in order first."""
+    key = COMMA.join(_key(staged))
     gone = sql.SQL("select {0} from ({1}) s except select {0} from ({2}) s").format(
-        *_key(staged), _rows(staged, target, touched=True), _rows(staged, target)
+        key, _rows(staged, target, touched=True), _rows(staged, target)
     )
     query = sql.SQL(
-        "with gone as materialized (select {0} from {1} where {0} in ({2}) order by {0} for update) "
-        "delete from {1} where {0} in (select {0} from gone)"
+        "with gone as materialized (select {0} from {1} where ({0}) in ({2}) order by {0} for update) "
+        "delete from {1} where ({0}) in (select {0} from gone)"
     )
-    connection.execute(query.format(*_key(staged), target.identifier, gone))
+    connection.execute(query.format(key, target.identifier, gone))
 
 
 def _key(staged: Staged) -> list[sql.Identifier]:

@@ -176,9 +176,9 @@ def _check_key(target: Target, key: Sequence[str], mode: Mode, columns: Mapping[
         )
     if mode == "add" and len(columns) == len(key):
         raise MergeRefused(f"{target.name}: nothing to add beside the key {_listed(key)}")
-    if mode == "mirror" and (len(key) != 1 or columns[key[0]] not in INTEGERS):
+    if mode == "mirror" and columns[key[-1]] not in INTEGERS:
         raise MergeRefused(
-            f"{target.name}: the key of a mirror is one integer column, the id that changes name"
+            f"{target.name}: the key of a mirror ends with an integer column, the id that changes name"
         )
 
 

@@ -40,11 +40,20 @@ class Job:
             parallelism = spark.sparkContext.defaultParallelism
             spark.dataSource.register(data_source(request.feed, request.batch, request.source, parallelism))
 
-    def changes(self) -> DataFrame:
-        """The batch's changes, one row each, in the feed's own columns; ``id`` is the key of the row that changed."""
-        return self._frame(Wanted())
+    def shards(self) -> list[int]:
+        """The shards that the batch has changes of, for feeds that have shards."""
+        return self._request.feed.shards(self.batch)
 
-    def rows(self, table: str, key: str, columns: Sequence[str] | None = None) -> DataFrame:
+    def changes(self, shard: int | None = None) -> DataFrame:
+        """The batch's changes, one row each, in the feed's own columns; ``id`` is the key of the row that changed.
+
+        ``shard``, here and below: only those of one shard.
+        """
+        return self._frame(Wanted(shard=shard))
+
+    def rows(
+        self, table: str, key: str, columns: Sequence[str] | None = None, *, shard: int | None = None
+    ) -> DataFrame:
         """The rows of ``table`` that the changes name, as they are now: one for each change, none where it is gone.
 
         ``key`` is the column that holds the changes' ids, and is always among the columns. A row that was changed twice
@@ -52,18 +61,27 @@ class Job:
         each time it is used: ``cache()`` what is used twice. Raises UnsupportedType for a column, by name, that cannot
         be read exactly; ``columns`` leaves it out.
         """
-        return self._frame(Wanted(table, key, None if columns is None else tuple(columns)))
+        return self._frame(Wanted(table, key, None if columns is None else tuple(columns), shard=shard))
 
-    def gone(self, table: str, key: str) -> DataFrame:
+    def gone(self, table: str, key: str, *, shard: int | None = None) -> DataFrame:
         """The changes whose row is not in ``table`` any more: their ids, in the column ``id``."""
-        return self._frame(Wanted(table, key, gone=True))
+        return self._frame(Wanted(table, key, gone=True, shard=shard))
 
-    def merge(self, frame: DataFrame, into: str, key: str | Sequence[str], mode: str) -> None:
+    def merge(
+        self,
+        frame: DataFrame,
+        into: str,
+        key: str | Sequence[str],
+        mode: str,
+        *,
+        shard: int | None = None,
+    ) -> None:
         """Stage ``frame`` now, for the operator to merge into the table ``into`` in the consumer transaction.
 
         ``add``: numbers are summed for each key and added to what is there; right only over rows that never change,
         such as a commit's own. ``replace``: a row for each key, inserted or overwritten. ``mirror``: ``key`` is the id
-        that changes name; rows are inserted or overwritten, and ids of the batch that the frame lacks are deleted.
+        that changes name, behind other columns of theirs if there are any, such as ``["shard", "id"]``; rows are inserted
+        or overwritten, and ids of the batch (with ``shard``, of that shard) that the frame lacks are deleted.
         ``append``: rows are inserted. Only the frame's columns are written. Raises MergeRefused, before any work is
         done, if the frame does not fit or the block has ended.
         """
@@ -76,7 +94,7 @@ class Job:
             validate(connection, into, keys, chosen, columns)
             table = create(connection, self.batch, into, list(columns.items()))
         if chosen == "mirror":
-            frame = self._with_touched(frame, keys[0])
+            frame = self._with_touched(frame, into, keys, shard)
         winners = sink.stage_small(frame, results, table, SMALL) if self._small else None
         if winners is None:
             winners = sink.stage(frame, results, table)
@@ -93,15 +111,26 @@ class Job:
             )
         )
 
-    def _with_touched(self, frame: DataFrame, key: str) -> DataFrame:
+    def _with_touched(
+        self, frame: DataFrame, into: str, keys: tuple[str, ...], shard: int | None
+    ) -> DataFrame:
         """The frame and, marked, every id of the batch: what is then without a row is gone."""
-        kinds = {field.name: field.dataType for field in frame.schema.fields}
-        ids = self.changes().select(
-            *(f.col("id").cast(kind).alias(key) if name == key else f.lit(None).cast(kind).alias(name)
-              for name, kind in kinds.items()),
-            f.lit(True).alias(TOUCHED),
-        )  # fmt: skip
-        return frame.withColumn(TOUCHED, f.lit(False)).unionByName(ids)
+        named = {**{name: name for name in keys[:-1]}, keys[-1]: "id"}
+        changes = self.changes(shard)
+        unknown = sorted(set(named.values()) - set(changes.columns))
+        if unknown:
+            raise MergeRefused(
+                f'{into}: "{unknown[0]}" of the key is no column of this feed\'s changes, which have '
+                f"{', '.join(changes.columns)}: the key of a mirror is theirs, the id last"
+            )
+        columns = [
+            (f.col(named[field.name]) if field.name in named else f.lit(None))
+            .cast(field.dataType)
+            .alias(field.name)
+            for field in frame.schema.fields
+        ]
+        touched = changes.select(*columns, f.lit(True).alias(TOUCHED))
+        return frame.withColumn(TOUCHED, f.lit(False)).unionByName(touched)
 
     def _frame(self, wanted: Wanted) -> DataFrame:
         if not self._small:

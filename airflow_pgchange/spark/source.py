@@ -33,13 +33,15 @@ ROWS_A_PARTITION = 2_500_000
 class Wanted:
     """What to read of a batch: its changes, or with ``table`` and ``key`` the rows of a table that they name.
 
-    ``gone`` asks instead for the changes whose row is not there any more: their ids, in the one column ``id``.
+    ``gone`` asks instead for the changes whose row is not there any more: their ids, in the one column ``id``. ``shard``
+    asks for what the batch has of one shard.
     """
 
     table: str | None = None
     key: str | None = None
     columns: tuple[str, ...] | None = None
     gone: bool = False
+    shard: int | None = None
 
     def __post_init__(self) -> None:
         if (self.table is None) != (self.key is None):
@@ -58,17 +60,19 @@ class Wanted:
             "key": self.key,
             "columns": None if self.columns is None else json.dumps(self.columns),
             "gone": "true" if self.gone else None,
+            "shard": None if self.shard is None else str(self.shard),
         }
         return {name: value for name, value in given.items() if value is not None}
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Wanted:
-        columns = options.get("columns")
+        columns, shard = options.get("columns"), options.get("shard")
         return cls(
             table=options.get("table"),
             key=options.get("key"),
             columns=None if columns is None else tuple(json.loads(columns)),
             gone=options.get("gone", "false").lower() == "true",
+            shard=None if shard is None else int(shard),
         )
 
 
@@ -101,7 +105,8 @@ class Reading:
 
     def partitions(self, n: int) -> list[Partition]:
         """At most ``n`` partitions, in the order of the changes."""
-        return [_query(partition, self.wanted) for partition in self.feed.partitions(self.batch, n)]
+        parts = self.feed.partitions(self.batch, n, self.wanted.shard)
+        return [_query(partition, self.wanted) for partition in parts]
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, in the Arrow form of ``schema``."""
