@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule
 from airflow_pgchange.feeds import points, watching
 from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Goal, progress_at
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.alarm import Alarm
@@ -181,7 +182,7 @@ class WatermarkSensor(BaseSensorOperator):
         state: Any = context.get("task_state_store")
         if self._point is None and state is not None:
             self._point = state.get(POINT)
-        wanted = None if self.commit_id in (None, "") else int(self.commit_id)
+        wanted = _commit_id(self.commit_id)
         if self._point is None or self._point.get("commit_id") != wanted:
             self._remember(context, self._new_point() if wanted is None else {"commit_id": wanted})
         return self._point or {}
@@ -201,6 +202,16 @@ class WatermarkSensor(BaseSensorOperator):
         state: Any = context.get("task_state_store")
         if state is not None:
             state.delete(POINT)
+
+
+def _commit_id(given: int | str | None) -> int | None:
+    """The commit that a rendered template means; None for none."""
+    try:
+        return None if given is None or given == "" else int(given)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"commit_id must be the id of a commit, a whole number, and is {given!r}"
+        ) from error
 
 
 def _open(
