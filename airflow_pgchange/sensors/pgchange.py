@@ -170,8 +170,12 @@ class WatermarkSensor(BaseSensorOperator):
         with ExitStack() as opened:
             results, source = _open(opened, self.postgres_conn_id, self.source_conn_id, primary=True)
             passed, goal = points.has_passed(results, source, feed, goal)
+            begun = passed or ask(progress_at(feed, results, source), feed.position()) is not None
         self._remember(context, goal)
-        self.log.info("%s: %s processed %s", feed.name, "has" if passed else "has not yet", goal)
+        if begun:
+            self.log.info("%s has %sprocessed %s", feed.name, "" if passed else "not yet ", _shown(goal))
+        else:
+            self.log.info("%s has not begun; `airflow pgchange status` lists the consumers", feed.name)
         return passed
 
     def resume(self, context: Context, event: dict[str, Any]) -> None:
@@ -221,6 +225,12 @@ def _open(
     if source_conn_id is None:
         return results, results
     return results, opened.enter_context(PgChangeHook(source_conn_id).get_conn(primary=primary))
+
+
+def _shown(goal: Goal) -> str:
+    if "commit_id" in goal:
+        return f"commit {goal['commit_id']}"
+    return f"what was committed until {goal.get('until')}"
 
 
 def _timeout(sensor: BaseSensorOperator) -> timedelta:
