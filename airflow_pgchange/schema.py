@@ -124,20 +124,19 @@ def _upgraded_by_one(connection: psycopg.Connection[Any], system: System) -> boo
 
 
 def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[str]:
-    """Remove systems, the last installed first, and the capture on users' tables; returns what was removed.
+    """Remove systems, the last installed first, and the capture on users' tables, all or none; returns what was removed.
 
     Users' tables stay as they are; queues, watermarks and what waits in them are gone. Raises InvalidArgument where a
     system that stays needs one that is to go.
     """
     removed = []
-    with _as_owner():
+    with _as_owner(), connection.transaction():
+        _lock(connection)
         for system in reversed(_chosen(systems)):
-            with connection.transaction():
-                _lock(connection)
-                if _present(connection, system):
-                    path = sql_folder() / system.folder / "uninstall" / "uninstall.sql"
-                    connection.execute(path.read_bytes(), prepare=False)
-                    removed.append(system.folder)
+            if _present(connection, system):
+                path = sql_folder() / system.folder / "uninstall" / "uninstall.sql"
+                connection.execute(path.read_bytes(), prepare=False)
+                removed.append(system.folder)
     return removed
 
 
@@ -148,6 +147,8 @@ def _as_owner() -> Iterator[None]:
         with translated():
             yield
     except PermissionDenied as error:
+        if isinstance(error.__cause__, psycopg.Error) and error.__cause__.diag.message_hint:
+            raise
         reason = error.__cause__.diag.message_primary if isinstance(error.__cause__, psycopg.Error) else error
         raise PermissionDenied(
             f"{reason}: the schemas are installed, upgraded and removed by their owner, "

@@ -95,9 +95,9 @@ class LocalAirflow:
 
     def _connect(self, name: str, connection: Mapping[str, Any]) -> None:
         """Make an Airflow connection, where the pages show it."""
-        extra = json.dumps(connection.get("extra", {}))
+        extra = {"extra": json.dumps(connection["extra"])} if connection.get("extra") else {}
         self._request(
-            "POST", "connections", json={**connection, "connection_id": name, "extra": extra}, expect=(201,)
+            "POST", "connections", json={**connection, "connection_id": name, **extra}, expect=(201,)
         )
 
     def _migrate(self) -> None:

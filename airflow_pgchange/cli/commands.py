@@ -60,13 +60,13 @@ def command(nothing: str) -> Callable[[Callable[[Namespace], Rows]], Callable[[N
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
 def install(args: Namespace) -> Rows:
     with _database(args) as database:
-        return [asdict(found) for found in schema.install(database, args.systems)]
+        return [_loaded(found) for found in schema.install(database, args.systems)]
 
 
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
 def upgrade(args: Namespace) -> Rows:
     with _database(args) as database:
-        return [asdict(found) for found in schema.upgrade(database)]
+        return [_loaded(found) for found in schema.upgrade(database)]
 
 
 @command("Our schemas are not here: nothing to remove.")
@@ -126,11 +126,21 @@ def drop(args: Namespace) -> Rows:
     return [{"consumer": feed.name, "dropped": True}]
 
 
-@command("Nothing is old enough, or every consumer has yet to process it: nothing was removed.")
+@command("Nothing is both old enough and processed by every consumer: nothing was removed.")
 def trim(args: Namespace) -> Rows:
     _confirm(args, f"History older than {args.keep} will be gone; consumers that come later will not get it.")
     with _database(args) as database:
         return [{"trimmed": line} for line in consumers.trim(database, args.keep)]
+
+
+def _loaded(state: schema.Installed) -> dict[str, Any]:
+    files = {True: "this package", False: "other files of this version", None: "psql"}
+    return {
+        "system": state.system,
+        "version": state.version,
+        "needed": state.needed,
+        "loaded from": files[state.intact],
+    }
 
 
 def _database(args: Namespace) -> Database:
@@ -206,8 +216,8 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
         "consumer": row["consumer"],
         "ready": "?" if row["ready"] is None else number,
         "oldest": "" if row["oldest_seconds"] is None else f"{row['oldest_seconds']:.0f} s",
-        "waiting": row["waiting"],
-        "faults": row["faults"],
+        "waiting": "?" if row["waiting"] is None else row["waiting"],
+        "faults": "?" if row["faults"] is None else row["faults"],
         "at work": "yes" if row["at_work"] else "",
         "batch": "" if row["batch_id"] is None else f"{row['batch_id']}, attempt {row['attempt']}",
         "progress": f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",

@@ -15,6 +15,7 @@ DEFAULTS: dict[str, Any] = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
+    "client_encoding": "UTF8",
     "fallback_application_name": "airflow_pgchange",
 }
 

@@ -19,6 +19,7 @@ from airflow_pgchange.feeds.errors import (
     InvalidArgument,
     SourceLostTail,
     SourceRestored,
+    UnknownBranch,
     translated,
 )
 
@@ -125,7 +126,7 @@ def _elsewhere(
 ) -> dict[str, Any]:
     try:
         lag = watching.lag(results, source, feed, 1000)
-    except (SourceLostTail, SourceRestored) as error:
+    except (SourceLostTail, SourceRestored, UnknownBranch) as error:
         return {"held_back_by": str(error)}
     batch = _pending(source, feed, watching.position(results, feed)) or {}
     return {

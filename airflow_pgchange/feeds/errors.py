@@ -135,10 +135,14 @@ OURS = re.compile(r'\b(revision|pubsub|pgchange_staging)"?[." ]')
 ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",
     PermissionDenied: (
-        "let the owner of the schema run `select pubsub.grant_consumer('<role>')` or `revision.grant_tracker('<role>')`"
+        "let the owner of the schema run `select pubsub.grant_consumer('<role>')`, for who skips, moves, repairs, drops "
+        "and trims `pubsub.grant_keeper('<role>')`, for who tracks tables `revision.grant_tracker('<role>')`"
     ),
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }
+
+
+REFUSED = "the server answered and refused: check database, role and password"
 
 
 def from_postgres(error: psycopg.Error) -> PgChangeError | None:
@@ -154,7 +158,7 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
     if kind is None or (kind is SchemaMissing and not OURS.search(str(error))):
         return None
     message = error.diag.message_primary or str(error).strip() or type(error).__name__
-    hint = error.diag.message_hint or ADVICE.get(kind)
+    hint = error.diag.message_hint or (REFUSED if "FATAL:" in message else ADVICE.get(kind))
     return kind(f"{message}: {hint}" if hint else message)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import psycopg
@@ -72,7 +72,7 @@ def expect(partition: Partition, found: int) -> None:
         )
 
 
-def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Iterator[Change]:
+def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Generator[Change, None, None]:
     """The batch's changes in order, streamed; raises BatchIncomplete after the last if any is missing."""
     with translated():
         caught_up(connection, batch.lsn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +28,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
     translated,
 )
-from airflow_pgchange.feeds.feed import Feed, progress_at
+from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
 
 PING_EVERY = 30.0
 DEADLOCK_TRIES = 5
@@ -68,6 +68,7 @@ class ConsumerTransaction:
         self._stopped = stopped
         self._acked = False
         self._open = ExitStack()
+        self._stream: Generator[Change, None, None] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as opened, translated():
@@ -83,6 +84,8 @@ class ConsumerTransaction:
                 connect(progress_at(self.feed, self._results, self._source), primary=True)
             )
             if ask(self._keeper, self.feed.position()) is None:
+                # What the feed names must be there, or a slip of the pen would be registered.
+                ask(self._reader, self.feed.lag(NOWHERE, 1))
                 self._keeper.execute(self.feed.register())
             opened.enter_context(self._begun(self._keeper))
             self.busy = not self._take_lock()
@@ -90,6 +93,7 @@ class ConsumerTransaction:
             if self.feed.progress == "source" and self._results != self._source:
                 self.connection = opened.enter_context(connect(self._results, primary=True))
                 opened.enter_context(self._begun(self.connection))
+            opened.callback(self._close_stream)
             self._open = opened.pop_all()
         return self
 
@@ -134,8 +138,10 @@ class ConsumerTransaction:
         return self.batch
 
     def changes(self) -> Iterator[Change]:
-        """The claimed batch's changes in order, streamed from the source."""
-        yield from reading.changes(self._reader, self.feed, self._claimed())
+        """The claimed batch's changes in order, streamed from the source; asked for again, from the beginning."""
+        self._close_stream()
+        self._stream = reading.changes(self._reader, self.feed, self._claimed())
+        return self._stream
 
     def ack(self, write: Callable[[psycopg.Connection[Any]], object] | None = None) -> None:
         """Record the batch as processed, together with what ``write`` does on the connection it is given.
@@ -198,6 +204,11 @@ class ConsumerTransaction:
         """End the statements that run on the transaction; from another thread, or from a signal's handler."""
         for connection in {self._keeper, self.connection}:
             connection.cancel_safe(timeout=CANCEL_WITHIN)
+
+    def _close_stream(self) -> None:
+        """A stream that was not read to its end would keep the lock of its connection."""
+        if self._stream is not None:
+            self._stream.close()
 
     def _claimed(self) -> Batch:
         if self.batch is None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -44,10 +43,7 @@ class BatchOperator(DrainingOperator):
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
         def write(connection: psycopg.Connection[Any]) -> None:
-            # A traceback would keep a stream that was not read to its end, and that its connection's lock.
-            stream = cast("Generator[Change, None, None]", transaction.changes())
-            with closing(stream) as changes:
-                made = self.call(batch, changes, connection, context)
+            made = self.call(batch, transaction.changes(), connection, context)
             if isinstance(made, Awaitable | Generator | AsyncGenerator):
                 raise InvalidArgument(
                     f"{self.task_id}: the callable returned a {type(made).__name__} that nobody runs, so "

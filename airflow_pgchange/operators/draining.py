@@ -4,6 +4,7 @@ enough.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -138,7 +139,7 @@ class DrainingOperator(BaseOperator):
             feed.name,
             batch.attempt,
             batch.id,
-            feed.name,
+            shlex.quote(feed.name),
             self.postgres_conn_id,
             f" --source-conn-id {self.source_conn_id}" if self.source_conn_id else "",
         )

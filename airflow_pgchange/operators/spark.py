@@ -125,11 +125,12 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
         hook = self._hook
         if hook is None:
             return
-        hook.on_kill()
         job = hook._submit_sp
-        if job is not None:
+        # Of a job that has ended the number may be somebody else's by now.
+        if job is not None and job.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)
+        hook.on_kill()
 
 
 def _python(hook: SparkSubmitHook) -> dict[str, str]:

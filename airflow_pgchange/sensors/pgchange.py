@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule
 from airflow_pgchange.feeds import points, watching
 from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Goal, progress_at
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.alarm import Alarm
@@ -169,8 +170,12 @@ class WatermarkSensor(BaseSensorOperator):
         with ExitStack() as opened:
             results, source = _open(opened, self.postgres_conn_id, self.source_conn_id, primary=True)
             passed, goal = points.has_passed(results, source, feed, goal)
+            begun = passed or ask(progress_at(feed, results, source), feed.position()) is not None
         self._remember(context, goal)
-        self.log.info("%s: %s processed %s", feed.name, "has" if passed else "has not yet", goal)
+        if begun:
+            self.log.info("%s has %sprocessed %s", feed.name, "" if passed else "not yet ", _shown(goal))
+        else:
+            self.log.info("%s has not begun; `airflow pgchange status` lists the consumers", feed.name)
         return passed
 
     def resume(self, context: Context, event: dict[str, Any]) -> None:
@@ -181,7 +186,7 @@ class WatermarkSensor(BaseSensorOperator):
         state: Any = context.get("task_state_store")
         if self._point is None and state is not None:
             self._point = state.get(POINT)
-        wanted = None if self.commit_id in (None, "") else int(self.commit_id)
+        wanted = _commit_id(self.commit_id)
         if self._point is None or self._point.get("commit_id") != wanted:
             self._remember(context, self._new_point() if wanted is None else {"commit_id": wanted})
         return self._point or {}
@@ -203,6 +208,16 @@ class WatermarkSensor(BaseSensorOperator):
             state.delete(POINT)
 
 
+def _commit_id(given: int | str | None) -> int | None:
+    """The commit that a rendered template means; None for none."""
+    try:
+        return None if given is None or given == "" else int(given)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"commit_id must be the id of a commit, a whole number, and is {given!r}"
+        ) from error
+
+
 def _open(
     opened: ExitStack, postgres_conn_id: str, source_conn_id: str | None, *, primary: bool = False
 ) -> tuple[psycopg.Connection[Any], psycopg.Connection[Any]]:
@@ -210,6 +225,12 @@ def _open(
     if source_conn_id is None:
         return results, results
     return results, opened.enter_context(PgChangeHook(source_conn_id).get_conn(primary=primary))
+
+
+def _shown(goal: Goal) -> str:
+    if "commit_id" in goal:
+        return f"commit {goal['commit_id']}"
+    return f"what was committed until {goal.get('until')}"
 
 
 def _timeout(sensor: BaseSensorOperator) -> timedelta:

@@ -137,7 +137,7 @@ def _explained(wanted: Wanted) -> Iterator[None]:
     """What PostgreSQL says of a table that somebody named, with what to do."""
     try:
         yield
-    except (errors.UndefinedTable, errors.UndefinedColumn) as error:
+    except (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction) as error:
         raise InvalidArgument(
             f"{error.diag.message_primary}: correct the table, its key or the columns"
         ) from error

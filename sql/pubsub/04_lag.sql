@@ -101,7 +101,8 @@ begin
         limit 1;
         s := pubsub.snapshot_below(s, coalesce(first_txid, pg_snapshot_xmax(s)));
     end if;
-    return jsonb_build_object('snapshot', s, 'source', pubsub.system_identifier());
+    return jsonb_build_object(
+        'snapshot', s, 'source', pubsub.system_identifier(), 'until', coalesce(at, clock_timestamp())::timestamptz(0));
 end
 $$;
 comment on function pubsub.point(bigint, timestamptz) is

@@ -177,7 +177,7 @@ begin
     mark := pubsub.pending(consumer_id, branch_id, "position");
     if mark.attempt >= max_attempts then
         raise exception using errcode = 'PC010',
-            message = format('batch %s of %s/%s has failed %s times', mark.batch_id, consumer_id, branch_id, mark.attempt),
+            message = format('batch %s of %s/%s has failed, at attempt %s', mark.batch_id, consumer_id, branch_id, mark.attempt),
             hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s/%s',
                           consumer_id, branch_id);
     end if;

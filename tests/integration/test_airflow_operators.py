@@ -164,10 +164,10 @@ def test_a_failure_names_the_batch_and_how_to_give_it_up(
         raise ZeroDivisionError
 
     write(1)
-    task = operator(conn_id, process=fail)
+    task = operator(conn_id, process=fail, feed=CommitFeed("yearly audit", 0))
     with pytest.raises(ZeroDivisionError):
         run(task)
-    assert "airflow pgchange skip audit/0 --conn-id airline" in capsys.readouterr().out
+    assert "airflow pgchange skip 'yearly audit/0' --conn-id airline" in capsys.readouterr().out
 
 
 def test_a_batch_that_failed_as_often_as_it_may_is_not_tried_again(
@@ -180,7 +180,7 @@ def test_a_batch_that_failed_as_often_as_it_may_is_not_tried_again(
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             run(operator(conn_id, process=fail, max_attempts=2))
-    with pytest.raises(BatchGivenUp, match=r"failed 2 times.*airflow pgchange skip"):
+    with pytest.raises(BatchGivenUp, match=r"failed, at attempt 2.*airflow pgchange skip"):
         run(operator(conn_id, max_attempts=2))
 
 

@@ -193,6 +193,12 @@ def test_a_sensor_that_succeeded_forgets_its_point(
     assert not watermark_sensor(conn_id).poke(context)
 
 
+@pytest.mark.parametrize("commit_id", ["None", "2.0", "the last"])
+def test_a_commit_that_is_no_number_is_refused(conn_id: str, context: Any, commit_id: str) -> None:
+    with pytest.raises(InvalidArgument, match="commit_id"):
+        watermark_sensor(conn_id, commit_id=commit_id).execute(context)
+
+
 @pytest.mark.parametrize("commit_id", [2, "2"])
 def test_a_given_commit_is_waited_for(
     conn_id: str, db: str, write: Callable[[int], None], context: Any, commit_id: int | str

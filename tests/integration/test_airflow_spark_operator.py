@@ -90,7 +90,7 @@ def in_background(task: SparkBatchOperator) -> threading.Thread:
     """Run a task that is going to be killed."""
 
     def target() -> None:
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(Stopped):
             run(task)
 
     thread = threading.Thread(target=target)
@@ -210,16 +210,28 @@ def test_the_transaction_holds_nothing_while_the_job_runs(
     held = connect().execute(
         "select count(*) filter (where backend_xid is not null or backend_xmin is not null), "
         "count(*) filter (where state = 'idle in transaction') "
-        "from pg_stat_activity where application_name = 'airline'"
+        "from pg_stat_activity where application_name = 'airline' and datname = current_database()"
     )
     locks = connect().execute(
         "select distinct l.locktype from pg_locks as l join pg_stat_activity as a using (pid) "
-        "where a.application_name = 'airline' and l.locktype <> 'virtualxid'"
+        "where a.application_name = 'airline' and a.datname = current_database() "
+        "and l.locktype <> 'virtualxid'"
     )
     found = held.fetchone(), locks.fetchall()
     task.on_kill()
     thread.join()
     assert found == ((0, 1), [("advisory",)])
+
+
+def test_a_task_that_is_killed_after_its_job_has_ended_kills_nobody(
+    operator: Callable[..., SparkBatchOperator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: killed.append(group))
+    task = operator(WELL)
+    run(task)
+    task.on_kill()
+    assert killed == []
 
 
 def test_a_killed_task_ends_its_job_and_what_the_job_started(
@@ -297,7 +309,7 @@ def test_a_lost_connection_ends_the_job(
         job_of(tmp_path)
         connect().execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'airline' "
-            "and state = 'idle in transaction'"
+            "and datname = current_database() and state = 'idle in transaction'"
         )
 
     cutter = threading.Thread(target=cut)

@@ -200,3 +200,12 @@ def test_a_look_for_old_history_ends_at_the_first_partition_that_is_too_young(ow
     assert consumers.trim(connection, "30 days") == []
     connection.execute("update revision.commit_queue set created_at = now() - interval '1 year' where id = 1")
     assert len(consumers.trim(connection, "30 days")) == 2
+
+
+def test_a_consumer_of_a_branch_that_is_gone_is_shown_beside_the_others(db, connect):
+    connection = connect()
+    drain(db)
+    connection.execute("insert into pubsub.watermark (consumer_id, branch_id) values ('slip', 99)")
+    shown = {one.consumer_id: one for one in consumers.status(connection, connection)}
+    assert shown["test"].ready == 0
+    assert "no branch 99" in shown["slip"].held_back_by

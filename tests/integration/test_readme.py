@@ -25,9 +25,10 @@ def test_your_own_table_in_ten_minutes(db, connect):
             connection.execute(statement)
     branch = connection.execute("select branch_id from revision.tracked").fetchone()[0]
     assert branch == 1
-    example = blocks("python")[1]
+    example, placeholder = blocks("python")[1], '"host=localhost dbname=shop"'
+    assert placeholder in example
     for _ in range(2):
-        exec(example, {"branch": branch, "database": db})
+        exec(example.replace(placeholder, repr(db)), {})
     balances = connection.execute("select account, cents from public.balance order by account").fetchall()
     assert balances == [("ann", 70), ("bob", 50)]
     answers = [connection.execute(s) for s in by_hand.split(";") if re.sub("--.*", "", s).strip()]

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange import schema
-from airflow_pgchange.feeds.errors import InvalidArgument, SchemaVersionMismatch
+from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, SchemaVersionMismatch
 
 
 def schemas(connection):
@@ -71,6 +71,23 @@ def test_a_system_that_another_needs_is_not_removed_alone(db, connect_to):
     with pytest.raises(InvalidArgument, match="pubsub needs revision"):
         schema.uninstall(connection, ["revision"])
     assert "revision" in schemas(connection)
+
+
+def test_who_may_not_take_a_capture_off_removes_nothing(db, role, connect_to):
+    connection, owner, installer = connect_to(db), role("owner"), role("installer")
+    connection.execute(f"create schema airline authorization {owner.name}")
+    connection.execute("select revision.grant_tracker(%s::regrole)", [owner.name])
+    airline = connect_to(owner.conninfo)
+    airline.execute("create table airline.ledger (id bigint primary key)")
+    airline.execute("select revision.track('airline.ledger')")
+    for name in schemas(connection):
+        connection.execute(f"alter schema {name} owner to {installer.name}")
+        connection.execute(f"grant all on all tables in schema {name} to {installer.name}")
+        connection.execute(f"grant execute on all functions in schema {name} to {installer.name}")
+    connection.execute(f"grant create on database {connection.info.dbname} to {installer.name}")
+    with pytest.raises(PermissionDenied, match=r"revision\.untrack\('airline\.ledger'\)"):
+        schema.uninstall(connect_to(installer.conninfo), ["revision", "pubsub", "staging"])
+    assert len(schemas(connection)) == 3
 
 
 def test_a_database_that_is_ahead_of_the_package_is_not_upgraded(db, connect_to):

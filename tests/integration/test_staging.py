@@ -63,11 +63,14 @@ def test_tables_that_others_put_into_the_schema_are_not_touched(own_database, co
     assert connection.execute(DROP).fetchall() == []
 
 
-def test_a_comment_that_nobody_can_read_stops_nothing(own_database, connect_to):
+@pytest.mark.parametrize(
+    "told", ["{bad", "5", '{"made_at": "soon"}', '{"attempt": "x", "made_at": "2000-01-01"}']
+)
+def test_a_comment_that_nobody_can_read_stops_nothing(own_database, connect_to, told):
     connection = connect_to(own_database)
     name = stage(own_database)
     connection.execute("create table pgchange_staging.b0123456789abcdef_1_01234567 ()")
-    connection.execute("comment on table pgchange_staging.b0123456789abcdef_1_01234567 is 'pgchange {bad'")
+    connection.execute(f"comment on table pgchange_staging.b0123456789abcdef_1_01234567 is 'pgchange {told}'")
     assert connection.execute(DROP).fetchall() == [(name,)]
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 import time
 
+import psycopg
 import pytest
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_pgchange import schema
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers, transaction
 from airflow_pgchange.feeds.connect import complete
+from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
     BatchIncomplete,
     BatchNotFinished,
     ConnectionLost,
     Stopped,
+    UnknownBranch,
 )
 from tests.commits import FEED, claim_and_fail, commits, drain, until
 
@@ -83,12 +87,56 @@ def test_who_is_stopped_before_the_commit_keeps_nothing(db, connect):
     assert drain(db) == rows
 
 
+def test_changes_that_are_not_read_to_their_end_hold_nothing_up(db, connect):
+    rows = commits(connect(), 3)
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        first = consumer.changes()
+        assert next(first).id == rows[0]
+        second = consumer.changes()
+        assert next(second).id == rows[0]
+        consumer.ack()
+    assert drain(db) == []
+
+
+def test_a_failure_in_the_middle_of_the_changes_ends_the_transaction(db, connect):
+    rows = commits(connect(), 3)
+    kept = []
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        kept.append(consumer.changes())
+        raise ZeroDivisionError(next(kept[0]))
+    assert drain(db) == rows
+
+
+def test_a_branch_that_does_not_exist_leaves_no_consumer_behind(db, connect):
+    with pytest.raises(UnknownBranch), ConsumerTransaction(CommitFeed("slip", 99), db):
+        pass
+    assert connect().execute("select count(*) from pubsub.watermark").fetchone() == (0,)
+
+
+def test_a_database_without_an_encoding_is_read_as_text(cluster, connect_to):
+    with psycopg.connect(cluster.conninfo(), autocommit=True) as admin:
+        admin.execute(
+            "create database plain encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C' template template0"
+        )
+    try:
+        connection = feed_connect(cluster.conninfo("plain"))
+        assert all(state.intact for state in schema.install(connection))
+        connection.execute("select pubsub.register('plain', 0)")
+        assert consumers.status(connection)[0].consumer_id == "plain"
+        connection.close()
+    finally:
+        with psycopg.connect(cluster.conninfo(), autocommit=True) as admin:
+            admin.execute("drop database plain with (force)")
+
+
 def test_a_batch_that_may_not_be_tried_again_is_refused_without_counting(db, connect):
     commits(connect(), 1)
     claim_and_fail(db)
     for _ in range(3):
         with (
-            pytest.raises(BatchGivenUp, match="has failed 1 times"),
+            pytest.raises(BatchGivenUp, match="has failed, at attempt 1"),
             ConsumerTransaction(FEED, db) as consumer,
         ):
             consumer.claim(10, max_attempts=1)
@@ -233,6 +281,7 @@ def test_results_and_progress_are_written_again_after_a_deadlock(db, connect, de
 
 def test_the_lock_has_all_64_bits_and_a_collision_only_means_busy(db, connect):
     connection = connect()
+    connection.execute("insert into revision.branch (id, type) overriding system value values (1, 'stable')")
     keys = connection.execute(
         "select pubsub.lock_key('consumer ' || n, b) from generate_series(1, 50) as n, generate_series(0, 9) as b"
     ).fetchall()

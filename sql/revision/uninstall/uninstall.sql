@@ -11,7 +11,13 @@ begin
     for tracked in
         select t.tbl from revision.tracked as t join pg_catalog.pg_class as c on c.oid = t.tbl
     loop
-        perform revision.untrack(tracked);
+        begin
+            perform revision.untrack(tracked);
+        exception when insufficient_privilege then
+            raise insufficient_privilege using
+                message = format('the capture on %s cannot be taken off: %s', tracked, sqlerrm),
+                hint = format('as its owner: select revision.untrack(%L); then again', tracked);
+        end;
     end loop;
 end
 $$;
