@@ -1,0 +1,203 @@
+-- Making, changing and removing tubes.
+
+create function tube.refuse(reason text, hint text default null) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC008', message = reason, hint = hint;
+end
+$$;
+comment on function tube.refuse(text, text) is 'Refuse something, with the reason and what to do.';
+
+create function tube.named(tube text) returns tube.tube
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    found_row tube.tube := (select t from tube.tube as t where t.name = named.tube);
+begin
+    if found_row.name is null then
+        raise exception using errcode = 'PC002', message = format('there is no tube %I', tube),
+            hint = 'tube.tube_list() shows those there are; tube.tube_ensure_exists() makes one';
+    end if;
+    return found_row;
+end
+$$;
+comment on function tube.named(text) is 'A tube by its name; refused where there is none.';
+
+create function tube.lock_key(tube text, worker integer default null) returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended(
+        case when worker is null then 'pgchange tube ' || tube else 'pgchange worker ' || worker || ' ' || tube end, 0)
+$$;
+comment on function tube.lock_key(text, integer) is
+    'The advisory lock of a worker, or of the whole tube: shared by workers at work, exclusive for who changes their number or '
+    'a shard.';
+
+create function tube.hold_still(tube text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform pg_advisory_xact_lock(tube.lock_key(tube));
+exception when lock_not_available then
+    raise lock_not_available using
+        message = format('workers of tube %I are at work, and do not end in time', tube),
+        hint = 'try again when their batches have ended, or with a longer lock_timeout; nothing was changed';
+end
+$$;
+comment on function tube.hold_still(text) is
+    'Wait until no worker of a tube is at work, as long as lock_timeout says, and keep them from starting until this '
+    'transaction ends.';
+
+create function tube.schema_of(rel regclass) returns name
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
+$$;
+comment on function tube.schema_of(regclass) is 'The schema that a relation is in; null where the relation is gone.';
+
+create function tube.make_pods(schema_name name, tube text) returns regclass
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    pods text := format('%I.%I', schema_name, tube);
+begin
+    if length(tube) > 57 then
+        perform tube.refuse(format('the name %L is too long', tube), 'at most 57 characters, so that <tube>_touch is a name too');
+    end if;
+    if to_regclass(pods) is not null then
+        perform tube.refuse(format('there is a relation %s already', pods), 'choose another name, or another schema');
+    end if;
+    -- A pod's transaction has its id before the pod draws its seq: so a pod of a transaction that a snapshot does not know
+    -- has a higher seq than any that was drawn when the snapshot was taken.
+    execute format($table$
+        create table %1$s (
+            seq bigint not null default case when pg_current_xact_id() is not null then nextval('tube.seq') end,
+            op character(1) not null default 'T',
+            shard integer not null,
+            ids bigint[] not null,
+            payload jsonb,
+            ts timestamptz not null default statement_timestamp(),
+            txid xid8 not null default pg_current_xact_id()
+        ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000)
+    $table$, pods);
+    execute format('alter table %s alter column ids set storage plain', pods);
+    execute format('create index on %s ((op = ''B''), seq)', pods);
+    execute format('create index on %s (txid, seq)', pods);
+    execute format('create index on %s (shard, seq) where ids = ''{}''', pods);
+    execute format('revoke all on table %s from public', pods);
+    execute format(
+        'comment on table %s is %L', pods,
+        'Pods of tube ' || tube || ': ids that were touched, in chunks; those without ids are control pods.');
+    return pods::regclass;
+end
+$$;
+comment on function tube.make_pods(name, text) is 'Make the table of a tube''s pods.';
+
+create function tube.make_touch(schema_name name, tube text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    signature text := format('%I.%I(integer, bigint[], character, jsonb, integer)', schema_name, tube || '_touch');
+begin
+    execute format($function$
+        create function %I.%I(
+            shard integer, ids bigint[], op character, payload jsonb default null, chunk_size integer default 250
+        ) returns void
+        language sql
+        as $body$ select tube.touch(%L, shard, ids, op, payload, chunk_size) $body$
+    $function$, schema_name, tube || '_touch', tube);
+    execute format('revoke all on function %s from public', signature);
+    execute format('comment on function %s is %L', signature, 'Touch ids of a shard in tube ' || tube || '.');
+end
+$$;
+comment on function tube.make_touch(name, text) is 'Make a tube''s own function <tube>_touch beside its pods.';
+
+create function tube.make(tube text, partitions integer, predicate text, schema_name name) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := (select t from tube.tube as t where t.name = make.tube);
+    wanted text := nullif(trim(predicate), '');
+    attached tube.attachment;
+begin
+    if coalesce(tube, '') = '' then
+        perform tube.refuse('a tube needs a name');
+    end if;
+    if partitions not between 1 and 999 then
+        perform tube.refuse(format('%s workers cannot share a tube', partitions), 'partitions is a number from 1 to 999');
+    end if;
+    if known.name is null then
+        insert into tube.tube (name, pods, partitions, predicate)
+        values (make.tube, tube.make_pods(schema_name, make.tube), coalesce(make.partitions, 1), wanted);
+        perform tube.make_touch(schema_name, tube);
+        return;
+    end if;
+    if partitions <> known.partitions then
+        perform tube.hold_still(tube);
+        update tube.tube as t set partitions = make.partitions where t.name = make.tube;
+        delete from tube.worker as w where w.tube = make.tube;
+    end if;
+    if predicate is not null and wanted is distinct from known.predicate then
+        update tube.tube as t set predicate = wanted where t.name = make.tube;
+        for attached in select a.* from tube.attachment as a where a.tube = make.tube loop
+            perform tube.place_capture(attached);
+        end loop;
+    end if;
+end
+$$;
+comment on function tube.make(text, integer, text, name) is 'Make a tube, or change what of it is given.';
+
+create function tube.tube_ensure_exists(tube text, partitions integer default null, predicate text default null) returns void
+language sql
+as $$
+    select tube.make(tube, partitions, predicate, pg_catalog.current_schema())
+$$;
+comment on function tube.tube_ensure_exists(text, integer, text) is
+    'Make a tube in the current schema, for partitions workers (1) and the rows that predicate holds for (all); of one that is '
+    'there change what is given: the number of workers once none is at work, the predicate at once (an empty one takes it '
+    'away). The predicate is SQL over one row; it runs with the rights of the owner of each attached table.';
+
+create function tube.tube_ensure_absent(in_tube text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := (select t from tube.tube as t where t.name = in_tube);
+begin
+    if known.name is null then
+        return;
+    end if;
+    perform tube.hold_still(in_tube);
+    perform tube.tube_table_ensure_detached(in_tube, null);
+    if tube.schema_of(known.pods) is not null then
+        execute format(
+            'drop function if exists %I.%I(integer, bigint[], character, jsonb, integer)',
+            tube.schema_of(known.pods), in_tube || '_touch');
+        execute format('drop table %s', known.pods);
+    end if;
+    delete from tube.tube as t where t.name = in_tube;
+end
+$$;
+comment on function tube.tube_ensure_absent(text) is
+    'Detach all tables from a tube and remove it with its pods, once no worker is at work; nothing where there is none.';
+
+create function tube.tube_list(in_tbl regclass default null)
+returns table (tube text, predicate text, partitions integer, tbl regclass, shard integer)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select t.name, t.predicate, t.partitions, a.tbl, a.shard
+    from tube.tube as t
+    left join tube.attachment as a on a.tube = t.name
+    where in_tbl is null or a.tbl = in_tbl
+    order by t.name, a.shard, a.tbl::text
+$$;
+comment on function tube.tube_list(regclass) is 'Every tube with every table attached to it; or the tubes of one table.';
