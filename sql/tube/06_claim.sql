@@ -150,3 +150,176 @@ begin
     return chosen;
 end
 $$;
+comment on function tube.choose is
+    'The next batch of a worker: whole pods, incremental ones first, of at most max_changes ids in all, or one pod that has '
+    'more; {upto, held_back, after, pods, incremental, backfill, oldest}, the two kinds as the seq up to which it goes.';
+
+create function tube.pods_of(tube text, worker integer, choice jsonb)
+returns table (seq bigint, op character(1), shard integer, ids bigint[], payload jsonb, ts timestamptz)
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select u.*
+    from (values ('incremental'), ('backfill')) as k(kind)
+    cross join lateral tube.unread(
+        tube.named(tube), worker, k.kind = 'backfill', choice -> 'after' -> k.kind, (choice ->> 'upto')::pg_snapshot,
+        (choice ->> k.kind)::bigint, choice -> 'held_back', (choice ->> 'pods')::bigint) as u
+    where choice ->> k.kind is not null
+$$;
+comment on function tube.pods_of(text, integer, jsonb) is 'The pods of a batch, as far as they are there.';
+
+create function tube.bucket(id bigint, buckets integer) returns integer
+language sql immutable
+as $$
+    select (pg_catalog.hashint8(id) & 2147483647) % buckets
+$$;
+comment on function tube.bucket(bigint, integer) is 'Which part of a batch an id is in.';
+
+create function tube.changes(tube text, worker integer, choice jsonb, above integer, upto integer)
+returns table (id bigint, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select i.id, p.shard, max(p.seq), bool_and(p.op = 'B'),
+           (array_agg(p.payload order by p.seq desc) filter (where p.payload is not null))[1], min(p.ts)
+    from tube.pods_of(tube, worker, choice) as p
+    cross join lateral unnest(p.ids) as i(id)
+    where (choice ->> 'buckets')::integer = 1
+       or tube.bucket(i.id, (choice ->> 'buckets')::integer) between above + 1 and upto
+    group by p.shard, i.id
+    order by bool_and(p.op = 'B'), min(p.seq), i.id
+$$;
+comment on function tube.changes(text, integer, jsonb, integer, integer) is
+    'The ids of a batch, each once a shard, incremental ones first and in the order in which they were first touched; of the '
+    'parts above one number up to another.';
+
+create function tube.claim(tube text, workers integer, worker integer, "position" jsonb, max_changes integer) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    at tube.worker;
+    choice jsonb;
+    slices jsonb;
+    total bigint;
+    made jsonb;
+begin
+    perform tube.check_workers(known, workers, worker);
+    if max_changes < 1 then
+        raise invalid_parameter_value using message = 'a batch has at least 1 change';
+    end if;
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
+            hint = 'claim in a transaction of its own';
+    end if;
+    select w.* into at from tube.worker as w where w.tube = claim.tube and w.worker = claim.worker;
+    if at.version is distinct from ("position" ->> 'version')::bigint then
+        raise exception using errcode = 'PC006',
+            message = format('worker %s of tube %I is not where its position says', worker, tube),
+            hint = 'the number of workers changed meanwhile: claim again';
+    end if;
+    perform tube.mend_after_restore(known);
+    if at.batch is not null
+       and (select count(*) from tube.pods_of(tube, worker, at.batch -> 'bounds')) = (at.batch -> 'bounds' ->> 'pods')::bigint
+    then
+        update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
+        where w.tube = claim.tube and w.worker = claim.worker
+        returning w.attempt into at.attempt;
+        return at.batch || jsonb_build_object('attempt', at.attempt);
+    end if;
+
+    choice := tube.choose(known, worker, tube.position(tube, worker), max_changes);
+    if (choice ->> 'pods')::bigint = 0 then
+        return null;
+    end if;
+    choice := choice || jsonb_build_object('buckets', case when max_changes < 20000 then 1 else 64 end);
+    select jsonb_agg(jsonb_build_object('count', b.n, 'after', b.bucket - 1, 'upto', b.bucket) order by b.bucket), sum(b.n)
+    into slices, total
+    from (
+        select tube.bucket(d.id, (choice ->> 'buckets')::integer) as bucket, count(*) as n
+        from (
+            select distinct p.shard, i.id
+            from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+        ) as d
+        group by 1
+    ) as b;
+    made := jsonb_build_object(
+        'id', md5(concat_ws('|', tube, workers, worker, at.version, choice - 'upto'))::uuid,
+        'version', at.version + 1, 'attempt', 1, 'count', total, 'slices', slices,
+        'bounds', choice || jsonb_build_object('from_version', at.version),
+        'lsn', pg_current_wal_insert_lsn(), 'oldest', choice -> 'oldest');
+    update tube.worker as w set batch = made, attempt = 1, claimed_at = clock_timestamp()
+    where w.tube = claim.tube and w.worker = claim.worker;
+    return made;
+end
+$$;
+comment on function tube.claim(text, integer, integer, jsonb, integer) is
+    'Record and return the next batch of a worker, or the one that it claimed and never acked, with the attempt counted; null '
+    'when nothing is ready. Call it in a transaction of its own, holding the worker''s lock.';
+
+create function tube.ack(tube text, worker integer, batch jsonb) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    bounds jsonb := batch -> 'bounds';
+    is_whole boolean := bounds -> 'held_back' = '[]';
+    seqs bigint[];
+begin
+    update tube.worker as w set
+        version = (batch ->> 'version')::bigint,
+        snapshot = case when is_whole and bounds ->> 'incremental' is not null
+                        then (bounds ->> 'upto')::pg_snapshot else w.snapshot end,
+        done = case when is_whole then coalesce((bounds ->> 'incremental')::bigint, w.done) else w.done end,
+        backfill_snapshot = case when is_whole and bounds ->> 'backfill' is not null
+                                 then (bounds ->> 'upto')::pg_snapshot else w.backfill_snapshot end,
+        backfill_done = case when is_whole then coalesce((bounds ->> 'backfill')::bigint, w.backfill_done)
+                             else w.backfill_done end,
+        batch = null, attempt = 0, updated_at = now()
+    where w.tube = ack.tube and w.worker = ack.worker and w.version = (bounds ->> 'from_version')::bigint;
+    if not found then
+        raise exception using errcode = 'PC006',
+            message = format('worker %s of tube %I is not where batch %s began', worker, tube, batch ->> 'id'),
+            hint = 'somebody moved it; roll back and claim again';
+    end if;
+    seqs := array(select p.seq from tube.pods_of(tube, worker, bounds) as p);
+    if cardinality(seqs) <> (bounds ->> 'pods')::bigint
+       or tube.tube_pods_delete(tube, known.partitions, worker, seqs) <> cardinality(seqs)
+    then
+        raise exception using errcode = 'PC006',
+            message = format('pods of batch %s are gone', batch ->> 'id'),
+            hint = 'somebody deleted them meanwhile; roll back and claim again';
+    end if;
+    return (batch ->> 'version')::bigint;
+end
+$$;
+comment on function tube.ack(text, integer, jsonb) is
+    'Delete the pods of a batch whose ids are all done, in the transaction that holds the worker''s lock.';
+
+create function tube.mend_after_restore(known tube.tube) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    upto xid8 := pg_snapshot_xmax(pg_current_snapshot());
+    ahead boolean;
+begin
+    execute format(
+        'select coalesce((select p.txid >= $1 from %s as p order by p.txid desc, p.seq desc limit 1), false)', known.pods)
+    into ahead using upto;
+    if ahead or exists (
+        select from tube.worker as w
+        where w.tube = known.name and greatest(pg_snapshot_xmax(w.snapshot), pg_snapshot_xmax(w.backfill_snapshot)) > upto
+    ) then
+        execute format('update %s set txid = ''3'' where txid >= $1', known.pods) using upto;
+        update tube.worker as w set
+            snapshot = '1:1:', done = 0, backfill_snapshot = '1:1:', backfill_done = 0, batch = null
+        where w.tube = known.name;
+    end if;
+end
+$$;
+comment on function tube.mend_after_restore(tube.tube) is
+    'In a restored dump transaction ids come from another cluster: those that this one has not reached are forgotten, and '
+    'every worker looks at all its pods again.';
