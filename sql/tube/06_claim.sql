@@ -264,12 +264,12 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
-    bounds jsonb := batch -> 'bounds';
+    bounds jsonb := ack.batch -> 'bounds';
     is_whole boolean := bounds -> 'held_back' = '[]';
     seqs bigint[];
 begin
     update tube.worker as w set
-        version = (batch ->> 'version')::bigint,
+        version = (ack.batch ->> 'version')::bigint,
         snapshot = case when is_whole and bounds ->> 'incremental' is not null
                         then (bounds ->> 'upto')::pg_snapshot else w.snapshot end,
         done = case when is_whole then coalesce((bounds ->> 'incremental')::bigint, w.done) else w.done end,
