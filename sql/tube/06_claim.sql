@@ -134,18 +134,20 @@ declare
     kind text;
 begin
     foreach kind in array array['incremental', 'backfill'] loop
-        select count(*) as pods, sum(t.size) as ids, max(t.seq) as seq, min(t.ts) as oldest
+        select count(*) filter (where t.fits) as pods, sum(t.size) filter (where t.fits) as ids,
+               max(t.seq) filter (where t.fits) as seq, min(t.ts) filter (where t.fits) as oldest, bool_and(t.fits) as all_fit
         into taken
         from (
-            select u.seq, u.ts, cardinality(u.ids) as size, sum(cardinality(u.ids)) over (order by u.seq) as total
+            select u.seq, u.ts, cardinality(u.ids) as size,
+                   sum(cardinality(u.ids)) over w <= room or row_number() over w = 1 and room = max_changes as fits
             from tube.unread(known, worker, kind = 'backfill', "position" -> kind, upto, horizon, held, max_changes) as u
-        ) as t
-        where t.total <= room or (t.total = t.size and room = max_changes);
+            window w as (order by u.seq)
+        ) as t;
         chosen := chosen || jsonb_build_object(
             kind, taken.seq, 'pods', (chosen ->> 'pods')::bigint + taken.pods,
             'oldest', least((chosen ->> 'oldest')::timestamptz, taken.oldest));
         room := room - coalesce(taken.ids, 0);
-        exit when room <= 0;
+        exit when room <= 0 or not taken.all_fit;
     end loop;
     return chosen;
 end
