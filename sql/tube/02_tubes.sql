@@ -5,7 +5,7 @@ language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    raise exception using errcode = 'PC008', message = reason, hint = hint;
+    raise exception using errcode = 'PC008', message = reason, hint = coalesce(hint, '');
 end
 $$;
 comment on function tube.refuse(text, text) is 'Refuse something, with the reason and what to do.';
@@ -15,13 +15,18 @@ language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    found_row tube.tube := (select t from tube.tube as t where t.name = named.tube);
+    known tube.tube := (select t from tube.tube as t where t.name = named.tube);
 begin
-    if found_row.name is null then
-        raise exception using errcode = 'PC002', message = format('there is no tube %I', tube),
-            hint = 'tube.tube_list() shows those there are; tube.tube_ensure_exists() makes one';
+    if known.name is null then
+        raise exception using errcode = 'PC002', message = format('there is no tube %I', coalesce(tube, '')),
+            hint = 'tube.tube_list() shows those that you may use; tube.tube_ensure_exists() makes one';
     end if;
-    return found_row;
+    if to_regclass(known.pods::text) is null then
+        perform tube.refuse(
+            format('the table of the pods of tube %I is gone', tube),
+            format('tube.tube_ensure_absent(%L), then make the tube anew and backfill', tube));
+    end if;
+    return known;
 end
 $$;
 comment on function tube.named(text) is 'A tube by its name; refused where there is none.';
@@ -60,6 +65,52 @@ as $$
 $$;
 comment on function tube.schema_of(regclass) is 'The schema that a relation is in; null where the relation is gone.';
 
+create function tube.belongs(shard text, partitions integer) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case when partitions = 1 then format('mod(%s, 1)', shard)
+                else format('mod(mod(%1$s, %2$s) + %2$s, %2$s)', shard, partitions) end
+$$;
+comment on function tube.belongs(text, integer) is
+    'The SQL of the worker that a shard belongs to: its remainder, which is never negative.';
+
+create function tube.index_pods(pods regclass, partitions integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+set lock_timeout = '5s'
+as $$
+declare
+    part name;
+begin
+    -- One index for all workers: a worker's pods lie together in it, so that no worker steps over those of another, and more
+    -- workers cost a writer nothing.
+    execute format('lock table %s in share row exclusive mode', pods);
+    for part in
+        select i.indexrelid::regclass::text from pg_index as i
+        join pg_description as d on d.objoid = i.indexrelid and d.classoid = 'pg_class'::regclass
+        where i.indrelid = pods and d.description like 'pgchange workers %'
+    loop
+        execute format('drop index %s', part);
+    end loop;
+    part := (select left(c.relname, 40) || '_' || partitions || '_' from pg_class as c where c.oid = pods);
+    execute format(
+        'create index %I on %s ((op = ''B''), (%s), seq)', part || 'workers_idx', pods, tube.belongs('shard', partitions));
+    execute format(
+        'create index %I on %s ((%s), seq) where ids = ''{}''', part || 'control_idx', pods,
+        tube.belongs('shard', partitions));
+    execute format(
+        'comment on index %1$I.%2$I is ''pgchange workers %4$s''; comment on index %1$I.%3$I is ''pgchange workers %4$s''',
+        tube.schema_of(pods), part || 'workers_idx', part || 'control_idx', partitions);
+exception when lock_not_available then
+    raise lock_not_available using
+        message = format('%s is being written by transactions that do not end', pods),
+        hint = 'try again when they have ended; nothing was changed';
+end
+$$;
+comment on function tube.index_pods(regclass, integer) is
+    'Give the pods the indexes for a number of workers. Writers wait meanwhile, about a second for a million pods.';
+
 create function tube.make_pods(schema_name name, tube text) returns regclass
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -67,8 +118,11 @@ as $$
 declare
     pods text := format('%I.%I', schema_name, tube);
 begin
-    if length(tube) > 57 then
-        perform tube.refuse(format('the name %L is too long', tube), 'at most 57 characters, so that <tube>_touch is a name too');
+    if octet_length(tube) > 57 then
+        perform tube.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
+    end if;
+    if schema_name is null or schema_name like 'pg\_%' then
+        perform tube.refuse('there is no schema to make the tube in', 'set search_path to the schema that is to hold it');
     end if;
     if to_regclass(pods) is not null then
         perform tube.refuse(format('there is a relation %s already', pods), 'choose another name, or another schema');
@@ -78,7 +132,7 @@ begin
     execute format($table$
         create table %1$s (
             seq bigint not null default case when pg_current_xact_id() is not null then nextval('tube.seq') end,
-            op character(1) not null default 'T',
+            op character(1) not null default 'T' check (op in ('I', 'U', 'D', 'T', 'B')),
             shard integer not null,
             ids bigint[] not null,
             payload jsonb,
@@ -87,9 +141,7 @@ begin
         ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000)
     $table$, pods);
     execute format('alter table %s alter column ids set storage plain', pods);
-    execute format('create index on %s ((op = ''B''), seq)', pods);
     execute format('create index on %s (txid, seq)', pods);
-    execute format('create index on %s (shard, seq) where ids = ''{}''', pods);
     execute format('revoke all on table %s from public', pods);
     execute format(
         'comment on table %s is %L', pods,
@@ -111,8 +163,8 @@ begin
             shard integer, ids bigint[], op character, payload jsonb default null, chunk_size integer default 250
         ) returns void
         language sql
-        as $body$ select tube.touch(%L, shard, ids, op, payload, chunk_size) $body$
-    $function$, schema_name, tube || '_touch', tube);
+        as %L
+    $function$, schema_name, tube || '_touch', format('select tube.touch(%L, shard, ids, op, payload, chunk_size)', tube));
     execute format('revoke all on function %s from public', signature);
     execute format('comment on function %s is %L', signature, 'Touch ids of a shard in tube ' || tube || '.');
 end
@@ -124,7 +176,7 @@ language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    known tube.tube := (select t from tube.tube as t where t.name = make.tube);
+    known tube.tube;
     wanted text := nullif(trim(predicate), '');
     attached tube.attachment;
 begin
@@ -134,22 +186,38 @@ begin
     if partitions not between 1 and 999 then
         perform tube.refuse(format('%s workers cannot share a tube', partitions), 'partitions is a number from 1 to 999');
     end if;
+    -- Two who make the same tube at once: the second finds it made.
+    perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
+    select t.* into known from tube.tube as t where t.name = make.tube;
     if known.name is null then
-        insert into tube.tube (name, pods, partitions, predicate)
-        values (make.tube, tube.make_pods(schema_name, make.tube), coalesce(make.partitions, 1), wanted);
+        if wanted is not null then
+            perform tube.parse_predicate(wanted);
+        end if;
+        known := (make.tube, tube.make_pods(schema_name, make.tube), coalesce(make.partitions, 1), wanted, now());
+        insert into tube.tube values (known.*);
+        perform tube.index_pods(known.pods, known.partitions);
         perform tube.make_touch(schema_name, tube);
         return;
     end if;
-    if partitions <> known.partitions then
-        perform tube.hold_still(tube);
-        update tube.tube as t set partitions = make.partitions where t.name = make.tube;
-        delete from tube.worker as w where w.tube = make.tube;
-    end if;
+    perform tube.named(tube);
     if predicate is not null and wanted is distinct from known.predicate then
+        if wanted is not null then
+            perform tube.parse_predicate(wanted);
+        end if;
         update tube.tube as t set predicate = wanted where t.name = make.tube;
         for attached in select a.* from tube.attachment as a where a.tube = make.tube loop
             perform tube.place_capture(attached);
         end loop;
+    end if;
+    if partitions <> known.partitions then
+        perform tube.hold_still(tube);
+        perform tube.index_pods(known.pods, partitions);
+        update tube.tube as t set partitions = make.partitions where t.name = make.tube;
+        update tube.worker as w set
+            version = w.version + 1, snapshot = default, done = 0, backfill_snapshot = default, backfill_done = 0,
+            batch = null, attempt = 0
+        where w.tube = make.tube and w.worker < make.partitions;
+        delete from tube.worker as w where w.tube = make.tube and w.worker >= make.partitions;
     end if;
 end
 $$;
@@ -177,6 +245,7 @@ begin
     end if;
     perform tube.hold_still(in_tube);
     perform tube.tube_table_ensure_detached(in_tube, null);
+    perform tube.drop_orphans(in_tube);
     if tube.schema_of(known.pods) is not null then
         execute format(
             'drop function if exists %I.%I(integer, bigint[], character, jsonb, integer)',

@@ -1,4 +1,12 @@
--- Take out the schema tube: every table is detached and every tube removed with its pods.
+-- Take out the schema tube: every table is detached and every tube removed with its pods; users' tables stay as they are.
 
-select tube.tube_ensure_absent(t.name) from tube.tube as t;
+do $$
+declare
+    name text;
+begin
+    for name in select t.name from tube.tube as t order by t.name loop
+        perform tube.tube_ensure_absent(name);
+    end loop;
+end
+$$;
 drop schema tube cascade;
