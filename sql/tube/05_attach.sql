@@ -101,7 +101,7 @@ begin
         has_schema_privilege(owner_name, 'tube', 'usage')
         and has_table_privilege(owner_name, known.pods, 'insert')
         and has_sequence_privilege(owner_name, 'tube.seq', 'usage')
-        and has_table_privilege(owner_name, 'tube.fault', 'insert')
+        and has_column_privilege(owner_name, 'tube.fault', 'message', 'insert')
         and has_schema_privilege(owner_name, (select c.relnamespace from pg_class as c where c.oid = known.pods), 'usage')
     ) then
         raise insufficient_privilege using

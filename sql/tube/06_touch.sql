@@ -82,13 +82,16 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = tbl);
-    function text := format('%I.%I', tube.schema_of(tbl), left(relation, 57) || '_touch');
-    signature text := function || '(bigint[], character, jsonb, integer)';
-    known regprocedure := to_regprocedure(signature);
+    function text;
+    signature text;
+    known regprocedure;
 begin
     if relation is null then
         return;
     end if;
+    function := format('%I.%I', tube.schema_of(tbl), left(relation, 57) || '_touch');
+    signature := function || '(bigint[], character, jsonb, integer)';
+    known := to_regprocedure(signature);
     if known is not null and coalesce(obj_description(known, 'pg_proc'), '') not like 'Touch ids of %' then
         perform tube.refuse(format('there is a function %s already', signature), 'drop or rename it');
     end if;
