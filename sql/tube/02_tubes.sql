@@ -239,6 +239,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := (select t from tube.tube as t where t.name = in_tube);
+    function regprocedure;
 begin
     if known.name is null then
         return;
@@ -246,13 +247,17 @@ begin
     perform tube.hold_still(in_tube);
     perform tube.tube_table_ensure_detached(in_tube, null);
     perform tube.drop_orphans(in_tube);
+    delete from tube.tube as t where t.name = in_tube;
+    for function in
+        select p.oid from pg_proc as p
+        where p.proname = in_tube || '_touch'
+          and obj_description(p.oid, 'pg_proc') = format('Touch ids of a shard in tube %s.', in_tube)
+    loop
+        execute format('drop function %s', function);
+    end loop;
     if tube.schema_of(known.pods) is not null then
-        execute format(
-            'drop function if exists %I.%I(integer, bigint[], character, jsonb, integer)',
-            tube.schema_of(known.pods), in_tube || '_touch');
         execute format('drop table %s', known.pods);
     end if;
-    delete from tube.tube as t where t.name = in_tube;
 end
 $$;
 comment on function tube.tube_ensure_absent(text) is

@@ -67,24 +67,24 @@ set max_parallel_workers_per_gather = 0
 as $$
 declare
     touches bigint;
-    pods bigint;
     low bigint;
     high bigint;
+    whole bigint;
 begin
     execute format(
-        'select count(*), count(distinct (t.shard, t.id)), count(distinct t.seq), min(t.seq), max(t.seq), min(t.ts)
+        'select count(*), count(distinct (t.shard, t.id)), min(t.seq), max(t.seq), sum(t.size) filter (where t.n = 1), min(t.ts)
          from (
-            select u.seq, u.shard, u.ts, i.id
-            from ((%s) union all (%s)) as u cross join lateral unnest(u.ids) as i(id)
+            select u.seq, u.shard, u.ts, cardinality(u.ids) as size, i.id, i.n
+            from ((%s) union all (%s)) as u cross join lateral unnest(u.ids) with ordinality as i(id, n)
             limit %s) as t',
         tube.unread_sql(known, worker, false, "position" -> 'incremental', pg_current_snapshot(), 9223372036854775807, null, condition),
         tube.unread_sql(known, worker, true, "position" -> 'backfill', pg_current_snapshot(), 9223372036854775807, null, condition),
         upto::bigint + 1)
-    into touches, counted, pods, low, high, oldest;
+    into touches, counted, low, high, whole, oldest;
     exact := touches <= upto;
     if not exact then
         -- As many on the way to the latest seq as on the way so far.
-        counted := touches + greatest(0, (select s.last_value from tube.seq as s) - high) * touches / greatest(1, high - low + 1);
+        counted := whole + greatest(0, (select s.last_value from tube.seq as s) - high) * whole / (high - low + 1);
     end if;
 end
 $$;

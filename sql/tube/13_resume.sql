@@ -133,7 +133,7 @@ begin
             state = case when at.finished then 'done' else 'running' end,
             in_nulls = at.in_nulls, last_value = at.last_value, last_id = at.last_id,
             looked_at = b.looked_at + at.looked_at, done = b.done + at.touched,
-            total = greatest(b.total, b.looked_at + at.looked_at),
+            total = case when at.finished then b.looked_at + at.looked_at else greatest(b.total, b.looked_at + at.looked_at) end,
             rate = case when at.looked_at = 0 then b.rate else coalesce(b.rate * 0.7, 0) + case when b.rate is null then 1 else 0.3 end
                 * at.looked_at / greatest(extract(epoch from clock_timestamp() - job.updated_at), 0.000001) end,
             updated_at = clock_timestamp(), finished_at = case when at.finished then clock_timestamp() end
