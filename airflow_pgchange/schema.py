@@ -28,6 +28,7 @@ SYSTEMS: tuple[System, ...] = (
     System("revision", "revision", 1),
     System("pubsub", "pubsub", 1),
     System("staging", "pgchange_staging", 1),
+    System("tube", "tube", 1),
 )
 """In the order in which they are installed: a later one may need an earlier one."""
 

@@ -52,7 +52,7 @@ def failed(caught: pytest.ExceptionInfo[SystemExit]) -> str:
 
 def test_install_says_what_the_database_now_holds(bare_db: str, pgchange: Command) -> None:
     found = pgchange("install", "--dsn", bare_db)
-    assert {row["system"] for row in found} == {"revision", "pubsub", "staging"}
+    assert {row["system"] for row in found} == {"revision", "pubsub", "staging", "tube"}
     assert pgchange("install", "--dsn", bare_db) == found
 
 

@@ -1,0 +1,131 @@
+-- Tubes, the tables attached to them, and how far each worker has come.
+--
+-- A tube's pods live in a table of its own, made in the schema that was current. Its GRANTs are the tube's: INSERT touches,
+-- SELECT and DELETE work. The rows below follow them.
+
+create schema tube;
+comment on schema tube is 'Tubes: what was touched in tables, as pods of ids that workers replay.';
+
+create table tube.installed (
+    version integer not null,
+    checksum text,
+    installed_at timestamptz not null default now()
+);
+comment on table tube.installed is 'One row for each version of this schema that was installed here, the newest last.';
+insert into tube.installed (version) values (1);
+
+create sequence tube.seq;
+comment on sequence tube.seq is 'Numbers the pods of all tubes. Gaps are normal; a lower number may be committed later.';
+
+create table tube.tube (
+    name text primary key check (name <> ''),
+    pods regclass not null unique,
+    partitions integer not null default 1 check (partitions between 1 and 999),
+    predicate text,
+    made_at timestamptz not null default now()
+);
+comment on table tube.tube is
+    'Every tube: the table of its pods, the number of workers that share it, and the predicate over a row that says whether '
+    'touching the row counts.';
+
+create table tube.attachment (
+    tube text not null references tube.tube on delete cascade,
+    tbl regclass not null,
+    shard integer not null,
+    id_column name not null,
+    id_number smallint not null,
+    attached_at timestamptz not null default now(),
+    primary key (tube, tbl)
+);
+comment on table tube.attachment is 'The tables that touch a tube, each with its shard and the column that holds its ids.';
+
+create table tube.moved (
+    tube text not null references tube.tube on delete cascade,
+    from_shard integer not null,
+    to_shard integer not null,
+    upto bigint not null,
+    moved_at timestamptz not null default now()
+);
+comment on table tube.moved is
+    'Tables that changed their shard: newer pods of to_shard wait until those of from_shard up to seq upto are done, so that '
+    'no id is in work twice.';
+
+create table tube.worker (
+    tube text not null references tube.tube on delete cascade,
+    worker integer not null,
+    version bigint not null default 0,
+    snapshot pg_snapshot not null default '1:1:',
+    done bigint not null default 0,
+    backfill_snapshot pg_snapshot not null default '1:1:',
+    backfill_done bigint not null default 0,
+    batch jsonb,
+    attempt integer not null default 0,
+    claimed_at timestamptz,
+    updated_at timestamptz not null default now(),
+    primary key (tube, worker, version)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+comment on table tube.worker is
+    'A hint for each worker: of its shards'' pods those that snapshot sees are done up to seq done, and of backfill pods those '
+    'that backfill_snapshot sees up to backfill_done. The pods that are there are the truth; the hint saves stepping over what '
+    'was deleted. version counts the batches, batch is the one in work. Each batch puts a new row in the place of the last, so '
+    'that the newest is found at once, however many dead ones an old snapshot keeps.';
+
+create table tube.skipped (
+    id bigint generated always as identity primary key,
+    tube text not null,
+    worker integer not null,
+    batch jsonb not null,
+    pods jsonb not null,
+    reason text not null,
+    skipped_by name not null default session_user,
+    skipped_at timestamptz not null default now()
+);
+comment on table tube.skipped is
+    'Batches that a person gave up, with the reason, and their ids by shard: touch them to try again.';
+
+create table tube.fault (
+    id bigint generated always as identity primary key,
+    tube text not null,
+    tbl regclass not null,
+    ids bigint not null,
+    message text not null,
+    occurred_at timestamptz not null default pg_catalog.statement_timestamp()
+);
+create index fault_by_tube on tube.fault (tube);
+comment on table tube.fault is
+    'Rows for which a predicate or the capture failed, counted by statement and message. Their ids were touched all the same, '
+    'unless the message says that they could not be told.';
+
+create table tube.backfill (
+    id bigint generated always as identity primary key,
+    tube text not null references tube.tube on delete cascade,
+    tbl regclass not null,
+    shard integer not null,
+    order_col name not null,
+    chunk_size integer not null check (chunk_size between 1 and 1000000),
+    start_seq bigint not null,
+    state text not null default 'scheduled'
+        check (state in ('scheduled', 'running', 'paused', 'done', 'cancelled', 'failed')),
+    in_nulls boolean not null default false,
+    last_value text,
+    last_id bigint,
+    looked_at bigint not null default 0,
+    done bigint not null default 0,
+    total bigint not null,
+    rate double precision,
+    message text,
+    started_by name not null default session_user,
+    started_at timestamptz not null default clock_timestamp(),
+    updated_at timestamptz not null default clock_timestamp(),
+    finished_at timestamptz
+);
+create unique index backfill_unfinished on tube.backfill (tube, tbl) where state in ('scheduled', 'running', 'paused');
+comment on table tube.backfill is
+    'Backfills that go on where they stopped: looked_at rows of about total are behind (last_value, last_id), the last with '
+    'in_nulls among the rows without an order; done of them had ids to touch. rate is rows a second.';
+
+create type tube.keyset as (
+    in_nulls boolean, last_value text, last_id bigint, looked_at bigint, touched bigint, finished boolean
+);
+comment on type tube.keyset is
+    'Where a backfill stands, and how many rows its last slice looked at and touched.';

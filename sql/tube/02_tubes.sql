@@ -1,0 +1,277 @@
+-- Making, changing and removing tubes.
+
+create function tube.refuse(reason text, hint text default null) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC008', message = reason, hint = coalesce(hint, '');
+end
+$$;
+comment on function tube.refuse(text, text) is 'Refuse something, with the reason and what to do.';
+
+create function tube.named(tube text) returns tube.tube
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := (select t from tube.tube as t where t.name = named.tube);
+begin
+    if known.name is null then
+        raise exception using errcode = 'PC002', message = format('there is no tube %I', coalesce(tube, '')),
+            hint = 'tube.tube_list() shows those that you may use; tube.tube_ensure_exists() makes one';
+    end if;
+    if to_regclass(known.pods::text) is null then
+        perform tube.refuse(
+            format('the table of the pods of tube %I is gone', tube),
+            format('tube.tube_ensure_absent(%L), then make the tube anew and backfill', tube));
+    end if;
+    return known;
+end
+$$;
+comment on function tube.named(text) is 'A tube by its name; refused where there is none.';
+
+create function tube.lock_key(tube text, worker integer default null) returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended(
+        case when worker is null then 'pgchange tube ' || tube else 'pgchange worker ' || worker || ' ' || tube end, 0)
+$$;
+comment on function tube.lock_key(text, integer) is
+    'The advisory lock of a worker, or of the whole tube: shared by workers at work, exclusive for who changes their number or '
+    'a shard.';
+
+create function tube.hold_still(tube text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform pg_advisory_xact_lock(tube.lock_key(tube));
+exception when lock_not_available then
+    raise lock_not_available using
+        message = format('workers of tube %I are at work, and do not end in time', tube),
+        hint = 'try again when their batches have ended, or with a longer lock_timeout; nothing was changed';
+end
+$$;
+comment on function tube.hold_still(text) is
+    'Wait until no worker of a tube is at work, as long as lock_timeout says, and keep them from starting until this '
+    'transaction ends.';
+
+create function tube.schema_of(rel regclass) returns name
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
+$$;
+comment on function tube.schema_of(regclass) is 'The schema that a relation is in; null where the relation is gone.';
+
+create function tube.belongs(shard text, partitions integer) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case when partitions = 1 then format('mod(%s, 1)', shard)
+                else format('mod(mod(%1$s, %2$s) + %2$s, %2$s)', shard, partitions) end
+$$;
+comment on function tube.belongs(text, integer) is
+    'The SQL of the worker that a shard belongs to: its remainder, which is never negative.';
+
+create function tube.index_pods(pods regclass, partitions integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+set lock_timeout = '5s'
+as $$
+declare
+    part name;
+begin
+    -- One index for all workers: a worker's pods lie together in it, so that no worker steps over those of another, and more
+    -- workers cost a writer nothing.
+    execute format('lock table %s in share row exclusive mode', pods);
+    for part in
+        select i.indexrelid::regclass::text from pg_index as i
+        join pg_description as d on d.objoid = i.indexrelid and d.classoid = 'pg_class'::regclass
+        where i.indrelid = pods and d.description like 'pgchange workers %'
+    loop
+        execute format('drop index %s', part);
+    end loop;
+    part := (select left(c.relname, 40) || '_' || partitions || '_' from pg_class as c where c.oid = pods);
+    execute format(
+        'create index %I on %s ((op = ''B''), (%s), seq)', part || 'workers_idx', pods, tube.belongs('shard', partitions));
+    execute format(
+        'create index %I on %s ((%s), seq) where ids = ''{}''', part || 'control_idx', pods,
+        tube.belongs('shard', partitions));
+    execute format(
+        'comment on index %1$I.%2$I is ''pgchange workers %4$s''; comment on index %1$I.%3$I is ''pgchange workers %4$s''',
+        tube.schema_of(pods), part || 'workers_idx', part || 'control_idx', partitions);
+exception when lock_not_available then
+    raise lock_not_available using
+        message = format('%s is being written by transactions that do not end', pods),
+        hint = 'try again when they have ended; nothing was changed';
+end
+$$;
+comment on function tube.index_pods(regclass, integer) is
+    'Give the pods the indexes for a number of workers. Writers wait meanwhile, about a second for a million pods.';
+
+create function tube.make_pods(schema_name name, tube text) returns regclass
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    pods text := format('%I.%I', schema_name, tube);
+begin
+    if octet_length(tube) > 57 then
+        perform tube.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
+    end if;
+    if schema_name is null or schema_name like 'pg\_%' then
+        perform tube.refuse('there is no schema to make the tube in', 'set search_path to the schema that is to hold it');
+    end if;
+    if to_regclass(pods) is not null then
+        perform tube.refuse(format('there is a relation %s already', pods), 'choose another name, or another schema');
+    end if;
+    -- A pod's transaction has its id before the pod draws its seq: so a pod of a transaction that a snapshot does not know
+    -- has a higher seq than any that was drawn when the snapshot was taken.
+    execute format($table$
+        create table %1$s (
+            seq bigint not null default case when pg_current_xact_id() is not null then nextval('tube.seq') end,
+            op character(1) not null default 'T' check (op in ('I', 'U', 'D', 'T', 'B')),
+            shard integer not null,
+            ids bigint[] not null,
+            payload jsonb,
+            ts timestamptz not null default statement_timestamp(),
+            txid xid8 not null default pg_current_xact_id()
+        ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000)
+    $table$, pods);
+    execute format('alter table %s alter column ids set storage plain', pods);
+    execute format('create index on %s (txid, seq)', pods);
+    execute format('revoke all on table %s from public', pods);
+    execute format(
+        'comment on table %s is %L', pods,
+        'Pods of tube ' || tube || ': ids that were touched, in chunks; those without ids are control pods.');
+    return pods::regclass;
+end
+$$;
+comment on function tube.make_pods(name, text) is 'Make the table of a tube''s pods.';
+
+create function tube.make_touch(schema_name name, tube text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    signature text := format('%I.%I(integer, bigint[], character, jsonb, integer)', schema_name, tube || '_touch');
+begin
+    execute format($function$
+        create function %I.%I(
+            shard integer, ids bigint[], op character, payload jsonb default null, chunk_size integer default 250
+        ) returns void
+        language sql
+        as %L
+    $function$, schema_name, tube || '_touch', format('select tube.touch(%L, shard, ids, op, payload, chunk_size)', tube));
+    execute format('revoke all on function %s from public', signature);
+    execute format('comment on function %s is %L', signature, 'Touch ids of a shard in tube ' || tube || '.');
+end
+$$;
+comment on function tube.make_touch(name, text) is 'Make a tube''s own function <tube>_touch beside its pods.';
+
+create function tube.make(tube text, partitions integer, predicate text, schema_name name) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube;
+    wanted text := nullif(trim(predicate), '');
+    attached tube.attachment;
+begin
+    if coalesce(tube, '') = '' then
+        perform tube.refuse('a tube needs a name');
+    end if;
+    if partitions not between 1 and 999 then
+        perform tube.refuse(format('%s workers cannot share a tube', partitions), 'partitions is a number from 1 to 999');
+    end if;
+    -- Two who make the same tube at once: the second finds it made.
+    perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
+    select t.* into known from tube.tube as t where t.name = make.tube;
+    if known.name is null then
+        if wanted is not null then
+            perform tube.parse_predicate(wanted);
+        end if;
+        known := (make.tube, tube.make_pods(schema_name, make.tube), coalesce(make.partitions, 1), wanted, now());
+        insert into tube.tube values (known.*);
+        perform tube.index_pods(known.pods, known.partitions);
+        perform tube.make_touch(schema_name, tube);
+        return;
+    end if;
+    perform tube.named(tube);
+    if predicate is not null and wanted is distinct from known.predicate then
+        if wanted is not null then
+            perform tube.parse_predicate(wanted);
+        end if;
+        update tube.tube as t set predicate = wanted where t.name = make.tube;
+        for attached in select a.* from tube.attachment as a where a.tube = make.tube loop
+            perform tube.place_capture(attached);
+        end loop;
+    end if;
+    if partitions <> known.partitions then
+        perform tube.hold_still(tube);
+        perform tube.index_pods(known.pods, partitions);
+        update tube.tube as t set partitions = make.partitions where t.name = make.tube;
+        update tube.worker as w set
+            version = w.version + 1, snapshot = default, done = 0, backfill_snapshot = default, backfill_done = 0,
+            batch = null, attempt = 0
+        where w.tube = make.tube and w.worker < make.partitions;
+        delete from tube.worker as w where w.tube = make.tube and w.worker >= make.partitions;
+    end if;
+end
+$$;
+comment on function tube.make(text, integer, text, name) is 'Make a tube, or change what of it is given.';
+
+create function tube.tube_ensure_exists(tube text, partitions integer default null, predicate text default null) returns void
+language sql
+as $$
+    select tube.make(tube, partitions, predicate, pg_catalog.current_schema())
+$$;
+comment on function tube.tube_ensure_exists(text, integer, text) is
+    'Make a tube in the current schema, for partitions workers (1) and the rows that predicate holds for (all); of one that is '
+    'there change what is given: the number of workers once none is at work, the predicate at once (an empty one takes it '
+    'away). The predicate is SQL over one row; it runs with the rights of the owner of each attached table.';
+
+create function tube.tube_ensure_absent(in_tube text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := (select t from tube.tube as t where t.name = in_tube);
+    function regprocedure;
+begin
+    if known.name is null then
+        return;
+    end if;
+    perform tube.hold_still(in_tube);
+    perform tube.tube_table_ensure_detached(in_tube, null);
+    perform tube.drop_orphans(in_tube);
+    delete from tube.tube as t where t.name = in_tube;
+    for function in
+        select p.oid from pg_proc as p
+        where p.proname = in_tube || '_touch'
+          and obj_description(p.oid, 'pg_proc') = format('Touch ids of a shard in tube %s.', in_tube)
+    loop
+        execute format('drop function %s', function);
+    end loop;
+    if tube.schema_of(known.pods) is not null then
+        execute format('drop table %s', known.pods);
+    end if;
+end
+$$;
+comment on function tube.tube_ensure_absent(text) is
+    'Detach all tables from a tube and remove it with its pods, once no worker is at work; nothing where there is none.';
+
+create function tube.tube_list(in_tbl regclass default null)
+returns table (tube text, predicate text, partitions integer, tbl regclass, shard integer)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select t.name, t.predicate, t.partitions, a.tbl, a.shard
+    from tube.tube as t
+    left join tube.attachment as a on a.tube = t.name
+    where in_tbl is null or a.tbl = in_tbl
+    order by t.name, a.shard, a.tbl::text
+$$;
+comment on function tube.tube_list(regclass) is 'Every tube with every table attached to it; or the tubes of one table.';

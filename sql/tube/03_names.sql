@@ -1,0 +1,112 @@
+-- What a table, its partitions and the triggers on them are called today, and whether a predicate fits them.
+
+create function tube.id_column(rel oid, tube text) returns name
+language sql stable security definer
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    with recursive line(relid) as (
+        select rel
+        union
+        select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
+    )
+    select c.attname
+    from line
+    join tube.attachment as a on a.tbl = line.relid and a.tube = id_column.tube
+    join pg_attribute as c on c.attrelid = a.tbl and c.attnum = a.id_number and not c.attisdropped
+    limit 1
+$$;
+comment on function tube.id_column(oid, text) is 'Today''s name of the column of ids of an attached table or of a partition of it.';
+
+create function tube.descendants(tbl regclass) returns setof regclass
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with recursive tree(relid) as (
+        select tbl::oid
+        union
+        select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
+    )
+    select relid::regclass from tree
+$$;
+comment on function tube.descendants(regclass) is
+    'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
+
+create function tube.parse_predicate(predicate text) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    execute format(E'select where (%s\n) limit 0', predicate);
+exception
+    when syntax_error or invalid_text_representation or datatype_mismatch then
+        perform tube.refuse(
+            format('the predicate %L does not parse: %s', predicate, sqlerrm),
+            'write an SQL condition over the columns of one row');
+    when others then
+        null; -- Its columns are those of tables that come later.
+end
+$$;
+comment on function tube.parse_predicate(text) is 'Refuse a predicate that is no SQL.';
+
+create function tube.check_predicate(predicate text, tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    execute format(E'select from %s as %I where (%s\n) limit 0', tbl,
+                   (select c.relname from pg_class as c where c.oid = tbl), predicate);
+exception when others then
+    perform tube.refuse(
+        format('the predicate %L does not fit %s: %s', predicate, tbl, sqlerrm),
+        'write an SQL condition over the columns of one row; name functions and other tables with their schema');
+end
+$$;
+comment on function tube.check_predicate(text, regclass) is 'Refuse a predicate that a table cannot answer.';
+
+create function tube.attached_name(rel oid, tube text) returns text
+language sql stable security definer
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    with recursive line(relid) as (
+        select rel
+        union
+        select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
+    )
+    select a.tbl::text from line join tube.attachment as a on a.tbl = line.relid and a.tube = attached_name.tube limit 1
+$$;
+comment on function tube.attached_name(oid, text) is
+    'Today''s name, with its schema, of the attached table that a relation is or is a partition of.';
+
+create function tube.captures(tbl regclass, tube text)
+returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    with own as (
+        select distinct t.tgfoid
+        from pg_trigger as t join pg_proc as p on p.oid = t.tgfoid
+        where t.tgrelid in (select d.relid from tube.descendants(tbl) as d(relid)) and p.proname like 'pgchange\_touch\_%'
+          and t.tgargs = convert_to(captures.tube, getdatabaseencoding()) || '\x00'::bytea
+    )
+    select t.tgrelid, t.tgname,
+           case when t.tgtype & 4 > 0 then 'insert' when t.tgtype & 8 > 0 then 'delete'
+                when t.tgtype & 16 > 0 then 'update' else 'truncate' end,
+           t.tgfoid, t.tgenabled in ('O', 'A')
+    from pg_trigger as t join own on own.tgfoid = t.tgfoid
+$$;
+comment on function tube.captures(regclass, text) is
+    'The triggers by which a table touches a tube, its partitions'' and those of former partitions too: found by what they '
+    'call, whatever was renamed.';
+
+create function tube.capture_name(tbl regclass, tube text, op text) returns name
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when octet_length(c.relname || tube) <= 38 then format('%s_%s_after_%s_trigger', c.relname, tube, op)
+        else format('%s_%s_after_%s_trigger', left(c.relname || '_' || tube, 14), left(md5(c.relname || '/' || tube), 8), op)
+    end::name
+    from pg_class as c where c.oid = tbl
+$$;
+comment on function tube.capture_name(regclass, text, text) is
+    'The name of a trigger: <table>_<tube>_after_<op>_trigger, shortened where it would not fit.';

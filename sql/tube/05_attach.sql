@@ -1,0 +1,291 @@
+-- Attaching and detaching tables, with writers running.
+
+create function tube.inferred_shard(tbl regclass) returns integer
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    digits text := substring(tube.schema_of(tbl) from '([0-9]+)$');
+begin
+    if digits is null or length(ltrim(digits, '0')) > 9 then
+        perform tube.refuse(
+            format('the name of the schema of %s does not end in a shard''s number', tbl),
+            'give the shard: tube.tube_table_ensure_attached(tube, tbl, shard => ...)');
+    end if;
+    return digits::integer;
+end
+$$;
+comment on function tube.inferred_shard(regclass) is 'The shard that the trailing digits of a table''s schema name.';
+
+create function tube.check_table(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    class pg_class := (select c from pg_class as c where c.oid = tbl);
+    owner_name name := pg_get_userbyid(class.relowner);
+begin
+    if class is null then
+        perform tube.refuse('there is no such table', 'name a table that is there');
+    end if;
+    if class.relkind not in ('r', 'p') then
+        perform tube.refuse(format('%s is not a table', tbl), 'attach the tables behind it');
+    end if;
+    if class.relpersistence = 't' then
+        perform tube.refuse(format('%s is a temporary table', tbl), 'attach a permanent one');
+    end if;
+    if class.relispartition then
+        perform tube.refuse(format('%s is a partition', tbl), 'attach the partitioned table');
+    end if;
+    if exists (
+        select from tube.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
+    ) then
+        perform tube.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
+    end if;
+    if exists (select from tube.tube as t where t.pods = tbl)
+       or tube.schema_of(tbl) in ('tube', 'pg_catalog', 'information_schema')
+    then
+        perform tube.refuse(format('%s is not a table of your own', tbl), 'attach one that is');
+    end if;
+    if not pg_has_role(current_user, class.relowner, 'usage') then
+        raise insufficient_privilege using
+            message = format('only the owner of %s, %I, may attach it', tbl, owner_name),
+            hint = format('connect as %I, or set role %I', owner_name, owner_name);
+    end if;
+    if not has_schema_privilege(owner_name, class.relnamespace, 'create') then
+        perform tube.refuse(
+            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, tube.schema_of(tbl)),
+            format('grant create on schema %I to %I', tube.schema_of(tbl), owner_name));
+    end if;
+end
+$$;
+comment on function tube.check_table(regclass) is 'Refuse, with the reason, a table that cannot be attached to any tube.';
+
+create function tube.check_key(tbl regclass, id_column name) returns smallint
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    key pg_attribute := (
+        select a from pg_attribute as a
+        where a.attrelid = tbl and a.attname = id_column and a.attnum > 0 and not a.attisdropped
+    );
+begin
+    if key is null then
+        perform tube.refuse(
+            format('%s has no column %I', tbl, id_column),
+            'name the column of its ids: tube.tube_table_ensure_attached(..., id_column => ...)');
+    end if;
+    if key.atttypid not in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype) then
+        perform tube.refuse(
+            format('column %I of %s is %s', id_column, tbl, format_type(key.atttypid, key.atttypmod)),
+            'ids are bigint or integer');
+    end if;
+    if not key.attnotnull then
+        perform tube.refuse(format('column %I of %s may be null', id_column, tbl), 'add not null, or a primary key');
+    end if;
+    return key.attnum;
+end
+$$;
+comment on function tube.check_key(regclass, name) is
+    'Refuse, with the reason, a column that cannot hold a table''s ids; returns its number, which a rename keeps.';
+
+create function tube.check_rights(tbl regclass, known tube.tube) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
+begin
+    if not (
+        has_schema_privilege(owner_name, 'tube', 'usage')
+        and has_table_privilege(owner_name, known.pods, 'insert')
+        and has_sequence_privilege(owner_name, 'tube.seq', 'usage')
+        and has_column_privilege(owner_name, 'tube.fault', 'message', 'insert')
+        and has_schema_privilege(owner_name, (select c.relnamespace from pg_class as c where c.oid = known.pods), 'usage')
+    ) then
+        raise insufficient_privilege using
+            message = format('%I, the owner of %s, may not put pods into tube %I', owner_name, tbl, known.name),
+            hint = format('let their owners run: select tube.grant_use(%L); grant usage on schema %I to %I; grant insert on %s to %I',
+                          owner_name, tube.schema_of(known.pods), owner_name, known.pods, owner_name);
+    end if;
+end
+$$;
+comment on function tube.check_rights(regclass, tube.tube) is 'Refuse a table whose owner may not write the pods.';
+
+create function tube.lock_for_capture(tbl regclass, to_drop boolean default false) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+set lock_timeout = '5s'
+as $$
+begin
+    execute format('lock table %s in %s mode', tbl, case when to_drop then 'access exclusive' else 'share row exclusive' end);
+exception when lock_not_available then
+    raise lock_not_available using
+        message = format('%s is being %s by transactions that do not end', tbl, case when to_drop then 'used' else 'written' end),
+        hint = 'try again when they have ended; nothing was changed';
+end
+$$;
+comment on function tube.lock_for_capture(regclass, boolean) is
+    'Wait at most 5 s for the writers of a table, or to drop a trigger for everybody who uses it: a lock that waits longer '
+    'would stop everybody behind it.';
+
+create function tube.touch_key(tbl regclass) returns bigint
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select hashtextextended('pgchange touch ' || tbl::oid, 0)
+$$;
+comment on function tube.touch_key(regclass) is
+    'The advisory lock of touching a table by hand: shared by who touches, exclusive for who changes its shard.';
+
+create function tube.tube_table_ensure_attached(
+    tube text, tbl regclass, shard integer default null, id_column name default null
+) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    before tube.attachment := (
+        select a from tube.attachment as a where a.tube = known.name and a.tbl = tube_table_ensure_attached.tbl
+    );
+    wanted tube.attachment;
+begin
+    perform tube.check_table(tbl);
+    perform tube.check_rights(tbl, known);
+    wanted := (
+        known.name, tbl, coalesce(shard, before.shard, tube.inferred_shard(tbl)),
+        coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0, now());
+    wanted.id_number := tube.check_key(tbl, wanted.id_column);
+    if before.shard <> wanted.shard then
+        perform tube.hold_still(known.name);
+        perform pg_advisory_xact_lock(tube.touch_key(tbl));
+    end if;
+    perform tube.lock_for_capture(tbl);
+    if before.shard <> wanted.shard then
+        insert into tube.moved (tube, from_shard, to_shard, upto)
+        values (known.name, before.shard, wanted.shard, nextval('tube.seq'));
+        perform tube.fail_backfills(known.name, tbl, format('%s was attached under another shard', tbl));
+    end if;
+    insert into tube.attachment values (wanted.*)
+    on conflict on constraint attachment_pkey do update
+        set shard = excluded.shard, id_column = excluded.id_column, id_number = excluded.id_number;
+    perform tube.place_capture(wanted);
+    perform tube.place_touch(tbl);
+end
+$$;
+comment on function tube.tube_table_ensure_attached(text, regclass, integer, name) is
+    'Let a table touch a tube: each of its inserts, updates, deletes and truncates from now on, under a shard (given, or the '
+    'trailing digits of its schema''s name), by the ids in id_column (id). Again, it mends the capture, and changes what is '
+    'given; another shard when no worker is at work.';
+
+create function tube.detach(tube text, tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    functions oid[] := array(select distinct c.function from tube.captures(tbl, tube) as c);
+    captured record;
+    function oid;
+begin
+    if tube.schema_of(tbl) is not null then
+        for captured in select c.* from tube.captures(tbl, tube) as c order by c.relid loop
+            perform tube.lock_for_capture(captured.relid, to_drop => true);
+            execute format('drop trigger %I on %s', captured.trigger, captured.relid);
+        end loop;
+        foreach function in array functions loop
+            execute format('drop function %s', function::regprocedure);
+        end loop;
+    end if;
+    perform tube.fail_backfills(tube, tbl, 'the table was detached');
+    delete from tube.attachment as a where a.tube = detach.tube and a.tbl = detach.tbl;
+    perform tube.place_touch(tbl);
+end
+$$;
+comment on function tube.detach(text, regclass) is 'Take the capture of one tube off one table.';
+
+create function tube.tube_table_ensure_detached(in_tube text, in_tbl regclass) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.detach(a.tube, a.tbl)
+    from tube.attachment as a
+    where (in_tube is null or a.tube = in_tube) and (in_tbl is null or a.tbl = in_tbl)
+    order by a.tbl, a.tube
+$$;
+comment on function tube.tube_table_ensure_detached(text, regclass) is
+    'Stop a table from touching a tube; null means all tubes, or all tables. What it touched before stays.';
+
+create function tube.drop_orphans(tube text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    function regprocedure;
+begin
+    for function in
+        select p.oid from pg_proc as p
+        where p.proname like 'pgchange\_touch\_%' and right(obj_description(p.oid, 'pg_proc'), length(tube) + 11) = format(' for tube %s.', tube)
+          and not exists (select from pg_trigger as t where t.tgfoid = p.oid) and pg_has_role(current_user, p.proowner, 'usage')
+    loop
+        execute format('drop function %s', function);
+    end loop;
+end
+$$;
+comment on function tube.drop_orphans(text) is 'Drop the trigger functions of tables that were dropped while attached.';
+
+create function tube.attachments()
+returns table (
+    tube text, tbl regclass, shard integer, id_column name, untriggered regclass[], disabled regclass[], stale boolean,
+    faults bigint
+)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select a.tube, a.tbl, a.shard, a.id_column,
+           array(
+               select d.relid from tube.descendants(a.tbl) as d(relid)
+               left join tube.captures(a.tbl, a.tube) as c on c.relid = d.relid
+               group by d.relid having count(c.op) < 4 order by d.relid
+           ),
+           array(select distinct c.relid from tube.captures(a.tbl, a.tube) as c where not c.enabled),
+           tube.id_column(a.tbl, a.tube) is distinct from a.id_column
+           or exists (
+               select from (select distinct c.function, c.op from tube.captures(a.tbl, a.tube) as c) as c
+               join pg_proc as p on p.oid = c.function
+               join pg_class as r on r.oid = a.tbl
+               where p.prosrc <> tube.capture_body(a, c.op) or p.proowner <> r.relowner
+           ),
+           (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.tbl in (
+               select d.relid from tube.descendants(a.tbl) as d(relid)) limit 1000) as bounded)
+    from tube.attachment as a
+    join tube.tube as t on t.name = a.tube
+    where tube.schema_of(a.tbl) is not null and tube.schema_of(t.pods) is not null
+$$;
+comment on function tube.attachments() is
+    'Every attached table, with what is not captured as it should be: partitions that lack a trigger, disabled ones, a capture '
+    'that no longer fits because a column, the pods or the table''s owner changed; and faults, up to 1000. tube.refresh() mends.';
+
+create function tube.refresh() returns setof text
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    attached record;
+begin
+    for attached in
+        select a.* from tube.attachments() as a join pg_class as c on c.oid = a.tbl
+        where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
+    loop
+        begin
+            perform tube.tube_table_ensure_attached(attached.tube, attached.tbl);
+            return next format('%s: its capture for tube %s was mended', attached.tbl, attached.tube);
+        exception when lock_not_available then
+            return next format('%s: postponed, it is being written', attached.tbl);
+        end;
+    end loop;
+end
+$$;
+comment on function tube.refresh() is
+    'Mend the capture of the tables that the caller owns: partitions that came later, a renamed column; a line for each.';

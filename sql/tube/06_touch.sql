@@ -1,0 +1,200 @@
+-- Touching by hand: ids that someone knows, or the result of a query.
+
+create function tube.checked_op(op text) returns text
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if op is null or op not in ('I', 'U', 'D', 'T', 'B') then
+        perform tube.refuse(format('op %L is no kind of touch', op), 'I, U, D, T, or B for a backfill');
+    end if;
+    return case when strpos(current_setting('application_name'), 'backfill') > 0 then 'B' else op end;
+end
+$$;
+comment on function tube.checked_op(text) is 'The kind of a touch; B for all that a backfill does.';
+
+create function tube.checked_chunk(chunk_size integer) returns integer
+language plpgsql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if chunk_size is null or chunk_size < 1 then
+        perform tube.refuse(format('no pod has %s ids', coalesce(chunk_size::text, 'null')), 'a pod holds 1 to 900 ids');
+    end if;
+    return least(chunk_size, 900);
+end
+$$;
+comment on function tube.checked_chunk(integer) is 'How many ids a pod gets: at most as many as a page can hold.';
+
+create function tube.touch(
+    tube text, shard integer, ids bigint[], op text, payload jsonb default null, chunk_size integer default 250
+) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    pods regclass := (tube.named(tube)).pods;
+    known_ids bigint[] := array_remove(coalesce(ids, '{}'), null);
+    kind text := tube.checked_op(op);
+    chunk integer := tube.checked_chunk(chunk_size);
+begin
+    if shard is null then
+        perform tube.refuse('a touch needs a shard', 'give the number under which the table is attached');
+    end if;
+    if known_ids = '{}' and payload is null then
+        return;
+    end if;
+    execute format(
+        'insert into %s (op, shard, ids, payload) '
+        'select $1, $2, ($3::bigint[])[i : i + $5 - 1], $4 from generate_series(1, greatest(cardinality($3), 1), $5) as i', pods)
+    using kind, shard, known_ids, payload, chunk;
+end
+$$;
+comment on function tube.touch(text, integer, bigint[], text, jsonb, integer) is
+    'Touch ids of a shard in a tube, in pods of chunk_size ids (at most 900), each with the payload; without ids the payload '
+    'makes a control pod, and without both nothing is done.';
+
+create function tube.touch_table(tbl text, ids bigint[], op text, payload jsonb, chunk_size integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    relation regclass := to_regclass(tbl);
+begin
+    perform pg_advisory_xact_lock_shared(tube.touch_key(relation));
+    perform tube.touch(a.tube, a.shard, ids, op, payload, chunk_size)
+    from tube.attachment as a
+    where a.tbl = relation
+    order by a.tube;
+    if not found then
+        perform tube.refuse(
+            format('%s is attached to no tube that you may use', tbl),
+            'attach it (anew if it was renamed), or have INSERT granted on the tube''s pods');
+    end if;
+end
+$$;
+comment on function tube.touch_table(text, bigint[], text, jsonb, integer) is
+    'Touch ids of a table in every tube that it is attached to.';
+
+create function tube.place_touch(tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    relation name := (select c.relname from pg_class as c where c.oid = tbl);
+    function text;
+    signature text;
+    known regprocedure;
+begin
+    if relation is null then
+        return;
+    end if;
+    function := format('%I.%I', tube.schema_of(tbl), left(relation, 57) || '_touch');
+    signature := function || '(bigint[], character, jsonb, integer)';
+    known := to_regprocedure(signature);
+    if known is not null and coalesce(obj_description(known, 'pg_proc'), '') not like 'Touch ids of %' then
+        perform tube.refuse(format('there is a function %s already', signature), 'drop or rename it');
+    end if;
+    if not exists (select from tube.attachment as a where a.tbl = place_touch.tbl) then
+        execute format('drop function if exists %s', signature);
+        return;
+    end if;
+    execute format($function$
+        create or replace function %s(
+            ids bigint[], op character default 'T', payload jsonb default null, chunk_size integer default 250
+        ) returns void
+        language sql
+        as %L
+    $function$, function, format('select tube.touch_table(%L, ids, op, payload, chunk_size)', tbl::text));
+    execute format('revoke all on function %s from public', signature);
+    execute format(
+        'comment on function %s is %L', signature, format('Touch ids of %s in every tube that it is attached to.', tbl));
+end
+$$;
+comment on function tube.place_touch(regclass) is
+    'Make a table''s own function <table>_touch beside it, or drop it where the table is attached to nothing.';
+
+create function tube.named_all(tube_or_tubes text) returns setof tube.tube
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    name text;
+begin
+    foreach name in array coalesce(
+        case when exists (select from tube.tube as t where t.name = tube_or_tubes) then array[tube_or_tubes] end,
+        string_to_array(trim(both '{}' from tube_or_tubes), ','), array[null])
+    loop
+        return next tube.named(trim(name));
+    end loop;
+end
+$$;
+comment on function tube.named_all(text) is 'Several tubes by their names, with commas between them.';
+
+create function tube.insert_pods(pods regclass[], op text, shard integer, ids bigint[], chunk_size integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    each_pods regclass;
+begin
+    foreach each_pods in array pods loop
+        execute format(
+            'insert into %s (op, shard, ids) '
+            'select $1, $2, ($3::bigint[])[i : i + $4 - 1] from generate_series(1, cardinality($3), $4) as i', each_pods)
+        using op, shard, ids, chunk_size;
+    end loop;
+end
+$$;
+comment on function tube.insert_pods(regclass[], text, integer, bigint[], integer) is
+    'Put ids into several tubes, in pods of chunk_size.';
+
+create function tube.check_bulk(shard integer, fetch_chunk_size integer) returns void
+language plpgsql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if shard is null then
+        perform tube.refuse('a touch needs a shard', 'give the number under which the table is attached');
+    end if;
+    if fetch_chunk_size is null or fetch_chunk_size not between 1 and 10000000 then
+        perform tube.refuse(format('%s rows cannot be fetched at a time', fetch_chunk_size), 'from 1 to 10000000');
+    end if;
+end
+$$;
+comment on function tube.check_bulk(integer, integer) is 'Refuse a touch of many ids that makes no sense.';
+
+-- The query is the caller's and means what it means under the caller's search_path: so this function has none of its own,
+-- and every name in it has its schema.
+create function tube.tube_pods_insert(
+    tube_or_tubes text, query text, shard integer, op character default 'B', approx_size bigint default null,
+    fetch_chunk_size integer default 20000, insert_chunk_size integer default 250
+) returns void
+language plpgsql
+as $$
+declare
+    pods pg_catalog.regclass[] := array(select t.pods from tube.named_all(tube_or_tubes) as t);
+    kind pg_catalog.text := tube.checked_op(op);
+    chunk integer := tube.checked_chunk(insert_chunk_size);
+    each_id bigint;
+    ids bigint[] := '{}';
+begin
+    perform tube.check_bulk(shard, fetch_chunk_size);
+    for each_id in
+        execute pg_catalog.format(E'select q.id::bigint from (%s\n) as q(id)', pg_catalog.rtrim(query, E' ;\n\t'))
+    loop
+        if each_id is not null then
+            ids := pg_catalog.array_append(ids, each_id);
+            if pg_catalog.cardinality(ids) operator(pg_catalog.>=) fetch_chunk_size then
+                perform tube.insert_pods(pods, kind, shard, ids, chunk);
+                ids := '{}';
+            end if;
+        end if;
+    end loop;
+    perform tube.insert_pods(pods, kind, shard, ids, chunk);
+end
+$$;
+comment on function tube.tube_pods_insert(text, text, integer, character, bigint, integer, integer) is
+    'Touch the ids that a query gives, one row (id, its number from 1) each, in the order in which they come: in one tube or, '
+    'with commas, in several. They are fetched fetch_chunk_size at a time and make pods of insert_chunk_size. The query runs '
+    'with the caller''s rights; approx_size is taken and not needed.';

@@ -1,0 +1,299 @@
+-- Reading a worker's pods: incremental ones before those of a backfill, each in the order of seq.
+--
+-- A lower seq may commit later than a higher one that was read. So a worker's position is a snapshot and a seq for each of the
+-- two kinds: to be read are the pods above the seq, and those below it of transactions that the snapshot found open.
+
+create function tube.full_xid(xid xid) returns xid8
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select (near.n + ((xid::text::bigint - near.n) & 4294967295 | case
+        when (xid::text::bigint - near.n) & 2147483648 > 0 then -4294967296 else 0 end))::text::xid8
+    from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) as near(n)
+$$;
+comment on function tube.full_xid(xid) is 'A transaction id near today''s, with its epoch.';
+
+create function tube.snapshot_before(fresh xid8) returns pg_snapshot
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    -- A transaction at work may have an id at or above a snapshot's xmax, without being listed in it.
+    select format('%s:%s:%s', coalesce(min(o.xid), s.upper), s.upper, string_agg(o.xid::text, ',' order by o.xid))::pg_snapshot
+    from (
+        select pg_current_snapshot() as now,
+               greatest(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, fresh::text::bigint) as upper
+    ) as s
+    left join lateral (
+        select x::text::bigint from pg_snapshot_xip(s.now) as x
+        union
+        select g from generate_series(pg_snapshot_xmax(s.now)::text::bigint, s.upper - 1) as g
+        union
+        select pg_current_xact_id_if_assigned()::text::bigint
+    ) as o(xid) on o.xid < s.upper
+    group by s.upper
+$$;
+comment on function tube.snapshot_before(xid8) is
+    'The current snapshot, in which every open transaction with an id below fresh is listed as open. Where fresh was assigned '
+    'after the horizon (the last seq drawn) was read, a pod that the snapshot does not see, and whose transaction it does not '
+    'list, has a seq above the horizon.';
+
+create function tube.check_workers(known tube.tube, workers integer, worker integer) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if workers is distinct from known.partitions then
+        raise exception using errcode = 'PC006',
+            message = format('tube %I is shared by %s workers now, and this is one of %s', known.name, known.partitions, workers),
+            hint = format('make the feeds anew: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
+    end if;
+    perform tube.check_worker(workers, worker);
+end
+$$;
+comment on function tube.check_workers(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
+
+create function tube.check_worker(workers integer, worker integer) returns void
+language plpgsql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
+        perform tube.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
+    end if;
+end
+$$;
+comment on function tube.check_worker(integer, integer) is 'Refuse a worker that cannot be.';
+
+create function tube.worker_now(tube text, worker integer) returns tube.worker
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select w from tube.worker as w
+    where w.tube = worker_now.tube and w.worker = worker_now.worker
+    order by w.version desc limit 1
+$$;
+comment on function tube.worker_now(text, integer) is 'The newest row of a worker; null for one that has not begun.';
+
+create function tube.position(tube text, worker integer) returns jsonb
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select jsonb_build_object(
+        'schema', (select max(i.version) from tube.installed as i),
+        'version', w.version,
+        'incremental', jsonb_build_array(w.snapshot, w.done),
+        'backfill', jsonb_build_array(w.backfill_snapshot, w.backfill_done))
+    from tube.worker_now(tube, worker) as w
+    where w.version is not null
+$$;
+comment on function tube.position(text, integer) is 'How far a worker has come; null for one that has not begun.';
+
+create function tube.unread_sql(
+    known tube.tube, worker integer, backfill boolean, "position" jsonb, upto pg_snapshot, high bigint, most bigint,
+    extra text default 'true'
+) returns text
+language sql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select format($query$
+        (
+            select p.*
+            from (
+                select l.ctid as place, l.seq, l.op, l.shard, l.ids, l.payload, l.ts
+                from unnest(%2$L::xid8[]) as late(txid)
+                cross join lateral (
+                    select l.ctid, l.* from %1$s as l
+                    where l.txid = late.txid and l.seq <= %10$s and (l.op is not distinct from 'B') = %3$s
+                      and l.ids <> '{}' and %7$s = %11$s and %9$s
+                    order by l.txid, l.seq
+                    limit %8$s
+                ) as l
+                where pg_visible_in_snapshot(late.txid, %5$L)
+            ) as p
+            order by p.seq
+        )
+        union all
+        (
+            select l.ctid as place, l.seq, l.op, l.shard, l.ids, l.payload, l.ts from %1$s as l
+            where (l.op = 'B', %7$s, l.seq) > (%3$s, %11$s, %4$s) and (l.op = 'B', %7$s, l.seq) <= (%3$s, %11$s, %6$s)
+              and l.ids <> '{}' and %9$s and pg_visible_in_snapshot(l.txid, %5$L)
+            order by l.op = 'B', %7$s, l.seq
+        )
+        limit %8$s
+        $query$,
+        known.pods, array(select pg_snapshot_xip(("position" ->> 0)::pg_snapshot)),
+        case when backfill then 'true' else 'false' end, "position" ->> 1, upto, high,
+        tube.belongs('l.shard', known.partitions), coalesce(most::text, 'all'), extra,
+        least(("position" ->> 1)::bigint, high), worker)
+$$;
+comment on function tube.unread_sql is
+    'The query of the first most pods of one kind that a position [snapshot, seq] has not done, upto sees, whose seq is at '
+    'most high, in the order of seq. Its cost depends on neither the backlog nor what was deleted nor other workers.';
+
+create function tube.done(tube text, worker integer, backfill boolean) returns bigint
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select coalesce(case when backfill then w.backfill_done else w.done end, 0) from tube.worker_now(tube, worker) as w
+$$;
+comment on function tube.done(text, integer, boolean) is 'Up to which seq a worker has come, with one kind of pods.';
+
+create function tube.late(tube text, worker integer, backfill boolean) returns setof xid8
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select pg_snapshot_xip(case when backfill then w.backfill_snapshot else w.snapshot end) from tube.worker_now(tube, worker) as w
+$$;
+comment on function tube.late(text, integer, boolean) is 'The transactions whose pods a worker may have passed before it could see them.';
+
+create function tube.by_hand_sql(known tube.tube, worker integer, backfill boolean) returns text
+language sql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select format($query$
+    (
+        select p.*
+        from (
+            select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
+            from tube.late(%5$L, %4$s, %2$s) as late(txid)
+            cross join lateral (
+                select r.* from %1$s as r where r.txid = late.txid order by r.txid, r.seq offset 0
+            ) as l
+            where (l.op is not distinct from 'B') = %2$s and %3$s = %4$s and l.ids <> '{}'
+              and l.seq <= (select tube.done(%5$L, %4$s, %2$s))
+            union all
+            select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
+            from %1$s as l
+            where l.ids = '{}' and (l.op is not distinct from 'B') = %2$s
+              and (%3$s, l.seq) >= (%4$s, 0) and (%3$s, l.seq) <= (%4$s, (select tube.done(%5$L, %4$s, %2$s)))
+        ) as p
+        order by p.seq
+    )
+    union all
+    (
+        select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
+        from %1$s as l
+        where (l.op = 'B', %3$s, l.seq) > (%2$s, %4$s, (select tube.done(%5$L, %4$s, %2$s)))
+          and (l.op = 'B', %3$s, l.seq) <= (%2$s, %4$s, 9223372036854775807)
+        order by l.op = 'B', %3$s, l.seq
+    )$query$,
+        known.pods, case when backfill then 'true' else 'false' end, tube.belongs('l.shard', known.partitions), worker,
+        known.name)
+$$;
+comment on function tube.by_hand_sql(tube.tube, integer, boolean) is
+    'The query of a worker''s pods of one kind with its control pods, from where the worker stands when it is run. It is read in '
+    'the order in which it is written: the functions in it keep PostgreSQL from sharing it out among parallel workers.';
+
+create function tube.tube_pods_sql(
+    tube text, partitions integer, "partition" integer, exclude_backfill boolean default false
+) returns text
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+begin
+    perform tube.check_worker(partitions, "partition");
+    if partitions <> known.partitions then
+        return format(
+            'select seq, op, shard, ids, payload, ts from %s where %s = %s%s order by op = ''B'', seq',
+            known.pods, tube.belongs('shard', partitions), "partition", case when exclude_backfill then ' and op <> ''B''' end);
+    end if;
+    return 'select seq, op, shard, ids, payload, ts from (' || tube.by_hand_sql(known, "partition", false)
+        || case when exclude_backfill then '' else ' union all ' || tube.by_hand_sql(known, "partition", true) end || ') as pods';
+end
+$$;
+comment on function tube.tube_pods_sql(text, integer, integer, boolean) is
+    'The query of a worker''s pods, in the order in which they are to be done, for SQL by hand; LIMIT may follow. For the '
+    'number of workers that the tube has, it begins where tube_pods_delete() has come; for another it looks at all pods.';
+
+create function tube.tube_pods_delete(tube text, partitions integer, "partition" integer, seqs bigint[]) returns integer
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    is_own boolean := partitions = known.partitions;
+    deleted integer;
+begin
+    perform tube.check_worker(partitions, "partition");
+    execute format(
+        'with gone as (
+            delete from %1$s as p
+            using (
+                select distinct b, h, s
+                from unnest($1) as s, (values (false), (true)) as k(b), generate_series($2, $3) as h
+            ) as wanted
+            where (p.op = ''B'') = wanted.b and %2$s = wanted.h and p.seq = wanted.s and %3$s = $4
+            returning 1)
+        select count(*) from gone',
+        known.pods, tube.belongs('p.shard', known.partitions), tube.belongs('p.shard', partitions))
+    using seqs, case when is_own then "partition" else 0 end, case when is_own then "partition" else known.partitions - 1 end,
+          "partition"
+    into deleted;
+    if deleted > 0 and is_own then
+        perform tube.advance(known, "partition");
+    end if;
+    return deleted;
+end
+$$;
+comment on function tube.tube_pods_delete(text, integer, integer, bigint[]) is
+    'Delete pods of a worker by their seq, for SQL by hand; returns how many there were.';
+
+create function tube.advance(known tube.tube, worker integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    horizon bigint;
+    fresh xid;
+    upto pg_snapshot;
+    at tube.worker;
+    incremental bigint;
+    backfill bigint;
+begin
+    if not tube.take_lock(known.name, worker) then
+        return;
+    end if;
+    at := tube.worker_now(known.name, worker);
+    if at.batch is not null or known.partitions <> (tube.named(known.name)).partitions then
+        return;
+    end if;
+    horizon := (select s.last_value from tube.seq as s);
+    begin
+        -- A subtransaction, for its id is a fresh one.
+        insert into tube.worker (tube, worker, version) values (known.name, advance.worker, coalesce(at.version, 0) + 1)
+        returning xmin into fresh;
+    exception when unique_violation then
+        return;
+    end;
+    upto := tube.snapshot_before(tube.full_xid(fresh));
+    execute 'select seq from (' || tube.unread_sql(
+        known, worker, false, jsonb_build_array(coalesce(at.snapshot, '1:1:'), coalesce(at.done, 0)), upto, horizon, 1) || ') as u'
+    into incremental;
+    execute 'select seq from (' || tube.unread_sql(
+        known, worker, true, jsonb_build_array(coalesce(at.backfill_snapshot, '1:1:'), coalesce(at.backfill_done, 0)),
+        upto, horizon, 1) || ') as u'
+    into backfill;
+    incremental := coalesce(incremental - 1, horizon);
+    backfill := coalesce(backfill - 1, horizon);
+    update tube.worker as w set
+        snapshot = case when incremental >= coalesce(at.done, 0) then upto else at.snapshot end,
+        done = greatest(incremental, at.done),
+        backfill_snapshot = case when backfill >= coalesce(at.backfill_done, 0) then upto else at.backfill_snapshot end,
+        backfill_done = greatest(backfill, at.backfill_done)
+    where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
+    delete from tube.worker as w where w.tube = known.name and w.worker = advance.worker and w.version = at.version;
+end
+$$;
+comment on function tube.advance(tube.tube, integer) is
+    'Move a worker that is worked by hand behind what is deleted; not while it has a batch in work or another holds its lock.';

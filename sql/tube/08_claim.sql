@@ -1,0 +1,193 @@
+-- Locks, and which pods are a worker's next batch. Each worker has a lock of its own, and all share the tube's, which who
+-- changes their number or a table's shard takes alone: so no id is ever in two batches at once.
+
+create function tube.take_lock(tube text, worker integer) returns boolean
+language sql volatile
+as $$
+    select pg_catalog.pg_try_advisory_xact_lock_shared(tube.lock_key(tube))
+       and pg_catalog.pg_try_advisory_xact_lock(tube.lock_key(tube, worker))
+$$;
+comment on function tube.take_lock(text, integer) is 'Take a worker''s lock until the transaction ends, if it is free.';
+
+create function tube.wait_for_lock(tube text, worker integer) returns void
+language sql volatile
+as $$
+    select pg_catalog.pg_advisory_xact_lock_shared(tube.lock_key(tube));
+    select pg_catalog.pg_advisory_xact_lock(tube.lock_key(tube, worker));
+$$;
+comment on function tube.wait_for_lock(text, integer) is
+    'Take a worker''s lock until the transaction ends, waiting as long as lock_timeout says.';
+
+create function tube.locked(tube text, worker integer) returns boolean
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select exists (
+        select from pg_locks as l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and (l.classid::bigint << 32 | l.objid::bigint) = tube.lock_key(tube, worker))
+$$;
+comment on function tube.locked(text, integer) is 'Whether a worker is at work.';
+
+create function tube.register(tube text, workers integer, worker integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform tube.check_workers(tube.named(tube), workers, worker);
+    if tube.worker_now(tube, worker) is null then
+        insert into tube.worker (tube, worker) values (register.tube, register.worker) on conflict do nothing;
+    end if;
+end
+$$;
+comment on function tube.register(text, integer, integer) is 'Make a worker''s position, at zero, if it is not there yet.';
+
+create function tube.is_left(known tube.tube, move tube.moved) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    old_worker integer := mod(mod(move.from_shard, known.partitions) + known.partitions, known.partitions);
+    at jsonb := tube.position(known.name, old_worker);
+    kind text;
+    is_left boolean;
+begin
+    foreach kind in array array['incremental', 'backfill'] loop
+        execute 'select exists (' || tube.unread_sql(
+            known, old_worker, kind = 'backfill', coalesce(at -> kind, '["1:1:", 0]'), pg_current_snapshot(), move.upto, 1,
+            'l.shard = ' || move.from_shard) || ')'
+        into is_left;
+        exit when is_left;
+    end loop;
+    return is_left;
+end
+$$;
+comment on function tube.is_left(tube.tube, tube.moved) is
+    'Whether pods are left of the shard that a table moved from. While a table moves it may step over the backlog before them.';
+
+create function tube.held_back(known tube.tube, worker integer) returns jsonb
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select coalesce(jsonb_agg(jsonb_build_array(m.to_shard, m.upto)), '[]')
+    from tube.moved as m
+    where m.tube = known.name
+      and mod(mod(m.to_shard, known.partitions) + known.partitions, known.partitions) = worker
+      and mod(mod(m.from_shard, known.partitions) + known.partitions, known.partitions) <> worker
+      and tube.is_left(known, m)
+$$;
+comment on function tube.held_back(tube.tube, integer) is
+    'Which shards of a worker wait from which seq on, as [[shard, seq], ...]: a table came to them from another worker, and '
+    'pods of its old shard are left.';
+
+create function tube.held_sql(held_back jsonb, held boolean) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('%s (%s)', case when not held then 'not' else '' end, coalesce(
+        string_agg(format('l.shard = %s and l.seq > %s', m ->> 0, m ->> 1), ' or '), 'false'))
+    from jsonb_array_elements(held_back) as m
+$$;
+comment on function tube.held_sql(jsonb, boolean) is 'The condition of the pods that are held back, or of the others.';
+
+create function tube.choose(known tube.tube, worker integer, "position" jsonb, max_changes integer) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    -- In this order: see tube.snapshot_before.
+    horizon bigint := (select s.last_value from tube.seq as s);
+    upto pg_snapshot := tube.snapshot_before(pg_current_xact_id());
+    held jsonb := tube.held_back(known, worker);
+    chosen jsonb := jsonb_build_object('upto', upto, 'held_back', held, 'after', "position");
+    pods bigint := 0;
+    ids bigint := 0;
+    oldest timestamptz;
+    kind text;
+    pod record;
+    is_full boolean := false;
+begin
+    foreach kind in array array['incremental', 'backfill'] loop
+        for pod in execute 'select seq, cardinality(ids) as size, ts from (' || tube.unread_sql(
+            known, worker, kind = 'backfill', "position" -> kind, upto, horizon, max_changes, tube.held_sql(held, false)
+        ) || ') as u' loop
+            is_full := ids > 0 and ids + pod.size > max_changes;
+            exit when is_full;
+            pods := pods + 1;
+            ids := ids + pod.size;
+            oldest := least(oldest, pod.ts);
+            chosen := jsonb_set(chosen, array[kind], to_jsonb(pod.seq));
+        end loop;
+        exit when is_full or ids >= max_changes;
+    end loop;
+    return chosen || jsonb_build_object('pods', pods, 'oldest', oldest);
+end
+$$;
+comment on function tube.choose(tube.tube, integer, jsonb, integer) is
+    'The next batch of a worker: whole pods, incremental ones first, of at most max_changes ids in all, or one pod that has '
+    'more; {upto, held_back, after, pods, incremental, backfill, oldest}, the two kinds as the seq up to which it goes.';
+
+create function tube.pods_sql(known tube.tube, worker integer, choice jsonb) returns text
+language sql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select string_agg('(' || tube.unread_sql(
+        known, worker, k.kind = 'backfill', choice -> 'after' -> k.kind, (choice ->> 'upto')::pg_snapshot,
+        (choice ->> k.kind)::bigint, (choice ->> 'pods')::bigint, tube.held_sql(choice -> 'held_back', false)) || ')', ' union all ')
+    from (values ('incremental'), ('backfill')) as k(kind)
+    where choice ->> k.kind is not null
+$$;
+comment on function tube.pods_sql(tube.tube, integer, jsonb) is 'The query of the pods of a batch, as far as they are there.';
+
+create function tube.pods_of(tube text, worker integer, choice jsonb)
+returns table (seq bigint, op character(1), shard integer, ids bigint[], payload jsonb, ts timestamptz)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+begin
+    return query execute 'select u.seq, u.op, u.shard, u.ids, u.payload, u.ts from ('
+        || tube.pods_sql(tube.named(tube), worker, choice) || ') as u';
+end
+$$;
+comment on function tube.pods_of(text, integer, jsonb) is 'The pods of a batch, as far as they are there.';
+
+create function tube.bucket(id bigint, buckets integer) returns integer
+language sql immutable
+as $$
+    select (pg_catalog.hashint8(id) & 2147483647) % buckets
+$$;
+comment on function tube.bucket(bigint, integer) is 'Which part of a batch an id is in.';
+
+create function tube.changes(tube text, worker integer, choice jsonb, above integer, upto integer)
+returns table (id bigint, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select i.id, p.shard, max(p.seq), bool_and(p.op = 'B'),
+           (array_agg(p.payload order by p.seq desc) filter (where p.payload is not null))[1], min(p.ts)
+    from tube.pods_of(tube, worker, choice) as p
+    cross join lateral unnest(p.ids) as i(id)
+    where (choice ->> 'buckets')::integer = 1
+       or tube.bucket(i.id, (choice ->> 'buckets')::integer) between above + 1 and upto
+    group by p.shard, i.id
+    order by bool_and(p.op = 'B'), min(p.seq), i.id
+$$;
+comment on function tube.changes(text, integer, jsonb, integer, integer) is
+    'The ids of a batch, each once a shard, incremental ones first and in the order in which they were first touched; of the '
+    'parts above one number up to another.';

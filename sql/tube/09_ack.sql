@@ -1,0 +1,192 @@
+-- A claim is recorded before it is worked on, so that a retry is the same batch under the same id; an ack deletes the pods.
+
+create function tube.claim(tube text, workers integer, worker integer, "position" jsonb, max_changes integer) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    at tube.worker;
+    choice jsonb;
+    slices jsonb;
+    total bigint;
+    made jsonb;
+begin
+    perform tube.check_workers(known, workers, worker);
+    if max_changes is null or max_changes < 1 then
+        raise invalid_parameter_value using message = 'a batch has at least 1 change';
+    end if;
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
+            hint = 'claim in a transaction of its own';
+    end if;
+    at := tube.worker_now(tube, worker);
+    if at.version is distinct from ("position" ->> 'version')::bigint then
+        raise exception using errcode = 'PC006',
+            message = format('worker %s of tube %I is not where its position says', worker, tube),
+            hint = 'it went on, or the number of workers changed meanwhile: claim again';
+    end if;
+    if tube.is_restored(known) then
+        perform tube.rebase_after_restore(tube);
+        at := tube.worker_now(tube, worker);
+    end if;
+    if at.batch is not null
+       and (select count(*) from tube.pods_of(tube, worker, at.batch -> 'bounds')) = (at.batch -> 'bounds' ->> 'pods')::bigint
+    then
+        update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
+        where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version
+        returning w.attempt into at.attempt;
+        return at.batch || jsonb_build_object('attempt', at.attempt);
+    end if;
+
+    if not tube.has_unread(known, worker) then
+        return null;
+    end if;
+    choice := tube.choose(known, worker, tube.position(tube, worker), max_changes);
+    delete from tube.moved as m where m.tube = claim.tube and not tube.is_left(known, m);
+    if (choice ->> 'pods')::bigint = 0 then
+        return null;
+    end if;
+    choice := choice || jsonb_build_object('buckets', case when max_changes < 20000 then 1 else 64 end);
+    select jsonb_agg(jsonb_build_object('count', b.n, 'after', b.bucket - 1, 'upto', b.bucket) order by b.bucket), sum(b.n)
+    into slices, total
+    from (
+        select tube.bucket(d.id, (choice ->> 'buckets')::integer) as bucket, count(*) as n
+        from (
+            select distinct p.shard, i.id
+            from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+        ) as d
+        group by 1
+    ) as b;
+    made := jsonb_build_object(
+        'id', md5(concat_ws('|', tube, workers, worker, at.version, choice - 'upto'))::uuid,
+        'version', at.version + 1, 'attempt', 1, 'count', total, 'slices', slices,
+        'bounds', choice || jsonb_build_object('from_version', at.version),
+        'lsn', pg_current_wal_insert_lsn(), 'oldest', choice -> 'oldest');
+    update tube.worker as w set batch = made, attempt = 1, claimed_at = clock_timestamp()
+    where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version;
+    return made;
+end
+$$;
+comment on function tube.claim(text, integer, integer, jsonb, integer) is
+    'Record and return the next batch of a worker, or the one that it claimed and never acked, with the attempt counted; null '
+    'when nothing is ready. Call it in a transaction of its own, holding the worker''s lock.';
+
+create function tube.has_unread(known tube.tube, worker integer) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    at jsonb := tube.position(known.name, worker);
+    found_one boolean;
+begin
+    execute format(
+        'select exists (%s) or exists (%s)',
+        tube.unread_sql(known, worker, false, at -> 'incremental', pg_current_snapshot(), 9223372036854775807, 1),
+        tube.unread_sql(known, worker, true, at -> 'backfill', pg_current_snapshot(), 9223372036854775807, 1))
+    into found_one;
+    return found_one;
+end
+$$;
+comment on function tube.has_unread(tube.tube, integer) is
+    'Whether there is a pod for a worker: asked first, so that a claim of nothing writes nothing.';
+
+create function tube.ack(tube text, worker integer, batch jsonb) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    bounds jsonb := ack.batch -> 'bounds';
+    is_whole boolean := bounds -> 'held_back' = '[]';
+    at tube.worker;
+    deleted bigint;
+begin
+    delete from tube.worker as w
+    where w.tube = ack.tube and w.worker = ack.worker and w.version = (bounds ->> 'from_version')::bigint
+    returning w.* into at;
+    if at.version is null then
+        raise exception using errcode = 'PC006',
+            message = format('worker %s of tube %I is not where batch %s began', worker, tube, batch ->> 'id'),
+            hint = 'somebody moved it; roll back and claim again';
+    end if;
+    execute format(
+        'with gone as (delete from %s where ctid = any (array(select u.place from (%s) as u)) returning 1) select count(*) from gone',
+        known.pods, tube.pods_sql(known, worker, bounds))
+    into deleted;
+    if deleted <> (bounds ->> 'pods')::bigint then
+        raise exception using errcode = 'PC006',
+            message = format('pods of batch %s are gone', batch ->> 'id'),
+            hint = 'somebody deleted them meanwhile; roll back and claim again';
+    end if;
+    -- A batch that ended among the pods of late transactions leaves the position where it is: the rest of them is found again.
+    if is_whole and (bounds ->> 'incremental')::bigint >= at.done then
+        at.snapshot := bounds ->> 'upto';
+        at.done := bounds ->> 'incremental';
+    end if;
+    if is_whole and (bounds ->> 'backfill')::bigint >= at.backfill_done then
+        at.backfill_snapshot := bounds ->> 'upto';
+        at.backfill_done := bounds ->> 'backfill';
+    end if;
+    insert into tube.worker (tube, worker, version, snapshot, done, backfill_snapshot, backfill_done)
+    values (at.tube, at.worker, (ack.batch ->> 'version')::bigint, at.snapshot, at.done, at.backfill_snapshot, at.backfill_done);
+    return (batch ->> 'version')::bigint;
+end
+$$;
+comment on function tube.ack(text, integer, jsonb) is
+    'Delete the pods of a batch whose ids are all done, in the transaction that holds the worker''s lock.';
+
+create function tube.is_restored(known tube.tube) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    ahead boolean;
+begin
+    -- The same snapshot decides what the statement sees and what is ahead of it.
+    execute format(
+        'select exists (select from %s as p where p.txid >= pg_snapshot_xmax(pg_current_snapshot())) or exists (
+            select from tube.worker as w
+            where w.tube = %L
+              and greatest(pg_snapshot_xmax(w.snapshot), pg_snapshot_xmax(w.backfill_snapshot)) >
+                  pg_snapshot_xmax(pg_current_snapshot()))', known.pods, known.name)
+    into ahead;
+    return ahead;
+end
+$$;
+comment on function tube.is_restored(tube.tube) is
+    'Whether there are pods or positions of transactions that this cluster has not reached: those of a restored dump.';
+
+create function tube.rebase_after_restore(tube text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+begin
+    if not has_table_privilege(known.pods, 'update') then
+        raise exception using errcode = 'PC004',
+            message = format('tube %I was restored from another cluster: its transaction ids mean something else here', tube),
+            hint = format('let the owner of %s run: select tube.rebase_after_restore(%L)', known.pods, tube);
+    end if;
+    execute format('update %s set txid = ''3'' where txid >= pg_snapshot_xmax(pg_current_snapshot())', known.pods);
+    update tube.worker as w set
+        snapshot = default, done = 0, backfill_snapshot = default, backfill_done = 0, batch = null, attempt = 0
+    where w.tube = rebase_after_restore.tube;
+end
+$$;
+comment on function tube.rebase_after_restore(text) is
+    'In a restored dump transaction ids come from another cluster: those that this one has not reached are forgotten, and '
+    'every worker looks at all its pods again. A claim does it by itself where it may.';

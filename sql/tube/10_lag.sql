@@ -1,0 +1,197 @@
+-- What waits for a worker, and what is in the tubes: at a cost that knows no backlog.
+
+create function tube.due(known tube.tube, worker integer, "position" jsonb)
+returns table (seq bigint, op character(1), shard integer, payload jsonb, ts timestamptz, is_due boolean)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    first_incremental bigint;
+    first_pod bigint;
+begin
+    if tube.has_controls(known, worker) then
+        execute 'select seq from (' || tube.unread_sql(
+            known, worker, false, "position" -> 'incremental', pg_current_snapshot(), 9223372036854775807, 1) || ') as u'
+        into first_incremental;
+        execute 'select least($1, (select seq from (' || tube.unread_sql(
+            known, worker, true, "position" -> 'backfill', pg_current_snapshot(), 9223372036854775807, 1) || ') as u))'
+        into first_pod using first_incremental;
+        return query execute format(
+            'select l.seq, l.op, l.shard, l.payload, l.ts,
+                    coalesce(l.seq < case when l.op is not distinct from ''B'' then $1 else $2 end, true)
+             from %1$s as l
+             where l.ids = ''{}'' and (%2$s, l.seq) >= (%3$s, 0) and (%2$s, l.seq) <= (%3$s, 9223372036854775807)
+             order by %2$s, l.seq limit 1000', known.pods, tube.belongs('l.shard', known.partitions), worker)
+        using first_pod, first_incremental;
+    end if;
+end
+$$;
+comment on function tube.due(tube.tube, integer, jsonb) is
+    'The first 1000 control pods of a worker, each with whether its turn has come: when the worker''s pods before it are done, '
+    'for one of op B those of backfills too.';
+
+create function tube.has_controls(known tube.tube, worker integer) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    found_one boolean;
+begin
+    execute format(
+        'select exists (select from %1$s as l where l.ids = ''{}'' and %2$s = %3$s)',
+        known.pods, tube.belongs('l.shard', known.partitions), worker)
+    into found_one;
+    return found_one;
+end
+$$;
+comment on function tube.has_controls(tube.tube, integer) is 'Whether there is any control pod for a worker.';
+
+create function tube.count_unread(
+    known tube.tube, worker integer, "position" jsonb, condition text, upto integer,
+    out counted bigint, out exact boolean, out oldest timestamptz
+)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    touches bigint;
+    low bigint;
+    high bigint;
+    whole bigint;
+begin
+    execute format(
+        'select count(*), count(distinct (t.shard, t.id)), min(t.seq), max(t.seq), sum(t.size) filter (where t.n = 1), min(t.ts)
+         from (
+            select u.seq, u.shard, u.ts, cardinality(u.ids) as size, i.id, i.n
+            from ((%s) union all (%s)) as u cross join lateral unnest(u.ids) with ordinality as i(id, n)
+            limit %s) as t',
+        tube.unread_sql(known, worker, false, "position" -> 'incremental', pg_current_snapshot(), 9223372036854775807, null, condition),
+        tube.unread_sql(known, worker, true, "position" -> 'backfill', pg_current_snapshot(), 9223372036854775807, null, condition),
+        upto::bigint + 1)
+    into touches, counted, low, high, whole, oldest;
+    exact := touches <= upto;
+    if not exact then
+        -- As many on the way to the latest seq as on the way so far.
+        counted := whole + greatest(0, (select s.last_value from tube.seq as s) - high) * whole / (high - low + 1);
+    end if;
+end
+$$;
+comment on function tube.count_unread(tube.tube, integer, jsonb, text, integer) is
+    'How many ids there are for a worker under a condition, each once: exact up to upto touches, beyond it an estimate from '
+    'how thick they lay so far.';
+
+create function tube.lag(tube text, workers integer, worker integer, "position" jsonb, upto integer default 1000) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    at jsonb := coalesce(nullif("position", '{}'), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}');
+    held jsonb;
+    ready record;
+    waiting record;
+    controls record;
+begin
+    perform tube.check_workers(known, workers, worker);
+    if coalesce(upto < 0, true) then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    held := tube.held_back(known, worker);
+    ready := tube.count_unread(known, worker, at, tube.held_sql(held, false), upto);
+    select 0::bigint as counted, true as exact, null::timestamptz as oldest into waiting;
+    if held <> '[]' then
+        waiting := tube.count_unread(known, worker, at, tube.held_sql(held, true), upto);
+    end if;
+    select count(*) filter (where d.is_due) as due, count(*) filter (where not d.is_due) as others,
+           min(d.ts) filter (where d.is_due) as due_since, min(d.ts) filter (where not d.is_due) as others_since
+    into controls from tube.due(known, worker, at) as d;
+    return jsonb_build_object(
+        'ready', ready.counted + controls.due, 'ready_exact', ready.exact,
+        'ready_age', extract(epoch from clock_timestamp() - least(ready.oldest, controls.due_since)),
+        'waiting', waiting.counted + controls.others, 'waiting_exact', waiting.exact,
+        'waiting_age', extract(epoch from clock_timestamp() - least(waiting.oldest, controls.others_since)),
+        'faults', (select count(*) from (select from tube.fault as f where f.tube = lag.tube limit 1000) as bounded));
+end
+$$;
+comment on function tube.lag(text, integer, integer, jsonb, integer) is
+    'How many ids are ready for a worker, with the control pods whose turn has come; and how many wait: of a table that came '
+    'from another worker''s shard, whose pods are not done, and control pods with pods before them. Exact up to upto, its cost '
+    'grows with upto and with nothing else. What an open transaction has touched nobody can see.';
+
+create function tube.stats_of(known tube.tube, worker integer, backfill boolean)
+returns table (pods text, min_seq bigint, max_seq bigint, min_ts timestamptz, max_ts timestamptz)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    at jsonb := coalesce(
+        tube.position(known.name, worker) -> case when backfill then 'backfill' else 'incremental' end, '["1:1:", 0]');
+    counted bigint;
+begin
+    execute 'select count(*), min(seq), max(seq), min(ts), max(ts) from (select seq, ts from (' || tube.unread_sql(
+        known, worker, backfill, at, pg_current_snapshot(), 9223372036854775807, 1001) || ') as u) as t'
+    into counted, min_seq, max_seq, min_ts, max_ts;
+    pods := case when counted > 1000 then '1000+' else counted::text end;
+    if counted > 1000 then
+        execute format(
+            'select l.seq, l.ts from %1$s as l
+             where (l.op = ''B'', %2$s, l.seq) >= (%3$L, %4$s, 0) and (l.op = ''B'', %2$s, l.seq) <= (%3$L, %4$s, 9223372036854775807)
+               and l.ids <> ''{}''
+             order by l.op = ''B'' desc, %2$s desc, l.seq desc limit 1',
+            known.pods, tube.belongs('l.shard', known.partitions), backfill, worker)
+        into max_seq, max_ts;
+    end if;
+    return next;
+end
+$$;
+comment on function tube.stats_of(tube.tube, integer, boolean) is 'How many pods of one kind a worker has, and from when to when.';
+
+create function tube.tube_stats()
+returns table (
+    tube text, predicate text, partition integer, shards integer,
+    inc_count text, inc_min_seq bigint, inc_max_seq bigint, inc_min_ts timestamptz, inc_max_ts timestamptz,
+    backfill_count text, backfill_min_seq bigint, backfill_max_seq bigint, backfill_min_ts timestamptz,
+    backfill_max_ts timestamptz, control_count text
+)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube;
+begin
+    for known in select t.* from tube.tube as t where tube.schema_of(t.pods) is not null order by t.name loop
+        return query
+            select known.name, known.predicate, k.worker,
+                   (select count(distinct a.shard)::integer from tube.attachment as a
+                    where a.tube = known.name
+                      and mod(mod(a.shard, known.partitions) + known.partitions, known.partitions) = k.worker),
+                   i.*, b.*,
+                   (select case when count(*) >= 1000 then '1000+' else count(*)::text end
+                    from tube.due(known, k.worker, coalesce(
+                        tube.position(known.name, k.worker), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')))
+            from generate_series(0, known.partitions - 1) as k(worker)
+            cross join lateral tube.stats_of(known, k.worker, false) as i
+            cross join lateral tube.stats_of(known, k.worker, true) as b;
+    end loop;
+end
+$$;
+comment on function tube.tube_stats() is
+    'Every tube, a row for each of its workers, with the pods that wait: counted up to 1000 and then said as 1000+, so that '
+    'it costs the same at ten pods and ten million. shards are those of attached tables; the control pods are of both kinds.';

@@ -1,0 +1,256 @@
+-- A whole table as pods of op B, in the order of one of its columns: in three steps, each a transaction.
+--
+-- First a seq is drawn; then the writers of that moment are waited for; then the rows are read. So a row that is not read, or
+-- read before it changed, is touched by a pod with a higher seq, and what the downstream has not written since that seq is gone.
+
+create function tube.attached(tube text, tbl regclass, shard integer) returns tube.attachment
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    found_row tube.attachment := (
+        select a from tube.attachment as a where a.tube = known.name and a.tbl = attached.tbl
+    );
+begin
+    if found_row.tube is null then
+        perform tube.refuse(
+            format('%s is not attached to tube %I', coalesce(tbl::text, 'null'), tube),
+            'attach it first: what changes during the backfill would be missed');
+    end if;
+    if shard <> found_row.shard then
+        perform tube.refuse(
+            format('%s is attached to tube %I as shard %s, not %s', tbl, tube, found_row.shard, shard),
+            'leave the shard out, or attach the table anew');
+    end if;
+    found_row.id_column := tube.id_column(tbl, tube);
+    perform tube.check_key(tbl, found_row.id_column);
+    return found_row;
+end
+$$;
+comment on function tube.attached(text, regclass, integer) is
+    'An attachment, with today''s name of its column of ids; refused where there is none, or under another shard.';
+
+create function tube.check_order(tbl regclass, order_col text) returns name
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    column_name name := (
+        select a.attname from pg_attribute as a
+        where a.attrelid = tbl and a.attnum > 0 and not a.attisdropped and quote_ident(a.attname) in (order_col, quote_ident(order_col))
+    );
+begin
+    if column_name is null then
+        perform tube.refuse(
+            format('%s has no column %s', tbl, coalesce(quote_ident(order_col), 'null')), 'name the column to order by');
+    end if;
+    begin
+        execute format('select from %1$s where %2$I > %2$I order by %2$I limit 0', tbl, column_name);
+    exception when undefined_function then
+        perform tube.refuse(
+            format('column %I of %s has no order', column_name, tbl), 'name a column of a type that can be sorted');
+    end;
+    return column_name;
+end
+$$;
+comment on function tube.check_order(regclass, text) is 'The column to order a backfill by; refused where it cannot be.';
+
+create function tube.backfill_key(tbl regclass, shard integer) returns bigint
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select hashtextextended(format('pgchange backfill %s %s', tbl::oid, shard), 0)
+$$;
+comment on function tube.backfill_key(regclass, integer) is 'The advisory lock of a backfill of a table and shard.';
+
+create function tube.put_control(known tube.tube, op text, shard integer, payload jsonb) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    execute format('insert into %s (op, shard, ids, payload) values ($1, $2, ''{}'', $3)', known.pods)
+    using op, shard, payload;
+end
+$$;
+comment on function tube.put_control(tube.tube, text, integer, jsonb) is 'Put a control pod into a tube.';
+
+create function tube.has_control(known tube.tube, tbl regclass, shard integer, types text[]) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    found_one boolean;
+begin
+    execute format(
+        'select exists (
+            select from %s as l
+            where l.ids = ''{}'' and %s = %s and l.shard = $1 and l.payload ->> ''type'' = any ($2)
+              and to_regclass(l.payload ->> ''tbl'') = $3)',
+        known.pods, tube.belongs('l.shard', known.partitions), tube.belongs(format('(%s)', shard), known.partitions))
+    using shard, types, tbl into found_one;
+    return found_one;
+end
+$$;
+comment on function tube.has_control(tube.tube, regclass, integer, text[]) is
+    'Whether there is a control pod of one of some types for a table and shard.';
+
+create function tube.tube_backfill_schedule(in_tube text, order_col text, shard_from integer, shard_to integer) returns integer
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(in_tube);
+    each_one tube.attachment;
+    scheduled integer := 0;
+begin
+    if coalesce(shard_from > shard_to, true) then
+        perform tube.refuse(format('there are no shards from %s to %s', shard_from, shard_to), 'give the lower one first');
+    end if;
+    for each_one in
+        select a.* from tube.attachment as a
+        where a.tube = known.name and a.shard between shard_from and shard_to order by a.shard, a.tbl
+    loop
+        if not tube.has_control(known, each_one.tbl, each_one.shard, array['backfill_schedule', 'backfill_end']) then
+            perform tube.put_control(known, 'B', each_one.shard, jsonb_build_object(
+                'type', 'backfill_schedule', 'tbl', each_one.tbl::text, 'order_col', tube.check_order(each_one.tbl, order_col)));
+            scheduled := scheduled + 1;
+        end if;
+    end loop;
+    return scheduled;
+end
+$$;
+comment on function tube.tube_backfill_schedule(text, text, integer, integer) is
+    'Ask the workers for a backfill of every attached table of some shards, by a control pod each; tables that have one, or '
+    'whose last backfill is not worked off, are left out. Returns how many.';
+
+create function tube.tube_backfill_step1() returns text
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select nextval('tube.seq')::text
+$$;
+comment on function tube.tube_backfill_step1() is
+    'Begin a backfill: the seq from which on pods count as written since. In a transaction of its own.';
+
+create function tube.writers(tables regclass[]) returns table (transaction text)
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    with relations as (
+        select d.relid::oid as relid from unnest(tables) as t(tbl) cross join lateral tube.descendants(t.tbl) as d(relid)
+        union
+        select t.pods::oid from tube.tube as t
+        where t.name in (select a.tube from tube.attachment as a where a.tbl = any (tables))
+    ), holders as (
+        select distinct l.virtualtransaction
+        from pg_locks as l join relations as r on r.relid = l.relation
+        where l.locktype = 'relation' and l.mode = 'RowExclusiveLock' and l.granted
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and l.pid is distinct from pg_backend_pid()
+          -- Not those that only put the pods of another backfill.
+          and not exists (
+              select from pg_locks as b
+              where b.locktype = 'advisory' and b.virtualtransaction = l.virtualtransaction and b.objsubid = 1
+                and (b.classid::bigint << 32 | b.objid::bigint) in (
+                    select tube.backfill_key(a.tbl, a.shard) from tube.attachment as a))
+    )
+    select h.virtualtransaction from holders as h where h.virtualtransaction not like '-1/%'
+    union
+    select 'xid ' || l.transactionid
+    from pg_locks as l join holders as h using (virtualtransaction)
+    where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock'
+$$;
+comment on function tube.writers(regclass[]) is
+    'Who is writing tables or the pods of their tubes, as virtual transactions and transaction ids: a prepared transaction has '
+    'only the latter. pg_stat_activity would not show these, nor to an ordinary role when anybody''s transaction began.';
+
+create function tube.wait_for_writers(tables regclass[], timeout interval) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    waited text[] := array(select w.transaction from tube.writers(tables) as w);
+    deadline timestamptz := clock_timestamp() + timeout;
+    holders text;
+begin
+    if timeout is null then
+        perform tube.refuse('step 2 needs a timeout', 'give the longest time to wait, like ''60 seconds''');
+    end if;
+    loop
+        select string_agg(distinct coalesce(
+                   'process ' || l.pid,
+                   (select format('prepared transaction %L', p.gid) from pg_prepared_xacts as p where p.transaction = l.transactionid),
+                   'a prepared transaction'), ', ')
+        into holders
+        from pg_locks as l
+        where (l.locktype = 'virtualxid' and l.mode = 'ExclusiveLock' and l.virtualxid = any (waited))
+           or (l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and 'xid ' || l.transactionid = any (waited));
+        exit when holders is null;
+        if clock_timestamp() >= deadline then
+            raise lock_not_available using
+                message = format('tables of the backfill are still being written, after %s, by %s', timeout, holders),
+                hint = 'try again when they have ended, or with a longer timeout; nothing was changed';
+        end if;
+        perform pg_sleep(0.02);
+    end loop;
+end
+$$;
+comment on function tube.wait_for_writers(regclass[], interval) is
+    'Wait for those who are writing tables now; an error that names them when they do not end in time.';
+
+create function tube.tube_backfill_step2(timeout interval default '60 seconds') returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.wait_for_writers(array(select distinct a.tbl from tube.attachment as a), timeout)
+$$;
+comment on function tube.tube_backfill_step2(interval) is
+    'Wait for the transactions that are writing attached tables now, prepared ones too. In a transaction of its own.';
+
+create function tube.tube_backfill_step3(
+    step1 text, tube text, tbl regclass, order_col text, shard integer default null,
+    fetch_chunk_size integer default 20000, insert_chunk_size integer default 250
+) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    attached tube.attachment := tube.attached(tube, tbl, shard);
+    column_name name := tube.check_order(tbl, order_col);
+    chunk integer;
+    at tube.keyset;
+begin
+    if coalesce(step1 !~ '^[0-9]{1,18}$', true) or step1::bigint > (select s.last_value from tube.seq as s) then
+        perform tube.refuse(format('%L is not a result of step 1', step1), 'give what tube.tube_backfill_step1() returned');
+    end if;
+    perform tube.check_bulk(attached.shard, fetch_chunk_size);
+    perform pg_advisory_xact_lock(tube.backfill_key(tbl, attached.shard));
+    if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
+        raise notice 'skipped: the last backfill of % (shard %) is not worked off yet', tbl, attached.shard;
+        return;
+    end if;
+    if exists (
+        select from tube.backfill as b
+        where b.tube = known.name and b.tbl = tube_backfill_step3.tbl and b.state in ('scheduled', 'running', 'paused')
+    ) then
+        perform tube.refuse(
+            format('another backfill of %s into tube %I is not finished', tbl, tube), 'tube.backfills() shows it: let it end, or cancel it');
+    end if;
+    -- Without an index each read sorts the table: then in few large ones.
+    chunk := case when tube.has_order_index(tbl, column_name) then fetch_chunk_size else greatest(fetch_chunk_size, 1000000) end;
+    perform tube.put_control(known, 'T', attached.shard, jsonb_build_object(
+        'type', 'backfill_start', 'tbl', tbl::text, 'start_seq', step1));
+    loop
+        at := tube.backfill_slice(known, attached, column_name, at, chunk, tube.checked_chunk(insert_chunk_size));
+        exit when at.finished;
+    end loop;
+    perform tube.put_control(known, 'B', attached.shard, jsonb_build_object(
+        'type', 'backfill_end', 'tbl', tbl::text, 'start_seq', step1));
+end
+$$;
+comment on function tube.tube_backfill_step3(text, text, regclass, text, integer, integer, integer) is
+    'Put all ids of an attached table, for whose rows the predicate holds, into a tube as pods of op B, in the order of '
+    'order_col; then the backfill_end pod, upon which the downstream gives up what was not written since step 1. One backfill '
+    'of a table and shard at a time. In a transaction of its own.';

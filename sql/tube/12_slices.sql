@@ -1,0 +1,121 @@
+-- The backfill that goes on where it stopped: chunks by (order column, id), those without an order last, a commit per chunk.
+
+create function tube.has_order_index(tbl regclass, order_col name) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select exists (
+        select from pg_index as i
+        join pg_class as c on c.oid = i.indexrelid
+        join pg_am as m on m.oid = c.relam and m.amname = 'btree'
+        join pg_attribute as a on a.attrelid = tbl and a.attname = order_col
+        where i.indrelid = tbl and i.indisvalid and i.indpred is null and i.indkey[0] = a.attnum and i.indoption[0] = 0)
+$$;
+comment on function tube.has_order_index(regclass, name) is 'Whether an index gives the order of a backfill.';
+
+create function tube.slice_sql(
+    attached tube.attachment, order_col name, at tube.keyset, chunk integer, row_name name, wanted text
+) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format(
+        'select %1$I as o, %2$I::bigint as id, %3$s as wanted from %4$s as %5$I where %6$s order by %7$s limit %8$s',
+        order_col, attached.id_column, wanted, attached.tbl, row_name,
+        case when at.in_nulls then
+                 format('%I is null and %I > %L::bigint', order_col, attached.id_column, coalesce(at.last_id, -9223372036854775808))
+             when at.last_id is null then format('%I is not null', order_col)
+             when order_col = attached.id_column then format('%I > %L::bigint', order_col, at.last_id)
+             else format('(%I, %I) > (%L::%s, %L::bigint)', order_col, attached.id_column, at.last_value,
+                         format_type(a.atttypid, a.atttypmod), at.last_id) end,
+        case when order_col = attached.id_column or at.in_nulls then format('%I', attached.id_column)
+             else format('%I, %I', order_col, attached.id_column) end,
+        chunk)
+    from pg_attribute as a
+    where a.attrelid = attached.tbl and a.attname = order_col
+$$;
+comment on function tube.slice_sql(tube.attachment, name, tube.keyset, integer, name, text) is
+    'The query of the next rows of a backfill, each with what is wanted of it.';
+
+create function tube.wanted_one_by_one(known tube.tube, attached tube.attachment, rows text) returns bigint[]
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    each_row record;
+    test text := format(E'select (%s\n) from (select ($1::%s).*) as %I', known.predicate, attached.tbl,
+                        (select c.relname from pg_class as c where c.oid = attached.tbl));
+    is_wanted boolean;
+    failed bigint := 0;
+    message text;
+    ids bigint[] := '{}';
+begin
+    for each_row in execute rows loop
+        begin
+            execute test using each_row.wanted into is_wanted;
+        exception when others or assert_failure then
+            is_wanted := true;
+            failed := failed + 1;
+            message := sqlerrm;
+        end;
+        if is_wanted then
+            ids := array_append(ids, each_row.id);
+        end if;
+    end loop;
+    if failed > 0 then
+        insert into tube.fault (tube, tbl, ids, message) values (known.name, attached.tbl, failed, message);
+    end if;
+    return ids;
+end
+$$;
+comment on function tube.wanted_one_by_one(tube.tube, tube.attachment, text) is
+    'The ids that the predicate holds for, and those for which it fails, which are counted in tube.fault.';
+
+create function tube.backfill_slice(
+    known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
+) returns tube.keyset
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+set datestyle = 'ISO'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set jit = off
+as $$
+declare
+    relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
+    slice constant text := '
+        with c as materialized (%s), n as (select count(*) as looked_at from c)
+        select n.looked_at, l.o::text, l.id, array(select c.id from c where %s)
+        from n left join lateral (select c.o, c.id from c offset greatest(n.looked_at - 1, 0) limit 1) as l on true';
+    ids bigint[];
+begin
+    at.in_nulls := coalesce(at.in_nulls, false);
+    begin
+        execute format(
+            slice, tube.slice_sql(attached, order_col, at, chunk, relation, E'(' || coalesce(known.predicate, 'true') || E'\n)'),
+            case when known.predicate is null then 'true' else 'c.wanted' end)
+        into at.looked_at, at.last_value, at.last_id, ids;
+    exception when others or assert_failure then
+        if known.predicate is null then
+            raise;
+        end if;
+        ids := tube.wanted_one_by_one(
+            known, attached, tube.slice_sql(attached, order_col, at, chunk, 'pgchange_row', 'pgchange_row'));
+        execute format(slice, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), 'false')
+        into at.looked_at, at.last_value, at.last_id, attached.tube;
+    end;
+    perform tube.insert_pods(array[known.pods], 'B', attached.shard, ids, pod_size);
+    at.touched := cardinality(ids);
+    at.finished := false;
+    if at.looked_at < chunk then
+        at.finished := at.in_nulls or (
+            select a.attnotnull from pg_attribute as a where a.attrelid = attached.tbl and a.attname = order_col);
+        at.in_nulls := true;
+        at.last_value := null;
+        at.last_id := null;
+    end if;
+    return at;
+end
+$$;
+comment on function tube.backfill_slice(tube.tube, tube.attachment, name, tube.keyset, integer, integer) is
+    'Touch the next chunk rows of a table, as pods of op B, and return where that ended.';

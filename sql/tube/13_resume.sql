@@ -1,0 +1,227 @@
+-- The resumable backfill: begun, chunk by chunk, paused, resumed, cancelled; its progress is for everybody to read.
+
+create function tube.backfill_named(id bigint) returns tube.backfill
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    found_row tube.backfill;
+begin
+    select b.* into found_row from tube.backfill as b where b.id = backfill_named.id for update;
+    if found_row.id is null then
+        raise exception using errcode = 'PC002', message = format('there is no backfill %s', coalesce(id::text, 'null')),
+            hint = 'tube.backfills() lists them';
+    end if;
+    return found_row;
+end
+$$;
+comment on function tube.backfill_named(bigint) is 'A backfill, locked until the transaction ends; refused where there is none.';
+
+create function tube.fail_backfills(tube text, tbl regclass, reason text) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    update tube.backfill as b set
+        state = 'failed', message = reason, updated_at = clock_timestamp(), finished_at = clock_timestamp()
+    where b.tube = fail_backfills.tube and b.tbl = fail_backfills.tbl and b.state in ('scheduled', 'running', 'paused')
+$$;
+comment on function tube.fail_backfills(text, regclass, text) is 'End what is not finished of the backfills of a table, with the reason.';
+
+create function tube.estimated_rows(tbl regclass) returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    plan json;
+begin
+    execute format('explain (format json) select from %s', tbl) into plan;
+    return (plan -> 0 -> 'Plan' ->> 'Plan Rows')::bigint;
+end
+$$;
+comment on function tube.estimated_rows(regclass) is 'How many rows the planner thinks that a table has.';
+
+create function tube.backfill_begin(
+    tube text, tbl regclass, order_col text, shard integer default null, chunk_size integer default 20000
+) returns bigint
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    attached tube.attachment := tube.attached(tube, tbl, shard);
+    column_name name := tube.check_order(tbl, order_col);
+    running tube.backfill;
+    made bigint;
+begin
+    if coalesce(chunk_size not between 1 and 1000000, true) then
+        perform tube.refuse(format('a chunk cannot have %s rows', chunk_size), 'from 1 to 1000000');
+    end if;
+    perform pg_advisory_xact_lock(tube.backfill_key(tbl, attached.shard));
+    select b.* into running from tube.backfill as b
+    where b.tube = known.name and b.tbl = backfill_begin.tbl and b.state in ('scheduled', 'running', 'paused');
+    if running.id is not null then
+        if running.order_col <> column_name then
+            perform tube.refuse(
+                format('backfill %s of %s into tube %I, by %I, is not finished', running.id, tbl, tube, running.order_col),
+                format('go on with it, or tube.backfill_cancel(%s)', running.id));
+        end if;
+        update tube.backfill as b set
+            chunk_size = backfill_begin.chunk_size, message = null,
+            state = case when b.state <> 'paused' then b.state when b.looked_at = 0 then 'scheduled' else 'running' end
+        where b.id = running.id;
+        return running.id;
+    end if;
+    if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
+        perform tube.refuse(
+            format('the last backfill of %s (shard %s) into tube %I is not worked off yet', tbl, attached.shard, tube),
+            'let its workers come to its end');
+    end if;
+    if not tube.has_order_index(tbl, column_name) then
+        raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%, %) would help, '
+                     'or larger chunks', quote_ident(column_name), tbl, quote_ident(column_name), quote_ident(attached.id_column);
+    end if;
+    insert into tube.backfill (tube, tbl, shard, order_col, chunk_size, start_seq, total)
+    values (known.name, tbl, attached.shard, column_name, chunk_size, nextval('tube.seq'), tube.estimated_rows(tbl))
+    returning id into made;
+    return made;
+end
+$$;
+comment on function tube.backfill_begin(text, regclass, text, integer, integer) is
+    'Begin a backfill of an attached table that tube.backfill_chunk() carries out, or go on with the one that is not finished: '
+    'returns its number. One of a table into a tube at a time. In a transaction of its own.';
+
+create function tube.backfill_chunk(
+    id bigint, timeout interval default '60 seconds', out touched bigint, out looked_at bigint, out total bigint,
+    out finished boolean, out state text
+)
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    job tube.backfill := tube.backfill_named(id);
+    began timestamptz := clock_timestamp();
+    known tube.tube := tube.named(job.tube);
+    attached tube.attachment;
+    at tube.keyset;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007', message = 'a backfill''s transactions must be read committed',
+            hint = 'begin isolation level read committed';
+    end if;
+    touched := 0;
+    if job.state in ('scheduled', 'running') then
+        attached := tube.attached(job.tube, job.tbl, job.shard);
+        if not pg_try_advisory_xact_lock(tube.backfill_key(job.tbl, job.shard)) then
+            raise lock_not_available using message = format('another backfill of %s is at work', job.tbl),
+                hint = 'wait until it has ended';
+        end if;
+        if job.state = 'scheduled' then
+            -- Whoever was writing when the backfill's seq was drawn is waited for before the first row is read.
+            perform tube.wait_for_writers(array[job.tbl], timeout);
+            perform tube.put_control(known, 'T', job.shard, jsonb_build_object(
+                'type', 'backfill_start', 'tbl', job.tbl::text, 'start_seq', job.start_seq::text));
+            job.updated_at := began;
+        end if;
+        at := tube.backfill_slice(
+            known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size, 900);
+        touched := at.touched;
+        if at.finished then
+            perform tube.put_control(known, 'B', job.shard, jsonb_build_object(
+                'type', 'backfill_end', 'tbl', job.tbl::text, 'start_seq', job.start_seq::text));
+        end if;
+        update tube.backfill as b set
+            state = case when at.finished then 'done' else 'running' end,
+            in_nulls = at.in_nulls, last_value = at.last_value, last_id = at.last_id,
+            looked_at = b.looked_at + at.looked_at, done = b.done + at.touched,
+            total = case when at.finished then b.looked_at + at.looked_at else greatest(b.total, b.looked_at + at.looked_at) end,
+            rate = case when at.looked_at = 0 then b.rate else coalesce(b.rate * 0.7, 0) + case when b.rate is null then 1 else 0.3 end
+                * at.looked_at / greatest(extract(epoch from clock_timestamp() - job.updated_at), 0.000001) end,
+            updated_at = clock_timestamp(), finished_at = case when at.finished then clock_timestamp() end
+        where b.id = job.id
+        returning b.* into job;
+    end if;
+    looked_at := job.looked_at;
+    total := job.total;
+    finished := job.state = 'done';
+    state := job.state;
+    if job.state = 'failed' then
+        perform tube.refuse(format('backfill %s of %s failed: %s', job.id, job.tbl, job.message), 'begin another');
+    end if;
+end
+$$;
+comment on function tube.backfill_chunk(bigint, interval) is
+    'Carry out the next chunk of a backfill, in a transaction of its own: how many ids it touched, how many rows are looked at '
+    'of about how many in all, whether that was the last, and the state. A backfill that was paused or cancelled stays where it '
+    'is. Before the first chunk it waits, as long as timeout says, for who was writing when the backfill began.';
+
+create function tube.set_state(id bigint, allowed text[], wanted text, message text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    job tube.backfill := tube.backfill_named(id);
+begin
+    if job.state = wanted then
+        return;
+    end if;
+    if job.state <> all (allowed) then
+        perform tube.refuse(format('backfill %s is %s', id, job.state), 'tube.backfills() shows what can be done with it');
+    end if;
+    update tube.backfill as b set
+        state = wanted, message = set_state.message, updated_at = clock_timestamp(),
+        finished_at = case when wanted = 'cancelled' then clock_timestamp() end
+    where b.id = set_state.id;
+end
+$$;
+comment on function tube.set_state(bigint, text[], text, text) is 'Bring a backfill into a state, from some others.';
+
+create function tube.backfill_pause(id bigint) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.set_state(id, array['scheduled', 'running'], 'paused', 'paused by ' || session_user)
+$$;
+comment on function tube.backfill_pause(bigint) is 'Pause a backfill behind the chunk in work.';
+
+create function tube.backfill_resume(id bigint) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    job tube.backfill := tube.backfill_named(id);
+begin
+    perform tube.set_state(
+        id, array['paused'], case when job.looked_at = 0 then 'scheduled' else 'running' end, null);
+end
+$$;
+comment on function tube.backfill_resume(bigint) is 'Let a paused backfill go on where it stopped.';
+
+create function tube.backfill_cancel(id bigint) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.set_state(id, array['scheduled', 'running', 'paused'], 'cancelled', 'cancelled by ' || session_user)
+$$;
+comment on function tube.backfill_cancel(bigint) is
+    'Give up a backfill: what it touched stays touched, and nothing is given up downstream.';
+
+create function tube.backfills()
+returns table (
+    id bigint, tube text, tbl regclass, shard integer, order_col name, state text, looked_at bigint, total bigint,
+    percent numeric, touched bigint, rate double precision, remaining interval, message text, started_by name,
+    started_at timestamptz, updated_at timestamptz, finished_at timestamptz
+)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select b.id, b.tube, b.tbl, b.shard, b.order_col, b.state, b.looked_at, b.total,
+           case when b.state = 'done' then 100 else round(least(99.9, 100.0 * b.looked_at / greatest(b.total, 1)), 1) end,
+           b.done, b.rate,
+           case when b.state = 'running' and b.rate > 0 then make_interval(secs => (b.total - b.looked_at) / b.rate) end,
+           b.message, b.started_by, b.started_at, b.updated_at, b.finished_at
+    from tube.backfill as b
+    order by b.finished_at is not null, b.id desc
+$$;
+comment on function tube.backfills() is
+    'Every backfill that goes on where it stopped, those at work first: rows looked at of about how many, ids touched, rows a '
+    'second, and how long it will take.';

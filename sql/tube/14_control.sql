@@ -1,0 +1,84 @@
+-- A worker's duties besides ids: control pods, when their turn has come.
+--
+-- backfill_end and truncate make the downstream give up what it holds: it names the ids, and they are touched, so that they
+-- take the path of a deletion. One that is still in the table is then only written again.
+
+create function tube.control_pods(tube text, workers integer, worker integer)
+returns table (seq bigint, op character(1), shard integer, type text, tbl text, payload jsonb, ts timestamptz)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+begin
+    perform tube.check_workers(known, workers, worker);
+    return query
+        select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(to_regclass(d.payload ->> 'tbl')::text, d.payload ->> 'tbl'),
+               d.payload, d.ts
+        from tube.due(known, worker, coalesce(
+            tube.position(tube, worker), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')) as d
+        where d.is_due
+        order by d.seq;
+end
+$$;
+comment on function tube.control_pods(text, integer, integer) is
+    'The control pods of a worker whose turn has come, for its pods before them are done: at most 1000, in the order of seq.';
+
+create function tube.control_pod(known tube.tube, workers integer, worker integer, seq bigint) returns record
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    found_pod record;
+begin
+    perform tube.check_workers(known, workers, worker);
+    execute format(
+        'select l.op, l.shard from %s as l where l.ids = ''{}'' and %s = $1 and l.seq = $2', known.pods,
+        tube.belongs('l.shard', workers))
+    into found_pod using worker, seq;
+    if found_pod.op is null then
+        raise exception using errcode = 'PC009', message = format('worker %s of tube %I has no control pod %s', worker, known.name, seq),
+            hint = 'tube.control_pods() lists those whose turn has come; this one is done';
+    end if;
+    return found_pod;
+end
+$$;
+comment on function tube.control_pod(tube.tube, integer, integer, bigint) is 'A control pod by its seq; refused where it is gone.';
+
+create function tube.collect(tube text, workers integer, worker integer, seq bigint, ids bigint[]) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    control record := tube.control_pod(known, workers, worker, seq);
+    given bigint[] := array_remove(coalesce(ids, '{}'), null);
+begin
+    perform tube.insert_pods(array[known.pods], control.op, control.shard, given, 900);
+    return cardinality(given);
+end
+$$;
+comment on function tube.collect(text, integer, integer, bigint, bigint[]) is
+    'Touch ids that the downstream holds and a control pod asks it to give up: for backfill_end those of its tbl and shard that '
+    'it has not written since start_seq, for truncate all of its tbl. They follow as pods of the control pod''s kind. Call it '
+    'as often as needed, then tube.control_done() in the same transaction.';
+
+create function tube.control_done(tube text, workers integer, worker integer, seq bigint) returns void
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    control record := tube.control_pod(known, workers, worker, seq);
+begin
+    execute format(
+        'delete from %s as l where l.ids = ''{}'' and %s = $1 and l.seq = $2', known.pods, tube.belongs('l.shard', workers))
+    using worker, seq;
+end
+$$;
+comment on function tube.control_done(text, integer, integer, bigint) is
+    'Take away a control pod that is worked off, in the transaction that holds the worker''s lock.';

@@ -1,0 +1,87 @@
+-- Who may do what. PUBLIC may do nothing; a writer of an attached table needs nothing. Who may use these functions at all is
+-- granted here; which tubes, by GRANTs on their pods: INSERT touches and attaches, SELECT and DELETE work, their owner changes.
+
+create function tube.grant_use(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    execute format($grants$
+        grant usage on schema tube to %1$s;
+        grant usage, select on sequence tube.seq to %1$s;
+        grant select on tube.installed, tube.tube, tube.attachment, tube.moved, tube.worker, tube.fault, tube.backfill,
+            tube.skipped to %1$s;
+        grant insert, update, delete on tube.attachment, tube.moved, tube.worker, tube.backfill to %1$s;
+        grant insert (tube, tbl, ids, message), delete on tube.fault to %1$s;
+        grant execute on all functions in schema tube to %1$s;
+        revoke execute on function tube.grant_use(regrole), tube.grant_keeper(regrole) from %1$s
+    $grants$, role);
+end
+$$;
+comment on function tube.grant_use(regrole) is
+    'Let a role touch, attach its tables to, and work those tubes whose pods it was granted INSERT on, or SELECT and DELETE. A '
+    'role that attaches is trusted: it can touch any id.';
+
+create function tube.grant_keeper(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform tube.grant_use(role);
+    execute format($grants$
+        grant insert, update, delete on tube.tube to %1$s;
+        grant insert (tube, worker, batch, pods, reason) on tube.skipped to %1$s
+    $grants$, role);
+end
+$$;
+comment on function tube.grant_keeper(regrole) is
+    'Let a role make tubes, in schemas where it may create tables, change and remove its own, and skip batches.';
+
+alter table tube.tube enable row level security;
+create policy seen on tube.tube for select using (has_table_privilege(pods, 'select, insert, delete'));
+create policy owned on tube.tube using (
+    pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = pods), 'usage'));
+
+alter table tube.attachment enable row level security;
+create policy seen on tube.attachment for select using (tube in (select t.name from tube.tube as t));
+create policy owned on tube.attachment using (
+    exists (
+        select from tube.tube as t join pg_catalog.pg_class as p on p.oid = t.pods
+        where t.name = tube and (
+            pg_has_role(p.relowner, 'usage')
+            or has_table_privilege(t.pods, 'insert')
+               and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'))));
+
+alter table tube.moved enable row level security;
+create policy seen on tube.moved for select using (tube in (select t.name from tube.tube as t));
+create policy touched on tube.moved for insert with check (
+    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert')));
+create policy worked on tube.moved for delete using (
+    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
+
+alter table tube.worker enable row level security;
+create policy seen on tube.worker for select using (tube in (select t.name from tube.tube as t));
+create policy worked on tube.worker using (
+    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
+
+alter table tube.fault enable row level security;
+create policy seen on tube.fault for select using (tube in (select t.name from tube.tube as t));
+create policy touched on tube.fault for insert with check (
+    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert')));
+create policy worked on tube.fault for delete using (
+    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
+
+alter table tube.backfill enable row level security;
+create policy seen on tube.backfill for select using (tube in (select t.name from tube.tube as t));
+create policy touched on tube.backfill using (
+    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert')));
+
+alter table tube.skipped enable row level security;
+create policy seen on tube.skipped for select using (tube in (select t.name from tube.tube as t));
+create policy worked on tube.skipped for insert with check (
+    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
+
+revoke all on all functions in schema tube from public;
+revoke all on all tables in schema tube from public;
+revoke all on type tube.keyset from public;
+revoke all on schema tube from public;

@@ -1,0 +1,441 @@
+"""Workers: nothing is missed, nothing is done out of order, no id is in two batches at once."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import psycopg
+import pytest
+
+from tests.tubes import ack, attach, changes, claim, drain, lag, make, one, pods, take
+
+EVERYTHING = {"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}
+
+
+def touch(connection, *ids, shard=0, op="T", tube="q", payload=None):
+    connection.execute(
+        "select tube.touch(%s, %s, %s, %s, %s)", [tube, shard, list(ids), op, payload and json.dumps(payload)]
+    )
+
+
+@pytest.fixture
+def q(connect):
+    connection = connect()
+    make(connection)
+    return connection
+
+
+def test_a_batch_has_the_ids_in_the_order_of_touching_each_once(q):
+    touch(q, 5, 3)
+    touch(q, 3, 9)
+    assert take(q) == [3, 5, 9]
+    assert pods(q) == []
+
+
+def test_nothing_ready_is_no_batch_and_takes_no_transaction_id(own_database, connect_to):
+    connection = connect_to(own_database)
+    make(connection)
+    claim(connection)
+    before = one(connection, "select pg_current_xact_id()::text::bigint")
+    assert claim(connection) is None
+    assert one(connection, "select pg_current_xact_id()::text::bigint") == before + 1
+
+
+def test_incremental_pods_come_before_those_of_a_backfill_and_each_kind_in_order(q):
+    touch(q, 1, op="B")
+    touch(q, 2, op="B")
+    touch(q, 3)
+    assert take(q, limit=2) == [3, 1]
+    touch(q, 4)
+    assert take(q) == [4, 2]
+
+
+def test_a_batch_has_at_most_so_many_ids_or_one_pod(q):
+    touch(q, 1, 2, 3)
+    touch(q, 4)
+    touch(q, 5, 6)
+    assert [take(q, limit=2) for _ in range(3)] == [[1, 2, 3], [4], [5, 6]]
+    touch(q, 1, 2, 3)
+    touch(q, 4)
+    touch(q, 5)
+    assert take(q, limit=4) == [1, 2, 3, 4]
+
+
+def test_an_id_of_two_shards_comes_for_each(q):
+    touch(q, 1, shard=0)
+    touch(q, 1, shard=1)
+    assert take(q) == [1, 1]
+
+
+def test_the_latest_payload_goes_with_the_id(q):
+    touch(q, 1, payload={"n": 1})
+    touch(q, 1, payload={"n": 2})
+    touch(q, 1)
+    batch = claim(q)
+    query = "select payload, seq, backfill from tube.changes('q', 0, %s, -1, 64)"
+    assert q.execute(query, [json.dumps(batch["bounds"])]).fetchall() == [({"n": 2}, 3, False)]
+
+
+def test_an_unacked_batch_is_the_same_again_whatever_came_meanwhile(q):
+    touch(q, 1)
+    touch(q, 2, op="B")
+    first = claim(q)
+    touch(q, 3)
+    second = claim(q, limit=1)
+    assert (second["id"], second["attempt"]) == (first["id"], 2)
+    assert changes(q, second) == [1, 2]
+    ack(q, second)
+    assert take(q) == [3]
+
+
+def test_a_large_batch_is_read_in_parts_that_together_are_it(q):
+    touch(q, *range(5000))
+    touch(q, *range(2500, 7500))
+    batch = claim(q, limit=50000)
+    assert len(batch["slices"]) == 64
+    assert sorted(changes(q, batch)) == list(range(7500))
+    ack(q, batch)
+    assert pods(q) == []
+
+
+def test_a_lower_seq_that_commits_later_is_not_missed(q, connect):
+    slow = connect(autocommit=False)
+    touch(slow, 1)
+    touch(q, 2)
+    assert take(q) == [2]
+    slow.commit()
+    assert take(q) == [1]
+
+
+def test_a_lower_seq_of_a_transaction_above_the_snapshot_is_not_missed(own_database, connect_to):
+    """An open transaction may have an id that the snapshot's xmax does not reach and its list does not name."""
+    q = connect_to(own_database)
+    make(q)
+    early, late = connect_to(own_database, autocommit=False), connect_to(own_database, autocommit=False)
+    early.execute("select pg_current_xact_id()")
+    touch(late, 1)
+    touch(early, 2)
+    early.commit()
+    assert one(q, "select pg_snapshot_xip(pg_current_snapshot())") is None
+    assert take(q) == [2]
+    late.commit()
+    assert take(q) == [1]
+
+
+@pytest.mark.parametrize("kind", ["T", "B"])
+def test_a_late_transaction_larger_than_a_batch_is_finished_and_leaves_the_position(q, connect, kind):
+    slow = connect(autocommit=False)
+    for n in range(10):
+        touch(slow, n, op=kind)
+    touch(q, 100, op=kind)
+    assert take(q) == [100]
+    slow.commit()
+    assert [take(q, limit=4), take(q, limit=4)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    touch(q, 200, op=kind)
+    assert take(q, limit=4) == [8, 9, 200]
+    assert take(q) == []
+
+
+def test_a_prepared_transaction_is_not_missed(q):
+    q.execute("begin")
+    touch(q, 1)
+    q.execute("prepare transaction 'tube-claim'")
+    touch(q, 2)
+    assert take(q) == [2]
+    q.execute("commit prepared 'tube-claim'")
+    assert take(q) == [1]
+
+
+def test_savepoints_are_not_missed(q, connect):
+    slow = connect(autocommit=False)
+    slow.execute("select 1")
+    with slow.transaction():
+        touch(slow, 1)
+    touch(q, 2)
+    assert take(q) == [2]
+    with slow.transaction():
+        touch(slow, 3)
+    slow.commit()
+    assert take(q) == [1, 3]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_the_order_of_commits_every_pod_comes_once(own_database, connect_to, seed):
+    chance = random.Random(seed)
+    q = connect_to(own_database)
+    make(q, workers=2)
+    writers = [connect_to(own_database, autocommit=False) for _ in range(6)]
+    waits: dict[int, list[int]] = {n: [] for n in range(6)}
+    expected, got, number = [], [], 0
+    for _ in range(300):
+        n = chance.randrange(6)
+        action = chance.random()
+        if action < 0.5:
+            number += 1
+            touch(writers[n], number, shard=chance.randrange(-3, 4), op=chance.choice("TB"))
+            waits[n].append(number)
+        elif action < 0.7:
+            writers[n].commit()
+            expected += waits[n]
+            waits[n] = []
+        elif action < 0.75:
+            writers[n].rollback()
+            waits[n] = []
+        else:
+            worker = chance.randrange(2)
+            got += take(q, worker, 2, limit=chance.choice([1, 3, 100]))
+    for n, writer in enumerate(writers):
+        writer.commit()
+        expected += waits[n]
+    for worker in (0, 1):
+        got += drain(q, worker, 2, limit=5)
+    assert sorted(got) == sorted(expected)
+
+
+def test_by_hand_too_whatever_the_order_of_commits_every_pod_comes_once(own_database, connect_to):
+    chance = random.Random(7)
+    q = connect_to(own_database)
+    make(q)
+    writers = [connect_to(own_database, autocommit=False) for _ in range(5)]
+    query = one(q, "select tube.tube_pods_sql('q', 1, 0)")
+    waits: dict[int, list[int]] = {n: [] for n in range(5)}
+    expected, got = [], []
+
+    def work(limit):
+        rows = q.execute(f"{query} limit {limit}").fetchall()
+        assert [row[1] == "B" for row in rows] == sorted(row[1] == "B" for row in rows)
+        own = writers[0] if chance.random() < 0.3 else q
+        assert one(own, "select tube.tube_pods_delete('q', 1, 0, %s)", [row[0] for row in rows]) == len(rows)
+        if own is not q:
+            # In a transaction that touches too, before and after.
+            touch(own, 5000 + len(expected))
+            expected.append(5000 + len(expected))
+            expected.extend(waits[0])
+            waits[0] = []
+            own.commit()
+        got.extend(each for row in rows for each in row[3])
+        return rows
+
+    for number in range(400):
+        n = chance.randrange(5)
+        action = chance.random()
+        if action < 0.6:
+            touch(writers[n], number, op=chance.choice("TB"))
+            waits[n].append(number)
+        elif action < 0.8:
+            writers[n].commit()
+            expected += waits[n]
+            waits[n] = []
+        else:
+            work(chance.choice([1, 3, 100]))
+    for n, writer in enumerate(writers):
+        writer.commit()
+        expected += waits[n]
+        waits[n] = []
+    while work(50):
+        pass
+    assert sorted(got) == sorted(expected)
+
+
+def test_a_shard_belongs_to_one_worker_and_negative_ones_too(connect):
+    connection = connect()
+    make(connection, workers=3)
+    for shard in range(-4, 5):
+        touch(connection, shard, shard=shard)
+    assert [sorted(take(connection, worker, 3)) for worker in range(3)] == [[-3, 0, 3], [-2, 1, 4], [-4, -1, 2]]
+
+
+def test_while_the_number_of_workers_changes_nothing_is_missed_and_nothing_done_twice(q, connect):
+    for n in range(40):
+        touch(q, n, shard=n)
+    got = take(q, limit=7)
+    slow = connect(autocommit=False)
+    touch(slow, 100, shard=1)
+    got += take(q, limit=7)
+    slow.commit()
+    make(q, workers=4)
+    got += take(q, 1, 4, limit=3)
+    make(q, workers=3)
+    for worker in range(3):
+        got += drain(q, worker, 3, limit=5)
+    assert sorted(got) == [*range(40), 100]
+
+
+def test_a_worker_of_another_number_of_workers_is_refused(q):
+    touch(q, 1)
+    make(q, workers=4)
+    with pytest.raises(psycopg.Error, match="shared by 4 workers now") as told:
+        claim(q, 0, 1)
+    assert told.value.sqlstate == "PC006"
+
+
+def test_the_number_of_workers_does_not_change_while_one_is_at_work(q, connect):
+    worker = connect(autocommit=False)
+    assert one(worker, "select tube.take_lock('q', 0)") is True
+    q.execute("set lock_timeout = '100ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="are at work"):
+        make(q, workers=2)
+    assert one(q, "select partitions from tube.tube") == 1
+    worker.rollback()
+    make(q, workers=2)
+
+
+def test_one_worker_at_a_time(q, connect):
+    first, second = connect(autocommit=False), connect(autocommit=False)
+    assert one(first, "select tube.take_lock('q', 0)") is True
+    assert one(q, "select tube.locked('q', 0)") is True
+    assert one(second, "select tube.take_lock('q', 0)") is False
+    first.rollback()
+    assert one(second, "select tube.take_lock('q', 0)") is True
+
+
+def test_a_table_that_changes_its_shard_waits_until_the_old_shards_pods_are_done(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key, n int default 0)")
+    make(connection, workers=2)
+    attach(connection, shard=0)
+    connection.execute("insert into item values (1), (2)")
+    batch = claim(connection, 0, 2)
+    attach(connection, shard=1)
+    touch(connection, 77, shard=3)
+    connection.execute("update item set n = 1 where id = 1")
+    assert take(connection, 1, 2) == [77]
+    shown = lag(connection, 1, 2)
+    assert (shown["ready"], shown["waiting"]) == (0, 1)
+    ack(connection, batch, 0)
+    assert lag(connection, 1, 2)["ready"] == 1
+    assert take(connection, 1, 2) == [1]
+    assert take(connection, 1, 2) == []
+    assert one(connection, "select count(*) from tube.moved") == 0
+
+
+def test_tables_that_swap_their_shards_do_not_wait_for_each_other_for_ever(connect):
+    connection = connect()
+    make(connection, workers=2)
+    for name, shard in [("a", 0), ("b", 1)]:
+        connection.execute(f"create table {name} (id bigint primary key)")
+        attach(connection, name, shard=shard)
+        connection.execute(f"insert into {name} values (1), (2)")
+    attach(connection, "a", shard=1)
+    connection.execute("update a set id = id + 10")
+    attach(connection, "b", shard=0)
+    connection.execute("update b set id = id + 20")
+    attach(connection, "a", shard=0)
+    connection.execute("update a set id = id + 100")
+    got = []
+    for _ in range(5):
+        got += take(connection, 0, 2, limit=2) + take(connection, 1, 2, limit=2)
+    assert set(got) == {1, 2, 11, 12, 21, 22, 111, 112}
+    assert pods(connection) == []
+
+
+def test_an_acked_batch_cannot_be_acked_again(q):
+    touch(q, 1)
+    batch = claim(q)
+    ack(q, batch)
+    with pytest.raises(psycopg.Error, match="not where batch") as told:
+        ack(q, batch)
+    assert told.value.sqlstate == "PC006"
+
+
+def test_an_ack_of_pods_that_somebody_deleted_is_refused_and_the_next_claim_goes_on(q):
+    touch(q, 1)
+    touch(q, 2)
+    batch = claim(q)
+    q.execute("delete from q where ids = '{1}'")
+    with pytest.raises(psycopg.Error, match="are gone"):
+        ack(q, batch)
+    assert take(q) == [2]
+
+
+def test_a_claim_is_refused_in_a_transaction_that_has_written(q, connect):
+    q.execute("select tube.register('q', 1, 0)")
+    writer = connect(autocommit=False)
+    writer.execute("create table t ()")
+    with pytest.raises(psycopg.Error, match="already written") as told:
+        writer.execute("select tube.claim('q', 1, 0, tube.position('q', 0), 10)")
+    assert told.value.sqlstate == "PC007"
+
+
+def test_a_claim_from_an_old_position_is_refused(q):
+    touch(q, 1)
+    old = json.dumps(one(q, "select tube.register('q', 1, 0)") or one(q, "select tube.position('q', 0)"))
+    take(q)
+    with pytest.raises(psycopg.Error, match="not where its position says") as told:
+        q.execute("select tube.claim('q', 1, 0, %s, 10)", [old])
+    assert told.value.sqlstate == "PC006"
+
+
+def test_by_hand_pods_are_read_from_where_deleting_has_come(q):
+    for n in range(10):
+        touch(q, n)
+    touch(q, 100, op="B")
+    q.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
+    query = one(q, "select tube.tube_pods_sql('q', 1, 0)")
+    assert [row[0] for row in q.execute(f"{query} limit 3")] == [1, 2, 3]
+    assert one(q, "select tube.tube_pods_delete('q', 1, 0, '{1,2,3,11}')") == 4
+    assert one(q, "select done from tube.worker") == 3
+    assert [row[0] for row in q.execute(query)] == [4, 5, 6, 7, 8, 9, 10, 12]
+    assert one(q, "select tube.tube_pods_delete('q', 1, 0, '{4,5,6,7,8,9,10}')") == 7
+    # A control pod is not passed over by hand.
+    assert [row[4] for row in q.execute(query)] == [{"type": "mine"}]
+
+
+def test_by_hand_backfill_pods_may_be_left_out(q):
+    touch(q, 1, op="B")
+    touch(q, 2)
+    rows = q.execute(one(q, "select tube.tube_pods_sql('q', 1, 0, true)")).fetchall()
+    assert [(row[1], row[3]) for row in rows] == [("T", [2])]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_by_hand_every_number_of_workers_shares_the_pods_out(q, workers):
+    make(q, workers=2)
+    for n in range(-5, 6):
+        touch(q, n, shard=n)
+    got = []
+    for worker in range(workers):
+        query = one(q, "select tube.tube_pods_sql('q', %s, %s)", workers, worker)
+        rows = q.execute(query).fetchall()
+        got += [row[3][0] for row in rows]
+        assert one(q, "select tube.tube_pods_delete('q', %s, %s, %s)", workers, worker, [row[0] for row in rows]) == len(rows)
+    assert sorted(got) == list(range(-5, 6))
+    assert pods(q) == []
+
+
+def test_by_hand_a_worker_cannot_delete_anothers_pods(q):
+    make(q, workers=2)
+    touch(q, 1, shard=1)
+    assert one(q, "select tube.tube_pods_delete('q', 2, 0, '{1}')") == 0
+    assert one(q, "select tube.tube_pods_delete('q', 2, 1, '{1}')") == 1
+
+
+def test_what_was_deleted_by_hand_and_rolled_back_comes_again(q, connect):
+    touch(q, 1)
+    worker = connect(autocommit=False)
+    query = one(worker, "select tube.tube_pods_sql('q', 1, 0)")
+    assert one(worker, "select tube.tube_pods_delete('q', 1, 0, '{1}')") == 1
+    worker.rollback()
+    assert len(q.execute(query).fetchall()) == 1
+
+
+def test_a_restored_dump_is_worked_from_its_beginning(own_database, connect_to):
+    connection = connect_to(own_database)
+    make(connection)
+    touch(connection, 1)
+    take(connection)
+    touch(connection, 2)
+    # As a cluster with few transactions would find it.
+    connection.execute("update q set txid = '9000000000'")
+    connection.execute("update tube.worker set snapshot = '9000000001:9000000001:', done = 1")
+    assert take(connection) == [2]
+    assert take(connection) == []
+    touch(connection, 3)
+    assert take(connection) == [3]
+
+
+def test_a_transaction_id_keeps_its_epoch(q):
+    assert one(q, "select tube.full_xid((pg_current_xact_id()::text::bigint & 4294967295)::text::xid) = pg_current_xact_id()")
+    near = one(q, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+    assert one(q, "select tube.full_xid(%s::text::xid)::text::bigint", str(near + 1000)) == near + 1000

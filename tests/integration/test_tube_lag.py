@@ -1,0 +1,157 @@
+"""How far a worker is behind, and what is in the tubes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.tubes import attach, claim, lag, make, one, take
+
+
+@pytest.fixture
+def q(connect):
+    connection = connect()
+    make(connection)
+    return connection
+
+
+def touch(connection, *ids, shard=0, op="T"):
+    connection.execute("select tube.touch('q', %s, %s, %s)", [shard, list(ids), op])
+
+
+def test_an_empty_tube_has_no_lag(q):
+    assert lag(q) == {
+        "ready": 0, "ready_exact": True, "ready_age": None,
+        "waiting": 0, "waiting_exact": True, "waiting_age": None, "faults": 0,
+    }  # fmt: skip
+
+
+def test_ready_is_what_a_claim_would_return_exactly_up_to_the_number_asked_about(q):
+    touch(q, 1, 2)
+    touch(q, 2, 3)
+    touch(q, 3, 4, op="B")
+    shown = lag(q)
+    assert (shown["ready"], shown["ready_exact"]) == (4, True)
+    assert claim(q)["count"] == 4
+    assert shown["ready_age"] >= 0
+
+
+def test_beyond_the_number_asked_about_it_is_an_estimate(q):
+    q.execute("select tube.tube_pods_insert('q', 'select g, g from generate_series(1, 10000) as g', 0, 'T')")
+    shown = lag(q, upto=100)
+    assert shown["ready_exact"] is False
+    assert 5000 < shown["ready"] < 20000
+
+
+def test_another_workers_pods_are_no_lag(connect):
+    connection = connect()
+    make(connection, workers=2)
+    touch(connection, 1, shard=1)
+    assert [lag(connection, worker, 2)["ready"] for worker in (0, 1)] == [0, 1]
+
+
+def test_what_is_done_is_no_lag_any_more(q):
+    touch(q, 1)
+    take(q)
+    touch(q, 2)
+    assert lag(q)["ready"] == 1
+
+
+def test_control_pods_are_ready_when_their_turn_has_come(q):
+    touch(q, 1)
+    q.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
+    shown = lag(q)
+    assert (shown["ready"], shown["waiting"]) == (1, 1)
+    take(q)
+    shown = lag(q)
+    assert (shown["ready"], shown["waiting"]) == (1, 0)
+
+
+def test_faults_are_told(q):
+    q.execute("create table item (id bigint primary key)")
+    attach(q)
+    make(q, predicate="1 / id > 0")
+    q.execute("insert into item values (0)")
+    shown = lag(q)
+    assert (shown["faults"], shown["ready"]) == (1, 1)
+
+
+def test_stats_tell_each_workers_pods_from_when_to_when(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key)")
+    make(connection, workers=2, predicate="id > 0")
+    attach(connection, shard=3)
+    connection.execute("insert into item values (1)")
+    touch(connection, 2, shard=1)
+    touch(connection, 3, shard=1, op="B")
+    connection.execute("""select tube.touch('q', 2, '{}', 'B', '{"type": "mine"}')""")
+    rows = connection.execute(
+        "select partition, predicate, shards, inc_count, inc_min_seq, inc_max_seq, inc_min_ts <= inc_max_ts, "
+        "backfill_count, backfill_min_seq, backfill_max_seq, control_count from tube.tube_stats()"
+    ).fetchall()
+    assert rows == [
+        (0, "id > 0", 0, "0", None, None, None, "0", None, None, "1"),
+        (1, "id > 0", 1, "2", 1, 2, True, "1", 3, 3, "0"),
+    ]
+
+
+def test_stats_count_no_further_than_a_thousand(q):
+    q.execute("select tube.touch('q', 0, array(select generate_series(1, 3000)), 'T', null, 1)")
+    row = q.execute("select inc_count, inc_min_seq, inc_max_seq from tube.tube_stats()").fetchone()
+    assert row == ("1000+", 1, 3000)
+
+
+def scanned(connection, query):
+    """Rows that a statement's scans of the pods touch, those inside functions included."""
+    connection.execute("select pg_stat_force_next_flush()")
+    before = one(connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'")
+    connection.execute(query)
+    connection.execute("select pg_stat_force_next_flush()")
+    after = one(connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'")
+    return after - before
+
+
+def test_nothing_steps_over_the_backlog_or_over_another_workers(connect):
+    connection = connect()
+    make(connection, workers=2)
+    for worker in (0, 1):
+        connection.execute("select tube.register('q', 2, %s)", [worker])
+    connection.execute("select tube.touch('q', 0, array(select generate_series(1, 20000)), 'T', null, 1)")
+    position = json.dumps(one(connection, "select tube.position('q', 0)"))
+    assert scanned(connection, f"select tube.lag('q', 2, 0, '{position}', 100)") < 300
+    assert scanned(connection, f"select tube.lag('q', 2, 1, '{position}', 100)") < 10
+    assert scanned(connection, f"select tube.claim('q', 2, 1, tube.position('q', 1), 100)") < 10
+    assert scanned(connection, f"select tube.claim('q', 2, 0, tube.position('q', 0), 100)") < 600
+    assert scanned(connection, "select * from tube.tube_stats()") < 6000
+
+
+def test_what_an_old_snapshot_keeps_of_deleted_pods_is_not_stepped_over(connect):
+    connection = connect()
+    make(connection)
+    old = connect(autocommit=False)
+    old.execute("set transaction isolation level repeatable read")
+    old.execute("select 1 from q")
+    connection.execute("select tube.touch('q', 0, array(select generate_series(1, 5000)), 'T', null, 1)")
+    assert len(take(connection, limit=5000)) == 5000
+    query = one(connection, "select tube.tube_pods_sql('q', 1, 0)")
+    for n in range(3):
+        touch(connection, n)
+        position = json.dumps(one(connection, "select tube.position('q', 0)"))
+        assert lag(connection)["ready"] == 1
+        blocks = [
+            buffers(connection, statement)
+            for statement in (
+                f"select tube.lag('q', 1, 0, '{position}', 100)",
+                query,
+                "select * from tube.tube_stats()",
+                "select tube.claim('q', 1, 0, tube.position('q', 0), 100)",
+            )
+        ]
+        assert max(blocks) < 800, blocks
+        assert take(connection) == [n]
+
+
+def buffers(connection, query):
+    plan = one(connection, f"explain (analyze, buffers, format json, timing off) {query}")[0]["Plan"]
+    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]

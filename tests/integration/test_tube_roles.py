@@ -1,0 +1,179 @@
+"""Rights follow the GRANTs on a tube's pods."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.tubes import attach, claim, lag, make, one, take, touched
+
+DENIED = psycopg.errors.InsufficientPrivilege
+
+
+@pytest.fixture
+def admin(connect):
+    connection = connect()
+    connection.execute("create schema tubes")
+    connection.execute("set search_path = tubes, public")
+    make(connection, "q")
+    make(connection, "r")
+    connection.execute("create table public.item (id bigint primary key)")
+    attach(connection, "public.item")
+    return connection
+
+
+@pytest.fixture
+def session(admin, role, connect_to):
+    """A session of a role that may use tubes, with some rights on the pods of q."""
+
+    def open_one(*rights, keeper=False):
+        who = role("user")
+        admin.execute(f"select tube.grant_{'keeper' if keeper else 'use'}(%s::regrole)", [who.name])
+        admin.execute(f"grant usage on schema tubes to {who.name}")
+        if rights:
+            admin.execute(f"grant {', '.join(rights)} on tubes.q to {who.name}")
+        connection = connect_to(who.conninfo)
+        connection.execute("set search_path = tubes, public")
+        return connection
+
+    return open_one
+
+
+def test_a_role_without_a_grant_may_do_nothing(role, connect_to, admin):
+    connection = connect_to(role("nobody").conninfo)
+    for call in [
+        "select * from tube.tube_list()",
+        "select tube.tube_ensure_exists('mine')",
+        "select tube.touch('q', 0, '{1}', 'T')",
+        "select * from tube.tube",
+        "select tube.grant_use(current_user::text::regrole)",
+    ]:
+        with pytest.raises(DENIED):
+            connection.execute(call)
+
+
+def test_a_role_sees_the_tubes_whose_pods_it_was_granted_and_no_other(session):
+    assert session().execute("select distinct tube from tube.tube_list()").fetchall() == []
+    assert session("select").execute("select distinct tube from tube.tube_list()").fetchall() == [("q",)]
+    for call in ["select tube.touch('r', 0, '{1}', 'T')", "select tube.tube_pods_sql('r', 1, 0)"]:
+        with pytest.raises(psycopg.Error, match="no tube r"):
+            session("insert").execute(call)
+
+
+def test_insert_touches_and_does_not_work(session, admin):
+    connection = session("insert")
+    connection.execute("select tube.touch('q', 0, '{1}', 'T')")
+    connection.execute("select tube.tube_pods_insert('q', 'select 2, 1', 0)")
+    assert touched(admin) == [1, 2]
+    with pytest.raises(DENIED):
+        claim(connection)
+    with pytest.raises(DENIED):
+        connection.execute("select tube.tube_pods_delete('q', 1, 0, '{1}')")
+
+
+def test_select_and_delete_work_and_do_not_touch(session, admin):
+    admin.execute("select tube.touch('q', 0, '{1,2}', 'T')")
+    connection = session("select", "delete")
+    connection.execute("select tube.register('q', 1, 0)")
+    assert lag(connection)["ready"] == 2
+    assert take(connection) == [1, 2]
+    with pytest.raises(DENIED):
+        connection.execute("select tube.touch('q', 0, '{1}', 'T')")
+    admin.execute("select tube.touch('q', 0, '{3}', 'T')")
+    rows = connection.execute(one(connection, "select tube.tube_pods_sql('q', 1, 0)")).fetchall()
+    assert one(connection, "select tube.tube_pods_delete('q', 1, 0, %s)", [row[0] for row in rows]) == 1
+    assert connection.execute("select * from tube.control_pods('q', 1, 0)").fetchall() == []
+    assert len(connection.execute("select * from tube.status()").fetchall()) == 1
+    assert len(connection.execute("select * from tube.tube_stats()").fetchall()) == 1
+    assert len(connection.execute("select * from tube.attachments()").fetchall()) == 1
+
+
+def test_select_looks_and_does_not_work(session, admin):
+    admin.execute("select tube.register('q', 1, 0)")
+    connection = session("select")
+    assert lag(connection)["ready"] == 0
+    assert connection.execute("update tube.worker set done = 5").rowcount == 0
+    with pytest.raises(DENIED):
+        connection.execute("insert into tube.worker (tube, worker) values ('q', 7)")
+
+
+def test_a_role_cannot_change_what_is_anothers(session, admin):
+    connection = session("select", "insert", "delete")
+    for call in [
+        "select tube.tube_ensure_exists('q', 5)",
+        "select tube.tube_ensure_exists('q', predicate => 'false')",
+        "select tube.tube_ensure_absent('q')",
+        "select tube.tube_table_ensure_attached('q', 'public.item', 7)",
+        "insert into tube.tube (name, pods) values ('x', 'public.item')",
+        "insert into tube.attachment values ('q', 'public.item', 7, 'id', 1)",
+        "insert into tube.attachment values ('r', 'public.item', 7, 'id', 1)",
+    ]:
+        with pytest.raises(psycopg.Error):
+            connection.execute(call)
+    connection.execute("delete from tube.attachment")
+    assert admin.execute("select tube, partitions, shard from tube.tube_list('public.item')").fetchall() == [("q", 1, 0)]
+
+
+def test_an_owner_attaches_backfills_and_detaches_its_own_table(session, admin):
+    connection = session("insert", "select")
+    name = one(connection, "select current_user::text")
+    admin.execute(f"create schema own0005 authorization {name}")
+    connection.execute("create table own0005.mine (id bigint primary key)")
+    connection.execute("insert into own0005.mine values (1), (2)")
+    attach(connection, "own0005.mine", shard=None)
+    connection.execute("select own0005.mine_touch('{9}')")
+    number = one(connection, "select tube.backfill_begin('q', 'own0005.mine', 'id')")
+    connection.execute("select tube.backfill_chunk(%s)", [number])
+    assert one(connection, "select state from tube.backfills()") == "done"
+    assert touched(admin) == [1, 2, 9]
+    assert connection.execute("select tube.refresh()").fetchall() == []
+    with pytest.raises(DENIED, match="only the owner"):
+        attach(connection, "public.item", shard=1)
+    connection.execute("select tube.tube_table_ensure_detached('q', 'own0005.mine')")
+    assert admin.execute("select tbl::text from tube.tube_list()").fetchall() == [("item",), (None,)]
+
+
+def test_an_owner_whose_pods_are_anothers_is_told_what_to_grant(session, admin):
+    connection = session("select")
+    name = one(connection, "select current_user::text")
+    admin.execute(f"create schema own authorization {name}")
+    connection.execute("create table own.mine (id bigint primary key)")
+    with pytest.raises(DENIED, match="may not put pods") as told:
+        attach(connection, "own.mine")
+    assert f"grant insert on tubes.q to {name}" in told.value.diag.message_hint
+
+
+def test_a_keeper_makes_changes_and_removes_tubes_of_its_own(session, admin):
+    connection = session(keeper=True)
+    name = one(connection, "select current_user::text")
+    admin.execute(f"create schema own authorization {name}")
+    connection.execute("set search_path = own")
+    make(connection, "mine")
+    make(connection, "mine", workers=3, predicate="id > 0")
+    connection.execute("select mine_touch(4, '{1}', 'T')")
+    batch = claim(connection, 1, 3, tube="mine")
+    assert batch["count"] == 1
+    connection.execute("select tube.skip_batch('mine', 1, 'cannot be done')")
+    row = connection.execute("select reason, pods, skipped_by::text from tube.skipped").fetchone()
+    assert row == ("cannot be done", {"4": [1]}, name)
+    connection.execute("select tube.tube_ensure_absent('mine')")
+    assert admin.execute("select name from tube.tube order by 1").fetchall() == [("q",), ("r",)]
+
+
+def test_a_keeper_cannot_make_a_tube_where_it_may_not_create_tables(session):
+    connection = session(keeper=True)
+    with pytest.raises(DENIED):
+        make(connection, "mine")
+
+
+def test_a_predicate_is_changed_by_who_owns_the_tube_and_its_tables(session, admin):
+    connection = session(keeper=True)
+    name = one(connection, "select current_user::text")
+    admin.execute(f"create schema own authorization {name}")
+    connection.execute("set search_path = own")
+    make(connection, "mine")
+    admin.execute("create table other (id bigint primary key)")
+    attach(admin, "other", "mine")
+    with pytest.raises(psycopg.Error, match="permission denied"):
+        make(connection, "mine", predicate="id > 0")
+    assert one(admin, "select predicate from tube.tube where name = 'mine'") is None

@@ -1,0 +1,106 @@
+"""Touching by hand."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.tubes import attach, controls, make, one, pods, touched
+
+
+@pytest.fixture
+def item(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key)")
+    make(connection)
+    attach(connection, shard=3)
+    return connection
+
+
+def test_a_tubes_own_function_touches_a_shard(item):
+    item.execute("select q_touch(8, array[1, 2, 3], 'U', chunk_size => 2)")
+    assert pods(item) == [("U", 8, [1, 2]), ("U", 8, [3])]
+
+
+def test_a_tables_own_function_touches_every_tube_that_it_is_attached_to(item):
+    make(item, "r")
+    attach(item, tube="r", shard=4)
+    item.execute("select item_touch(array[1, 2])")
+    assert pods(item, "q") == [("T", 3, [1, 2])]
+    assert pods(item, "r") == [("T", 4, [1, 2])]
+
+
+def test_a_payload_goes_with_the_ids(item):
+    item.execute("""select item_touch(array[1, 2], payload => '{"why": "x"}', chunk_size => 1)""")
+    assert item.execute("select payload from q").fetchall() == [({"why": "x"},), ({"why": "x"},)]
+
+
+def test_a_payload_without_ids_is_a_control_pod(item):
+    item.execute("""select q_touch(3, '{}', 'T', '{"type": "mine"}'), q_touch(3, null, 'B', '{"type": "other"}')""")
+    assert controls(item) == [("T", 3, {"type": "mine"}), ("B", 3, {"type": "other"})]
+
+
+def test_neither_ids_nor_payload_is_nothing(item):
+    item.execute("select q_touch(3, '{}', 'T'), item_touch(null), item_touch(array[null]::bigint[])")
+    assert pods(item) + controls(item) == []
+
+
+def test_in_a_backfill_s_session_touches_have_low_priority(item):
+    item.execute("set application_name = 'backfill'")
+    item.execute("select item_touch(array[1])")
+    assert pods(item) == [("B", 3, [1])]
+
+
+def test_a_table_attached_to_nothing_has_no_function(item):
+    item.execute("select tube.tube_table_ensure_detached(null, 'item')")
+    assert one(item, "select count(*) from pg_proc where proname = 'item_touch'") == 0
+
+
+def test_a_pod_holds_what_a_page_holds(item):
+    item.execute("select q_touch(3, array(select generate_series(1, 5000)), 'T', chunk_size => 100000)")
+    assert max(len(ids) for _, _, ids in pods(item)) == 900
+    assert touched(item) == list(range(1, 5001))
+
+
+def test_the_result_of_a_query_is_touched_in_its_order(item):
+    item.execute("set search_path = public, pg_temp")
+    item.execute("create temporary table wanted as select g from generate_series(1, 1000) as g")
+    item.execute(
+        "select tube.tube_pods_insert('q', 'select g, row_number() over () from wanted order by g desc; ', 3, "
+        "fetch_chunk_size => 300, insert_chunk_size => 100)"
+    )
+    assert [(op, shard, len(ids)) for op, shard, ids in pods(item)] == [("B", 3, 100)] * 10
+    assert one(item, "select ids[1] from q order by seq limit 1") == 1000
+    assert touched(item) == list(range(1, 1001))
+
+
+def test_a_query_may_touch_several_tubes_and_gives_the_kind_and_skips_nulls(item):
+    make(item, "r")
+    item.execute("select tube.tube_pods_insert('q, r', 'values (1, 1), (null, 2), (3, 3)', 5, 'T', 3)")
+    assert pods(item, "q") == pods(item, "r") == [("T", 5, [1, 3])]
+
+
+def test_an_empty_query_touches_nothing(item):
+    item.execute("select tube.tube_pods_insert('q', 'select 1, 2 where false', 5)")
+    assert pods(item) == []
+
+
+def test_a_touch_by_hand_during_a_change_of_shard_is_under_the_old_shard_and_before_it(item, connect):
+    toucher = connect(autocommit=False)
+    toucher.execute("select item_touch(array[1])")
+    done = threading.Event()
+
+    def move():
+        attach(connect(), shard=4)
+        done.set()
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    while one(item, "select count(*) from pg_locks where locktype = 'advisory' and not granted") == 0:
+        assert not done.is_set()
+    toucher.commit()
+    thread.join()
+    item.execute("select item_touch(array[1])")
+    assert [shard for _, shard, _ in pods(item)] == [3, 4]
+    assert one(item, "select upto > (select min(seq) from q) and upto < (select max(seq) from q) from tube.moved")
