@@ -15,11 +15,15 @@ def one(connection: Connection, query: str, *parameters: Any) -> Any:
     return None if row is None else row[0]
 
 
-def make(connection: Connection, tube: str = "q", workers: int | None = None, predicate: str | None = None) -> None:
+def make(
+    connection: Connection, tube: str = "q", workers: int | None = None, predicate: str | None = None
+) -> None:
     connection.execute("select tube.tube_ensure_exists(%s, %s, %s)", [tube, workers, predicate])
 
 
-def attach(connection: Connection, table: str = "item", tube: str = "q", shard: int | None = 0, **options: Any) -> None:
+def attach(
+    connection: Connection, table: str = "item", tube: str = "q", shard: int | None = 0, **options: Any
+) -> None:
     connection.execute(
         "select tube.tube_table_ensure_attached(%s, %s, %s, %s)",
         [tube, table, shard, options.get("id_column")],
@@ -105,7 +109,9 @@ def drain(
     return found
 
 
-def lag(connection: Connection, worker: int = 0, workers: int = 1, upto: int = 1000, tube: str = "q") -> dict[str, Any]:
+def lag(
+    connection: Connection, worker: int = 0, workers: int = 1, upto: int = 1000, tube: str = "q"
+) -> dict[str, Any]:
     position = one(connection, "select tube.position(%s, %s)", tube, worker) or {}
     return one(
         connection, "select tube.lag(%s, %s, %s, %s, %s)", tube, workers, worker, json.dumps(position), upto

@@ -9,15 +9,6 @@ as $$
 $$;
 comment on function tube.take_lock(text, integer) is 'Take a worker''s lock until the transaction ends, if it is free.';
 
-create function tube.wait_for_lock(tube text, worker integer) returns void
-language sql volatile
-as $$
-    select pg_catalog.pg_advisory_xact_lock_shared(tube.lock_key(tube));
-    select pg_catalog.pg_advisory_xact_lock(tube.lock_key(tube, worker));
-$$;
-comment on function tube.wait_for_lock(text, integer) is
-    'Take a worker''s lock until the transaction ends, waiting as long as lock_timeout says.';
-
 create function tube.locked(tube text, worker integer) returns boolean
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -167,14 +158,14 @@ end
 $$;
 comment on function tube.pods_of(text, integer, jsonb) is 'The pods of a batch, as far as they are there.';
 
-create function tube.bucket(id bigint, buckets integer) returns integer
+create function tube.place(shard integer, id bigint) returns integer[]
 language sql immutable
 as $$
-    select (pg_catalog.hashint8(id) & 2147483647) % buckets
+    select array[shard, pg_catalog.hashint8(id) & 63]
 $$;
-comment on function tube.bucket(bigint, integer) is 'Which part of a batch an id is in.';
+comment on function tube.place(integer, bigint) is 'Where in a batch an id is: its shard, and one of 64 parts of it.';
 
-create function tube.changes(tube text, worker integer, choice jsonb, above integer, upto integer)
+create function tube.changes(tube text, worker integer, choice jsonb, after integer[], upto integer[])
 returns table (id bigint, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
 language sql volatile
 set search_path = pg_catalog, tube, pg_temp
@@ -183,11 +174,33 @@ as $$
            (array_agg(p.payload order by p.seq desc) filter (where p.payload is not null))[1], min(p.ts)
     from tube.pods_of(tube, worker, choice) as p
     cross join lateral unnest(p.ids) as i(id)
-    where (choice ->> 'buckets')::integer = 1
-       or tube.bucket(i.id, (choice ->> 'buckets')::integer) between above + 1 and upto
+    where tube.place(p.shard, i.id) > after and tube.place(p.shard, i.id) <= upto
     group by p.shard, i.id
     order by bool_and(p.op = 'B'), min(p.seq), i.id
 $$;
-comment on function tube.changes(text, integer, jsonb, integer, integer) is
-    'The ids of a batch, each once a shard, incremental ones first and in the order in which they were first touched; of the '
-    'parts above one number up to another.';
+comment on function tube.changes(text, integer, jsonb, integer[], integer[]) is
+    'The ids of a batch, each once a shard, incremental ones first and in the order in which they were first touched; from '
+    'behind one place up to another.';
+
+create function tube.slices(tube text, worker integer, choice jsonb) returns jsonb
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    with counted as (
+        select tube.place(p.shard, i.id) as place, count(distinct i.id) as n
+        from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+        group by 1
+    ), summed as (
+        select c.place, c.n, sum(c.n) over (partition by c.place[1] order by c.place) - c.n as before from counted as c
+    ), sliced as (
+        select s.place[1] as shard, min(s.place[2]) - 1 as after, max(s.place[2]) as upto, sum(s.n) as n
+        from summed as s
+        group by s.place[1], div(s.before, 20000)
+    )
+    select jsonb_agg(
+        jsonb_build_object('count', s.n, 'after', array[s.shard, s.after], 'upto', array[s.shard, s.upto])
+        order by s.shard, s.upto)
+    from sliced as s
+$$;
+comment on function tube.slices(text, integer, jsonb) is
+    'The slices of a batch, each of one shard and, where parts are that small, of about 20,000 ids.';

@@ -1,6 +1,8 @@
 -- A claim is recorded before it is worked on, so that a retry is the same batch under the same id; an ack deletes the pods.
 
-create function tube.claim(tube text, workers integer, worker integer, "position" jsonb, max_changes integer) returns jsonb
+create function tube.claim(
+    tube text, workers integer, worker integer, "position" jsonb, max_changes integer, max_attempts integer default null
+) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -9,7 +11,6 @@ declare
     at tube.worker;
     choice jsonb;
     slices jsonb;
-    total bigint;
     made jsonb;
 begin
     perform tube.check_workers(known, workers, worker);
@@ -33,6 +34,12 @@ begin
     if at.batch is not null
        and (select count(*) from tube.pods_of(tube, worker, at.batch -> 'bounds')) = (at.batch -> 'bounds' ->> 'pods')::bigint
     then
+        if at.attempt >= max_attempts then
+            raise exception using errcode = 'PC010',
+                message = format('batch %s of worker %s of tube %I has failed, at attempt %s', at.batch ->> 'id', worker, tube, at.attempt),
+                hint = format('mend what it fails on and raise max_attempts, or give it up: select tube.skip_batch(%L, %s, ''...'')',
+                              tube, worker);
+        end if;
         update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
         where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version
         returning w.attempt into at.attempt;
@@ -47,20 +54,11 @@ begin
     if (choice ->> 'pods')::bigint = 0 then
         return null;
     end if;
-    choice := choice || jsonb_build_object('buckets', case when max_changes < 20000 then 1 else 64 end);
-    select jsonb_agg(jsonb_build_object('count', b.n, 'after', b.bucket - 1, 'upto', b.bucket) order by b.bucket), sum(b.n)
-    into slices, total
-    from (
-        select tube.bucket(d.id, (choice ->> 'buckets')::integer) as bucket, count(*) as n
-        from (
-            select distinct p.shard, i.id
-            from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
-        ) as d
-        group by 1
-    ) as b;
+    slices := tube.slices(tube, worker, choice);
     made := jsonb_build_object(
         'id', md5(concat_ws('|', tube, workers, worker, at.version, choice - 'upto'))::uuid,
-        'version', at.version + 1, 'attempt', 1, 'count', total, 'slices', slices,
+        'version', at.version + 1, 'attempt', 1, 'slices', slices,
+        'count', (select sum((s.slice -> 'count')::bigint) from jsonb_array_elements(slices) as s(slice)),
         'bounds', choice || jsonb_build_object('from_version', at.version),
         'lsn', pg_current_wal_insert_lsn(), 'oldest', choice -> 'oldest');
     update tube.worker as w set batch = made, attempt = 1, claimed_at = clock_timestamp()
@@ -68,7 +66,7 @@ begin
     return made;
 end
 $$;
-comment on function tube.claim(text, integer, integer, jsonb, integer) is
+comment on function tube.claim(text, integer, integer, jsonb, integer, integer) is
     'Record and return the next batch of a worker, or the one that it claimed and never acked, with the attempt counted; null '
     'when nothing is ready. Call it in a transaction of its own, holding the worker''s lock.';
 

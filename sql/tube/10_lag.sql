@@ -195,3 +195,43 @@ $$;
 comment on function tube.tube_stats() is
     'Every tube, a row for each of its workers, with the pods that wait: counted up to 1000 and then said as 1000+, so that '
     'it costs the same at ten pods and ten million. shards are those of attached tables; the control pods are of both kinds.';
+
+create function tube.point(tube text) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    -- In this order: whatever the snapshot sees has a lower seq.
+    s pg_snapshot := pg_current_snapshot();
+    seq bigint := (select q.last_value from tube.seq as q);
+begin
+    perform tube.named(tube);
+    return jsonb_build_object('snapshot', s, 'seq', seq, 'until', clock_timestamp()::timestamptz(0));
+end
+$$;
+comment on function tube.point(text) is 'A point in a tube to wait for: all that was touched by what is committed now.';
+
+create function tube.passed(tube text, workers integer, worker integer, "position" jsonb, goal jsonb) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    at jsonb := coalesce(nullif("position", '{}'), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}');
+    is_left boolean;
+begin
+    perform tube.check_workers(known, workers, worker);
+    execute format(
+        'select exists (%s) or exists (%s)',
+        tube.unread_sql(known, worker, false, at -> 'incremental', (goal ->> 'snapshot')::pg_snapshot, (goal ->> 'seq')::bigint, 1),
+        tube.unread_sql(known, worker, true, at -> 'backfill', (goal ->> 'snapshot')::pg_snapshot, (goal ->> 'seq')::bigint, 1))
+    into is_left;
+    return jsonb_build_object('passed', not is_left, 'goal', goal);
+end
+$$;
+comment on function tube.passed(text, integer, integer, jsonb, jsonb) is
+    'Whether a worker has done all of its pods up to a point, and the point.';

@@ -53,7 +53,8 @@ begin
     insert into tube.skipped (tube, worker, batch, pods, reason)
     select skip_batch.tube, skip_batch.worker, at.batch, coalesce(jsonb_object_agg(p.shard, p.ids), '{}'), skip_batch.reason
     from (
-        select c.shard, jsonb_agg(c.id) as ids from tube.changes(tube, worker, at.batch -> 'bounds', -1, 64) as c group by c.shard
+        select c.shard, jsonb_agg(c.id) as ids from tube.changes(
+            tube, worker, at.batch -> 'bounds', '{-2147483648, -1}', '{2147483647, 64}') as c group by c.shard
     ) as p;
     perform tube.ack(tube, worker, at.batch);
     return (at.batch ->> 'id')::uuid;

@@ -29,7 +29,9 @@ IN_ORDER = "select id from item order by day, id"
 
 
 def ids_in_order(connection, tube="q"):
-    rows = connection.execute(f"select i from {tube}, unnest(ids) with ordinality as u(i, n) where op = 'B' order by seq, n")
+    rows = connection.execute(
+        f"select i from {tube}, unnest(ids) with ordinality as u(i, n) where op = 'B' order by seq, n"
+    )
     return [row[0] for row in rows]
 
 
@@ -37,17 +39,22 @@ def steps(connection, table="item", order_col="day", **options):
     step1 = one(connection, "select tube.tube_backfill_step1()")
     connection.execute("select tube.tube_backfill_step2()")
     connection.execute(
-        "select tube.tube_backfill_step3(%s, 'q', %s, %s, null, %s)", [step1, table, order_col, options.get("fetch", 20000)]
+        "select tube.tube_backfill_step3(%s, 'q', %s, %s, null, %s)",
+        [step1, table, order_col, options.get("fetch", 20000)],
     )
     return step1
 
 
 def begin(connection, table="item", order_col="day", chunk_size=100, tube="q"):
-    return one(connection, "select tube.backfill_begin(%s, %s, %s, null, %s)", tube, table, order_col, chunk_size)
+    return one(
+        connection, "select tube.backfill_begin(%s, %s, %s, null, %s)", tube, table, order_col, chunk_size
+    )
 
 
 def chunk(connection, number):
-    row = connection.execute("select touched, looked_at, total, finished, state from tube.backfill_chunk(%s)", [number])
+    row = connection.execute(
+        "select touched, looked_at, total, finished, state from tube.backfill_chunk(%s)", [number]
+    )
     return row.fetchone()
 
 
@@ -58,7 +65,9 @@ def run(connection, number):
     raise AssertionError("it does not end")
 
 
-WAYS = pytest.mark.parametrize("way", [steps, lambda connection: run(connection, begin(connection))], ids=["steps", "chunks"])
+WAYS = pytest.mark.parametrize(
+    "way", [steps, lambda connection: run(connection, begin(connection))], ids=["steps", "chunks"]
+)
 
 
 @WAYS
@@ -72,7 +81,10 @@ def test_it_begins_and_ends_with_a_control_pod_that_names_table_and_start(item, 
     way(item)
     start = controls(item)[0][2]["start_seq"]
     named = {"tbl": "public.item", "start_seq": start}
-    assert controls(item) == [("T", 0, {"type": "backfill_start", **named}), ("B", 0, {"type": "backfill_end", **named})]
+    assert controls(item) == [
+        ("T", 0, {"type": "backfill_start", **named}),
+        ("B", 0, {"type": "backfill_end", **named}),
+    ]
     assert int(start) < one(item, "select min(seq) from q")
 
 
@@ -107,9 +119,13 @@ def test_a_row_for_which_the_predicate_fails_is_touched_and_counted(item, way):
 )
 def test_chunks_follow_the_order_of_any_type(connect, kind, value):
     connection = connect()
-    connection.execute("set datestyle = 'SQL, DMY'; set timezone = 'Europe/Berlin'; set extra_float_digits = -5")
+    connection.execute(
+        "set datestyle = 'SQL, DMY'; set timezone = 'Europe/Berlin'; set extra_float_digits = -5"
+    )
     connection.execute(f"create table item (id int primary key, day {kind})")
-    connection.execute(f"insert into item select g, case when g % 10 > 0 then {value} end from generate_series(1, 500) as g")
+    connection.execute(
+        f"insert into item select g, case when g % 10 > 0 then {value} end from generate_series(1, 500) as g"
+    )
     make(connection)
     attach(connection)
     run(connection, begin(connection, chunk_size=37))
@@ -207,7 +223,13 @@ def test_step_2_goes_on_waiting_for_a_transaction_that_is_prepared_meanwhile(ite
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while one(item, "select count(*) from pg_stat_activity where query like 'select tube.tube_backfill_step2%' and wait_event = 'PgSleep'") == 0:
+    while (
+        one(
+            item,
+            "select count(*) from pg_stat_activity where query like 'select tube.tube_backfill_step2%' and wait_event = 'PgSleep'",
+        )
+        == 0
+    ):
         pass
     writer.execute("prepare transaction 'tube-meanwhile'")
     item.execute("select pg_sleep(0.2)")
@@ -232,7 +254,10 @@ def test_an_ordinary_role_waits_too(item, connect, role):
     item.execute(f"grant insert, select on q to {keeper.name}")
     writer = connect(autocommit=False)
     writer.execute("update item set kind = 'b' where id = 1")
-    with psycopg.connect(keeper.conninfo, autocommit=True) as connection, pytest.raises(psycopg.errors.LockNotAvailable):
+    with (
+        psycopg.connect(keeper.conninfo, autocommit=True) as connection,
+        pytest.raises(psycopg.errors.LockNotAvailable),
+    ):
         connection.execute("select tube.tube_backfill_step2('100 milliseconds')")
 
 
@@ -303,7 +328,10 @@ def test_scheduling_asks_for_each_table_once(item):
     assert one(item, call) == 2
     assert one(item, call) == 0
     asked = {"type": "backfill_schedule", "order_col": "day"}
-    assert controls(item) == [("B", 0, {**asked, "tbl": "public.item"}), ("B", 2, {**asked, "tbl": "sh0002.item"})]
+    assert controls(item) == [
+        ("B", 0, {**asked, "tbl": "public.item"}),
+        ("B", 2, {**asked, "tbl": "sh0002.item"}),
+    ]
 
 
 def test_a_backfill_goes_on_where_it_stopped(item, connect):
@@ -323,13 +351,19 @@ def test_its_progress_is_for_others_to_read_while_it_runs(item, connect):
     chunk(item, number)
     at_work = connect(autocommit=False)
     chunk(at_work, number)
-    row = connect().execute(
-        "select state, looked_at, total between 500 and 2000, percent > 0, touched, rate > 0, started_by from tube.backfills()"
-    ).fetchone()
+    row = (
+        connect()
+        .execute(
+            "select state, looked_at, total between 500 and 2000, percent > 0, touched, rate > 0, started_by from tube.backfills()"
+        )
+        .fetchone()
+    )
     assert row == ("running", 100, True, True, 100, True, "postgres")
     at_work.commit()
     run(item, number)
-    row = item.execute("select state, looked_at, total, percent, finished_at is not null, remaining from tube.backfills()")
+    row = item.execute(
+        "select state, looked_at, total, percent, finished_at is not null, remaining from tube.backfills()"
+    )
     assert row.fetchone() == ("done", 1000, 1000, 100, True, None)
 
 
@@ -359,7 +393,9 @@ def test_a_cancelled_backfill_ends_without_giving_anything_up(item):
 
 def test_one_backfill_of_a_table_at_a_time(item):
     number = begin(item)
-    with pytest.raises(psycopg.Error, match=f"backfill {number} of public.item into tube q, by day, is not finished"):
+    with pytest.raises(
+        psycopg.Error, match=f"backfill {number} of public.item into tube q, by day, is not finished"
+    ):
         begin(item, order_col="id")
     with pytest.raises(psycopg.Error, match="another backfill of public.item"):
         steps(item)
@@ -399,7 +435,9 @@ def test_a_backfill_of_a_table_that_is_detached_or_gets_another_shard_fails(item
     number = begin(item)
     chunk(item, number)
     attach(item, shard=5)
-    with pytest.raises(psycopg.Error, match="failed: public.item was attached under another shard|as shard 5, not 0"):
+    with pytest.raises(
+        psycopg.Error, match="failed: public.item was attached under another shard|as shard 5, not 0"
+    ):
         chunk(item, number)
     assert one(item, "select state from tube.backfills()") == "failed"
     number = begin(item)

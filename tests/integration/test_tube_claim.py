@@ -73,7 +73,9 @@ def test_the_latest_payload_goes_with_the_id(q):
     touch(q, 1, payload={"n": 2})
     touch(q, 1)
     batch = claim(q)
-    query = "select payload, seq, backfill from tube.changes('q', 0, %s, -1, 64)"
+    query = (
+        "select payload, seq, backfill from tube.changes('q', 0, %s, '{-2147483648, -1}', '{2147483647, 64}')"
+    )
     assert q.execute(query, [json.dumps(batch["bounds"])]).fetchall() == [({"n": 2}, 3, False)]
 
 
@@ -243,7 +245,11 @@ def test_a_shard_belongs_to_one_worker_and_negative_ones_too(connect):
     make(connection, workers=3)
     for shard in range(-4, 5):
         touch(connection, shard, shard=shard)
-    assert [sorted(take(connection, worker, 3)) for worker in range(3)] == [[-3, 0, 3], [-2, 1, 4], [-4, -1, 2]]
+    assert [sorted(take(connection, worker, 3)) for worker in range(3)] == [
+        [-3, 0, 3],
+        [-2, 1, 4],
+        [-4, -1, 2],
+    ]
 
 
 def test_while_the_number_of_workers_changes_nothing_is_missed_and_nothing_done_twice(q, connect):
@@ -399,7 +405,9 @@ def test_by_hand_every_number_of_workers_shares_the_pods_out(q, workers):
         query = one(q, "select tube.tube_pods_sql('q', %s, %s)", workers, worker)
         rows = q.execute(query).fetchall()
         got += [row[3][0] for row in rows]
-        assert one(q, "select tube.tube_pods_delete('q', %s, %s, %s)", workers, worker, [row[0] for row in rows]) == len(rows)
+        assert one(
+            q, "select tube.tube_pods_delete('q', %s, %s, %s)", workers, worker, [row[0] for row in rows]
+        ) == len(rows)
     assert sorted(got) == list(range(-5, 6))
     assert pods(q) == []
 
@@ -436,6 +444,9 @@ def test_a_restored_dump_is_worked_from_its_beginning(own_database, connect_to):
 
 
 def test_a_transaction_id_keeps_its_epoch(q):
-    assert one(q, "select tube.full_xid((pg_current_xact_id()::text::bigint & 4294967295)::text::xid) = pg_current_xact_id()")
+    assert one(
+        q,
+        "select tube.full_xid((pg_current_xact_id()::text::bigint & 4294967295)::text::xid) = pg_current_xact_id()",
+    )
     near = one(q, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
     assert one(q, "select tube.full_xid(%s::text::xid)::text::bigint", str(near + 1000)) == near + 1000

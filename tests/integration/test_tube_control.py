@@ -93,16 +93,19 @@ class Mirror:
     def work(self):
         query = (
             "select c.id, c.seq, c.shard from tube.worker_now('q', 0) as w "
-            "cross join tube.changes('q', 0, w.batch -> 'bounds', -1, 64) as c"
+            "cross join tube.changes('q', 0, w.batch -> 'bounds', '{-2147483648, -1}', '{2147483647, 64}') as c"
         )
         self.connection.execute("select tube.register('q', 1, 0)")
         while one(self.connection, "select tube.claim('q', 1, 0, tube.position('q', 0), 3)"):
             for id_, seq, _ in self.connection.execute(query).fetchall():
                 found = None
                 for table in ("item", "other"):
-                    found = found or self.connection.execute(
-                        f"select '{table}' from {table} where id = %s", [id_]
-                    ).fetchone()
+                    found = (
+                        found
+                        or self.connection.execute(
+                            f"select '{table}' from {table} where id = %s", [id_]
+                        ).fetchone()
+                    )
                 if found:
                     self.rows[id_] = (found[0], seq)
                 else:

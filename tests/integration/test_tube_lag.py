@@ -105,10 +105,14 @@ def test_stats_count_no_further_than_a_thousand(q):
 def scanned(connection, query):
     """Rows that a statement's scans of the pods touch, those inside functions included."""
     connection.execute("select pg_stat_force_next_flush()")
-    before = one(connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'")
+    before = one(
+        connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'"
+    )
     connection.execute(query)
     connection.execute("select pg_stat_force_next_flush()")
-    after = one(connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'")
+    after = one(
+        connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'"
+    )
     return after - before
 
 

@@ -140,7 +140,9 @@ def test_a_writer_cannot_make_the_capture_run_code_of_his_own(item, role, way, p
     item.execute(f"grant insert, update, select, truncate on item to {writer.name}")
     item.execute(f"create schema own authorization {writer.name}")
     with psycopg.connect(writer.conninfo, autocommit=True) as connection:
-        connection.execute("create table own.seen (who name); grant all on own.seen to public; grant usage on schema own to public")
+        connection.execute(
+            "create table own.seen (who name); grant all on own.seen to public; grant usage on schema own to public"
+        )
         connection.execute(
             "create function own.note(a anyelement) returns boolean language plpgsql as "
             "$$ begin insert into own.seen values (current_user); return true; end $$"
