@@ -64,7 +64,8 @@ class Job:
         ``add``: numbers are summed for each key and added to what is there; right only over rows that never change,
         such as a commit's own. ``replace``: a row for each key, inserted or overwritten. ``mirror``: ``key`` is the id
         that changes name; rows are inserted or overwritten, and ids of the batch that the frame lacks are deleted.
-        ``append``: rows are inserted. Only the frame's columns are written. Raises MergeRefused, before any work is
+        ``append``: rows are inserted. Only the frame's columns are written, rounded to the
+        target's scale as in any insert. Raises MergeRefused, before any work is
         done, if the frame does not fit or the block has ended.
         """
         if self.ended:
