@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_pgchange.feeds import feed as feeds
+from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
 
@@ -36,8 +37,7 @@ def feed_of(value: FeedLike) -> Feed:
 def wake_rule(min_changes: int, max_wait: float | timedelta | None) -> tuple[int, float | None]:
     """How many changes, or how many seconds of waiting, deserve a wake-up. Raises InvalidArgument."""
     seconds = max_wait.total_seconds() if isinstance(max_wait, timedelta) else max_wait
-    if min_changes < 1:
-        raise InvalidArgument(f"min_changes must be at least 1, not {min_changes}")
+    check_count("min_changes", min_changes)
     if seconds is not None and seconds < 0:
         raise InvalidArgument(f"max_wait must not be negative, and is {seconds:g} seconds")
     return min_changes, seconds

@@ -126,7 +126,7 @@ def backfill_in_steps(
     shard: int | None = None,
     timeout: float = 60.0,
 ) -> None:
-    """The same in the three steps of ``tube.tube_backfill_step1`` to ``3``, each in a transaction of its own; not resumable."""
+    """The same by ``tube.tube_backfill_step1`` to ``3``, each in a transaction of its own; not resumable."""
     begun = ask(connection, select("tube.tube_backfill_step1"))
     ask(connection, sql.SQL("select tube.tube_backfill_step2(make_interval(secs => {}))").format(timeout))
     step3 = sql.SQL("select tube.tube_backfill_step3({}, {}, {}::regclass, {}, {})")

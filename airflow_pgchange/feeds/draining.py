@@ -39,13 +39,19 @@ class Plan:
         check(self.on_busy, limit=self.limit, max_batches=self.max_batches, max_attempts=self.max_attempts)
 
 
+def check_count(name: str, value: int) -> None:
+    """Raise InvalidArgument for what is no number from 1 to the largest that PostgreSQL calls an integer."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        raise InvalidArgument(f"{name} must be a number from 1 to {2**31 - 1}, not {value!r}")
+
+
 def check(on_busy: str, **at_least_one: int | None) -> None:
     """Raise InvalidArgument for what no plan can say."""
     if on_busy not in get_args(OnBusy):
         raise InvalidArgument(f"on_busy must be one of {', '.join(get_args(OnBusy))}, not {on_busy!r}")
     for name, value in at_least_one.items():
-        if value is not None and value < 1:
-            raise InvalidArgument(f"{name} must be at least 1, not {value}")
+        if value is not None:
+            check_count(name, value)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class UnknownBranch(PgChangeError):
 
 
 class UnknownConsumer(PgChangeError):
-    """No watermark carries this consumer's name. List them with ``airflow pgchange status``."""
+    """No consumer, tube or backfill has this name. List them with ``airflow pgchange status``."""
 
 
 class ConsumerBusy(PgChangeError):
@@ -83,8 +83,9 @@ class HistoryTrimmed(PgChangeError):
     """A new consumer would miss commits that were trimmed. Accept that with ``accept_trimmed=True``, or restore them."""
 
 
-class CannotTrack(PgChangeError):
-    """``revision.track`` refuses this table or expression. The message says what does not fit."""
+class Refused(PgChangeError):
+    """The database refuses what was asked of it, such as a table that cannot be captured. The message says why, and what
+    to do."""
 
 
 class SchemaMissing(PgChangeError):
@@ -119,7 +120,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "PC005": HistoryTrimmed,
     "PC006": StaleClaim,
     "PC007": TransactionNotClean,
-    "PC008": CannotTrack,
+    "PC008": Refused,
     "PC009": BatchNotFinished,
     "PC010": BatchGivenUp,
     "22023": InvalidArgument,
@@ -130,7 +131,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "55P03": ConsumerBusy,
 }
 
-OURS = re.compile(r'\b(revision|pubsub|pgchange_staging)"?[." ]')
+OURS = re.compile(r'\b(revision|pubsub|pgchange_staging|tube)"?[." ]')
 
 ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from psycopg import sql
 
@@ -122,11 +122,14 @@ def from_json(data: Mapping[str, Any]) -> Feed:
 def to_uri(feed: Feed, server: str) -> str:
     """The feed as an asset URI, ``pgchange://<server>/<kind>?...``; ``server`` is the name of a connection."""
     fields = {key: json.dumps(value) for key, value in sorted(asdict(feed).items())}  # type: ignore[call-overload]
-    return f"pgchange://{server}/{feed.kind}?{urlencode(fields)}"
+    return f"pgchange://{quote(server, safe='')}/{feed.kind}?{urlencode(fields)}"
 
 
 def from_uri(uri: str) -> tuple[Feed, str]:
-    """The feed and the connection's name that ``to_uri`` wrote."""
+    """The feed and the connection's name that ``to_uri`` wrote. Raises InvalidArgument for any other."""
     parts = urlsplit(uri)
-    fields = {key: json.loads(value) for key, value in parse_qsl(parts.query)}
-    return from_json({"kind": parts.path.strip("/"), **fields}), parts.netloc
+    try:
+        fields = {key: json.loads(value) for key, value in parse_qsl(parts.query)}
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"{uri!r}: its fields are not JSON: {error}") from error
+    return from_json({"kind": parts.path.strip("/"), **fields}), unquote(parts.netloc)

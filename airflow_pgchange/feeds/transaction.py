@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import IsolationLevel, errors, sql
+from psycopg.pq import TransactionStatus
 
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.asking import ask
@@ -100,6 +101,7 @@ class ConsumerTransaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._cancel_what_runs()
         unfinished = kind is None and self.batch is not None and not self._acked
         if unfinished:
             error = BatchNotFinished(f"{self.feed.name}: the block ended without ack(), so nothing was kept")
@@ -151,6 +153,7 @@ class ConsumerTransaction:
         """
         batch = self._claimed()
         for attempt in range(1, DEADLOCK_TRIES + 1):
+            self._acked = False
             try:
                 with self._keeper.transaction(), self.connection.transaction():
                     if write is not None:
@@ -158,12 +161,13 @@ class ConsumerTransaction:
                     self._stop_if_asked()
                     with translated():
                         self._keeper.execute(self.feed.ack(batch))
+                    # Not behind the block: it swallows a psycopg.Rollback that ``write`` raises.
+                    self._acked = True
                 break
             except errors.DeadlockDetected:
                 if attempt == DEADLOCK_TRIES:
                     raise
                 time.sleep(0.1 * attempt)
-        self._acked = True
 
     @contextmanager
     def kept_alive(self, on_lost: Callable[[], None], every: float = PING_EVERY) -> Iterator[None]:
@@ -204,6 +208,12 @@ class ConsumerTransaction:
         """End the statements that run on the transaction; from another thread, or from a signal's handler."""
         for connection in {self._keeper, self.connection}:
             connection.cancel_safe(timeout=CANCEL_WITHIN)
+
+    def _cancel_what_runs(self) -> None:
+        """An exception from outside, such as a timeout, leaves its statement running, which would keep the lock."""
+        for connection in {self._keeper, self.connection}:
+            if connection.info.transaction_status == TransactionStatus.ACTIVE:
+                connection.cancel_safe(timeout=CANCEL_WITHIN)
 
     def _close_stream(self) -> None:
         """A stream that was not read to its end would keep the lock of its connection."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
@@ -278,4 +278,4 @@ def _names(value: Sequence[str] | str) -> list[str]:
 
 
 def _number(value: int | str | None) -> int | None:
-    return None if value in (None, "") else int(cast("int | str", value))
+    return None if value is None or value == "" else int(value)

@@ -82,8 +82,8 @@ class Job:
         such as a commit's own. ``replace``: a row for each key, inserted or overwritten. ``mirror``: ``key`` is the id
         that changes name, behind other columns of theirs if there are any, such as ``["shard", "id"]``; rows are inserted
         or overwritten, and ids of the batch (with ``shard``, of that shard) that the frame lacks are deleted.
-        ``append``: rows are inserted. Only the frame's columns are written. Raises MergeRefused, before any work is
-        done, if the frame does not fit or the block has ended.
+        ``append``: rows are inserted. Only the frame's columns are written, rounded to the target's scale as in any
+        insert. Raises MergeRefused, before any work is done, if the frame does not fit or the block has ended.
         """
         if self.ended:
             raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")

@@ -224,7 +224,7 @@ class Switchboard:
         at_progress = self._link(progress, True)
         at_source = at_progress if source == progress else self._link(source, primary)
         key = (at_progress, at_source)
-        if key not in self._pollers:
+        if key not in self._pollers or self._pollers[key][1].done():
             poller = Poller(at_progress, at_source, self._clock)
             # An empty context: what the poller logs belongs to no trigger.
             self._pollers[key] = (
@@ -244,7 +244,8 @@ class Switchboard:
         return self._links.setdefault((conn_id, primary), Link(conn_id, primary, self._opener))
 
     async def _end(self, key: tuple[Link, Link], task: asyncio.Task[None]) -> None:
-        del self._pollers[key]
+        if self._pollers[key][1] is task:
+            del self._pollers[key]
         task.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await task

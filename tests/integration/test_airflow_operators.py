@@ -331,7 +331,9 @@ def test_a_committed_batch_stays_so_where_its_lag_cannot_be_reported(
     assert count(connect) == 3
 
 
-@pytest.mark.parametrize("argument", [{"limit": 0}, {"max_attempts": 0}, {"on_busy": "sleep"}])
+@pytest.mark.parametrize(
+    "argument", [{"limit": 0}, {"limit": "5"}, {"limit": 2**31}, {"max_attempts": 0}, {"on_busy": "sleep"}]
+)
 def test_nonsense_is_refused_where_the_dag_is_written(conn_id: str, argument: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         operator(conn_id, **argument)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -106,6 +107,45 @@ def test_a_failure_in_the_middle_of_the_changes_ends_the_transaction(db, connect
         consumer.claim(10)
         kept.append(consumer.changes())
         raise ZeroDivisionError(next(kept[0]))
+    assert drain(db) == rows
+
+
+def test_a_rollback_that_a_writer_asks_for_is_no_ack(db, connect):
+    rows = commits(connect(), 3)
+
+    def give_up(_):
+        raise psycopg.Rollback
+
+    with pytest.raises(BatchNotFinished), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        consumer.ack(give_up)
+    assert drain(db) == rows
+
+
+class TimedOut(Exception):
+    """What a signal's handler raises in the middle of a statement."""
+
+
+def test_a_statement_that_an_exception_from_outside_leaves_running_is_cancelled(db, connect):
+    rows, connection = commits(connect(), 1), connect()
+
+    def time_out(*_):
+        raise TimedOut
+
+    before = signal.signal(signal.SIGALRM, time_out)
+    try:
+        with pytest.raises(TimedOut), ConsumerTransaction(FEED, db) as consumer:
+            consumer.claim(10)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            consumer.ack(lambda c: c.execute("select pg_sleep(120)"))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    until(
+        connection,
+        "select not exists (select from pg_stat_activity where query like 'select pg_sleep(120)%' "
+        "and state = 'active' and datname = current_database() and pid <> pg_backend_pid())",
+        20,
+    )
     assert drain(db) == rows
 
 

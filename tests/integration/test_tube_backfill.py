@@ -226,7 +226,8 @@ def test_step_2_goes_on_waiting_for_a_transaction_that_is_prepared_meanwhile(ite
     while (
         one(
             item,
-            "select count(*) from pg_stat_activity where query like 'select tube.tube_backfill_step2%' and wait_event = 'PgSleep'",
+            "select count(*) from pg_stat_activity "
+            "where query like 'select tube.tube_backfill_step2%' and wait_event = 'PgSleep'",
         )
         == 0
     ):
@@ -354,7 +355,8 @@ def test_its_progress_is_for_others_to_read_while_it_runs(item, connect):
     row = (
         connect()
         .execute(
-            "select state, looked_at, total between 500 and 2000, percent > 0, touched, rate > 0, started_by from tube.backfills()"
+            "select state, looked_at, total between 500 and 2000, percent > 0, touched, rate > 0, started_by "
+            "from tube.backfills()"
         )
         .fetchone()
     )

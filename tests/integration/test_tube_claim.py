@@ -92,11 +92,13 @@ def test_an_unacked_batch_is_the_same_again_whatever_came_meanwhile(q):
 
 
 def test_a_large_batch_is_read_in_parts_that_together_are_it(q):
-    touch(q, *range(5000))
-    touch(q, *range(2500, 7500))
-    batch = claim(q, limit=50000)
-    assert len(batch["slices"]) == 64
-    assert sorted(changes(q, batch)) == list(range(7500))
+    touch(q, *range(50_000))
+    touch(q, *range(25_000, 75_000))
+    touch(q, *range(10), shard=1)
+    batch = claim(q, limit=200_000)
+    assert [part["upto"][0] for part in batch["slices"]] == [0, 0, 0, 0, 1]
+    assert batch["count"] == 75_010
+    assert sorted(changes(q, batch)) == sorted([*range(75_000), *range(10)])
     ack(q, batch)
     assert pods(q) == []
 

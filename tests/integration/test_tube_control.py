@@ -171,7 +171,7 @@ def test_collected_ids_are_of_the_control_pods_kind(item):
     item.execute("insert into item values (1)")
     backfill(item)
     drain(item)
-    end = [row[0] for row in item.execute(ALL) if row[1] == "backfill_end"][0]
+    end = next(row[0] for row in item.execute(ALL) if row[1] == "backfill_end")
     assert one(item, "select tube.collect('q', 1, 0, %s, array[7, 8, null])", end) == 2
     assert pods(item) == [("B", 0, [7, 8])]
     item.execute("truncate item")

@@ -125,8 +125,8 @@ def test_nothing_steps_over_the_backlog_or_over_another_workers(connect):
     position = json.dumps(one(connection, "select tube.position('q', 0)"))
     assert scanned(connection, f"select tube.lag('q', 2, 0, '{position}', 100)") < 300
     assert scanned(connection, f"select tube.lag('q', 2, 1, '{position}', 100)") < 10
-    assert scanned(connection, f"select tube.claim('q', 2, 1, tube.position('q', 1), 100)") < 10
-    assert scanned(connection, f"select tube.claim('q', 2, 0, tube.position('q', 0), 100)") < 600
+    assert scanned(connection, "select tube.claim('q', 2, 1, tube.position('q', 1), 100)") < 10
+    assert scanned(connection, "select tube.claim('q', 2, 0, tube.position('q', 0), 100)") < 600
     assert scanned(connection, "select * from tube.tube_stats()") < 6000
 
 

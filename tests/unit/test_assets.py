@@ -14,6 +14,7 @@ from airflow_pgchange.arguments import feed_of
 from airflow_pgchange.assets.pgchange import feed_asset, sanitize_uri
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import from_uri, to_uri
 
 FEED = CommitFeed("route_delay", 7, in_order=True)
 
@@ -90,3 +91,13 @@ def test_what_is_no_feed_is_refused(given: object) -> None:
 def test_an_asset_takes_the_extra_that_lineage_hands_to_every_factory() -> None:
     assert feed_asset(FEED, "airline", extra=None).extra == {}
     assert feed_asset(FEED, "airline", extra={"owner": "ann"}).extra == {"owner": "ann"}
+
+
+@pytest.mark.parametrize("name", ["eu/airline", "air#line", "air%2Fline", "luft f\u00fcr alle"])
+def test_a_connection_of_any_name_comes_back_from_its_uri(name: str) -> None:
+    assert from_uri(to_uri(FEED, name)) == (FEED, name)
+
+
+def test_a_uri_whose_fields_are_no_json_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="not JSON"):
+        feed_of("pgchange://airline/commit?consumer_id=x&branch_id=0")

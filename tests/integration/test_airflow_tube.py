@@ -1,0 +1,230 @@
+"""The operators of tubes, run as a worker runs them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
+from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, UnknownConsumer
+from airflow_pgchange.operators.tube import (
+    TubeAttachOperator,
+    TubeBackfillOperator,
+    TubeGarbageCollectOperator,
+    TubeTouchOperator,
+)
+from airflow_pgchange.tubes import Control
+from tests.tubes import controls, pods, touched
+
+Connect = Callable[..., psycopg.Connection[Any]]
+FEED = TubeFeed("q")
+ROWS = 50
+
+
+@pytest.fixture
+def conn_id(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> str:
+    connect().execute(
+        "create table plane (id bigint primary key, built int); create table mirror (id bigint primary key);"
+        f"insert into plane select n, n % 7 from generate_series(1, {ROWS}) as n;"
+        "create index on plane (built, id)"
+    )
+    server = conninfo_to_dict(db)
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_AIRLINE", f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
+    )
+    return "airline"
+
+
+@pytest.fixture
+def tube(conn_id: str, connect: Connect) -> psycopg.Connection[Any]:
+    run(
+        TubeAttachOperator(
+            task_id="attach", tube="q", tables="public.plane", shard=0, postgres_conn_id=conn_id
+        )
+    )
+    return connect()
+
+
+def run(task: Any) -> Any:
+    return task.execute({})
+
+
+def backfill(conn_id: str, **arguments: Any) -> TubeBackfillOperator:
+    given = {"tube": "q", "tables": ["public.plane"], "order_col": "built", "chunk_size": 20, **arguments}
+    return TubeBackfillOperator(task_id="backfill", postgres_conn_id=conn_id, **given)
+
+
+def collect(conn_id: str, **arguments: Any) -> TubeGarbageCollectOperator:
+    given = {"feed": FEED, "downstream": "public.mirror", **arguments}
+    return TubeGarbageCollectOperator(task_id="collect", postgres_conn_id=conn_id, **given)
+
+
+def replay(db: str) -> list[int]:
+    """Bring the mirror up to date by hand; the ids of the batch."""
+    with ConsumerTransaction(FEED, db) as consumer:
+        if consumer.claim(10_000) is None:
+            return []
+        ids = sorted(change.id for change in consumer.changes())
+        consumer.ack(
+            lambda connection: connection.execute(
+                "delete from mirror where id = any (%(ids)s) and id not in (select id from plane); "
+                "insert into mirror select id from plane where id = any (%(ids)s) on conflict do nothing",
+                {"ids": ids},
+            )
+        )
+    return ids
+
+
+def test_attaching_twice_does_nothing(tube: psycopg.Connection[Any], conn_id: str) -> None:
+    run(
+        TubeAttachOperator(
+            task_id="attach", tube="q", tables=["public.plane"], shard="0", postgres_conn_id=conn_id
+        )
+    )
+    tube.execute("insert into plane values (1000, 1)")
+    assert pods(tube) == [("I", 0, [1000])]
+
+
+def test_a_query_fans_out_touches(tube: psycopg.Connection[Any], conn_id: str) -> None:
+    query = "select id from plane where built = {{ params.built }} order by id"
+    task = TubeTouchOperator(
+        task_id="touch", tube="q", query=query.replace("{{ params.built }}", "3"), postgres_conn_id=conn_id
+    )
+    assert "query" in task.template_fields
+    run(task)
+    assert touched(tube) == list(range(3, ROWS + 1, 7))
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_a_backfill_touches_every_row_behind_what_is_touched_meanwhile(
+    tube: psycopg.Connection[Any], conn_id: str, resumable: bool
+) -> None:
+    done = run(backfill(conn_id, resumable=resumable))
+    assert done == ({"public.plane": ROWS} if resumable else {})
+    assert touched(tube) == list(range(1, ROWS + 1))
+    assert {op for op, _, _ in pods(tube)} == {"B"}
+    assert [payload["type"] for _, _, payload in controls(tube)] == ["backfill_start", "backfill_end"]
+
+
+def test_a_backfill_that_was_killed_goes_on_at_the_same_chunk(
+    tube: psycopg.Connection[Any], conn_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = backfill(conn_id)
+    monkeypatch.setattr(task, "_say", lambda *_: task.on_kill())
+    with pytest.raises(Stopped):
+        run(task)
+    assert len(touched(tube)) == 20
+    run(backfill(conn_id))
+    assert touched(tube) == list(range(1, ROWS + 1))
+
+
+def test_a_paused_backfill_waits_until_it_is_resumed(
+    tube: psycopg.Connection[Any], conn_id: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_pgchange.tubes.LOOK_AGAIN", 0.05)
+    seen: list[str] = []
+    task, other = backfill(conn_id), connect()
+
+    def pause(table: str, progress: Any) -> None:
+        seen.append(progress.state)
+        if len(seen) == 1:
+            other.execute("select tube.backfill_pause(%s)", [progress.id])
+        if len(seen) == 4:
+            other.execute("select tube.backfill_resume(%s)", [progress.id])
+
+    monkeypatch.setattr(task, "_say", pause)
+    run(task)
+    assert seen[:4] == ["running", "paused", "paused", "paused"]
+    assert seen[-1] == "done"
+    assert touched(tube) == list(range(1, ROWS + 1))
+
+
+def test_two_backfills_of_a_table_at_once_are_one(tube: psycopg.Connection[Any], conn_id: str) -> None:
+    threads = [threading.Thread(target=run, args=[backfill(conn_id, chunk_size=1)]) for _ in range(2)]
+    errors: list[Any] = []
+    monitor = threading.excepthook
+    threading.excepthook = errors.append
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        threading.excepthook = monitor
+    assert touched(tube) == list(range(1, ROWS + 1))
+    assert [payload["type"] for _, _, payload in controls(tube)].count("backfill_end") == 1
+
+
+def test_what_a_backfill_did_not_write_again_is_given_up_downstream(
+    tube: psycopg.Connection[Any], conn_id: str, db: str
+) -> None:
+    tube.execute("insert into mirror values (7000), (8000)")
+    run(backfill(conn_id))
+    assert run(collect(conn_id)) == {"controls": 1, "touched": 0}
+    replay(db)
+    assert run(collect(conn_id)) == {"controls": 1, "touched": 2}
+    assert replay(db) == [7000, 8000]
+    assert tube.execute("select array_agg(id order by id) from mirror").fetchone() == (
+        list(range(1, ROWS + 1)),
+    )
+    assert controls(tube) == []
+
+
+def test_a_truncated_table_is_forgotten_downstream(
+    tube: psycopg.Connection[Any], conn_id: str, db: str
+) -> None:
+    tube.execute("insert into mirror select id from plane")
+    tube.execute("truncate plane")
+    assert run(collect(conn_id))["touched"] == ROWS
+    replay(db)
+    assert tube.execute("select count(*) from mirror").fetchone() == (0,)
+
+
+def test_a_callable_names_what_it_holds(tube: psycopg.Connection[Any], conn_id: str) -> None:
+    asked: list[Control] = []
+
+    def held(control: Control) -> list[int]:
+        asked.append(control)
+        return [1, 2, 3]
+
+    tube.execute("truncate plane")
+    assert run(collect(conn_id, downstream=held)) == {"controls": 1, "touched": 3}
+    assert [(control.type, control.table, control.shard) for control in asked] == [
+        ("truncate", "public.plane", 0)
+    ]
+
+
+def test_a_copy_of_several_tables_must_say_whose_a_row_is(
+    tube: psycopg.Connection[Any], conn_id: str
+) -> None:
+    tube.execute("create table other (id bigint primary key)")
+    run(
+        TubeAttachOperator(
+            task_id="attach", tube="q", tables="public.other", shard=1, postgres_conn_id=conn_id
+        )
+    )
+    tube.execute("truncate plane")
+    with pytest.raises(InvalidArgument, match="shard_column"):
+        run(collect(conn_id))
+
+
+@pytest.mark.parametrize(
+    ("task", "error"),
+    [
+        (lambda c: backfill(c, tube="nosuch"), UnknownConsumer),
+        (lambda c: backfill(c, order_col="nosuch"), Refused),
+        (lambda c: backfill(c, chunk_size=0), Refused),
+        (lambda c: backfill(c, tables="a.b.c"), InvalidArgument),
+    ],
+)
+def test_nonsense_is_named(
+    tube: psycopg.Connection[Any], conn_id: str, task: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        run(task(conn_id))
+    assert pods(tube) == []

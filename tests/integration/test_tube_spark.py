@@ -1,0 +1,124 @@
+"""A Spark job over a tube: the current rows of touched ids, the ids that are gone, and mirrors."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import functions as f
+
+from airflow_pgchange.feeds import TubeFeed
+from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
+from tests.commits import FEED as COMMITS
+from tests.commits import commits
+from tests.spark_session import batch_of
+from tests.tubes import attach, make
+
+FEED = TubeFeed("q")
+
+
+@pytest.fixture(params=["driver", "executors"])
+def path(request, monkeypatch):
+    """Both ways that a batch is read and staged."""
+    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if request.param == "driver" else 0)
+
+
+@pytest.fixture
+def planes(connect):
+    connection = connect()
+    connection.execute(
+        "create table plane (id bigint primary key, tail text); create table mirror (id bigint primary key, tail text)"
+    )
+    make(connection)
+    attach(connection, "plane")
+    return connection
+
+
+def same(connection, source="select * from plane", mirror="select * from mirror"):
+    query = f"select count(*) from (({source} except {mirror}) union all ({mirror} except {source})) as d"
+    return connection.execute(query).fetchone() == (0,)
+
+
+def test_a_mirror_follows_inserts_updates_deletes_and_changed_keys(db, planes, path):
+    planes.execute("insert into plane select n, 'N' || n from generate_series(1, 50) as n")
+    for change in (
+        "select 1",
+        "update plane set tail = 'new' where id <= 10",
+        "delete from plane where id > 40",
+        "update plane set id = id + 1000 where id = 20",
+    ):
+        planes.execute(change)
+        if change == "select 1" or not change.startswith("select"):
+            with batch_of(FEED, db) as job:
+                job.merge(job.rows("plane", key="id"), into="mirror", key="id", mode="mirror")
+        assert same(planes)
+
+
+def test_the_ids_that_no_longer_exist_are_told(db, planes, path):
+    planes.execute("insert into plane values (1), (2); delete from plane where id = 2")
+    with batch_of(FEED, db) as job:
+        assert [row["id"] for row in job.rows("plane", key="id").collect()] == [1]
+        assert [row["id"] for row in job.gone("plane", key="id").collect()] == [2]
+
+
+@pytest.fixture
+def shards(connect):
+    """The same table in two schemas, whose ids are the same."""
+    connection = connect()
+    make(connection)
+    for name in ("sh0001", "sh0002"):
+        connection.execute(
+            f"create schema {name}; create table {name}.plane (id bigint primary key, tail text)"
+        )
+        attach(connection, f"{name}.plane", shard=None)
+        connection.execute(f"insert into {name}.plane select n, '{name}' from generate_series(1, 9) as n")
+    connection.execute("create table mirror (shard int, id bigint, tail text, primary key (shard, id))")
+    return connection
+
+
+def mirror_shards(job):
+    frames = [
+        job.rows(f"sh{shard:04}.plane", key="id", shard=shard).withColumn("shard", f.lit(shard))
+        for shard in job.shards()
+    ]
+    frame = frames[0]
+    for other in frames[1:]:
+        frame = frame.unionByName(other)
+    job.merge(frame, into="mirror", key=["shard", "id"], mode="mirror")
+
+
+def test_one_mirror_holds_several_shards_whose_ids_are_the_same(db, shards, path):
+    both = " union all ".join(f"select {n}, id, tail from sh000{n}.plane" for n in (1, 2))
+    with batch_of(FEED, db) as job:
+        mirror_shards(job)
+    assert same(shards, f"({both})")
+    shards.execute("delete from sh0001.plane where id = 3; update sh0002.plane set tail = 'x' where id = 4")
+    with batch_of(FEED, db) as job:
+        mirror_shards(job)
+    assert same(shards, f"({both})")
+    assert shards.execute("select count(*) from mirror").fetchone() == (17,)
+
+
+def test_a_mirror_of_one_shard_leaves_the_others_rows_alone(db, shards, path):
+    shards.execute(
+        "create table first (id bigint primary key, tail text); insert into first values (100, 'mine')"
+    )
+    with batch_of(FEED, db) as job:
+        job.merge(job.rows("sh0001.plane", key="id", shard=1), into="first", key="id", mode="mirror", shard=1)
+    assert same(shards, "(select * from sh0001.plane union all select 100, 'mine')", "select * from first")
+
+
+def test_a_key_that_the_changes_do_not_have_is_refused(db, planes):
+    planes.execute(
+        "insert into plane values (1); create table other (tail text, id bigint, primary key (tail, id))"
+    )
+    with batch_of(FEED, db) as job:
+        rows = job.rows("plane", key="id")
+        with pytest.raises(MergeRefused, match='"tail" of the key is no column of this feed'):
+            job.merge(rows, into="other", key=["tail", "id"], mode="mirror")
+
+
+def test_a_feed_without_shards_says_so(db, connect):
+    commits(connect(), 1)
+    with batch_of(COMMITS, db) as job:
+        assert job.shards() == []
+        with pytest.raises((InvalidArgument, Exception), match="no shards"):
+            job.changes(shard=1).collect()
