@@ -10,15 +10,25 @@ from typing import Any
 from airflow_pgchange.feeds import feed as feeds
 from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed import Feed, Watched
 
-FeedLike = Feed | Mapping[str, Any] | str
+FeedLike = Watched | Mapping[str, Any] | str
 """A feed, its JSON as a mapping or as text, or its asset URI."""
 
 
 def feed_of(value: FeedLike) -> Feed:
     """The feed that an argument means. Raises InvalidArgument where it means none."""
-    if isinstance(value, Feed):
+    feed = watched_of(value)
+    if not isinstance(feed, Feed):
+        raise InvalidArgument(
+            f"{feed.name} can be waited for, but gives no batches: name the feed of one worker"
+        )
+    return feed
+
+
+def watched_of(value: FeedLike) -> Watched:
+    """What an argument says to wait for: a feed, or several at once. Raises InvalidArgument where it says nothing."""
+    if isinstance(value, Watched):
         return value
     if isinstance(value, str):
         if value.startswith("pgchange://"):
@@ -45,7 +55,7 @@ def wake_rule(min_changes: int, max_wait: float | timedelta | None) -> tuple[int
 
 def json_of(value: FeedLike) -> Mapping[str, Any] | str:
     """The same argument as something that Airflow can render, show and store."""
-    return feeds.to_json(value) if isinstance(value, Feed) else value
+    return feeds.to_json(value) if isinstance(value, Watched) else value
 
 
 def _not_text(data: Mapping[str, Any]) -> set[str]:

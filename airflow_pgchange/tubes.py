@@ -148,6 +148,24 @@ class Control:
     start_seq: int | None = None
 
 
+def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:
+    """The workers, of all tubes of this database, that have something to do and are not at work."""
+    rows = connection.execute(
+        "select tube, worker, workers from tube.status(1) where ready > 0 and not at_work order by tube, worker"
+    )
+    return [TubeFeed(*row) for row in rows.fetchall()]
+
+
+def attached(connection: psycopg.Connection[Any], tube: str) -> list[str]:
+    """The tables that touch a tube, as ``schema.table``."""
+    rows = connection.execute(
+        "select n.nspname || '.' || c.relname from tube.tube_list() as t join pg_class as c on c.oid = t.tbl "
+        "join pg_namespace as n on n.oid = c.relnamespace where t.tube = %s order by 1",
+        [tube],
+    )
+    return [row[0] for row in rows.fetchall()]
+
+
 Downstream = Callable[[Control], Iterable[int]]
 """Which ids a downstream holds and may have to give up. One too many does no harm: each is read anew."""
 
@@ -156,7 +174,8 @@ Downstream = Callable[[Control], Iterable[int]]
 class TableDownstream:
     """A table that is a copy: ids that it holds and its source table does not.
 
-    ``shard_column`` is needed where the copy holds several tables' rows.
+    In ``table`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the source table, without its schema.
+    ``shard_column`` is needed where a copy holds several tables' rows.
     """
 
     results: str = field(repr=False)
@@ -168,21 +187,22 @@ class TableDownstream:
 
     def __call__(self, control: Control) -> Iterator[int]:
         with translated(), connect(self.results) as results, connect(self.source, primary=True) as source:
+            copy = self.table.format(tube=self.feed.tube, table=control.table.rpartition(".")[2])
             self._check(source)
-            for ids in self._held(results, control.shard):
+            for ids in self._held(results, copy, control.shard):
                 yield from _absent(source, self.feed.tube, control.table, ids)
 
     def _check(self, source: psycopg.Connection[Any]) -> None:
         attached = ask(
             source, sql.SQL("select count(*) from tube.tube_list() where tube = {}").format(self.feed.tube)
         )
-        if attached > 1 and self.shard_column is None:
+        if attached > 1 and self.shard_column is None and "{table}" not in self.table:
             raise InvalidArgument(
                 f"{attached} tables touch tube {self.feed.tube}, so {self.table} must say which shard a row is of: "
                 "name its shard_column"
             )
 
-    def _held(self, results: psycopg.Connection[Any], shard: int) -> Iterator[list[int]]:
+    def _held(self, results: psycopg.Connection[Any], copy: str, shard: int) -> Iterator[list[int]]:
         of_shard = (
             sql.SQL("")
             if self.shard_column is None
@@ -192,9 +212,7 @@ class TableDownstream:
         last = -(2**63)
         while True:
             rows = results.execute(
-                sql.SQL(query).format(
-                    sql.Identifier(self.key), table_identifier(self.table), last, of_shard, CHUNK
-                )
+                sql.SQL(query).format(sql.Identifier(self.key), table_identifier(copy), last, of_shard, CHUNK)
             ).fetchall()
             if not rows:
                 return

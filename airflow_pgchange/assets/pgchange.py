@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, urlunsplit
 
 from airflow.sdk import Asset, AssetWatcher
 
-from airflow_pgchange.arguments import FeedLike, feed_of
+from airflow_pgchange.arguments import FeedLike, watched_of
 from airflow_pgchange.feeds.feed import from_uri, to_uri
 from airflow_pgchange.triggers.feed import POLL_INTERVAL, FeedTrigger
 
@@ -32,7 +32,7 @@ def feed_asset(
     whichever is first. It is a wake-up, not a batch: the task takes its batch from PostgreSQL. One asset for
     a feed: DAGs that share a consumer share its changes.
     """
-    feed = feed_of(feed)
+    feed = watched_of(feed)
     trigger = FeedTrigger(
         feed,
         postgres_conn_id,

@@ -27,35 +27,41 @@ NOWHERE: Position = {}
 
 
 @runtime_checkable
-class Feed(Protocol):
-    """What the consumer transaction, the triggers and Spark ask of every feed."""
+class Watched(Protocol):
+    """What triggers and sensors ask of everything that can be waited for."""
 
     kind: ClassVar[str]
     progress: ClassVar[Literal["results", "source"]]
     """Where the consumer's lock and progress are kept."""
-    schema_version: ClassVar[int]
-    """The version of the SQL that the feed's queries call."""
-    columns: ClassVar[tuple[tuple[str, str], ...]]
-    """Name and PostgreSQL type of what ``partitions`` selects; ``id`` is first."""
 
     @property
     def name(self) -> str:
         """The consumer and what it reads, for people: in messages, logs and metrics."""
-
-    def register(self) -> sql.Composed:
-        """progress: make this consumer's progress if it is not there yet; in a transaction of its own."""
-
-    def lock(self) -> sql.Composed:
-        """progress: true if this transaction now holds the consumer's lock, false if another does."""
-
-    def locked(self) -> sql.Composed:
-        """progress: whether any transaction holds the consumer's lock, without taking it."""
 
     def position(self) -> sql.Composed:
         """progress: the consumer's progress, or null where it has none yet."""
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
         """source, any server: the fields of ``Lag``. Its cost grows with ``upto``, not with backlog or history."""
+
+    def locked(self) -> sql.Composed:
+        """progress: whether any transaction holds the consumer's lock, without taking it."""
+
+
+@runtime_checkable
+class Feed(Watched, Protocol):
+    """What the consumer transaction and Spark ask of every feed besides."""
+
+    schema_version: ClassVar[int]
+    """The version of the SQL that the feed's queries call."""
+    columns: ClassVar[tuple[tuple[str, str], ...]]
+    """Name and PostgreSQL type of what ``partitions`` selects; ``id`` is first."""
+
+    def register(self) -> sql.Composed:
+        """progress: make this consumer's progress if it is not there yet; in a transaction of its own."""
+
+    def lock(self) -> sql.Composed:
+        """progress: true if this transaction now holds the consumer's lock, false if another does."""
 
     def choose(self, position: Position, limit: int) -> sql.Composed | None:
         """source, a standby: the next batch as it can be read there, or None for a feed that reads the primary only."""
@@ -90,7 +96,7 @@ class Feed(Protocol):
         """progress: record the batch as processed; a ``StaleClaim`` if the progress is not where the claim found it."""
 
 
-def progress_at(feed: Feed, results: T, source: T) -> T:
+def progress_at(feed: Watched, results: T, source: T) -> T:
     """The one of the two databases, or whatever stands for them, that holds the consumer's lock and progress."""
     return results if feed.progress == "results" else source
 
@@ -99,12 +105,12 @@ FEEDS: dict[str, type[Any]] = {}
 """Every kind of feed by its name: what ``from_json`` and ``from_uri`` know."""
 
 
-def to_json(feed: Feed) -> dict[str, Any]:
+def to_json(feed: Watched) -> dict[str, Any]:
     """The feed as plain JSON."""
     return {"kind": feed.kind, **asdict(feed)}  # type: ignore[call-overload]
 
 
-def from_json(data: Mapping[str, Any]) -> Feed:
+def from_json(data: Mapping[str, Any]) -> Watched:
     """The feed that ``to_json`` wrote. Raises InvalidArgument for an unknown kind or field."""
     fields = dict(data)
     kind = FEEDS.get(fields.pop("kind", ""))
@@ -113,19 +119,19 @@ def from_json(data: Mapping[str, Any]) -> Feed:
             f"unknown kind of feed in {dict(data)}: it must be one of {', '.join(sorted(FEEDS))}"
         )
     try:
-        feed: Feed = kind(**fields)
+        feed: Watched = kind(**fields)
     except TypeError as error:
         raise InvalidArgument(f"{data['kind']} feed: {error}") from error
     return feed
 
 
-def to_uri(feed: Feed, server: str) -> str:
+def to_uri(feed: Watched, server: str) -> str:
     """The feed as an asset URI, ``pgchange://<server>/<kind>?...``; ``server`` is the name of a connection."""
     fields = {key: json.dumps(value) for key, value in sorted(asdict(feed).items())}  # type: ignore[call-overload]
     return f"pgchange://{quote(server, safe='')}/{feed.kind}?{urlencode(fields)}"
 
 
-def from_uri(uri: str) -> tuple[Feed, str]:
+def from_uri(uri: str) -> tuple[Watched, str]:
     """The feed and the connection's name that ``to_uri`` wrote. Raises InvalidArgument for any other."""
     parts = urlsplit(uri)
     try:

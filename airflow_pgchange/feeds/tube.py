@@ -96,6 +96,10 @@ class TubeFeed:
         data = {name: row[name] for name in ("shard", "backfill", "payload")}
         return Change(id=row["id"], position=str(row["seq"]), created_at=row["touched_at"], data=data)
 
+    def attached(self) -> sql.Composed:
+        """source, any server: ``[[shard, table, column of its ids], ...]``: what touches this worker's shards."""
+        return select("tube.attached_to", self.tube, self.workers, self.worker)
+
     def point(self) -> sql.Composed:
         return select("tube.point", self.tube)
 
@@ -116,4 +120,29 @@ class TubeFeed:
         )
 
 
+@dataclass(frozen=True)
+class AllTubes:
+    """Every worker of every tube of a database, to wait for: ready is what is ready for workers that are not at work.
+
+    Tubes that are made later are among them.
+    """
+
+    kind: ClassVar[str] = "tubes"
+    progress: ClassVar[Literal["results", "source"]] = "source"
+
+    @property
+    def name(self) -> str:
+        return "all tubes"
+
+    def position(self) -> sql.Composed:
+        return select("tube.positions")
+
+    def lag(self, position: Position, upto: int) -> sql.Composed:
+        return select("tube.lag_of_idle", upto)
+
+    def locked(self) -> sql.Composed:
+        return sql.SQL("select {}").format(False)
+
+
 FEEDS[TubeFeed.kind] = TubeFeed
+FEEDS[AllTubes.kind] = AllTubes

@@ -9,10 +9,12 @@ import psycopg
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.feeds.errors import UnknownConsumer
-from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
+from airflow_pgchange.feeds.feed import NOWHERE, Feed, Watched, progress_at
 
 
-def lag(results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, upto: int = 1) -> Lag:
+def lag(
+    results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Watched, upto: int = 1
+) -> Lag:
     """The lag of one feed. A consumer that has not begun is behind by everything there is."""
     at = ask(progress_at(feed, results, source), feed.position())
     return Lag.from_row(ask(source, feed.lag(at or NOWHERE, upto)))

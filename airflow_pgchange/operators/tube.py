@@ -210,7 +210,8 @@ class TubeGarbageCollectOperator(BaseOperator):
     the end of the control pod are one transaction.
 
     :param feed: the worker's feed, or its JSON (templated)
-    :param downstream: the table that is a copy, as ``schema.table`` (templated), or a callable that gets a
+    :param downstream: the table that is a copy, as ``schema.table``, in which ``{tube}`` and ``{table}`` stand for the
+        names of the tube and of the table that was copied (templated); or a callable that gets a
         ``airflow_pgchange.tubes.Control`` and returns the ids that it holds and was asked to give up
     :param key: the column of its ids
     :param shard_column: the column of their shard, where the copy holds several tables' rows

@@ -12,7 +12,7 @@ import psycopg
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule
+from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule, watched_of
 from airflow_pgchange.feeds import points, watching
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.errors import InvalidArgument
@@ -94,7 +94,7 @@ class FeedSensor(BaseSensorOperator):
         )
 
     def poke(self, context: Context) -> PokeReturnValue:
-        feed = feed_of(self.feed)
+        feed = watched_of(self.feed)
         with ExitStack() as opened:
             results, source = _open(opened, self.postgres_conn_id, self.source_conn_id)
             lag = watching.lag(results, source, feed, self.min_changes)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
+from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.merge import validate, write_manifest
 from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
+from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.spark import request, sink
 from airflow_pgchange.spark.parent import follow_parent
 from airflow_pgchange.spark.request import Request
@@ -26,11 +30,26 @@ SMALL = 20_000
 seconds to start."""
 
 
+@dataclass(frozen=True)
+class Attached:
+    """A table that touches a tube: ``table`` as ``schema.table``, and the column of its ids."""
+
+    shard: int
+    table: str
+    id_column: str
+
+    @property
+    def name(self) -> str:
+        """The table without its schema."""
+        return self.table.partition(".")[2]
+
+
 class Job:
     """One batch, in a Spark session. Made by ``batch_job``."""
 
     def __init__(self, spark: SparkSession, request: Request) -> None:
         self.spark = spark
+        self.feed: Feed = request.feed
         self.batch: Batch = request.batch
         self.staged: list[Staged] = []
         self.ended = False
@@ -40,9 +59,17 @@ class Job:
             parallelism = spark.sparkContext.defaultParallelism
             spark.dataSource.register(data_source(request.feed, request.batch, request.source, parallelism))
 
+    def attached(self) -> list[Attached]:
+        """The tables that touch the tube, in the shards of this batch's worker; only of a tube's batch."""
+        feed = self.feed
+        if not isinstance(feed, TubeFeed):
+            raise InvalidArgument(f"{feed.name} is a {feed.kind} feed: tables are attached to tubes")
+        with connect(self._request.source) as connection:
+            return [Attached(*row) for row in ask(connection, feed.attached())]
+
     def shards(self) -> list[int]:
         """The shards that the batch has changes of, for feeds that have shards."""
-        return self._request.feed.shards(self.batch)
+        return self.feed.shards(self.batch)
 
     def changes(self, shard: int | None = None) -> DataFrame:
         """The batch's changes, one row each, in the feed's own columns; ``id`` is the key of the row that changed.

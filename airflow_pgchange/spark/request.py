@@ -65,8 +65,11 @@ def take() -> Request:
         raise InvalidArgument(
             f"the batch in {path} was already taken: one batch_job() in an application"
         ) from error
+    feed = feeds.from_json(data["feed"])
+    if not isinstance(feed, Feed):
+        raise InvalidArgument(f"{feed.name} gives no batches")
     return Request(
-        feed=feeds.from_json(data["feed"]),
+        feed=feed,
         batch=Batch.from_json(data["batch"]),
         results=data["results"],
         source=data["source"],

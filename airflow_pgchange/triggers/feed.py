@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
-from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule
+from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule, watched_of
 from airflow_pgchange.feeds.errors import ServerUnavailable
 from airflow_pgchange.feeds.feed import Goal, progress_at
 from airflow_pgchange.triggers.poller import News, Recovered, Trouble, switchboard
@@ -39,7 +39,7 @@ class FeedTrigger(BaseEventTrigger):
         once: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.feed = feed_of(feed)
+        self.feed = watched_of(feed)
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
         self.min_changes, self.max_wait = wake_rule(min_changes, max_wait)

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from airflow_pgchange import metrics
 from airflow_pgchange.feeds.batch import Lag
-from airflow_pgchange.feeds.feed import NOWHERE, Feed, Goal, Position
+from airflow_pgchange.feeds.feed import NOWHERE, Feed, Goal, Position, Watched
 from airflow_pgchange.triggers.alarm import FIRST_PAUSE, LONGEST_PAUSE, Alarm
 
 Payload = dict[str, Any]
@@ -20,7 +20,7 @@ class Watch(Protocol):
     """One question about one feed, asked again and again."""
 
     @property
-    def feed(self) -> Feed: ...
+    def feed(self) -> Watched: ...
 
     def question(self, position: Position | None) -> sql.Composed:
         """The query for the source, given the consumer's progress."""
@@ -36,7 +36,7 @@ class Watch(Protocol):
 class BacklogWatch:
     """Tells of a backlog that nobody works on."""
 
-    feed: Feed
+    feed: Watched
     min_changes: int = 1
     max_wait: float | None = None
     _alarm: Alarm = field(init=False)

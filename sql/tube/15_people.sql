@@ -29,6 +29,70 @@ comment on function tube.status(integer) is
     'Every worker of every tube that the caller may read: what is ready and how old, what waits, whether it is at work, the '
     'batch that it claimed with its attempts and since when, and the tube''s faults. Of the tables tells tube.attachments().';
 
+create function tube.attached_to(tube text, workers integer, worker integer) returns jsonb
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    found_tables jsonb;
+begin
+    perform tube.named(tube);
+    execute format(
+        'select jsonb_agg(jsonb_build_array(a.shard, format(''%%s.%%s'', n.nspname, c.relname), k.attname) order by a.shard, 2) '
+        'from tube.attachment as a '
+        'join pg_class as c on c.oid = a.tbl join pg_namespace as n on n.oid = c.relnamespace '
+        'join pg_attribute as k on k.attrelid = a.tbl and k.attnum = a.id_number '
+        'where a.tube = $1 and %s = $2', tube.belongs('a.shard', workers))
+    into found_tables using tube, worker;
+    return coalesce(found_tables, '[]');
+end
+$$;
+comment on function tube.attached_to(text, integer, integer) is
+    'The tables in a worker''s shards, as [shard, table, column of its ids].';
+
+create function tube.positions() returns jsonb
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select coalesce(jsonb_object_agg(w.tube || '/' || w.worker, w.version), '{}')
+    from (select x.tube, x.worker, max(x.version) as version from tube.worker as x group by 1, 2) as w
+$$;
+comment on function tube.positions() is 'How many batches each worker of each tube has done.';
+
+create function tube.lag_of_idle(upto integer) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    one record;
+    lag jsonb;
+    ready bigint := 0;
+    waiting bigint := 0;
+    age double precision;
+    faults bigint := 0;
+begin
+    for one in
+        select t.name, t.partitions, k.worker
+        from tube.tube as t cross join lateral generate_series(0, t.partitions - 1) as k(worker)
+        where tube.schema_of(t.pods) is not null
+        order by t.name, k.worker
+    loop
+        continue when tube.locked(one.name, one.worker);
+        lag := tube.lag(one.name, one.partitions, one.worker, coalesce(tube.position(one.name, one.worker), '{}'), upto);
+        ready := ready + (lag ->> 'ready')::bigint;
+        waiting := waiting + (lag ->> 'waiting')::bigint;
+        age := greatest(age, (lag ->> 'ready_age')::double precision);
+        faults := faults + (lag ->> 'faults')::bigint;
+        exit when ready >= upto;
+    end loop;
+    return jsonb_build_object(
+        'ready', ready, 'ready_exact', ready < upto, 'ready_age', age,
+        'waiting', waiting, 'waiting_exact', ready < upto, 'faults', faults);
+end
+$$;
+comment on function tube.lag_of_idle(integer) is
+    'What is ready for the workers, of all tubes, that are not at work; it stops counting at upto.';
+
 create function tube.skip_batch(tube text, worker integer, reason text) returns uuid
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp

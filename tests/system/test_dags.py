@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from airflow.sdk.exceptions import ParamValidationError
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
@@ -65,7 +66,14 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(psycopg.Connection, "connect", refuse)
     bag = DagBag(str(DAGS))
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"flight_delays", "movement_audit", "delay_report", "pgchange_maintenance"}
+    assert set(bag.dags) == {
+        "flight_delays",
+        "movement_audit",
+        "delay_report",
+        "pgchange_maintenance",
+        "tube_replay",
+        "tube_backfill",
+    }
 
 
 def test_flight_delays_adds_each_movement_once(example: Example, airline: psycopg.Connection[Any]) -> None:
@@ -113,3 +121,65 @@ def test_maintenance_looks_after_the_databases_that_a_person_names(
 ) -> None:
     run = example("pgchange_maintenance").test(run_conf={"databases": ["airline"], "keep": "30 days"})
     assert states(run) == {"databases": "success", "maintain": "success"}
+
+
+@pytest.fixture
+def planes(airline: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    """A table with two planes, a tube that it touches, and the schema of the tube's copies."""
+    airline.execute(
+        "create table public.plane (id bigint primary key, tail text); insert into plane values (1, 'N1'), (2, 'N2');"
+        "create schema copies; create table copies.plane (id bigint primary key, tail text);"
+        "select tube.tube_ensure_exists('copies'); select tube.tube_table_ensure_attached('copies', 'plane', 0)"
+    )
+    return airline
+
+
+def copy_of(planes: psycopg.Connection[Any]) -> list[tuple[int, str]]:
+    return planes.execute("select * from copies.plane order by id").fetchall()
+
+
+def test_tube_replay_mirrors_what_was_touched(example: Example, planes: psycopg.Connection[Any]) -> None:
+    planes.execute("insert into plane values (3, 'N3'); delete from plane where id = 2")
+    run = example("tube_replay").test()
+    assert set(states(run).values()) == {"success"}
+    assert copy_of(planes) == [(3, "N3")]
+
+
+def test_tube_replay_works_on_every_tube_that_has_something_to_do(
+    example: Example, planes: psycopg.Connection[Any]
+) -> None:
+    planes.execute(
+        "create schema later; create table later.plane (id bigint primary key, tail text);"
+        "select tube.tube_ensure_exists('later'); select tube.tube_table_ensure_attached('later', 'plane', 0);"
+        "select tube.tube_ensure_exists('idle'); insert into plane values (3, 'N3')"
+    )
+    run = example("tube_replay").test()
+    replayed = [ti.map_index for ti in run.get_task_instances() if ti.task_id == "worker.replay"]
+    assert sorted(replayed) == [0, 1]
+    assert planes.execute("select * from later.plane").fetchall() == copy_of(planes) == [(3, "N3")]
+
+
+def test_a_backfill_from_the_form_makes_the_copy_whole_and_gives_up_what_is_gone(
+    example: Example, planes: psycopg.Connection[Any]
+) -> None:
+    planes.execute("insert into copies.plane values (99, 'gone')")
+    run = example("tube_backfill").test(run_conf={"tube": "copies", "order_column": "tail", "chunk_size": 1})
+    assert states(run) == {"tables": "success", "backfill": "success"}
+    for _ in range(2):
+        assert set(states(example("tube_replay").test()).values()) == {"success"}
+    assert copy_of(planes) == [(1, "N1"), (2, "N2")]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {},
+        {"tube": ""},
+        {"tube": "q", "chunk_size": 0},
+        {"tube": "q", "tables": ["plane"]},
+        {"tube": "q", "pause": -1},
+    ],
+)
+def test_the_form_of_a_backfill_refuses_nonsense(example: Example, nonsense: dict[str, Any]) -> None:
+    with pytest.raises(ParamValidationError):
+        example("tube_backfill").test(run_conf=nonsense)

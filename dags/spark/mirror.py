@@ -1,0 +1,13 @@
+"""Copies of the tables that touch a tube: of each, in the schema that is called like the tube."""
+
+from airflow_pgchange.spark.job import batch_job
+
+with batch_job() as job:
+    for attached in job.attached():
+        job.merge(
+            job.rows(attached.table, key=attached.id_column, shard=attached.shard),
+            into=f"{job.feed.name.rpartition('/')[0]}.{attached.name}",
+            key=attached.id_column,
+            mode="mirror",
+            shard=attached.shard,
+        )

@@ -1,0 +1,56 @@
+"""Keeps copies of tables: whatever touches a tube of the database ``airline`` is read anew and mirrored.
+
+One mapped task for each worker that has something to do. Tubes that are made later are taken up by themselves: a tube
+named ``copies`` mirrors ``public.flight`` into ``copies.flight``, which must be there.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import dag, task, task_group
+
+from airflow_pgchange import tubes
+from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.feeds import AllTubes
+from airflow_pgchange.feeds.feed import to_json
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.operators.spark import SparkBatchOperator
+from airflow_pgchange.operators.tube import TubeGarbageCollectOperator
+
+AIRLINE = "airline"
+
+
+@dag(
+    schedule=[feed_asset(AllTubes(), postgres_conn_id=AIRLINE)],
+    max_active_runs=1,
+    tags=["pgchange"],
+    doc_md=__doc__,
+)
+def tube_replay() -> None:
+    @task
+    def workers() -> list[dict[str, Any]]:
+        with PgChangeHook(AIRLINE).get_conn(primary=True) as connection:
+            return [to_json(feed) for feed in tubes.ready(connection)]
+
+    @task_group
+    def worker(feed: Any) -> None:
+        replay = SparkBatchOperator(
+            task_id="replay",
+            feed=feed,
+            postgres_conn_id=AIRLINE,
+            application=str(Path(__file__).parent / "spark" / "mirror.py"),
+            map_index_template="{{ task.feed.tube }}/{{ task.feed.worker }}",
+        )
+        collect = TubeGarbageCollectOperator(
+            task_id="collect",
+            feed=feed,
+            downstream="{tube}.{table}",
+            postgres_conn_id=AIRLINE,
+            map_index_template="{{ task.feed.tube }}/{{ task.feed.worker }}",
+        )
+        replay >> collect
+
+    worker.expand(feed=workers())
+
+
+tube_replay()
