@@ -9,7 +9,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange import schema
+from airflow_pgchange import schema, tubes
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.calls import call
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, ServerUnavailable, translated
@@ -67,6 +67,9 @@ def maintain(
         if keep is not None:
             report.add("done", lambda: consumers.trim(connection, keep))
         report.add("attention", lambda: _consumers(connection))
+    if "tube" in held:
+        report.add("done", lambda: _lines(connection, "tube.refresh"))
+        report.add("attention", lambda: _tubes(connection))
     if "staging" in held:
         report.add("done", lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
     return report
@@ -115,5 +118,30 @@ def _consumers(connection: psycopg.Connection[Any]) -> list[str]:
             lines.append(
                 f"{name}: batch {consumer.batch_id} has failed {consumer.attempt} times; "
                 f"airflow pgchange skip {name} gives it up"
+            )
+    return lines
+
+
+def _tubes(connection: psycopg.Connection[Any]) -> list[str]:
+    lines = []
+    rows = connection.execute(
+        "select tube, tbl::text, untriggered::text[], disabled::text[], stale, faults from tube.attachments()"
+    ).fetchall()
+    for tube, table, untriggered, disabled, stale, faults in rows:
+        if untriggered or stale:
+            where = f" on {', '.join(untriggered)}" if untriggered else ""
+            lines.append(f"{table}: not captured for tube {tube}{where}; as its owner: select tube.refresh()")
+        if disabled:
+            lines.append(f"{table}: the capture for tube {tube} is disabled on {', '.join(disabled)}")
+        if faults:
+            lines.append(
+                f"{table}: {faults} statements whose ids tube {tube} could not tell or judge, see tube.fault; "
+                "when mended, delete them there"
+            )
+    for worker in tubes.status(connection):
+        if (worker.attempt or 0) >= MANY_ATTEMPTS and not worker.at_work:
+            lines.append(
+                f"{worker.feed.name}: batch {worker.batch_id} has failed {worker.attempt} times; "
+                f"airflow pgchange skip {worker.feed.name} gives it up"
             )
     return lines

@@ -16,7 +16,13 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [{"integration-name": NAME, "tags": ["software"]}],
         "hooks": [_modules("hooks.pgchange")],
         "operators": [
-            _modules("operators.batch", "operators.spark", "operators.schema", "operators.maintenance")
+            _modules(
+                "operators.batch",
+                "operators.spark",
+                "operators.schema",
+                "operators.maintenance",
+                "operators.tube",
+            )
         ],
         "sensors": [_modules("sensors.pgchange")],
         "triggers": [_modules("triggers.feed")],

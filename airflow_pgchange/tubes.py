@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
 import psycopg
 from psycopg import errors, sql
-from psycopg.rows import dict_row
+from psycopg.rows import class_row, dict_row
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import call, select
@@ -146,6 +147,43 @@ class Control:
     type: str
     table: str
     start_seq: int | None = None
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker of a tube. Ages in seconds; ``ready`` exact up to 1,000; ``attempt`` is that of its batch in work."""
+
+    tube: str
+    worker: int
+    workers: int
+    ready: int
+    ready_exact: bool
+    oldest_seconds: float | None
+    waiting: int
+    faults: int
+    at_work: bool
+    batch_id: Any
+    attempt: int | None
+    claimed_at: datetime | None
+    updated_at: datetime | None
+
+    @property
+    def feed(self) -> TubeFeed:
+        return TubeFeed(self.tube, self.worker, self.workers)
+
+
+def status(connection: psycopg.Connection[Any]) -> list[WorkerStatus]:
+    """Every worker of every tube that this role may read."""
+    with translated(), connection.cursor(row_factory=class_row(WorkerStatus)) as cursor:
+        return cursor.execute("select * from tube.status()").fetchall()
+
+
+def skip(connection: psycopg.Connection[Any], feed: TubeFeed, reason: str) -> str:
+    """Give up the batch that a worker claimed and cannot finish; its ids stay in ``tube.skipped``. Returns its id.
+
+    Raises BatchNotFinished where there is none, ConsumerBusy while the worker is at work.
+    """
+    return str(ask(connection, select("tube.skip_batch", feed.tube, feed.worker, reason)))
 
 
 def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:

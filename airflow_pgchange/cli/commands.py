@@ -20,11 +20,12 @@ from airflow.utils.cli import suppress_logs_and_warning
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange import schema
+from airflow_pgchange import schema, tubes
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
+from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.hooks.pgchange import conninfo_of
 
 Rows = Sequence[Mapping[str, Any]]
@@ -79,24 +80,31 @@ def uninstall(args: Namespace) -> Rows:
 @command("No consumer has begun here yet: the first claim makes one.")
 def status(args: Namespace) -> Rows:
     with _both(args) as (results, source):
-        found = consumers.status(results, source)
-    rows = [
-        {"consumer": f"{one.consumer_id}/{one.branch_id}"}
-        | {
-            key: value
-            for key, value in asdict(one).items()
-            if key not in ("consumer_id", "branch_id", "version")
-        }
-        for one in found
-    ]
+        rows = [
+            {
+                "consumer": f"{one.consumer_id}/{one.branch_id}",
+                **_without(one, "consumer_id", "branch_id", "version"),
+            }
+            for one in consumers.status(results, source)
+        ]
+        if any(state.system == "tube" for state in schema.installed(source)):
+            rows += [
+                {"consumer": one.feed.name, **_without(one, "tube", "worker", "workers")}
+                for one in tubes.status(source)
+            ]
     return rows if args.output == "json" else [_brief(row) for row in rows]
 
 
 @command(DONE)
 def skip(args: Namespace) -> Rows:
-    feed = _feed(args.consumer)
+    feed = _consumer(args.consumer)
     with _both(args) as (results, source):
-        return [{"consumer": feed.name, "skipped": consumers.skip(results, source, feed, args.reason)}]
+        skipped = (
+            tubes.skip(source, feed, args.reason)
+            if isinstance(feed, TubeFeed)
+            else consumers.skip(results, source, feed, args.reason)
+        )
+    return [{"consumer": feed.name, "skipped": skipped}]
 
 
 @command(DONE)
@@ -183,6 +191,15 @@ def _checked(dsn: str, option: str) -> str:
     return dsn
 
 
+def _consumer(name: str) -> CommitFeed | TubeFeed:
+    if not name.startswith("tube:"):
+        return _feed(name)
+    tube, _, worker = name.removeprefix("tube:").rpartition("/")
+    if not tube or not worker.isdigit():
+        raise InvalidArgument(f"{name!r} is no worker of a tube: write it as status names it, tube:copies/0")
+    return TubeFeed(tube, int(worker), int(worker) + 1)
+
+
 def _feed(name: str) -> CommitFeed:
     consumer, _, branch = name.rpartition("/")
     if not consumer or not branch.isdigit():
@@ -209,6 +226,10 @@ def _confirm(args: Namespace, warning: str) -> None:
         raise SystemExit("Nothing was changed.")
 
 
+def _without(one: Any, *names: str) -> dict[str, Any]:
+    return {key: value for key, value in asdict(one).items() if key not in names}
+
+
 def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
     """A consumer on one line."""
     number = str(row["ready"]) if row["ready_exact"] in (True, None) else f"~{row['ready']}"
@@ -220,8 +241,8 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
         "faults": "?" if row["faults"] is None else row["faults"],
         "at work": "yes" if row["at_work"] else "",
         "batch": "" if row["batch_id"] is None else f"{row['batch_id']}, attempt {row['attempt']}",
-        "progress": f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
-        "held back by": row["held_back_by"] or "",
+        "progress": "" if row["updated_at"] is None else f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
+        "held back by": row.get("held_back_by") or "",
     }
 
 

@@ -55,7 +55,7 @@ class TubeFeed:
 
     @property
     def name(self) -> str:
-        return f"{self.tube}/{self.worker}"
+        return f"tube:{self.tube}/{self.worker}"
 
     def register(self) -> sql.Composed:
         return select("tube.register", self.tube, self.workers, self.worker)

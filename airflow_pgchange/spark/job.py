@@ -34,6 +34,7 @@ seconds to start."""
 class Attached:
     """A table that touches a tube: ``table`` as ``schema.table``, and the column of its ids."""
 
+    tube: str
     shard: int
     table: str
     id_column: str
@@ -65,7 +66,7 @@ class Job:
         if not isinstance(feed, TubeFeed):
             raise InvalidArgument(f"{feed.name} is a {feed.kind} feed: tables are attached to tubes")
         with connect(self._request.source) as connection:
-            return [Attached(*row) for row in ask(connection, feed.attached())]
+            return [Attached(feed.tube, *row) for row in ask(connection, feed.attached())]
 
     def shards(self) -> list[int]:
         """The shards that the batch has changes of, for feeds that have shards."""

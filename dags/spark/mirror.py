@@ -6,7 +6,7 @@ with batch_job() as job:
     for attached in job.attached():
         job.merge(
             job.rows(attached.table, key=attached.id_column, shard=attached.shard),
-            into=f"{job.feed.name.rpartition('/')[0]}.{attached.name}",
+            into=f"{attached.tube}.{attached.name}",
             key=attached.id_column,
             mode="mirror",
             shard=attached.shard,

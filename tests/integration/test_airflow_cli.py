@@ -12,7 +12,9 @@ import pytest
 from airflow.cli.cli_parser import get_parser
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed
+from airflow_pgchange.schema import SYSTEMS
+from tests.tubes import attach, make
 
 Connect = Callable[..., psycopg.Connection[Any]]
 Command = Callable[..., Any]
@@ -67,7 +69,7 @@ def test_upgrade_of_what_is_up_to_date_changes_nothing(db: str, pgchange: Comman
 
 
 def test_uninstall_removes_the_schemas(db: str, pgchange: Command) -> None:
-    assert len(pgchange("uninstall", "--dsn", db, "--yes")) == 3
+    assert len(pgchange("uninstall", "--dsn", db, "--yes")) == len(SYSTEMS)
 
 
 def test_what_destroys_something_asks_first(ledger: str, pgchange: Command) -> None:
@@ -193,3 +195,31 @@ def test_a_command_that_finds_nothing_says_what_that_means(
     assert {"status": "first claim", "upgrade": "pgchange install", "install": "revision"}[command] in (
         said.out + said.err
     )
+
+
+@pytest.fixture
+def failing_worker(db: str, connect: Callable[..., Any]) -> str:
+    """A worker of a tube with a batch that failed."""
+    connection = connect()
+    connection.execute("create table item (id bigint primary key)")
+    make(connection, "copies")
+    attach(connection, tube="copies")
+    connection.execute("insert into item values (1), (2)")
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(TubeFeed("copies"), db) as consumer:
+        consumer.claim(10)
+        raise ZeroDivisionError
+    return db
+
+
+def test_status_shows_the_workers_of_tubes_too(failing_worker: str, pgchange: Command) -> None:
+    (found,) = pgchange("status", "--dsn", failing_worker)
+    assert (found["consumer"], found["ready"], found["attempt"]) == ("tube:copies/0", 2, 1)
+
+
+def test_a_worker_of_a_tube_gives_up_a_batch_by_the_name_that_status_shows(
+    failing_worker: str, pgchange: Command
+) -> None:
+    (done,) = pgchange("skip", "tube:copies/0", "--dsn", failing_worker, "--reason", "cannot be parsed")
+    assert done["consumer"] == "tube:copies/0"
+    (found,) = pgchange("status", "--dsn", failing_worker)
+    assert (found["ready"], found["batch_id"]) == (0, None)
