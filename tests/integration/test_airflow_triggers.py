@@ -149,7 +149,7 @@ async def test_all_that_waits_in_a_process_shares_one_connection(
     triggers: list[FeedTrigger | PointTrigger] = [
         FeedTrigger(CommitFeed(f"consumer_{number}", 0), conn_id) for number in range(20)
     ]
-    triggers.append(PointTrigger(FEED, conn_id, None, 1))
+    triggers.append(PointTrigger(FEED, conn_id, None, {"commit_id": 99}))
     tasks = [asyncio.create_task(first(trigger)) for trigger in triggers]
     await until(lambda: connections(connect) > 0)
     late = asyncio.create_task(first(FeedTrigger(CommitFeed("late", 0), conn_id)))
