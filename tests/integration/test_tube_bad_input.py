@@ -212,8 +212,12 @@ def test_arguments_left_out_keep_what_is_set(item):
 
 def test_a_tubes_function_of_another_make_is_not_overwritten(item):
     item.execute("create table thing (id bigint primary key)")
-    item.execute("create function thing_touch(bigint[], character, jsonb, integer) returns void language sql as 'select'")
-    assert "there is a function" in str(refused(item, "select tube.tube_table_ensure_attached('q', 'thing', 0)"))
+    item.execute(
+        "create function thing_touch(bigint[], character, jsonb, integer) returns void language sql as 'select'"
+    )
+    assert "there is a function" in str(
+        refused(item, "select tube.tube_table_ensure_attached('q', 'thing', 0)")
+    )
 
 
 def test_nothing_in_work_cannot_be_skipped(item):

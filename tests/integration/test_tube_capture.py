@@ -151,7 +151,9 @@ def test_partitions_are_captured_through_the_parent_and_by_themselves(connect, p
 @PREDICATES
 def test_a_row_that_moves_to_another_partition_is_touched(connect, predicate):
     connection = connect()
-    connection.execute("create table item (id int, day int, kind text, primary key (id, day)) partition by range (day)")
+    connection.execute(
+        "create table item (id int, day int, kind text, primary key (id, day)) partition by range (day)"
+    )
     connection.execute("create table p1 partition of item for values from (1) to (10)")
     connection.execute("create table p2 partition of item for values from (10) to (20)")
     make(connection, predicate=predicate)
@@ -245,7 +247,9 @@ def test_a_column_that_the_predicate_lost_does_not_fail_the_write(item):
 def test_columns_and_tables_may_have_any_name(connect, predicate):
     connection = connect()
     names = ["ids", "op", "shard", "seq", "tg_relid", "sqlerrm", "i", "r", "txid", "rows", "tube", "added"]
-    connection.execute(f"create table kind (id bigint not null, kind text, {', '.join(f'{n} int' for n in names)})")
+    connection.execute(
+        f"create table kind (id bigint not null, kind text, {', '.join(f'{n} int' for n in names)})"
+    )
     make(connection, predicate=predicate)
     attach(connection, "kind")
     connection.execute("insert into kind (id, kind) values (1, 'a'), (2, 'a')")
@@ -314,7 +318,9 @@ def test_a_shard_not_given_is_that_of_the_schema(connect):
     connection.execute("create table sh0042.item (id bigint primary key)")
     make(connection)
     attach(connection, "sh0042.item", shard=None)
-    assert connection.execute("select tbl::text, shard from tube.tube_list()").fetchall() == [("sh0042.item", 42)]
+    assert connection.execute("select tbl::text, shard from tube.tube_list()").fetchall() == [
+        ("sh0042.item", 42)
+    ]
 
 
 def test_attached_again_with_another_shard_it_has_that(item):
@@ -325,8 +331,12 @@ def test_attached_again_with_another_shard_it_has_that(item):
 
 
 def test_triggers_have_the_names_that_users_know(item):
-    rows = item.execute("select tgname from pg_trigger where tgrelid = 'item'::regclass order by 1").fetchall()
-    assert [name for (name,) in rows] == [f"item_q_after_{op}_trigger" for op in ("delete", "insert", "truncate", "update")]
+    rows = item.execute(
+        "select tgname from pg_trigger where tgrelid = 'item'::regclass order by 1"
+    ).fetchall()
+    assert [name for (name,) in rows] == [
+        f"item_q_after_{op}_trigger" for op in ("delete", "insert", "truncate", "update")
+    ]
 
 
 def test_a_detached_table_touches_nothing_and_detaching_again_is_nothing(item):

@@ -100,9 +100,12 @@ class Mirror:
             for id_, seq, _ in self.connection.execute(query).fetchall():
                 found = None
                 for table in ("item", "other"):
-                    found = found or self.connection.execute(
-                        f"select '{table}' from {table} where id = %s", [id_]
-                    ).fetchone()
+                    found = (
+                        found
+                        or self.connection.execute(
+                            f"select '{table}' from {table} where id = %s", [id_]
+                        ).fetchone()
+                    )
                 if found:
                     self.rows[id_] = (found[0], seq)
                 else:
@@ -168,7 +171,7 @@ def test_collected_ids_are_of_the_control_pods_kind(item):
     item.execute("insert into item values (1)")
     backfill(item)
     drain(item)
-    end = [row[0] for row in item.execute(ALL) if row[1] == "backfill_end"][0]
+    end = next(row[0] for row in item.execute(ALL) if row[1] == "backfill_end")
     assert one(item, "select tube.collect('q', 1, 0, %s, array[7, 8, null])", end) == 2
     assert pods(item) == [("B", 0, [7, 8])]
     item.execute("truncate item")

@@ -105,10 +105,14 @@ def test_stats_count_no_further_than_a_thousand(q):
 def scanned(connection, query):
     """Rows that a statement's scans of the pods touch, those inside functions included."""
     connection.execute("select pg_stat_force_next_flush()")
-    before = one(connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'")
+    before = one(
+        connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'"
+    )
     connection.execute(query)
     connection.execute("select pg_stat_force_next_flush()")
-    after = one(connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'")
+    after = one(
+        connection, "select idx_tup_fetch + seq_tup_read from pg_stat_user_tables where relname = 'q'"
+    )
     return after - before
 
 
@@ -121,8 +125,8 @@ def test_nothing_steps_over_the_backlog_or_over_another_workers(connect):
     position = json.dumps(one(connection, "select tube.position('q', 0)"))
     assert scanned(connection, f"select tube.lag('q', 2, 0, '{position}', 100)") < 300
     assert scanned(connection, f"select tube.lag('q', 2, 1, '{position}', 100)") < 10
-    assert scanned(connection, f"select tube.claim('q', 2, 1, tube.position('q', 1), 100)") < 10
-    assert scanned(connection, f"select tube.claim('q', 2, 0, tube.position('q', 0), 100)") < 600
+    assert scanned(connection, "select tube.claim('q', 2, 1, tube.position('q', 1), 100)") < 10
+    assert scanned(connection, "select tube.claim('q', 2, 0, tube.position('q', 0), 100)") < 600
     assert scanned(connection, "select * from tube.tube_stats()") < 6000
 
 

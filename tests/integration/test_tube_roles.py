@@ -111,7 +111,9 @@ def test_a_role_cannot_change_what_is_anothers(session, admin):
         with pytest.raises(psycopg.Error):
             connection.execute(call)
     connection.execute("delete from tube.attachment")
-    assert admin.execute("select tube, partitions, shard from tube.tube_list('public.item')").fetchall() == [("q", 1, 0)]
+    assert admin.execute("select tube, partitions, shard from tube.tube_list('public.item')").fetchall() == [
+        ("q", 1, 0)
+    ]
 
 
 def test_an_owner_attaches_backfills_and_detaches_its_own_table(session, admin):

@@ -37,7 +37,9 @@ def test_a_payload_goes_with_the_ids(item):
 
 
 def test_a_payload_without_ids_is_a_control_pod(item):
-    item.execute("""select q_touch(3, '{}', 'T', '{"type": "mine"}'), q_touch(3, null, 'B', '{"type": "other"}')""")
+    item.execute(
+        """select q_touch(3, '{}', 'T', '{"type": "mine"}'), q_touch(3, null, 'B', '{"type": "other"}')"""
+    )
     assert controls(item) == [("T", 3, {"type": "mine"}), ("B", 3, {"type": "other"})]
 
 
@@ -103,4 +105,6 @@ def test_a_touch_by_hand_during_a_change_of_shard_is_under_the_old_shard_and_bef
     thread.join()
     item.execute("select item_touch(array[1])")
     assert [shard for _, shard, _ in pods(item)] == [3, 4]
-    assert one(item, "select upto > (select min(seq) from q) and upto < (select max(seq) from q) from tube.moved")
+    assert one(
+        item, "select upto > (select min(seq) from q) and upto < (select max(seq) from q) from tube.moved"
+    )

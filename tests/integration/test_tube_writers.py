@@ -132,7 +132,8 @@ def test_a_write_that_cannot_be_captured_warns(connect, owner):
 @pytest.mark.parametrize("name", ["q", "fault", "tube", "attachment"])
 def test_pods_do_not_go_astray_in_a_users_temporary_table(item, name):
     item.execute(
-        f"create temporary table {name} (op text, shard int, ids bigint[], payload jsonb, tube text, tbl regclass, message text)"
+        f"create temporary table {name} "
+        "(op text, shard int, ids bigint[], payload jsonb, tube text, tbl regclass, message text)"
     )
     item.execute("insert into item values (1)")
     item.execute("truncate item")
@@ -149,7 +150,9 @@ def test_a_writer_cannot_make_the_capture_run_code_of_his_own(item, role, way, p
     item.execute(f"grant insert, update, select, truncate on item to {writer.name}")
     item.execute(f"create schema own authorization {writer.name}")
     with psycopg.connect(writer.conninfo, autocommit=True) as connection:
-        connection.execute("create table own.seen (who name); grant all on own.seen to public; grant usage on schema own to public")
+        connection.execute(
+            "create table own.seen (who name); grant all on own.seen to public; grant usage on schema own to public"
+        )
         connection.execute(
             "create function own.note(a anyelement) returns boolean language plpgsql as "
             "$$ begin insert into own.seen values (current_user); return true; end $$"
@@ -161,7 +164,8 @@ def test_a_writer_cannot_make_the_capture_run_code_of_his_own(item, role, way, p
                 )
         else:
             connection.execute(
-                "create function own.get(a jsonb, b text) returns text language sql as $$ select case when own.note(b) then '1' end $$;"
+                "create function own.get(a jsonb, b text) returns text language sql as "
+                "$$ select case when own.note(b) then '1' end $$;"
                 "create operator own.->> (leftarg = jsonb, rightarg = text, function = own.get);"
                 "create function own.more(a int, b int) returns boolean language sql as $$ select own.note(b) $$;"
                 "create operator own.> (leftarg = int, rightarg = int, function = own.more);"
