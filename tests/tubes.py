@@ -116,3 +116,73 @@ def lag(
     return one(
         connection, "select tube.lag(%s, %s, %s, %s, %s)", tube, workers, worker, json.dumps(position), upto
     )
+
+
+ITEMS_IN_ORDER = "select id from item order by day, id"
+
+
+def ids_in_order(connection: Connection, tube: str = "q") -> list[int]:
+    """The ids of backfill pods, in order."""
+    rows = connection.execute(
+        f"select i from {tube}, unnest(ids) with ordinality as u(i, n) where op = 'B' order by seq, n"
+    )
+    return [row[0] for row in rows]
+
+
+def steps(connection: Connection, table: str = "item", order_col: str = "day", fetch: int = 20000) -> str:
+    """A backfill in three steps."""
+    step1 = one(connection, "select tube.tube_backfill_step1()")
+    connection.execute("select tube.tube_backfill_step2()")
+    connection.execute(
+        "select tube.tube_backfill_step3(%s, 'q', %s, %s, null, %s)",
+        [step1, table, order_col, fetch],
+    )
+    return str(step1)
+
+
+def begin(
+    connection: Connection,
+    table: str = "item",
+    order_col: str = "day",
+    chunk_size: int = 100,
+    tube: str = "q",
+) -> int:
+    return one(
+        connection, "select tube.backfill_begin(%s, %s, %s, null, %s)", tube, table, order_col, chunk_size
+    )
+
+
+def chunk(connection: Connection, number: int) -> tuple[Any, ...]:
+    """(touched, looked_at, total, finished, state)"""
+    row = connection.execute(
+        "select touched, looked_at, total, finished, state from tube.backfill_chunk(%s)", [number]
+    )
+    return tuple(row.fetchone() or ())
+
+
+def run(connection: Connection, number: int) -> None:
+    """All chunks of a backfill."""
+    for _ in range(1000):
+        if chunk(connection, number)[3]:
+            return
+    raise AssertionError("it does not end")
+
+
+def make_items(connection: Connection) -> None:
+    """A table of 1,000 rows, a tenth of them without a day, attached to the tube q."""
+    connection.execute("create table item (id bigint primary key, day date, kind text not null default 'a')")
+    connection.execute("create index on item (day, id)")
+    connection.execute(
+        "insert into item select g, case when g % 10 > 0 then date '2024-01-01' + (g * 7919) % 50 end "
+        "from generate_series(1, 1000) as g"
+    )
+    make(connection)
+    attach(connection)
+
+
+def touch(
+    connection: Connection, *ids: int, shard: int = 0, op: str = "T", tube: str = "q", payload: Any = None
+) -> None:
+    connection.execute(
+        "select tube.touch(%s, %s, %s, %s, %s)", [tube, shard, list(ids), op, payload and json.dumps(payload)]
+    )

@@ -132,7 +132,7 @@ begin
     execute format($table$
         create table %1$s (
             seq bigint not null default case when pg_current_xact_id() is not null then nextval('tube.seq') end,
-            op character(1) not null default 'T' check (op in ('I', 'U', 'D', 'T', 'B')),
+            op character(1) not null default 'T',
             shard integer not null,
             ids bigint[] not null,
             payload jsonb,

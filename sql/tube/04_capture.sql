@@ -49,14 +49,91 @@ $$;
 comment on function tube.truncate_body(tube.attachment, regclass) is
     'The body of the trigger function for TRUNCATE: one control pod a transaction, that names the table.';
 
+create function tube.row_by_row_body(attached tube.attachment, known tube.tube, rows text, kind text) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select format($body$
+        declare
+            pgchange_open boolean := false;
+            pgchange_row pg_catalog.record;
+            pgchange_id bigint;
+            pgchange_wanted boolean;
+            pgchange_failed bigint := 0;
+            pgchange_lost bigint := 0;
+            pgchange_message pg_catalog.text;
+        begin
+            begin
+                pgchange_open := pg_catalog.has_table_privilege(%1$L, 'insert')
+                    and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
+            exception when others or assert_failure then
+                pgchange_message := sqlerrm;
+            end;
+            if pgchange_open is not true then
+                raise warning 'a change of %% is not captured: tube %% cannot be written', tg_relid::pg_catalog.regclass, %2$L;
+                return null;
+            end if;
+            pgchange_touched := '{}';
+            for pgchange_row in %3$s loop
+                pgchange_id := null;
+                pgchange_wanted := true;
+                begin
+                    pgchange_id := pg_catalog.to_jsonb(pgchange_row)
+                        operator(pg_catalog.->>) tube.id_column(tg_relid, %2$L)::pg_catalog.text;
+                    %4$s
+                exception when others or assert_failure then
+                    pgchange_wanted := true;
+                    pgchange_message := sqlerrm;
+                    pgchange_failed := pg_catalog.int8inc(pgchange_failed);
+                end;
+                if pgchange_id is null then
+                    pgchange_lost := pg_catalog.int8inc(pgchange_lost);
+                elsif pgchange_wanted then
+                    pgchange_touched := pg_catalog.array_append(pgchange_touched, pgchange_id);
+                end if;
+                if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900 then
+                    insert into %1$s (op, shard, ids) values (%5$s, %6$s, pgchange_touched);
+                    pgchange_touched := '{}';
+                end if;
+            end loop;
+            if pgchange_touched operator(pg_catalog.<>) '{}' then
+                insert into %1$s (op, shard, ids) values (%5$s, %6$s, pgchange_touched);
+            end if;
+            begin
+                if pgchange_failed operator(pg_catalog.>) 0 then
+                    insert into tube.fault (tube, tbl, ids, message) values (%2$L, tg_relid, pgchange_failed, pgchange_message);
+                end if;
+                if pgchange_lost operator(pg_catalog.>) 0 then
+                    insert into tube.fault (tube, tbl, ids, message)
+                    values (%2$L, tg_relid, pgchange_lost, 'ids could not be told: the column of ids is gone or no number');
+                end if;
+            exception when others or assert_failure then
+                raise warning 'a fault of the capture of %% could not be noted: %%', tg_relid::pg_catalog.regclass, sqlerrm;
+            end;
+        end;
+$body$,
+        known.pods, known.name, rows,
+        case when known.predicate is not null then format(
+            E'select (%s\n) into strict pgchange_wanted\n'
+            '                    from pg_catalog.jsonb_populate_record(null::%s, pg_catalog.to_jsonb(pgchange_row)) as %I;',
+            known.predicate, attached.tbl, (select c.relname from pg_class as c where c.oid = attached.tbl)) end,
+        kind, attached.shard)
+$$;
+comment on function tube.row_by_row_body(tube.attachment, tube.tube, text, text) is
+    'The part of a trigger function that takes each row by itself: where the capture of all of them failed, or where there are '
+    'more than ten million.';
+
 create function tube.capture_body(attached tube.attachment, op text) returns text
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(attached.tube);
-    rows text := case op when 'delete' then 'pgchange_removed' else 'pgchange_added' end;
-    relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
+    kind text := format(
+        'case when pg_catalog.strpos(pg_catalog.current_setting(''application_name''), ''backfill'') operator(pg_catalog.>) 0 '
+        'then ''B'' else %L end', upper(left(op, 1)));
+    added text := tube.ids_of('pgchange_added', attached.tbl, attached.id_column, known.predicate);
+    removed text := tube.ids_of('pgchange_removed', attached.tbl, attached.id_column, known.predicate);
 begin
     if op = 'truncate' then
         return tube.truncate_body(attached, known.pods);
@@ -64,96 +141,41 @@ begin
     return format($body$
 #variable_conflict use_column
 declare
-    pgchange_kind character(1) := case
-        when pg_catalog.strpos(pg_catalog.current_setting('application_name'), 'backfill') operator(pg_catalog.>) 0 then 'B'
-        else %1$L end;
-    pgchange_open boolean := false;
     pgchange_touched bigint[];
-    pgchange_before bigint[];
-    pgchange_row pg_catalog.record;
-    pgchange_id bigint;
-    pgchange_wanted boolean;
-    pgchange_failed bigint := 0;
-    pgchange_lost bigint := 0;
-    pgchange_message pg_catalog.text;
 begin
     begin
-        pgchange_open := pg_catalog.has_table_privilege(pg_catalog.to_regclass(%5$L), 'insert')
-            and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
-        pgchange_touched := %2$s;
-        pgchange_before := %3$s;
-        if pg_catalog.array_ne(pgchange_touched, pgchange_before) then
-            pgchange_touched := array(select pg_catalog.unnest(pgchange_touched) union select pg_catalog.unnest(pgchange_before));
-        end if;
-        if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 10000000 then
-            pgchange_touched := null;
-        end if;
+        pgchange_touched := case when %1$s then %2$s end;
     exception when others or assert_failure then
         pgchange_touched := null;
     end;
-    if pgchange_open is not true then
-        raise warning 'a change of %% is not captured: tube %% cannot be written', tg_relid::pg_catalog.regclass, %4$L;
-        return null;
-    end if;
-    if pgchange_touched is null then
-        pgchange_touched := '{}';
-        for pgchange_row in %7$s loop
-            pgchange_id := null;
-            pgchange_wanted := true;
-            begin
-                pgchange_id := pg_catalog.to_jsonb(pgchange_row)
-                    operator(pg_catalog.->>) tube.id_column(tg_relid, %4$L)::pg_catalog.text;
-                %8$s
-            exception when others or assert_failure then
-                pgchange_wanted := true;
-                pgchange_message := sqlerrm;
-                pgchange_failed := pg_catalog.int8inc(pgchange_failed);
-            end;
-            if pgchange_id is null then
-                pgchange_lost := pg_catalog.int8inc(pgchange_lost);
-            elsif pgchange_wanted then
-                pgchange_touched := pg_catalog.array_append(pgchange_touched, pgchange_id);
-            end if;
-            if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900 then
-                insert into %5$s (op, shard, ids) values (pgchange_kind, %6$s, pgchange_touched);
-                pgchange_touched := '{}';
-            end if;
-        end loop;
-        begin
-            if pgchange_failed operator(pg_catalog.>) 0 then
-                insert into tube.fault (tube, tbl, ids, message) values (%4$L, tg_relid, pgchange_failed, pgchange_message);
-            end if;
-            if pgchange_lost operator(pg_catalog.>) 0 then
-                insert into tube.fault (tube, tbl, ids, message)
-                values (%4$L, tg_relid, pgchange_lost, 'ids could not be told: the column of ids is gone or no number');
-            end if;
-        exception when others or assert_failure then
-            raise warning 'a fault of the capture of %% could not be noted: %%', tg_relid::pg_catalog.regclass, sqlerrm;
-        end;
-    end if;
-    if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 900 then
-        insert into %5$s (op, shard, ids)
-        select pgchange_kind, %6$s, pgchange_touched[i : pg_catalog.int4pl(i, 899)]
+    if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 900 then
+        if pgchange_touched operator(pg_catalog.<>) '{}' then
+            insert into %3$s (op, shard, ids) values (%4$s, %5$s, pgchange_touched);
+        end if;
+    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000 then
+        insert into %3$s (op, shard, ids)
+        select %4$s, %5$s, pgchange_touched[i : pg_catalog.int4pl(i, 899)]
         from pg_catalog.generate_series(1, pg_catalog.cardinality(pgchange_touched), 900) as i;
-    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0 then
-        insert into %5$s (op, shard, ids) values (pgchange_kind, %6$s, pgchange_touched);
+    else
+%6$s
     end if;
     return null;
 end
 $body$,
-        upper(left(op, 1)),
-        tube.ids_of(rows, attached.tbl, attached.id_column, known.predicate),
-        case op when 'update' then tube.ids_of('pgchange_removed', attached.tbl, attached.id_column, known.predicate)
-                else 'pgchange_touched' end,
-        attached.tube,
+        format('pg_catalog.has_table_privilege(%L, ''insert'') and pg_catalog.has_sequence_privilege(''tube.seq'', ''usage'')',
+               known.pods),
+        case op when 'insert' then added when 'delete' then removed else format(
+            '(select case when pg_catalog.array_eq(x.a, x.b) then x.a else array(select pg_catalog.unnest(x.a) union '
+            'select pg_catalog.unnest(x.b)) end from (select %s, %s) as x(a, b))', added, removed) end,
         known.pods,
+        kind,
         attached.shard,
-        format('select r.* from %I as r', rows)
-            || case op when 'update' then ' union all select r.* from pgchange_removed as r' else '' end,
-        case when known.predicate is not null then format(
-            E'select (%s\n) into strict pgchange_wanted\n'
-            '                from pg_catalog.jsonb_populate_record(null::%s, pg_catalog.to_jsonb(pgchange_row)) as %I;',
-            known.predicate, attached.tbl, relation) end);
+        tube.row_by_row_body(
+            attached, known,
+            case op when 'delete' then 'select r.* from pgchange_removed as r'
+                    when 'insert' then 'select r.* from pgchange_added as r'
+                    else 'select r.* from pgchange_added as r union all select r.* from pgchange_removed as r' end,
+            kind));
 end
 $$;
 comment on function tube.capture_body(tube.attachment, text) is

@@ -115,7 +115,7 @@ as $$
         union all
         (
             select l.ctid as place, l.seq, l.op, l.shard, l.ids, l.payload, l.ts from %1$s as l
-            where (l.op = 'B', %7$s, l.seq) > (%3$s, %11$s, %4$s) and (l.op = 'B', %7$s, l.seq) <= (%3$s, %11$s, %6$s)
+            where (l.op = 'B') is %3$s and %7$s = %11$s and l.seq > %4$s and l.seq <= %6$s
               and l.ids <> '{}' and %9$s and pg_visible_in_snapshot(l.txid, %5$L)
             order by l.op = 'B', %7$s, l.seq
         )
@@ -139,7 +139,7 @@ $$;
 comment on function tube.done(text, integer, boolean) is 'Up to which seq a worker has come, with one kind of pods.';
 
 create function tube.late(tube text, worker integer, backfill boolean) returns setof xid8
-language sql stable
+language sql stable rows 3
 set search_path = pg_catalog, tube, pg_temp
 as $$
     select pg_snapshot_xip(case when backfill then w.backfill_snapshot else w.snapshot end) from tube.worker_now(tube, worker) as w
@@ -165,7 +165,7 @@ as $$
             select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
             from %1$s as l
             where l.ids = '{}' and (l.op is not distinct from 'B') = %2$s
-              and (%3$s, l.seq) >= (%4$s, 0) and (%3$s, l.seq) <= (%4$s, (select tube.done(%5$L, %4$s, %2$s)))
+              and %3$s = %4$s and l.seq <= (select tube.done(%5$L, %4$s, %2$s))
         ) as p
         order by p.seq
     )
@@ -173,8 +173,7 @@ as $$
     (
         select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
         from %1$s as l
-        where (l.op = 'B', %3$s, l.seq) > (%2$s, %4$s, (select tube.done(%5$L, %4$s, %2$s)))
-          and (l.op = 'B', %3$s, l.seq) <= (%2$s, %4$s, 9223372036854775807)
+        where (l.op = 'B') is %2$s and %3$s = %4$s and l.seq > (select tube.done(%5$L, %4$s, %2$s))
         order by l.op = 'B', %3$s, l.seq
     )$query$,
         known.pods, case when backfill then 'true' else 'false' end, tube.belongs('l.shard', known.partitions), worker,

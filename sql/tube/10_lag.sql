@@ -25,7 +25,7 @@ begin
             'select l.seq, l.op, l.shard, l.payload, l.ts,
                     coalesce(l.seq < case when l.op is not distinct from ''B'' then $1 else $2 end, true)
              from %1$s as l
-             where l.ids = ''{}'' and (%2$s, l.seq) >= (%3$s, 0) and (%2$s, l.seq) <= (%3$s, 9223372036854775807)
+             where l.ids = ''{}'' and %2$s = %3$s
              order by %2$s, l.seq limit 1000', known.pods, tube.belongs('l.shard', known.partitions), worker)
         using first_pod, first_incremental;
     end if;
@@ -152,10 +152,9 @@ begin
     if counted > 1000 then
         execute format(
             'select l.seq, l.ts from %1$s as l
-             where (l.op = ''B'', %2$s, l.seq) >= (%3$L, %4$s, 0) and (l.op = ''B'', %2$s, l.seq) <= (%3$L, %4$s, 9223372036854775807)
-               and l.ids <> ''{}''
+             where (l.op = ''B'') is %3$s and %2$s = %4$s and l.ids <> ''{}''
              order by l.op = ''B'' desc, %2$s desc, l.seq desc limit 1',
-            known.pods, tube.belongs('l.shard', known.partitions), backfill, worker)
+            known.pods, tube.belongs('l.shard', known.partitions), case when backfill then 'true' else 'false' end, worker)
         into max_seq, max_ts;
     end if;
     return next;
@@ -172,6 +171,7 @@ returns table (
 )
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
+set jit = off
 as $$
 declare
     known tube.tube;

@@ -71,6 +71,30 @@ $$;
 comment on function tube.wanted_one_by_one(tube.tube, tube.attachment, text) is
     'The ids that the predicate holds for, and those for which it fails, which are counted in tube.fault.';
 
+create function tube.boundary_sql(tbl regclass, order_col name, rows text, has_predicate boolean) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    -- Values of a fixed length are few bytes and gathered as they come; others are kept where they are until the last is known.
+    select case when t.typlen > 0 then format('
+        select coalesce(cardinality(g.seen), 0), g.places[cardinality(g.seen)]::text, g.seen[cardinality(g.seen)],
+               coalesce(g.%s, ''{}'')
+        from (
+            select array_agg(c.o) as places, array_agg(c.id) as seen%s from (%s) as c
+        ) as g',
+        case when has_predicate then 'wanted' else 'seen' end,
+        case when has_predicate then ', array_agg(c.id) filter (where c.wanted) as wanted' else '' end, rows)
+    else format('
+        with c as materialized (%s), n as (select count(*) as looked_at from c)
+        select n.looked_at, l.o::text, l.id, array(select c.id from c where %s)
+        from n left join lateral (select c.o, c.id from c offset greatest(n.looked_at - 1, 0) limit 1) as l on true',
+        rows, case when has_predicate then 'c.wanted' else 'true' end) end
+    from pg_attribute as a join pg_type as t on t.oid = a.atttypid
+    where a.attrelid = tbl and a.attname = order_col
+$$;
+comment on function tube.boundary_sql(regclass, name, text, boolean) is
+    'The query that tells of the next rows of a backfill how many there are, the last one''s order and id, and the ids wanted.';
+
 create function tube.backfill_slice(
     known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
 ) returns tube.keyset
@@ -83,26 +107,26 @@ set jit = off
 as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
-    slice constant text := '
-        with c as materialized (%s), n as (select count(*) as looked_at from c)
-        select n.looked_at, l.o::text, l.id, array(select c.id from c where %s)
-        from n left join lateral (select c.o, c.id from c offset greatest(n.looked_at - 1, 0) limit 1) as l on true';
+    has_predicate boolean := known.predicate is not null;
+    seen bigint[];
     ids bigint[];
 begin
     at.in_nulls := coalesce(at.in_nulls, false);
     begin
-        execute format(
-            slice, tube.slice_sql(attached, order_col, at, chunk, relation, E'(' || coalesce(known.predicate, 'true') || E'\n)'),
-            case when known.predicate is null then 'true' else 'c.wanted' end)
+        execute tube.boundary_sql(
+            attached.tbl, order_col,
+            tube.slice_sql(attached, order_col, at, chunk, relation, E'(' || coalesce(known.predicate, 'true') || E'\n)'),
+            has_predicate)
         into at.looked_at, at.last_value, at.last_id, ids;
     exception when others or assert_failure then
-        if known.predicate is null then
+        if not has_predicate then
             raise;
         end if;
         ids := tube.wanted_one_by_one(
             known, attached, tube.slice_sql(attached, order_col, at, chunk, 'pgchange_row', 'pgchange_row'));
-        execute format(slice, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), 'false')
-        into at.looked_at, at.last_value, at.last_id, attached.tube;
+        execute tube.boundary_sql(
+            attached.tbl, order_col, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), false)
+        into at.looked_at, at.last_value, at.last_id, seen;
     end;
     perform tube.insert_pods(array[known.pods], 'B', attached.shard, ids, pod_size);
     at.touched := cardinality(ids);

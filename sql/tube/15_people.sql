@@ -8,6 +8,7 @@ returns table (
 )
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
+set jit = off
 as $$
 declare
     known tube.tube;

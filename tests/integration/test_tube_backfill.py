@@ -1,68 +1,35 @@
-"""A whole table as pods: in three steps, and in chunks that go on where they stopped."""
+"""A whole table as pods, in order, by steps or chunks; and whom it waits for."""
 
 from __future__ import annotations
 
-import random
 import threading
 
 import psycopg
 import pytest
 
-from tests.tubes import attach, controls, detach, drain, faults, make, one, pods, touched
+from tests.tubes import (
+    ITEMS_IN_ORDER,
+    attach,
+    begin,
+    chunk,
+    controls,
+    faults,
+    ids_in_order,
+    make,
+    make_items,
+    one,
+    pods,
+    run,
+    steps,
+    touched,
+)
 
 
 @pytest.fixture
 def item(connect):
     connection = connect()
-    connection.execute("create table item (id bigint primary key, day date, kind text not null default 'a')")
-    connection.execute("create index on item (day, id)")
-    connection.execute(
-        "insert into item select g, case when g % 10 > 0 then date '2024-01-01' + (g * 7919) % 50 end "
-        "from generate_series(1, 1000) as g"
-    )
-    make(connection)
-    attach(connection)
+    make_items(connection)
     return connection
-
-
-IN_ORDER = "select id from item order by day, id"
-
-
-def ids_in_order(connection, tube="q"):
-    rows = connection.execute(
-        f"select i from {tube}, unnest(ids) with ordinality as u(i, n) where op = 'B' order by seq, n"
-    )
-    return [row[0] for row in rows]
-
-
-def steps(connection, table="item", order_col="day", **options):
-    step1 = one(connection, "select tube.tube_backfill_step1()")
-    connection.execute("select tube.tube_backfill_step2()")
-    connection.execute(
-        "select tube.tube_backfill_step3(%s, 'q', %s, %s, null, %s)",
-        [step1, table, order_col, options.get("fetch", 20000)],
-    )
-    return step1
-
-
-def begin(connection, table="item", order_col="day", chunk_size=100, tube="q"):
-    return one(
-        connection, "select tube.backfill_begin(%s, %s, %s, null, %s)", tube, table, order_col, chunk_size
-    )
-
-
-def chunk(connection, number):
-    row = connection.execute(
-        "select touched, looked_at, total, finished, state from tube.backfill_chunk(%s)", [number]
-    )
-    return row.fetchone()
-
-
-def run(connection, number):
-    for _ in range(1000):
-        if chunk(connection, number)[3]:
-            return
-    raise AssertionError("it does not end")
 
 
 WAYS = pytest.mark.parametrize(
@@ -73,7 +40,7 @@ WAYS = pytest.mark.parametrize(
 @WAYS
 def test_every_id_comes_once_in_the_order_of_the_column_and_those_without_last(item, way):
     way(item)
-    assert ids_in_order(item) == [row[0] for row in item.execute(IN_ORDER)]
+    assert ids_in_order(item) == [row[0] for row in item.execute(ITEMS_IN_ORDER)]
 
 
 @WAYS
@@ -129,7 +96,7 @@ def test_chunks_follow_the_order_of_any_type(connect, kind, value):
     make(connection)
     attach(connection)
     run(connection, begin(connection, chunk_size=37))
-    assert ids_in_order(connection) == [row[0] for row in connection.execute(IN_ORDER)]
+    assert ids_in_order(connection) == [row[0] for row in connection.execute(ITEMS_IN_ORDER)]
 
 
 def test_the_ids_themselves_may_be_the_order(item):
@@ -147,7 +114,7 @@ def test_a_partitioned_table_is_filled_whole(connect):
     make(connection)
     attach(connection)
     run(connection, begin(connection, chunk_size=20))
-    assert ids_in_order(connection) == [row[0] for row in connection.execute(IN_ORDER)]
+    assert ids_in_order(connection) == [row[0] for row in connection.execute(ITEMS_IN_ORDER)]
 
 
 def test_an_empty_table_has_its_end(connect):
@@ -333,131 +300,3 @@ def test_scheduling_asks_for_each_table_once(item):
         ("B", 0, {**asked, "tbl": "public.item"}),
         ("B", 2, {**asked, "tbl": "sh0002.item"}),
     ]
-
-
-def test_a_backfill_goes_on_where_it_stopped(item, connect):
-    number = begin(item)
-    killed = connect(autocommit=False)
-    for _ in range(4):
-        chunk(item, number)
-    chunk(killed, number)
-    killed.close()
-    assert begin(item) == number
-    run(item, number)
-    assert ids_in_order(item) == [row[0] for row in item.execute(IN_ORDER)]
-
-
-def test_its_progress_is_for_others_to_read_while_it_runs(item, connect):
-    number = begin(item)
-    chunk(item, number)
-    at_work = connect(autocommit=False)
-    chunk(at_work, number)
-    row = (
-        connect()
-        .execute(
-            "select state, looked_at, total between 500 and 2000, percent > 0, touched, rate > 0, started_by "
-            "from tube.backfills()"
-        )
-        .fetchone()
-    )
-    assert row == ("running", 100, True, True, 100, True, "postgres")
-    at_work.commit()
-    run(item, number)
-    row = item.execute(
-        "select state, looked_at, total, percent, finished_at is not null, remaining from tube.backfills()"
-    )
-    assert row.fetchone() == ("done", 1000, 1000, 100, True, None)
-
-
-def test_a_paused_backfill_stays_where_it_is_until_it_is_resumed(item):
-    number = begin(item)
-    chunk(item, number)
-    item.execute("select tube.backfill_pause(%s)", [number])
-    assert chunk(item, number) == (0, 100, one(item, "select total from tube.backfill"), False, "paused")
-    item.execute("select tube.backfill_resume(%s)", [number])
-    assert chunk(item, number)[1] == 200
-    item.execute("select tube.backfill_pause(%s)", [number])
-    assert begin(item) == number
-    run(item, number)
-    assert touched(item) == list(range(1, 1001))
-
-
-def test_a_cancelled_backfill_ends_without_giving_anything_up(item):
-    number = begin(item)
-    chunk(item, number)
-    item.execute("select tube.backfill_cancel(%s)", [number])
-    assert chunk(item, number)[3:] == (False, "cancelled")
-    assert [payload["type"] for _, _, payload in controls(item)] == ["backfill_start"]
-    with pytest.raises(psycopg.Error, match="is cancelled"):
-        item.execute("select tube.backfill_resume(%s)", [number])
-    assert begin(item) != number
-
-
-def test_one_backfill_of_a_table_at_a_time(item):
-    number = begin(item)
-    with pytest.raises(
-        psycopg.Error, match=f"backfill {number} of public.item into tube q, by day, is not finished"
-    ):
-        begin(item, order_col="id")
-    with pytest.raises(psycopg.Error, match="another backfill of public.item"):
-        steps(item)
-    run(item, number)
-    with pytest.raises(psycopg.Error, match="is not worked off yet"):
-        begin(item)
-
-
-def test_the_first_chunk_waits_for_who_was_writing_when_it_began(item, connect):
-    writer = connect(autocommit=False)
-    writer.execute("update item set day = '1999-01-01' where id = 7")
-    number = begin(item)
-    with pytest.raises(psycopg.errors.LockNotAvailable, match="still being written"):
-        item.execute("select * from tube.backfill_chunk(%s, '100 milliseconds')", [number])
-    assert one(item, "select state from tube.backfill") == "scheduled"
-    writer.commit()
-    chunk(item, number)
-    assert ids_in_order(item)[0] == 7
-
-
-def test_rows_that_change_their_order_meanwhile_are_not_missed(item, connect):
-    chance = random.Random(3)
-    number = begin(item, chunk_size=50)
-    writer = connect()
-    finished = False
-    while not finished:
-        for _ in range(20):
-            writer.execute(
-                "update item set day = %s where id = %s",
-                [chance.choice([None, f"20{chance.randrange(10, 40)}-01-01"]), chance.randrange(1, 1001)],
-            )
-        finished = chunk(item, number)[3]
-    assert set(touched(item)) == set(range(1, 1001))
-
-
-def test_a_backfill_of_a_table_that_is_detached_or_gets_another_shard_fails(item):
-    number = begin(item)
-    chunk(item, number)
-    attach(item, shard=5)
-    with pytest.raises(
-        psycopg.Error, match="failed: public.item was attached under another shard|as shard 5, not 0"
-    ):
-        chunk(item, number)
-    assert one(item, "select state from tube.backfills()") == "failed"
-    number = begin(item)
-    detach(item)
-    with pytest.raises(psycopg.Error, match="not attached|detached"):
-        chunk(item, number)
-
-
-def test_two_who_carry_out_the_same_backfill_share_it(item, connect):
-    number = begin(item, chunk_size=20)
-
-    def work():
-        run(connect(), number)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert ids_in_order(item) == [row[0] for row in item.execute(IN_ORDER)]
-    assert drain(item, limit=100) == ids_in_order(item) or pods(item) == []

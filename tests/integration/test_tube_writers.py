@@ -111,6 +111,15 @@ def test_whatever_becomes_of_the_tube_the_write_goes_through(connect, owner, acc
         session.execute("insert into own.item values ('x')")
 
 
+def test_a_fault_that_cannot_be_noted_does_not_lose_the_touch(connect, owner):
+    connection = connect()
+    connection.execute(f"revoke all on tube.fault from {owner.name}")
+    connection.execute("alter table own.item alter id type text")
+    with psycopg.connect(owner.conninfo, autocommit=True, options="-c application_name=backfill") as session:
+        session.execute("insert into own.item values ('x'), ('12')")
+    assert pods(connection) == [("B", 0, [12])]
+
+
 def test_a_write_that_cannot_be_captured_warns(connect, owner):
     connect().execute(f"revoke insert on q from {owner.name}")
     notices = []
@@ -123,8 +132,8 @@ def test_a_write_that_cannot_be_captured_warns(connect, owner):
 @pytest.mark.parametrize("name", ["q", "fault", "tube", "attachment"])
 def test_pods_do_not_go_astray_in_a_users_temporary_table(item, name):
     item.execute(
-        f"create temporary table {name} (op text, shard int, ids bigint[], payload jsonb, tube text, tbl regclass, "
-        "message text)"
+        f"create temporary table {name} "
+        "(op text, shard int, ids bigint[], payload jsonb, tube text, tbl regclass, message text)"
     )
     item.execute("insert into item values (1)")
     item.execute("truncate item")

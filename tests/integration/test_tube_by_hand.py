@@ -1,0 +1,116 @@
+"""Pods read and deleted by SQL."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.tubes import make, one, pods, touch
+
+
+@pytest.fixture
+def q(connect):
+    connection = connect()
+    make(connection)
+    return connection
+
+
+def test_by_hand_too_whatever_the_order_of_commits_every_pod_comes_once(own_database, connect_to):
+    chance = random.Random(7)
+    q = connect_to(own_database)
+    make(q)
+    writers = [connect_to(own_database, autocommit=False) for _ in range(5)]
+    query = one(q, "select tube.tube_pods_sql('q', 1, 0)")
+    waits: dict[int, list[int]] = {n: [] for n in range(5)}
+    expected, got = [], []
+
+    def work(limit):
+        rows = q.execute(f"{query} limit {limit}").fetchall()
+        assert [row[1] == "B" for row in rows] == sorted(row[1] == "B" for row in rows)
+        own = writers[0] if chance.random() < 0.3 else q
+        assert one(own, "select tube.tube_pods_delete('q', 1, 0, %s)", [row[0] for row in rows]) == len(rows)
+        if own is not q:
+            # In a transaction that touches too, before and after.
+            touch(own, 5000 + len(expected))
+            expected.append(5000 + len(expected))
+            expected.extend(waits[0])
+            waits[0] = []
+            own.commit()
+        got.extend(each for row in rows for each in row[3])
+        return rows
+
+    for number in range(400):
+        n = chance.randrange(5)
+        action = chance.random()
+        if action < 0.6:
+            touch(writers[n], number, op=chance.choice("TB"))
+            waits[n].append(number)
+        elif action < 0.8:
+            writers[n].commit()
+            expected += waits[n]
+            waits[n] = []
+        else:
+            work(chance.choice([1, 3, 100]))
+    for n, writer in enumerate(writers):
+        writer.commit()
+        expected += waits[n]
+        waits[n] = []
+    while work(50):
+        pass
+    assert sorted(got) == sorted(expected)
+
+
+def test_by_hand_pods_are_read_from_where_deleting_has_come(q):
+    for n in range(10):
+        touch(q, n)
+    touch(q, 100, op="B")
+    q.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
+    query = one(q, "select tube.tube_pods_sql('q', 1, 0)")
+    assert [row[0] for row in q.execute(f"{query} limit 3")] == [1, 2, 3]
+    assert one(q, "select tube.tube_pods_delete('q', 1, 0, '{1,2,3,11}')") == 4
+    assert one(q, "select done from tube.worker") == 3
+    assert [row[0] for row in q.execute(query)] == [4, 5, 6, 7, 8, 9, 10, 12]
+    assert one(q, "select tube.tube_pods_delete('q', 1, 0, '{4,5,6,7,8,9,10}')") == 7
+    # A control pod is not passed over by hand.
+    assert [row[4] for row in q.execute(query)] == [{"type": "mine"}]
+
+
+def test_by_hand_backfill_pods_may_be_left_out(q):
+    touch(q, 1, op="B")
+    touch(q, 2)
+    rows = q.execute(one(q, "select tube.tube_pods_sql('q', 1, 0, true)")).fetchall()
+    assert [(row[1], row[3]) for row in rows] == [("T", [2])]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_by_hand_every_number_of_workers_shares_the_pods_out(q, workers):
+    make(q, workers=2)
+    for n in range(-5, 6):
+        touch(q, n, shard=n)
+    got = []
+    for worker in range(workers):
+        query = one(q, "select tube.tube_pods_sql('q', %s, %s)", workers, worker)
+        rows = q.execute(query).fetchall()
+        got += [row[3][0] for row in rows]
+        assert one(
+            q, "select tube.tube_pods_delete('q', %s, %s, %s)", workers, worker, [row[0] for row in rows]
+        ) == len(rows)
+    assert sorted(got) == list(range(-5, 6))
+    assert pods(q) == []
+
+
+def test_by_hand_a_worker_cannot_delete_anothers_pods(q):
+    make(q, workers=2)
+    touch(q, 1, shard=1)
+    assert one(q, "select tube.tube_pods_delete('q', 2, 0, '{1}')") == 0
+    assert one(q, "select tube.tube_pods_delete('q', 2, 1, '{1}')") == 1
+
+
+def test_what_was_deleted_by_hand_and_rolled_back_comes_again(q, connect):
+    touch(q, 1)
+    worker = connect(autocommit=False)
+    query = one(worker, "select tube.tube_pods_sql('q', 1, 0)")
+    assert one(worker, "select tube.tube_pods_delete('q', 1, 0, '{1}')") == 1
+    worker.rollback()
+    assert len(q.execute(query).fetchall()) == 1

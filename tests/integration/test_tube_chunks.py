@@ -1,0 +1,161 @@
+"""The backfill in chunks: it goes on where it stopped, and everybody can see how far it is."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import psycopg
+import pytest
+
+from tests.tubes import (
+    ITEMS_IN_ORDER,
+    attach,
+    begin,
+    chunk,
+    controls,
+    detach,
+    drain,
+    ids_in_order,
+    make_items,
+    one,
+    pods,
+    run,
+    steps,
+    touched,
+)
+
+
+@pytest.fixture
+def item(connect):
+    connection = connect()
+    make_items(connection)
+    return connection
+
+
+def test_a_backfill_goes_on_where_it_stopped(item, connect):
+    number = begin(item)
+    killed = connect(autocommit=False)
+    for _ in range(4):
+        chunk(item, number)
+    chunk(killed, number)
+    killed.close()
+    assert begin(item) == number
+    run(item, number)
+    assert ids_in_order(item) == [row[0] for row in item.execute(ITEMS_IN_ORDER)]
+
+
+def test_its_progress_is_for_others_to_read_while_it_runs(item, connect):
+    number = begin(item)
+    chunk(item, number)
+    at_work = connect(autocommit=False)
+    chunk(at_work, number)
+    row = (
+        connect()
+        .execute(
+            "select state, looked_at, total between 500 and 2000, percent > 0, touched, rate > 0, started_by "
+            "from tube.backfills()"
+        )
+        .fetchone()
+    )
+    assert row == ("running", 100, True, True, 100, True, "postgres")
+    at_work.commit()
+    run(item, number)
+    row = item.execute(
+        "select state, looked_at, total, percent, finished_at is not null, remaining from tube.backfills()"
+    )
+    assert row.fetchone() == ("done", 1000, 1000, 100, True, None)
+
+
+def test_a_paused_backfill_stays_where_it_is_until_it_is_resumed(item):
+    number = begin(item)
+    chunk(item, number)
+    item.execute("select tube.backfill_pause(%s)", [number])
+    assert chunk(item, number) == (0, 100, one(item, "select total from tube.backfill"), False, "paused")
+    item.execute("select tube.backfill_resume(%s)", [number])
+    assert chunk(item, number)[1] == 200
+    item.execute("select tube.backfill_pause(%s)", [number])
+    assert begin(item) == number
+    run(item, number)
+    assert touched(item) == list(range(1, 1001))
+
+
+def test_a_cancelled_backfill_ends_without_giving_anything_up(item):
+    number = begin(item)
+    chunk(item, number)
+    item.execute("select tube.backfill_cancel(%s)", [number])
+    assert chunk(item, number)[3:] == (False, "cancelled")
+    assert [payload["type"] for _, _, payload in controls(item)] == ["backfill_start"]
+    with pytest.raises(psycopg.Error, match="is cancelled"):
+        item.execute("select tube.backfill_resume(%s)", [number])
+    assert begin(item) != number
+
+
+def test_one_backfill_of_a_table_at_a_time(item):
+    number = begin(item)
+    with pytest.raises(
+        psycopg.Error, match=f"backfill {number} of public.item into tube q, by day, is not finished"
+    ):
+        begin(item, order_col="id")
+    with pytest.raises(psycopg.Error, match="another backfill of public.item"):
+        steps(item)
+    run(item, number)
+    with pytest.raises(psycopg.Error, match="is not worked off yet"):
+        begin(item)
+
+
+def test_the_first_chunk_waits_for_who_was_writing_when_it_began(item, connect):
+    writer = connect(autocommit=False)
+    writer.execute("update item set day = '1999-01-01' where id = 7")
+    number = begin(item)
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="still being written"):
+        item.execute("select * from tube.backfill_chunk(%s, '100 milliseconds')", [number])
+    assert one(item, "select state from tube.backfill") == "scheduled"
+    writer.commit()
+    chunk(item, number)
+    assert ids_in_order(item)[0] == 7
+
+
+def test_rows_that_change_their_order_meanwhile_are_not_missed(item, connect):
+    chance = random.Random(3)
+    number = begin(item, chunk_size=50)
+    writer = connect()
+    finished = False
+    while not finished:
+        for _ in range(20):
+            writer.execute(
+                "update item set day = %s where id = %s",
+                [chance.choice([None, f"20{chance.randrange(10, 40)}-01-01"]), chance.randrange(1, 1001)],
+            )
+        finished = chunk(item, number)[3]
+    assert set(touched(item)) == set(range(1, 1001))
+
+
+def test_a_backfill_of_a_table_that_is_detached_or_gets_another_shard_fails(item):
+    number = begin(item)
+    chunk(item, number)
+    attach(item, shard=5)
+    with pytest.raises(
+        psycopg.Error, match="failed: public.item was attached under another shard|as shard 5, not 0"
+    ):
+        chunk(item, number)
+    assert one(item, "select state from tube.backfills()") == "failed"
+    number = begin(item)
+    detach(item)
+    with pytest.raises(psycopg.Error, match="not attached|detached"):
+        chunk(item, number)
+
+
+def test_two_who_carry_out_the_same_backfill_share_it(item, connect):
+    number = begin(item, chunk_size=20)
+
+    def work():
+        run(connect(), number)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ids_in_order(item) == [row[0] for row in item.execute(ITEMS_IN_ORDER)]
+    assert drain(item, limit=100) == ids_in_order(item) or pods(item) == []
