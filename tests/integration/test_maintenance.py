@@ -65,5 +65,5 @@ def test_maintenance_names_a_tube_whose_batch_fails_and_statements_it_could_not_
             consumer.claim(10)
             raise ZeroDivisionError
     attention = maintain(connection).attention
-    assert any(line.startswith("public.item: 1 statements") for line in attention)
+    assert any(line.startswith("item: 1 statements") for line in attention)
     assert any("airflow pgchange skip tube:q/0" in line for line in attention)
