@@ -1,4 +1,5 @@
-"""`make demo`: a week of real flights becomes commits, Spark batches in Airflow, and totals that must be exact.
+"""`make demo`: a week of real flights becomes commits, Spark batches in Airflow, totals that must be exact, and a copy of
+the flights that must equal them.
 
 DAYS (7) and WRITERS (4) say how much, DSN names a PostgreSQL of yours, KEEP=1 leaves all running at the end.
 """
@@ -23,17 +24,24 @@ import httpx
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_pgchange import schema
-from airflow_pgchange.feeds import CommitFeed, watching
+from airflow_pgchange import schema, tubes
+from airflow_pgchange.feeds import CommitFeed, TubeFeed, watching
 from airflow_pgchange.feeds.errors import PgChangeError, UnknownConsumer
 from demo import flights
 from demo.airflow import LocalAirflow
 from demo.postgres import Cluster, embedded_binaries
 
 FEED = CommitFeed(consumer_id="route_delay", branch_id=0)
-DAG = "flight_delays"
+COPIES = TubeFeed("copies")
+DAG, REPLAY_DAG, BACKFILL_DAG = "flight_delays", "tube_replay", "tube_backfill"
 REPLAY = 30.0
 """Seconds that the writers take at least: so that batches begin while they write, and results add up."""
+COPY_IS_LIKE = """
+select (select count(*) from copies.flight),
+       (select count(*) from (
+           (table public.flight except table copies.flight) union all (table copies.flight except table public.flight)
+       ) as d)
+"""
 PATIENCE = 240.0
 """Seconds without any progress after which the demo gives up."""
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -56,6 +64,8 @@ def main() -> int:
         prepare(database)
         say("reading the flights of 2013")
         rows = flights.movements(days)
+        planned = flights.schedule(database, days)
+        keep_a_copy(database)
         home = Path(tempfile.mkdtemp(prefix="pgchange-airflow-"))
         running.callback(shutil.rmtree, home, ignore_errors=True)
         airflow = LocalAirflow(
@@ -71,8 +81,11 @@ def main() -> int:
         running.enter_context(airflow)
         running.callback(say, "stopping")
         say(f"Airflow is at {airflow.url} (user {airflow.user}, password {airflow.password})")
-        airflow.unpause(DAG)
+        for dag in (DAG, REPLAY_DAG, BACKFILL_DAG):
+            airflow.unpause(dag)
         wait_for_watcher(database)
+        airflow.trigger(BACKFILL_DAG, {"tube": COPIES.tube, "order_column": "scheduled"})
+        say(f"{planned:,} flights are planned; a backfill brings those that were there before into the copy")
         good = play(airflow, database, rows, writers, days)
         if os.environ.get("KEEP") == "1":
             keep(airflow, database)
@@ -107,6 +120,8 @@ def play(airflow: LocalAirflow, database: str, rows: list[flights.Row], writers:
         result = connection.execute(
             "select * from public.route_delay order by carrier, origin, dest"
         ).fetchall()
+        ((copied, differing),) = connection.execute(COPY_IS_LIKE).fetchall()
+        replays = watching.position(connection, COPIES)["version"]
     wanted = flights.expected(days)
     show(result, wanted)
     same = result == wanted
@@ -116,7 +131,12 @@ def play(airflow: LocalAirflow, database: str, rows: list[flights.Row], writers:
         f"{done - commits[-1]:.1f} s from the last commit to the result"
     )
     say("the result equals the file to the last flight" if same else "THE RESULT DIFFERS FROM THE FILE")
-    return same
+    say(
+        f"the copy of {copied:,} flights equals the table, after {replays} replays"
+        if not differing
+        else f"THE COPY DIFFERS FROM THE TABLE IN {differing:,} ROWS"
+    )
+    return same and not differing
 
 
 def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: Future[None]) -> None:
@@ -126,7 +146,9 @@ def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: F
         written = replay.done()
         if written:
             replay.result()
-        over = written and watching.lag(connection, connection, FEED).ready == 0
+        over = written and not any(
+            watching.lag(connection, connection, feed).ready for feed in (FEED, COPIES)
+        )
         if over or time.monotonic() - looked > 3:
             looked = time.monotonic()
             now = standing(connection)
@@ -145,23 +167,26 @@ def standing(connection: psycopg.Connection[Any]) -> str:
         connection.execute("set transaction isolation level repeatable read")
         ((committed,),) = connection.execute("select count(*) from public.movement").fetchall()
         lag = watching.lag(connection, connection, FEED, 1_000_000)
+        touched = watching.lag(connection, connection, COPIES, 1_000_000).ready
         try:
             batches = watching.position(connection, FEED)["version"]
         except UnknownConsumer:
             batches = 0
     return (
         f"committed {committed:>8,}   ready {lag.ready:>8,}   waiting {lag.waiting:>6,}   "
-        f"processed {committed - lag.ready - lag.waiting:>8,}   batches {batches:>3}"
+        f"processed {committed - lag.ready - lag.waiting:>8,}   batches {batches:>3}   to copy {touched:>7,}"
     )
 
 
 def demand_progress(airflow: LocalAirflow, seconds: float) -> None:
     """Raise RuntimeError with the log of the DAG's tasks where a run failed, or nothing moved for too long."""
-    failed = any(run["state"] == "failed" for run in airflow.runs(DAG))
+    dags = (DAG, REPLAY_DAG, BACKFILL_DAG)
+    failed = [dag for dag in dags if any(run["state"] == "failed" for run in airflow.runs(dag))]
     if failed or seconds > PATIENCE:
+        dag = failed[0] if failed else DAG
         raise RuntimeError(
-            f"{'a run failed' if failed else 'nothing moves'}; the end of the DAG's log:\n"
-            f"{airflow.task_logs(DAG)[-4000:]}"
+            f"{'a run failed' if failed else 'nothing moves'}; the end of the log of {dag}:\n"
+            f"{airflow.task_logs(dag)[-4000:]}"
         )
 
 
@@ -236,6 +261,13 @@ def prepare(database: str) -> None:
         connection.execute("select revision.track('public.movement', branch_id => '0')")
         if connection.execute("select exists (select from public.movement)").fetchone() == (True,):
             raise SystemExit("public.movement is not empty: give the demo a database of its own")
+
+
+def keep_a_copy(database: str) -> None:
+    """Let changes of flights touch a tube; those that are planned already are for a backfill."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        tubes.ensure(connection, COPIES.tube)
+        tubes.attach(connection, COPIES.tube, "public.flight", shard=0)
 
 
 def new_database(cluster: Cluster, name: str) -> str:

@@ -21,6 +21,7 @@ from zlib import crc32
 import duckdb
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 from pyarrow import csv
 
 DDL = """
@@ -54,7 +55,42 @@ create table if not exists public.movement_audit (
     committed_at timestamptz
 );
 comment on table public.movement_audit is 'Which movement was seen in which batch.';
+create table if not exists public.flight (
+    id bigint generated always as identity primary key,
+    flight_date date not null,
+    carrier text not null,
+    flight integer not null,
+    origin text not null,
+    dest text not null,
+    scheduled timestamp not null,
+    departed timestamp,
+    departure_delay integer,
+    arrived timestamp,
+    arrival_delay integer,
+    cancelled boolean not null default false
+);
+comment on table public.flight is 'The flights as they are now: planned, and changed by every movement.';
+create index if not exists flight_by_number on public.flight (flight_date, carrier, flight, origin, dest);
+create index if not exists flight_by_time on public.flight (scheduled, id);
+create schema if not exists copies;
+create table if not exists copies.flight (like public.flight, primary key (id));
+comment on table copies.flight is 'A copy of public.flight.';
 """
+
+SCHEDULE = """
+select make_date(year::int, month::int, day::int) as flight_date, carrier, flight::int, origin, dest,
+       make_timestamp(year, month, day, hour, minute, 0.0) as scheduled
+from flights
+where make_date(year::int, month::int, day::int) < date '2013-01-01' + $days
+order by scheduled, carrier, flight, origin
+"""
+
+CHANGES = {
+    "departure": "departed = m.at, departure_delay = m.delay",
+    "arrival": "arrived = m.at, arrival_delay = m.delay",
+    "cancellation": "cancelled = true",
+}
+"""What a movement of each kind changes in its flight."""
 
 MOVEMENTS = """
 with placed as (
@@ -106,6 +142,16 @@ def flights() -> pa.Table:
 def movements(days: int) -> list[Row]:
     """(kind, flight_date, carrier, flight, origin, dest, at, delay) of the first days of 2013, as they happened."""
     return _query(MOVEMENTS, days)
+
+
+def schedule(conninfo: str, days: int) -> int:
+    """Plan the flights of those days, none of which has departed; returns how many."""
+    rows = _query(SCHEDULE, days)
+    copy = "copy public.flight (flight_date, carrier, flight, origin, dest, scheduled) from stdin"
+    with psycopg.connect(conninfo) as connection, connection.cursor() as cursor, cursor.copy(copy) as target:
+        for row in rows:
+            target.write_row(row)
+    return len(rows)
 
 
 def expected(days: int) -> list[Row]:
@@ -175,10 +221,27 @@ def _write(
         for together in transactions:
             if not go_on(together[-1][6]):
                 return
-            with connection.transaction(), connection.cursor() as cursor, cursor.copy(copy) as target:
-                for row in together:
-                    target.write_row(row)
+            with connection.transaction(), connection.cursor() as cursor:
+                with cursor.copy(copy) as target:
+                    for row in together:
+                        target.write_row(row)
+                _change_flights(cursor, together)
             on_progress(len(together))
+
+
+def _change_flights(cursor: psycopg.Cursor[Any], movements: Sequence[Row]) -> None:
+    update = (
+        "update public.flight as f set {} from unnest(%s::date[], %s::text[], %s::int[], %s::text[], %s::text[], "
+        "%s::timestamp[], %s::int[]) as m(flight_date, carrier, flight, origin, dest, at, delay) "
+        "where (f.flight_date, f.carrier, f.flight, f.origin, f.dest) "
+        "= (m.flight_date, m.carrier, m.flight, m.origin, m.dest)"
+    )
+    for kind, changes in CHANGES.items():
+        columns = [
+            list(column) for column in zip(*(row[1:] for row in movements if row[0] == kind), strict=True)
+        ]
+        if columns:
+            cursor.execute(sql.SQL(update).format(sql.SQL(changes)), columns)
 
 
 def _query(query: str, days: int) -> list[Row]:

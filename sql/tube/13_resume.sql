@@ -111,10 +111,8 @@ begin
     touched := 0;
     if job.state in ('scheduled', 'running') then
         attached := tube.attached(job.tube, job.tbl, job.shard);
-        if not pg_try_advisory_xact_lock(tube.backfill_key(job.tbl, job.shard)) then
-            raise lock_not_available using message = format('another backfill of %s is at work', job.tbl),
-                hint = 'wait until it has ended';
-        end if;
+        -- Into another tube the same table may be backfilled at once, chunk by chunk in turn.
+        perform pg_advisory_xact_lock(tube.backfill_key(job.tbl, job.shard));
         if job.state = 'scheduled' then
             -- Whoever was writing when the backfill's seq was drawn is waited for before the first row is read.
             perform tube.wait_for_writers(array[job.tbl], timeout);

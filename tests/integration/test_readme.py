@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from airflow_pgchange.feeds import TubeFeed
+from tests.spark_session import batch_of
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -19,7 +22,7 @@ def test_the_dag_is_the_one_in_dags():
 
 def test_your_own_table_in_ten_minutes(db, connect):
     connection = connect()
-    tables, by_hand = blocks("sql")
+    tables, by_hand, _ = blocks("sql")
     for statement in tables.split(";"):
         if statement.strip():
             connection.execute(statement)
@@ -33,6 +36,17 @@ def test_your_own_table_in_ten_minutes(db, connect):
     assert balances == [("ann", 70), ("bob", 50)]
     answers = [connection.execute(s) for s in by_hand.split(";") if re.sub("--.*", "", s).strip()]
     assert len(answers[2].fetchall()) == 3
+
+
+def test_a_copy_of_a_table_follows_what_touches_its_tube(db, connect):
+    connection = connect()
+    for statement in blocks("sql")[2].split(";"):
+        if statement.strip():
+            connection.execute(statement)
+    connection.execute("insert into public.customer values (1, 'ann'), (2, 'bob')")
+    with batch_of(TubeFeed("copies"), db) as job:
+        job.merge(job.rows("public.customer", key="id"), into="copies.customer", key="id", mode="mirror")
+    assert connection.execute("select * from copies.customer").fetchall() == [(1, "ann"), (2, "bob")]
 
 
 def test_every_file_that_the_readme_links_to_is_there():

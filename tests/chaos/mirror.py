@@ -1,0 +1,345 @@
+"""Mirrors of tables behind tubes: writers that misbehave, workers that are killed, and what became of the mirrors."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import errors
+
+from airflow_pgchange import tubes
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import ConsumerBusy
+from tests.chaos.harness import SEED
+from tests.chaos.kills import ROOT, alive, until
+
+Connection = psycopg.Connection[Any]
+TABLES = ("sh0001.item", "sh0002.item", "sh0002.part", "sh0003.item", "sh0004.item")
+TRUNCATED = ("sh0002.item", "sh0003.item", "sh0004.item")
+MOVED = "sh0002.part"
+TUBES = {"every": "true", "opened": "state = 'open'"}
+"""Each with the rows that it is about."""
+ROWS = 400
+WRITTEN = 300
+"""Ids 1 to ROWS are there before the tubes; writers touch those up to WRITTEN, and move them by 1000."""
+GHOSTS = range(5001, 5006)
+"""Ids that only the mirrors have, until a backfill ends or a table is truncated."""
+LATE, LATE_MOVED = 9901, 9902
+"""Ids that a transaction touches which commits late, or a table that moves with its pods undone: once, by nobody else."""
+STATES = ("open", "closed")
+OTHER = "t.id + case when t.id < 500 then 1000 else -1000 end"
+
+SOURCE = """
+create table work (
+    n bigint generated always as identity primary key, process integer, tube text, workers integer,
+    shards integer[], ids bigint[], seqs bigint[], tables jsonb,
+    began bigint default nextval('moment'), ended bigint, how text
+);
+create table told (what text);
+create table naive (tube text, worker integer, seq bigint, primary key (tube, worker));
+"""
+RESULTS = """
+create table mirror (
+    tube text, tbl text, id bigint, state text, word text, rank integer, seq bigint not null, primary key (tube, tbl, id)
+)
+"""
+
+
+def attached_to(tube: str) -> list[str]:
+    """The tables that touch a tube."""
+    return [table for table in TABLES if tube == "every" or table != MOVED]
+
+
+def set_up(source: str, results: str, workers: int) -> None:
+    """Tables with rows that no pod tells of, tubes, and mirrors with nothing but ghosts."""
+    with connect(source) as connection:
+        connection.execute("create sequence moment;" + SOURCE)
+        for shard in range(1, 5):
+            connection.execute(f"create schema sh{shard:04}")
+        for table in TABLES:
+            connection.execute(
+                f"create table {table} (id bigint primary key, state text not null, word text, rank integer);"
+                f"create index on {table} (rank, id);"
+                f"insert into {table} select n, 'open', 'old', nullif(n % 7, 0) from generate_series(1, {ROWS}) as n"
+            )
+        for tube, wanted in TUBES.items():
+            tubes.ensure(connection, tube, workers, wanted if wanted != "true" else None)
+            for table in attached_to(tube):
+                tubes.attach(connection, tube, table)
+    with connect(results) as connection:
+        connection.execute(RESULTS)
+        for tube in TUBES:
+            for table in attached_to(tube):
+                connection.execute(
+                    "insert into mirror select %s, %s, unnest(%s::bigint[]), 'open', 'ghost', 0, 0",
+                    [tube, table, list(GHOSTS)],
+                )
+
+
+def write(source: str, seed: str, truncates: bool, stopping: threading.Event, done: Counter[str]) -> None:
+    """One writer: a few changes a transaction, in savepoints, rolled back, prepared or slow now and then."""
+    chance = random.Random(seed)
+    with psycopg.connect(source, autocommit=True) as connection:
+        while not stopping.is_set():
+            made: Counter[str] = Counter()
+            connection.execute("begin")
+            try:
+                for _ in range(chance.randint(1, 4)):
+                    _change_in_savepoint(connection, chance, truncates, made)
+            except (errors.DeadlockDetected, errors.UniqueViolation) as error:
+                connection.execute("rollback")
+                done[type(error).__name__] += 1
+                continue
+            if chance.random() < 0.3:
+                time.sleep(chance.random() * 0.1)
+            done.update(_end(connection, chance, made))
+
+
+def _change_in_savepoint(
+    connection: Connection, chance: random.Random, truncates: bool, made: Counter[str]
+) -> None:
+    if chance.random() > 0.3:
+        _change(connection, chance, truncates, made)
+        return
+    connection.execute("savepoint s")
+    if chance.random() < 0.5:
+        _change(connection, chance, truncates, made)
+        connection.execute("release s")
+    else:
+        _change(connection, chance, truncates, Counter())
+        connection.execute("rollback to s")
+        made["undone savepoint"] += 1
+
+
+def _change(connection: Connection, chance: random.Random, truncates: bool, made: Counter[str]) -> None:
+    table = chance.choice(TABLES)
+    ids = chance.sample(range(1, WRITTEN + 1), chance.choice([1, 1, 3, 20]))
+    kind = chance.choices(["insert", "update", "key", "delete", "truncate"], [30, 35, 10, 20, 2 * truncates])[
+        0
+    ]
+    if kind == "truncate":
+        table = chance.choice(TRUNCATED)
+    connection.execute(
+        {
+            "insert": f"insert into {table} select unnest(%(ids)s::bigint[]), %(state)s, %(word)s, %(rank)s "
+            "on conflict do nothing",
+            "update": f"update {table} set state = %(state)s, word = %(word)s, rank = %(rank)s where id = any (%(ids)s)",
+            "key": f"update {table} as t set id = {OTHER} where id %% 1000 = any (%(ids)s) "
+            f"and not exists (select from {table} as o where o.id = {OTHER})",
+            "delete": f"delete from {table} where id %% 1000 = any (%(ids)s)",
+            "truncate": f"truncate {table}",
+        }[kind],
+        {
+            "ids": ids,
+            "state": chance.choice(STATES),
+            "word": f"word {chance.random()}",
+            "rank": chance.choice([None, 1, 2, 3]),
+        },
+    )
+    made[kind] += 1
+
+
+def _end(connection: Connection, chance: random.Random, made: Counter[str]) -> Counter[str]:
+    """End the transaction in one of the ways; what was kept of it."""
+    end = chance.random()
+    if end < 0.2:
+        connection.execute("rollback")
+        return Counter({"rolled back": 1, "undone truncate": made["truncate"]})
+    if end < 0.3:
+        name = f"{connection.info.dbname} {chance.random()}"
+        connection.execute(f"prepare transaction '{name}'")
+        time.sleep(chance.random() * 0.05)
+        connection.execute(f"commit prepared '{name}'")
+        return made + Counter({"prepared": 1})
+    connection.execute("commit")
+    return made + Counter({"committed": 1})
+
+
+@contextmanager
+def writing(source: str, truncates: bool = True, writers: int = 8) -> Iterator[Counter[str]]:
+    """Writers at work until the block ends; what they have done."""
+    stopping, done = threading.Event(), [Counter[str]() for _ in range(writers)]
+    threads = [
+        threading.Thread(target=write, args=(source, f"{SEED} writer {n}", truncates, stopping, done[n]))
+        for n in range(writers)
+    ]
+    together: Counter[str] = Counter()
+    for thread in threads:
+        thread.start()
+    try:
+        yield together
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+        for each in done:
+            together.update(each)
+
+
+@dataclass
+class Crew:
+    """Processes of one campaign: each is started anew when it was killed, and none may end by itself."""
+
+    source: str
+    commands: list[list[str]]
+    folder: Path
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
+
+    def start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / "errors").open("ab") as log:
+            return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def told(self) -> str:
+        return (self.folder / "errors").read_text()[-4000:]
+
+    def kill(self, number: int, *, only_at_work: bool = False) -> bool:
+        """SIGKILL a process that was alive, and start another in its place. First it is stopped: so what it has in
+        work ends, in the notes, while it still holds its lock. Whether it was killed."""
+        process = self.running[number]
+        assert alive(process.pid), f"process {number} was gone before it was killed: {self.told()}"
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: _state(process.pid) == "T", "the process to stop")
+        with psycopg.connect(self.source, autocommit=True) as connection:
+            at_work = connection.execute(
+                "update work set ended = nextval('moment'), how = 'killed' where process = %s and ended is null",
+                [process.pid],
+            ).rowcount
+        if only_at_work and not at_work:
+            os.kill(process.pid, signal.SIGCONT)
+            return False
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        assert not alive(process.pid)
+        self.kills["at work" if at_work else "between batches"] += 1
+        self.running[number] = self.start(self.commands[number])
+        return True
+
+    def stop(self) -> None:
+        """Ask all to end, and expect that they were at work until now."""
+        for process in self.running:
+            assert process.poll() is None, self.told()
+            process.terminate()
+        for process in self.running:
+            assert process.wait() == 0, self.told()
+
+
+@contextmanager
+def crew(source: str, folder: Path, commands: Sequence[list[str]]) -> Iterator[Crew]:
+    """The processes, started; none is left when the block ends."""
+    made = Crew(source, list(commands), folder)
+    try:
+        made.running += [made.start(command) for command in commands]
+        yield made
+    finally:
+        for process in made.running:
+            process.kill()
+            process.wait()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def one(conninfo: str, query: str, *parameters: Any) -> Any:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        row = connection.execute(query, parameters).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def change_workers(source: str, workers: int) -> None:
+    """Of all tubes; it is asked again while the pods are being written."""
+    for tube in TUBES:
+        changed = False
+        while not changed:
+            with connect(source) as connection, suppress(ConsumerBusy):
+                tubes.ensure(connection, tube, workers)
+                changed = True
+    until(lambda: one(source, AT_WORK_UNDER, workers) == len(TUBES), f"batches under {workers} workers")
+
+
+def commit_late(source: str, shard: int) -> None:
+    """A transaction that commits when pods with a higher seq than its own have been done."""
+    with psycopg.connect(source) as connection:
+        connection.execute(f"insert into sh{shard:04}.item values ({LATE}, 'open', 'late', null)")
+        for tube in TUBES:
+            seq = connection.execute(f"select seq from {tube} where ids = '{{{LATE}}}'").fetchone()
+            until(
+                lambda tube=tube, seq=seq: one(source, PASSED, tube, shard, *seq), "a higher seq to be done"
+            )
+
+
+def move(source: str, shard: int) -> None:
+    """Attach a table under another shard, while pods of it under its old one are there: rows and a truncation."""
+    with connect(source) as mover, connect(source) as writer, mover.transaction():
+        mover.execute("select tube.hold_still('every')")
+        writer.execute(f"truncate {MOVED}")
+        writer.execute(f"insert into {MOVED} values ({LATE_MOVED}, 'open', 'moved', null)")
+        tubes.attach(mover, "every", MOVED, shard=shard)
+        assert one(
+            source, "select count(*) from every where shard = 2 and ids @> array[%s::bigint]", LATE_MOVED
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """At rest: rows in which mirror and source differ, pods left, ids that were in two batches at once, batches without
+    an end."""
+
+    differing: frozenset[tuple[Any, ...]]
+    pods: int
+    overlaps: int
+    unended: int
+
+
+RIGHT = Verdict(frozenset(), 0, 0, 0)
+AT_WORK_UNDER = "select count(distinct tube) from work where how = 'acked' and workers = %s"
+PASSED = """
+select exists (
+    select from work cross join unnest(shards, seqs) as w(shard, seq)
+    where how = 'acked' and tube = %s and w.shard = %s and w.seq > %s)
+"""
+OVERLAPS = """
+select count(*) from (
+    select w.began, max(w.ended) over (partition by w.tube, {key} order by w.began rows between unbounded preceding and
+        1 preceding) as before
+    from (select work.*, t.shard, t.id from work cross join unnest(shards, ids) as t(shard, id)) as w {join}
+) as w where w.began < w.before
+"""
+BY_SHARD = OVERLAPS.format(key="w.shard, w.id", join="")
+BY_TABLE = OVERLAPS.format(
+    key="t.name, w.id", join="cross join jsonb_array_elements_text(w.tables -> w.shard::text) as t(name)"
+)
+
+
+def pods_left(source: str) -> int:
+    return sum(one(source, f"select count(*) from {tube}") for tube in TUBES)
+
+
+def judge(source: str, results: str) -> Verdict:
+    rows = set()
+    with psycopg.connect(source) as connection:
+        for tube, wanted in TUBES.items():
+            for table in attached_to(tube):
+                query = f"select '{tube}', '{table}', id, state, word, rank from {table} where {wanted}"
+                rows |= set(connection.execute(query).fetchall())
+    with psycopg.connect(results) as connection:
+        mirrored = set(connection.execute("select tube, tbl, id, state, word, rank from mirror").fetchall())
+    return Verdict(
+        frozenset(rows ^ mirrored),
+        pods_left(source),
+        one(source, BY_SHARD) + one(source, BY_TABLE),
+        one(source, "select count(*) from work where ended is null"),
+    )

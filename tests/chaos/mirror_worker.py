@@ -1,0 +1,257 @@
+"""One worker of tubes that keeps mirrors, or one backfill, as a process to be killed.
+
+A worker notes each batch in the table ``work`` over a connection of its own: ``began`` and ``ended`` are numbers of one
+sequence, both drawn while it holds the worker's lock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange import tubes
+from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import ConsumerBusy, Refused, StaleClaim
+from tests.chaos.harness import ConsumerFailed
+from tests.chaos.mirror import TABLES, TUBES, attached_to
+
+Connection = psycopg.Connection[Any]
+PAUSE = 0.02
+"""Seconds for which a worker rests that found nothing, or a backfill between two chunks."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a worker's process is told. ``fault``: none, or one of FAULTS."""
+
+    source: str
+    results: str
+    number: int
+    seed: str
+    failures: float = 0.1
+    fault: str = ""
+
+
+class Unlocked(TubeFeed):
+    """The planted fault: a feed that takes no lock."""
+
+    def lock(self) -> sql.Composed:
+        return sql.SQL("select {}").format(True)
+
+
+def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Random) -> bool:
+    """One batch, mirrored; whether there was one."""
+    with ConsumerTransaction(feed, worker.results, worker.source) as consumer:
+        if consumer.busy or consumer.claim(chance.choice([1, 50, 500])) is None:
+            return False
+        changes = list(consumer.changes())
+        tables: dict[int, list[str]] = defaultdict(list)
+        for shard, table, _ in ask(log, feed.attached()):
+            tables[shard].append(table)
+        shards, ids = [change.data["shard"] for change in changes], [change.id for change in changes]
+        seqs = [None if change.data["backfill"] else int(change.position) for change in changes]
+        row = log.execute(
+            "insert into work (process, tube, workers, shards, ids, seqs, tables) "
+            "values (%s, %s, %s, %s, %s, %s, %s) returning n",
+            [os.getpid(), feed.tube, feed.workers, shards, ids, seqs, json.dumps(tables)],
+        ).fetchone()
+        assert row is not None
+        touched = {(change.data["shard"], change.id): int(change.position) for change in changes}
+        wanted = _wanted(log, feed.tube, tables, touched)
+        time.sleep(chance.random() * 0.03)
+        failed = chance.random() < worker.failures
+        if not failed:
+            consumer.ack(lambda connection: _store(connection, feed.tube, wanted))
+        log.execute(
+            "update work set ended = nextval('moment'), how = %s where n = %s and ended is null",
+            ["failed" if failed else "acked", row[0]],
+        )
+        if failed:
+            raise ConsumerFailed
+    return True
+
+
+Wanted = dict[str, dict[int, tuple[int, tuple[Any, ...] | None]]]
+"""Of each table the touched ids, each with its seq and its row, or none where the mirror is to have none."""
+
+
+def _wanted(
+    source: Connection, tube: str, tables: dict[int, list[str]], touched: dict[tuple[int, int], int]
+) -> Wanted:
+    wanted: Wanted = {}
+    for shard, names in tables.items():
+        for table in names:
+            seqs = {id: seq for (its_shard, id), seq in touched.items() if its_shard == shard}
+            rows = source.execute(
+                f"select id, state, word, rank from {table} where id = any (%s) and {TUBES[tube]}",
+                [list(seqs)],
+            ).fetchall()
+            found = {row[0]: row for row in rows}
+            wanted[table] = {id: (seq, found.get(id)) for id, seq in seqs.items()}
+    return wanted
+
+
+def _store(connection: Connection, tube: str, wanted: Wanted) -> None:
+    """Delete what is gone, upsert what is there."""
+    for table, touched in wanted.items():
+        gone = [id for id, (_, row) in touched.items() if row is None]
+        connection.execute(
+            "delete from mirror where (tube, tbl) = (%s, %s) and id = any (%s)", [tube, table, gone]
+        )
+        there = [(tube, table, *row, seq) for seq, row in touched.values() if row is not None]
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                "insert into mirror values (%s, %s, %s, %s, %s, %s, %s) on conflict (tube, tbl, id) do update set "
+                "state = excluded.state, word = excluded.word, rank = excluded.rank, seq = excluded.seq",
+                there,
+            )
+
+
+def replay_by_seq_alone(worker: Worker, feed: TubeFeed, log: Connection) -> bool:
+    """The planted fault: a worker as many would write it, that goes on behind the last seq it has seen."""
+    at = log.execute(
+        "select seq from naive where (tube, worker) = (%s, %s)", [feed.tube, feed.worker]
+    ).fetchone()
+    pods = log.execute(
+        f"select seq, shard, ids from {feed.tube} where mod(shard, %s) = %s and seq > %s order by seq limit 20",
+        [feed.workers, feed.worker, at[0] if at else 0],
+    ).fetchall()
+    if not pods:
+        return False
+    shards = [shard for _, shard, ids in pods for _ in ids]
+    ids = [id for _, _, ids in pods for id in ids]
+    seqs = [seq for seq, _, ids in pods for _ in ids]
+    tables = {shard: [table for table in TABLES if f"{shard:04}" in table] for shard in set(shards)}
+    touched = {(shard, id): seq for shard, id, seq in zip(shards, ids, seqs, strict=True)}
+    wanted = _wanted(log, feed.tube, tables, touched)
+    with connect(worker.results) as results, results.transaction():
+        _store(results, feed.tube, wanted)
+    with log.transaction():
+        log.execute(f"delete from {feed.tube} where seq = any (%s)", [[seq for seq, _, _ in pods]])
+        log.execute(
+            "insert into naive values (%s, %s, %s) on conflict (tube, worker) do update set seq = excluded.seq",
+            [feed.tube, feed.worker, pods[-1][0]],
+        )
+        log.execute(
+            "insert into work (process, tube, workers, shards, ids, seqs, ended, how) "
+            "values (%s, %s, %s, %s, %s, %s, nextval('moment'), 'acked')",
+            [os.getpid(), feed.tube, feed.workers, shards, ids, seqs],
+        )
+    return True
+
+
+def held(worker: Worker, feed: TubeFeed) -> tubes.Downstream:
+    """What a mirror may have to give up: what it has not written since the control pod says."""
+
+    def ids(control: tubes.Control) -> list[int]:
+        with connect(worker.results) as connection:
+            rows = connection.execute(
+                "select id from mirror where (tube, tbl) = (%s, %s) and seq < %s",
+                [feed.tube, control.table, control.start_seq or control.seq],
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    return ids
+
+
+class Process:
+    """A worker at work: its feeds are made anew when the number of workers has changed."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.log = connect(worker.source)
+        self.chance = random.Random(worker.seed)
+        self.feeds = {tube: self.made(tube) for tube in TUBES}
+
+    def made(self, tube: str) -> TubeFeed:
+        """Of this process's worker, which several processes share where there are fewer workers."""
+        workers = ask(self.log, sql.SQL("select partitions from tube.tube where name = {}").format(tube))
+        kind = Unlocked if self.worker.fault == "unlocked" else TubeFeed
+        return kind(tube, self.worker.number % workers, workers)
+
+    def work(self, tube: str) -> bool:
+        """One batch, or what control pods ask for; whether there was a batch."""
+        feed = self.feeds[tube]
+        try:
+            if self.worker.fault == "by seq alone":
+                return replay_by_seq_alone(self.worker, feed, self.log)
+            if replay(self.worker, feed, self.log, self.chance) and self.chance.random() < 0.8:
+                return True
+            done = tubes.work_off_controls(feed, self.worker.source, held(self.worker, feed))
+            for control, touched in done:
+                self.tell(f"{control.type} {'with' if touched else 'without'} ids")
+        except ConsumerFailed:
+            return True
+        except ConsumerBusy:
+            self.tell("busy")
+        except StaleClaim:
+            self.tell("stale")
+            self.feeds[tube] = self.made(tube)
+        return False
+
+    def tell(self, what: str) -> None:
+        self.log.execute("insert into told values (%s)", [what])
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        while not stopped():
+            found = [self.work(tube) for tube in TUBES]
+            if not any(found):
+                time.sleep(PAUSE)
+
+
+@dataclass(frozen=True)
+class Backfill:
+    """What a backfill's process is told: every table that touches the tube."""
+
+    source: str
+    tube: str
+    chunk_size: int
+
+    def run(self) -> None:
+        with connect(self.source) as connection:
+            for table in attached_to(self.tube):
+                while not self.backfill(connection, table):
+                    time.sleep(PAUSE)
+
+    def backfill(self, connection: Connection, table: str) -> bool:
+        """False where it has to be begun anew: a table that changes its shard ends its backfill."""
+        try:
+            return tubes.backfill(
+                connection, self.tube, table, "rank", chunk_size=self.chunk_size, pause=PAUSE
+            ).finished
+        except Refused as error:
+            connection.execute("insert into told values (%s)", [f"refused: {error}"])
+            return False
+
+
+def command(what: Worker | Backfill) -> list[str]:
+    """The command of a process."""
+    kind = type(what).__name__
+    return [sys.executable, "-m", "tests.chaos.mirror_worker", json.dumps({"kind": kind, **asdict(what)})]
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    if given.pop("kind") == "Backfill":
+        Backfill(**given).run()
+        return
+    parent, asked = os.getppid(), []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    Process(Worker(**given)).run(lambda: bool(asked) or os.getppid() != parent)
+
+
+if __name__ == "__main__":
+    main()

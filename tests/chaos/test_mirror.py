@@ -1,0 +1,126 @@
+"""Mirrors of tables behind tubes equal their source, row by row, whatever writers do and whoever is killed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos import mirror
+from tests.chaos.harness import FULL, SEED
+from tests.chaos.kills import until
+from tests.chaos.mirror import RIGHT, TUBES, change_workers, commit_late, crew, judge, move, one, writing
+from tests.chaos.mirror_worker import Backfill, Process, Worker, command, replay_by_seq_alone
+
+PROCESSES = 5
+"""More than there are workers at times: then several compete for one."""
+KILLS = 6 if FULL else 2
+ROUNDS = 10 if FULL else 1
+
+
+def workers(source, results, processes=PROCESSES, **options):
+    return [
+        command(Worker(source, results, number, f"{SEED} worker {number}", **options))
+        for number in range(processes)
+    ]
+
+
+def kill_some(at_work):
+    """Workers in the middle of a batch, and one wherever it is."""
+    killed, number = 0, 0
+    while killed < KILLS:
+        number = (number + 1) % len(at_work.running)
+        killed += at_work.kill(number, only_at_work=True)
+    at_work.kill(number)
+
+
+def kill_and_resume_backfill(source, backfills, number, tube):
+    """Kill a backfill between its first chunk and its last; it goes on where it stopped."""
+    query = "select id, looked_at from tube.backfill where tube = %s and state = 'running' and looked_at > 0"
+    with mirror.connect(source) as connection:
+        found = []
+        until(lambda: found.extend(connection.execute(query, [tube]).fetchall()) or found, "a backfill")
+    assert backfills.kill(number)
+    return found[0]
+
+
+def run(source, results, folder):
+    """The whole campaign; what its writers, killers and processes did, counted."""
+    mirror.set_up(source, results, 3)
+    chunk = 5 if FULL else 20
+    backfilling = [command(Backfill(source, tube, chunk)) for tube in TUBES]
+    with (
+        crew(source, folder, workers(source, results)) as at_work,
+        crew(source, folder, backfilling) as backfills,
+    ):
+        with writing(source) as done:
+            interrupted = [
+                kill_and_resume_backfill(source, backfills, number, tube) for number, tube in enumerate(TUBES)
+            ]
+            commit_late(source, 1)
+            for turn in range(ROUNDS):
+                for number in (3, 5, 2):
+                    change_workers(source, number)
+                    kill_some(at_work)
+                    if number == 5 and turn == 0:
+                        move(source, 3)
+        for process in backfills.running:
+            assert process.wait() == 0, backfills.told()
+        until(lambda: not mirror.pods_left(source), "the end of all pods")
+        at_work.stop()
+    for id, looked_at in interrupted:
+        query = "select state = 'done' and looked_at >= %s from tube.backfill where id = %s"
+        assert one(source, query, looked_at, id)
+    return done + at_work.kills
+
+
+def assert_everything_happened(source, counts):
+    with mirror.connect(source) as connection:
+        how = dict(connection.execute("select how, count(*) from work group by 1").fetchall())
+        told = dict(connection.execute("select what, count(*) from told group by 1").fetchall())
+        changed = [row[0] for row in connection.execute("select distinct workers from work order by 1")]
+    print(dict(counts), how, told)
+    for what in [
+        "insert",
+        "update",
+        "key",
+        "delete",
+        "rolled back",
+        "undone savepoint",
+        "prepared",
+        "truncate",
+    ]:
+        assert counts[what] > 0, what
+    assert counts["at work"] >= KILLS * 3 * ROUNDS
+    assert min(how[what] for what in ("acked", "failed", "killed")) > 0
+    assert min(told[what] for what in ("stale", "backfill_end with ids", "truncate with ids")) > 0
+    assert changed == [2, 3, 5]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_mirror_equals_its_source_and_no_id_is_in_two_batches_at_once(db, other_db, tmp_path, elsewhere):
+    results = other_db if elsewhere else db
+    counts = run(db, results, tmp_path)
+    assert judge(db, results) == RIGHT
+    assert_everything_happened(db, counts)
+
+
+def test_the_campaign_catches_a_position_by_seq_alone(db, tmp_path):
+    mirror.set_up(db, db, 3)
+    fault = workers(db, db, 3, failures=0, fault="by seq alone")
+    with crew(db, tmp_path, fault) as at_work, writing(db, truncates=False):
+        commit_late(db, 1)
+        at_work.stop()
+    for number in range(3):
+        last = Process(Worker(db, db, number, "last", fault="by seq alone"))
+        for feed in last.feeds.values():
+            while replay_by_seq_alone(last.worker, feed, last.log):
+                pass
+    lost = {row[:3] for row in judge(db, db).differing}
+    assert lost >= {(tube, "sh0001.item", mirror.LATE) for tube in TUBES}
+
+
+def test_the_campaign_catches_workers_that_take_no_lock(db, tmp_path):
+    mirror.set_up(db, db, 1)
+    with crew(db, tmp_path, workers(db, db, 3, fault="unlocked")) as at_work, writing(db):
+        until(lambda: judge(db, db).overlaps, "an id in two batches at once")
+        at_work.stop()
