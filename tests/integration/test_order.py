@@ -166,8 +166,8 @@ def test_numbers_of_the_queue_are_handed_out_one_by_one(connect):
     assert cached.fetchall() == [(1,)]
 
 
-def test_looking_for_a_commit_that_has_yet_to_come_reads_history_once(db, connect):
-    connection = connect()
+def test_looking_for_a_commit_that_has_yet_to_come_reads_history_once(own_database, connect_to):
+    db, connection = own_database, connect_to(own_database)
     rows = commits(connection, 5)
     drain(db)
     goal = {"commit_id": rows[-1] + 1}
