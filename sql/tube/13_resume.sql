@@ -98,9 +98,9 @@ language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    job tube.backfill := tube.backfill_named(id);
+    job tube.backfill;
     began timestamptz := clock_timestamp();
-    known tube.tube := tube.named(job.tube);
+    known tube.tube;
     attached tube.attachment;
     at tube.keyset;
 begin
@@ -108,11 +108,13 @@ begin
         raise exception using errcode = 'PC007', message = 'a backfill''s transactions must be read committed',
             hint = 'begin isolation level read committed';
     end if;
+    -- Into another tube the same table may be backfilled at once, chunk by chunk in turn.
+    perform pg_advisory_xact_lock(tube.backfill_key(b.tbl, b.shard)) from tube.backfill as b where b.id = backfill_chunk.id;
+    job := tube.backfill_named(id);
+    known := tube.named(job.tube);
     touched := 0;
     if job.state in ('scheduled', 'running') then
         attached := tube.attached(job.tube, job.tbl, job.shard);
-        -- Into another tube the same table may be backfilled at once, chunk by chunk in turn.
-        perform pg_advisory_xact_lock(tube.backfill_key(job.tbl, job.shard));
         if job.state = 'scheduled' then
             -- Whoever was writing when the backfill's seq was drawn is waited for before the first row is read.
             perform tube.wait_for_writers(array[job.tbl], timeout);
