@@ -269,6 +269,8 @@ class ConsumerTransaction:
                 raise TransactionNotClean(f"{self.feed.name}: claim before the transaction writes anything")
             position: dict[str, Any] | None = ask(self._keeper, self.feed.position())
         if position is None:
+            # What else may have become of it, such as another number of workers, the feed's own query tells.
+            ask(self._reader, self.feed.lag(NOWHERE, 1))
             raise UnknownConsumer(
                 f"{self.feed.name} was dropped, or given up before it began, while this transaction waited: open another"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, points, watching
@@ -167,6 +169,35 @@ def test_a_worker_of_a_number_that_changed_is_told(db, item):
     make(item, workers=2)
     with pytest.raises(StaleClaim, match="shared by 2 workers"), ConsumerTransaction(FEED, db):
         pass
+
+
+def test_a_worker_that_waited_while_the_number_changed_is_told_so(db, item, connect):
+    make(item, workers=2)
+    feed, waiting, told = TubeFeed("q", 1, 2), threading.Event(), []
+
+    def wait():
+        with (
+            pytest.raises(StaleClaim) as error,
+            ConsumerTransaction(feed, db, wait=None, stopped=lambda: waiting.set() or False) as second,
+        ):
+            second.claim(1)
+        told.append(str(error.value))
+
+    threads = [
+        threading.Thread(target=wait),
+        threading.Thread(target=make, args=[connect()], kwargs={"workers": 1}),
+    ]
+    with ConsumerTransaction(feed, db):
+        threads[0].start()
+        assert waiting.wait(60)
+        threads[1].start()
+        while item.execute(
+            "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+        ).fetchone() == (0,):
+            assert threads[1].is_alive()
+    for thread in threads:
+        thread.join()
+    assert "shared by 1 workers now" in told[0]
 
 
 def test_the_lag_is_what_a_claim_would_give(db, item):
