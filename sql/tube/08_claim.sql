@@ -34,6 +34,36 @@ end
 $$;
 comment on function tube.register(text, integer, integer) is 'Make a worker''s position, at zero, if it is not there yet.';
 
+create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007', message = 'a table changes its shard in a read committed transaction only',
+            hint = 'begin isolation level read committed';
+    end if;
+    if not has_table_privilege(known.pods, 'select') then
+        raise insufficient_privilege using
+            message = format('who gives %s another shard must read the pods of its old one', tbl),
+            hint = format('let their owner run: grant select on %s to %I', known.pods, current_user);
+    end if;
+    insert into tube.moved (tube, from_shard, to_shard, upto) values (known.name, from_shard, to_shard, nextval('tube.seq'));
+    -- Whoever works the old shard no longer looks into the table: what is undone of it is touched again under the new one.
+    -- Of another table in the old shard that is one too many, which does no harm.
+    execute format(
+        'insert into %1$s (op, shard, ids, payload, ts)
+         select l.op, $2, l.ids, l.payload, l.ts from %1$s as l
+         where l.shard = $1 and (
+             l.ids <> ''{}'' or l.payload ->> ''type'' in (''truncate'', ''backfill_end'') and to_regclass(l.payload ->> ''tbl'') = $3)
+         order by l.seq', known.pods)
+    using from_shard, to_shard, tbl;
+end
+$$;
+comment on function tube.move(tube.tube, regclass, integer, integer) is
+    'Bring what is undone of a table under its new shard, whose newer pods wait for those of the old one. Nobody may be '
+    'working the tube or writing the table.';
+
 create function tube.is_left(known tube.tube, move tube.moved) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
