@@ -26,11 +26,19 @@ from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConsumerBusy, Refused, StaleClaim
 from tests.chaos.harness import ConsumerFailed
-from tests.chaos.mirror import TABLES, TUBES, attached_to
 
 Connection = psycopg.Connection[Any]
+TABLES = ("sh0001.item", "sh0002.item", "sh0002.part", "sh0003.item", "sh0004.item")
+MOVED = "sh0002.part"
+TUBES = {"every": "true", "opened": "state = 'open'"}
+"""Each with the rows that it is about."""
 PAUSE = 0.02
 """Seconds for which a worker rests that found nothing, or a backfill between two chunks."""
+
+
+def attached_to(tube: str) -> list[str]:
+    """The tables that touch a tube."""
+    return [table for table in TABLES if tube == "every" or table != MOVED]
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from tests.chaos import mirror
 from tests.chaos.harness import FULL, SEED
 from tests.chaos.kills import until
-from tests.chaos.mirror import RIGHT, TUBES, change_workers, commit_late, crew, judge, move, one, writing
-from tests.chaos.mirror_worker import Backfill, Process, Worker, command, replay_by_seq_alone
+from tests.chaos.mirror import RIGHT, change_workers, commit_late, crew, judge, move, one
+from tests.chaos.mirror_worker import MOVED, TUBES, Backfill, Process, Worker, command, replay_by_seq_alone
+from tests.chaos.mirror_writers import writing
 
 PROCESSES = 5
 """More than there are workers at times: then several compete for one."""
-KILLS = 6 if FULL else 2
-ROUNDS = 10 if FULL else 1
+KILLS = 4 if FULL else 1
+TURNS = 10 if FULL else 1
 
 
 def workers(source, results, processes=PROCESSES, **options):
@@ -32,48 +34,51 @@ def kill_some(at_work):
     at_work.kill(number)
 
 
-def kill_and_resume_backfill(source, backfills, number, tube):
-    """Kill a backfill between its first chunk and its last; it goes on where it stopped."""
-    query = "select id, looked_at from tube.backfill where tube = %s and state = 'running' and looked_at > 0"
-    with mirror.connect(source) as connection:
-        found = []
-        until(lambda: found.extend(connection.execute(query, [tube]).fetchall()) or found, "a backfill")
-    assert backfills.kill(number)
+def kill_a_backfill(source, backfills, number, tube):
+    """Kill a backfill between its first chunk and its last; its number, and how far it had come."""
+    running = (
+        "select id, looked_at from tube.backfill "
+        "where tube = %s and tbl <> %s::regclass and state = 'running' and looked_at > 0"
+    )
+    found = []
+    with psycopg.connect(source, autocommit=True) as connection:
+        while not found:
+            until(lambda: connection.execute(running, [tube, MOVED]).fetchall(), "a backfill")
+            assert backfills.kill(number)
+            found = connection.execute(running, [tube, MOVED]).fetchall()
     return found[0]
 
 
 def run(source, results, folder):
-    """The whole campaign; what its writers, killers and processes did, counted."""
+    """The whole campaign; what writers and killers did, counted."""
     mirror.set_up(source, results, 3)
-    chunk = 5 if FULL else 20
-    backfilling = [command(Backfill(source, tube, chunk)) for tube in TUBES]
-    with (
-        crew(source, folder, workers(source, results)) as at_work,
-        crew(source, folder, backfilling) as backfills,
-    ):
+    backfilling = [command(Backfill(source, tube, 20)) for tube in TUBES]
+    with crew(source, folder, workers(source, results)) as at_work:
         with writing(source) as done:
-            interrupted = [
-                kill_and_resume_backfill(source, backfills, number, tube) for number, tube in enumerate(TUBES)
-            ]
-            commit_late(source, 1)
-            for turn in range(ROUNDS):
-                for number in (3, 5, 2):
-                    change_workers(source, number)
-                    kill_some(at_work)
-                    if number == 5 and turn == 0:
-                        move(source, 3)
-        for process in backfills.running:
-            assert process.wait() == 0, backfills.told()
+            for turn in range(TURNS):
+                with crew(source, folder, backfilling) as backfills:
+                    killed = [
+                        kill_a_backfill(source, backfills, number, tube) for number, tube in enumerate(TUBES)
+                    ]
+                    if turn == 0:
+                        commit_late(source, 1)
+                    for number in (3, 5, 2):
+                        change_workers(source, number)
+                        kill_some(at_work)
+                        if number == 5:
+                            move(source, *((2, 3) if turn % 2 == 0 else (3, 2)))
+                    for process in backfills.running:
+                        assert process.wait() == 0, backfills.told()
+                for id, looked_at in killed:
+                    resumed = "select state = 'done' and looked_at > %s from tube.backfill where id = %s"
+                    assert one(source, resumed, looked_at, id)
         until(lambda: not mirror.pods_left(source), "the end of all pods")
         at_work.stop()
-    for id, looked_at in interrupted:
-        query = "select state = 'done' and looked_at >= %s from tube.backfill where id = %s"
-        assert one(source, query, looked_at, id)
     return done + at_work.kills
 
 
 def assert_everything_happened(source, counts):
-    with mirror.connect(source) as connection:
+    with psycopg.connect(source) as connection:
         how = dict(connection.execute("select how, count(*) from work group by 1").fetchall())
         told = dict(connection.execute("select what, count(*) from told group by 1").fetchall())
         changed = [row[0] for row in connection.execute("select distinct workers from work order by 1")]
@@ -89,7 +94,7 @@ def assert_everything_happened(source, counts):
         "truncate",
     ]:
         assert counts[what] > 0, what
-    assert counts["at work"] >= KILLS * 3 * ROUNDS
+    assert counts["at work"] >= KILLS * 3 * TURNS
     assert min(how[what] for what in ("acked", "failed", "killed")) > 0
     assert min(told[what] for what in ("stale", "backfill_end with ids", "truncate with ids")) > 0
     assert changed == [2, 3, 5]
@@ -121,6 +126,5 @@ def test_the_campaign_catches_a_position_by_seq_alone(db, tmp_path):
 
 def test_the_campaign_catches_workers_that_take_no_lock(db, tmp_path):
     mirror.set_up(db, db, 1)
-    with crew(db, tmp_path, workers(db, db, 3, fault="unlocked")) as at_work, writing(db):
+    with crew(db, tmp_path, workers(db, db, 3, fault="unlocked")), writing(db):
         until(lambda: judge(db, db).overlaps, "an id in two batches at once")
-        at_work.stop()

@@ -1,0 +1,124 @@
+"""Writers of the tables behind tubes: in savepoints, rolled back, prepared, slow."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import errors
+
+from tests.chaos.harness import SEED
+from tests.chaos.mirror_worker import TABLES
+
+Connection = psycopg.Connection[Any]
+TRUNCATED = ("sh0002.item", "sh0003.item", "sh0004.item")
+WRITTEN = 300
+"""Writers touch the ids 1 to WRITTEN, and move them by 1000."""
+STATES = ("open", "closed")
+OTHER = "t.id + case when t.id < 500 then 1000 else -1000 end"
+
+
+@contextmanager
+def writing(source: str, truncates: bool = True, writers: int = 8) -> Iterator[Counter[str]]:
+    """Writers at work until the block ends; what they have done."""
+    stopping, done = threading.Event(), [Counter[str]() for _ in range(writers)]
+    threads = [
+        threading.Thread(target=write, args=(source, f"{SEED} writer {n}", truncates, stopping, done[n]))
+        for n in range(writers)
+    ]
+    together: Counter[str] = Counter()
+    for thread in threads:
+        thread.start()
+    try:
+        yield together
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+        for each in done:
+            together.update(each)
+
+
+def write(source: str, seed: str, truncates: bool, stopping: threading.Event, done: Counter[str]) -> None:
+    """One writer: a few changes a transaction, in savepoints, rolled back, prepared or slow now and then."""
+    chance = random.Random(seed)
+    with psycopg.connect(source, autocommit=True) as connection:
+        while not stopping.is_set():
+            made: Counter[str] = Counter()
+            connection.execute("begin")
+            try:
+                for _ in range(chance.randint(1, 4)):
+                    _change_in_savepoint(connection, chance, truncates, made)
+            except (errors.DeadlockDetected, errors.UniqueViolation) as error:
+                connection.execute("rollback")
+                done[type(error).__name__] += 1
+                continue
+            if chance.random() < 0.3:
+                time.sleep(chance.random() * 0.1)
+            done.update(_end(connection, chance, made))
+
+
+def _change_in_savepoint(
+    connection: Connection, chance: random.Random, truncates: bool, made: Counter[str]
+) -> None:
+    if chance.random() > 0.3:
+        _change(connection, chance, truncates, made)
+        return
+    connection.execute("savepoint s")
+    if chance.random() < 0.5:
+        _change(connection, chance, truncates, made)
+        connection.execute("release s")
+    else:
+        _change(connection, chance, truncates, Counter())
+        connection.execute("rollback to s")
+        made["undone savepoint"] += 1
+
+
+def _change(connection: Connection, chance: random.Random, truncates: bool, made: Counter[str]) -> None:
+    table = chance.choice(TABLES)
+    ids = chance.sample(range(1, WRITTEN + 1), chance.choice([1, 1, 3, 20]))
+    kind = chance.choices(["insert", "update", "key", "delete", "truncate"], [30, 35, 10, 20, 2 * truncates])[
+        0
+    ]
+    if kind == "truncate":
+        table = chance.choice(TRUNCATED)
+    connection.execute(
+        {
+            "insert": f"insert into {table} select unnest(%(ids)s::bigint[]), %(state)s, %(word)s, %(rank)s "
+            "on conflict do nothing",
+            "update": f"update {table} set state = %(state)s, word = %(word)s, rank = %(rank)s where id = any (%(ids)s)",
+            "key": f"update {table} as t set id = {OTHER} where id %% 1000 = any (%(ids)s) "
+            f"and not exists (select from {table} as o where o.id = {OTHER})",
+            "delete": f"delete from {table} where id %% 1000 = any (%(ids)s)",
+            "truncate": f"truncate {table}",
+        }[kind],
+        {
+            "ids": ids,
+            "state": chance.choice(STATES),
+            "word": f"word {chance.random()}",
+            "rank": chance.choice([None, 1, 2, 3]),
+        },
+    )
+    made[kind] += 1
+
+
+def _end(connection: Connection, chance: random.Random, made: Counter[str]) -> Counter[str]:
+    """End the transaction in one of the ways; what was kept of it."""
+    end = chance.random()
+    if end < 0.2:
+        connection.execute("rollback")
+        return Counter({"rolled back": 1, "undone truncate": made["truncate"]})
+    if end < 0.3:
+        name = f"{connection.info.dbname} {chance.random()}"
+        connection.execute(f"prepare transaction '{name}'")
+        time.sleep(chance.random() * 0.05)
+        connection.execute(f"commit prepared '{name}'")
+        return made + Counter({"prepared": 1})
+    connection.execute("commit")
+    return made + Counter({"committed": 1})
