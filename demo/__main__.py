@@ -132,7 +132,7 @@ def play(airflow: LocalAirflow, database: str, rows: list[flights.Row], writers:
     )
     say("the result equals the file to the last flight" if same else "THE RESULT DIFFERS FROM THE FILE")
     say(
-        f"the copy of {copied:,} flights equals the table, after {replays} replays"
+        f"the copy of {copied:,} flights equals the table, replays: {replays}"
         if not differing
         else f"THE COPY DIFFERS FROM THE TABLE IN {differing:,} ROWS"
     )

@@ -11,13 +11,10 @@ from pathlib import Path
 
 import psycopg
 
-TICKS = 100
-
 
 def backend_cpu(connection: psycopg.Connection) -> float:
     """Seconds of CPU that the connection's backend has used; it must run on this machine."""
-    fields = Path(f"/proc/{connection.info.backend_pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    return int(Path(f"/proc/{connection.info.backend_pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def cpu_of(connection: psycopg.Connection, work: Callable[[], object]) -> float:

@@ -1,0 +1,202 @@
+"""What tubes cost: capture, backfill, reading and deleting under an old snapshot, and a mirror that Spark keeps."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psycopg
+from pyspark.sql import SparkSession
+
+from airflow_pgchange import tubes
+from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
+from airflow_pgchange.feeds.merge import merge
+from airflow_pgchange.spark.job import Job
+from airflow_pgchange.spark.request import Request
+from tests.benchmarks.measure import Report, backend_cpu, cpu_of, ratio, section, side_by_side, wall
+from tests.benchmarks.spark import DRIVER, JDBC, PARTITIONS, session, url
+
+GOALS = {
+    1: {"insert": 1.4, "update": 2.3, "delete": 3.4},
+    100: {"insert": 1.2, "update": 1.2, "delete": 1.5},
+}
+STATEMENTS = {1: 4_000, 100: 400}
+BACKFILLED = 5_000_000
+PODS_A_SECOND, SECONDS = 20_000, 30
+MIRRORED = 2_000_000
+FEED = TubeFeed("q")
+
+FLIGHT = (
+    "id bigint primary key, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, "
+    "sched_arr_time int, arr_delay int, carrier text, flight int, tailnum text, origin text, dest text, air_time int, "
+    "distance int, hour int, minute int, time_hour timestamptz"
+)
+"""The columns of the flights that the demo replays."""
+ROWS = (
+    "insert into {} select g, 2013, 1, 1, 517, 515, 2, 830, 819, 11, 'UA', 1545, 'N14228', 'EWR', 'IAH', 227, 1400, "
+    "5, 15, '2013-01-01 05:00-05' from generate_series({}, {}) as g"
+)
+
+
+def run(conninfo: str, report: Report) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        capture(connection, report)
+        backfill(connection, report)
+        deletion(connection, conninfo, report)
+    if not JDBC.exists():
+        sys.exit(f"no JDBC driver at {JDBC}: apt install libpostgresql-jdbc-java, or set PGJDBC to its path")
+    spark = session()
+    mirror(spark, conninfo, report)
+    spark.stop()
+
+
+def capture(connection: psycopg.Connection, report: Report) -> None:
+    for name in ("plain", "touching", "crowded"):
+        connection.execute(f"create table {name} ({FLIGHT})")
+    for tube, workers, table in (("few", 1, "touching"), ("many", 64, "crowded")):
+        tubes.ensure(connection, tube, workers)
+        tubes.attach(connection, tube, f"public.{table}", shard=0)
+    for rows, statements in STATEMENTS.items():
+        with section(f"capture / no trigger, {rows} rows a statement"):
+            for op, goal in GOALS[rows].items():
+                write = partial(written, connection, op, rows, statements)
+                plain, touching, crowded = side_by_side(
+                    7, partial(write, "plain"), partial(write, "touching"), partial(write, "crowded")
+                )
+                report.say(op, ratio(touching, plain), "x", most=goal)
+                report.say(f"{op}, 64 workers / 1 worker", ratio(crowded, touching), "x", most=1.1)
+
+
+def written(connection: psycopg.Connection, op: str, rows: int, statements: int, table: str) -> float:
+    """CPU of so many statements on a table that has just what they need."""
+    connection.execute(f"truncate {table}")
+    for tube in ("few", "many"):
+        connection.execute(f"truncate {tube}")
+    if op != "insert":
+        connection.execute("set session_replication_role = replica")
+        connection.execute(ROWS.format(table, 1, rows * statements))
+        connection.execute("reset session_replication_role")
+        connection.execute(f"vacuum analyze {table}")
+
+    def work() -> None:
+        for n in range(statements):
+            first, last = n * rows + 1, (n + 1) * rows
+            if op == "insert":
+                connection.execute(ROWS.format(table, first, last))
+            elif op == "update":
+                connection.execute(
+                    f"update {table} set arr_delay = arr_delay + 1 where id between {first} and {last}"
+                )
+            else:
+                connection.execute(f"delete from {table} where id between {first} and {last}")
+
+    return cpu_of(connection, work)
+
+
+def backfill(connection: psycopg.Connection, report: Report) -> None:
+    connection.execute("create table planes (id bigint primary key, built date)")
+    connection.execute(
+        "insert into planes select g, date '2000-01-01' + (g * 7919 % 5000)::int "
+        f"from generate_series(1, {BACKFILLED}) as g"
+    )
+    connection.execute("create index on planes (built, id)")
+    connection.execute("vacuum analyze planes")
+    tubes.ensure(connection, "planes_tube")
+    tubes.attach(connection, "planes_tube", "public.planes", shard=0)
+
+    def ours() -> float:
+        connection.execute("truncate planes_tube")
+        return cpu_of(connection, lambda: tubes.backfill(connection, "planes_tube", "public.planes", "built"))
+
+    def read() -> None:
+        query = "copy (select id from planes order by built, id) to stdout"
+        with connection.cursor() as cursor, cursor.copy(query) as out:
+            deque(out, maxlen=0)
+
+    with section(f"backfill of {BACKFILLED:,} ids / select id order by, CPU of the backend"):
+        figures = side_by_side(3, ours, lambda: cpu_of(connection, read))
+        report.say("backfill", ratio(*figures), "x", most=1.6)
+    connection.execute("drop table planes cascade")
+
+
+def deletion(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
+    tubes.ensure(connection, FEED.tube)
+    costs = []
+    with (
+        psycopg.connect(conninfo) as old,
+        section("reading and deleting under an old snapshot, CPU of a second's pods"),
+    ):
+        old.execute("set transaction isolation level repeatable read")
+        old.execute("select 1")
+        for second in range(SECONDS):
+            connection.execute(
+                f"insert into {FEED.tube} (shard, ids) select 0, array[g] from generate_series(1, {PODS_A_SECOND}) as g"
+            )
+            costs.append(worked(conninfo))
+            if second in (0, SECONDS - 1):
+                report.say(f"second {second + 1}", costs[-1], "s")
+        report.say("last second / first", costs[-1] / costs[0], "x", most=1.5)
+
+
+def worked(conninfo: str) -> float:
+    """CPU of claiming, reading and deleting all that is there."""
+    spent = 0.0
+    while True:
+        with ConsumerTransaction(FEED, conninfo) as consumer:
+            backends = (consumer._keeper, consumer._reader)
+            before = sum(map(backend_cpu, backends))
+            if consumer.claim(5_000) is None:
+                return spent
+            deque(consumer.changes(), maxlen=0)
+            consumer.ack()
+            spent += sum(map(backend_cpu, backends)) - before
+
+
+def mirror(spark: SparkSession, conninfo: str, report: Report) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for name in ("source", "copied", "copied_by_jdbc"):
+            connection.execute(f"create table {name} ({FLIGHT})")
+        connection.execute(ROWS.format("source", 1, MIRRORED))
+        connection.execute("vacuum analyze source")
+        tubes.ensure(connection, "mirror_tube")
+        feed = TubeFeed("mirror_tube")
+
+        def touch() -> None:
+            connection.execute("truncate copied, copied_by_jdbc")
+            connection.execute(
+                "insert into mirror_tube (shard, ids) select 0, array(select generate_series(g, g + 899)) "
+                f"from generate_series(1, {MIRRORED}, 900) as g"
+            )
+
+        def ours() -> None:
+            with ConsumerTransaction(feed, conninfo) as consumer:
+                batch = consumer.claim(2 * MIRRORED)
+                assert batch is not None
+                job = Job(spark, Request(feed, batch, conninfo, conninfo, Path("unused")))
+                job.merge(job.rows("public.source", key="id"), into="public.copied", key="id", mode="mirror")
+                consumer.ack(lambda c: merge(c, batch, job.staged))
+
+        def jdbc() -> None:
+            reader = spark.read.format("jdbc").options(
+                driver=DRIVER, url=url(conninfo), fetchsize="10000", dbtable="public.source", partitionColumn="id",
+                lowerBound="1", upperBound=str(MIRRORED), numPartitions=str(PARTITIONS),
+            )  # fmt: skip
+            reader.load().write.format("jdbc").options(
+                driver=DRIVER, url=url(conninfo, reWriteBatchedInserts="true", stringtype="unspecified"),
+                dbtable="public.copied_by_jdbc", batchsize="10000",
+            ).mode("append").save()  # fmt: skip
+
+        def timed(work: Callable[[], None]) -> float:
+            touch()
+            return wall(work)
+
+        with section(f"a mirror of {MIRRORED:,} touched rows, warm Spark session, seconds"):
+            figures = side_by_side(3, lambda: timed(ours), lambda: timed(jdbc))
+            for name, row in zip(
+                ("mirror, by keys, in one transaction", "JDBC, read and append"), figures, strict=True
+            ):
+                report.say(f"{name}, rows a second", MIRRORED / sorted(row)[1], "rows/s")
+            report.say("mirror / JDBC, time", ratio(*figures), "x")
