@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from demo.__main__ import airflow_connection
 from demo.airflow import LocalAirflow
 from demo.postgres import Cluster
 
@@ -52,15 +53,10 @@ def airflow(
     metadata = (
         f"postgresql+psycopg2://postgres@{server['host']}:{server['port']}/{airline.info.dbname}_airflow"
     )
-    connection = {
-        "conn_type": "postgres",
-        "host": server["host"],
-        "port": int(str(server["port"])),
-        "login": "postgres",
-        "schema": airline.info.dbname,
-    }
     home = tmp_path_factory.mktemp("airflow")
-    with LocalAirflow(home, metadata, DAGS, {"airline": connection}) as running:
+    with LocalAirflow(
+        home, metadata, DAGS, {"airline": airflow_connection(cluster.conninfo(airline.info.dbname))}
+    ) as running:
         yield running
 
 

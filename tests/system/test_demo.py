@@ -1,0 +1,28 @@
+"""`make demo`, a day of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_demo_ends_with_a_result_that_equals_the_file() -> None:
+    environment = {**os.environ, "DAYS": "1"}
+    for name in ("DSN", "KEEP", "WRITERS"):
+        environment.pop(name, None)
+    ran = subprocess.run(
+        [sys.executable, "-m", "demo"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+    assert "the result equals the file to the last flight" in ran.stdout
+    assert "DIFFERS" not in ran.stdout
