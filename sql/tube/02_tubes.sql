@@ -21,7 +21,7 @@ begin
         raise exception using errcode = 'PC002', message = format('there is no tube %I', coalesce(tube, '')),
             hint = 'tube.tube_list() shows those that you may use; tube.tube_ensure_exists() makes one';
     end if;
-    if to_regclass(known.pods::text) is null then
+    if tube.schema_of(known.pods) is null then
         perform tube.refuse(
             format('the table of the pods of tube %I is gone', tube),
             format('tube.tube_ensure_absent(%L), then make the tube anew and backfill', tube));

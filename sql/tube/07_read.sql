@@ -30,12 +30,13 @@ as $$
         union
         select pg_current_xact_id_if_assigned()::text::bigint
     ) as o(xid) on o.xid < s.upper
+    where s.upper - pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= 10000
     group by s.upper
 $$;
 comment on function tube.snapshot_before(xid8) is
     'The current snapshot, in which every open transaction with an id below fresh is listed as open. Where fresh was assigned '
     'after the horizon (the last seq drawn) was read, a pod that the snapshot does not see, and whose transaction it does not '
-    'list, has a seq above the horizon.';
+    'list, has a seq above the horizon. Null where thousands of subtransactions would be listed too.';
 
 create function tube.check_workers(known tube.tube, workers integer, worker integer) returns void
 language plpgsql stable
@@ -276,6 +277,11 @@ begin
         return;
     end;
     upto := tube.snapshot_before(tube.full_xid(fresh));
+    if upto is null then
+        delete from tube.worker as w
+        where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
+        return;
+    end if;
     execute 'select seq from (' || tube.unread_sql(
         known, worker, false, jsonb_build_array(coalesce(at.snapshot, '1:1:'), coalesce(at.done, 0)), upto, horizon, 1) || ') as u'
     into incremental;

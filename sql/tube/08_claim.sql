@@ -108,9 +108,11 @@ as $$
 declare
     -- In this order: see tube.snapshot_before.
     horizon bigint := (select s.last_value from tube.seq as s);
-    upto pg_snapshot := tube.snapshot_before(pg_current_xact_id());
+    listed pg_snapshot := tube.snapshot_before(pg_current_xact_id());
+    upto pg_snapshot := coalesce(listed, pg_current_snapshot());
     held jsonb := tube.held_back(known, worker);
-    chosen jsonb := jsonb_build_object('upto', upto, 'held_back', held, 'after', "position");
+    chosen jsonb := jsonb_build_object(
+        'upto', upto, 'held_back', held, 'after', "position", 'moves_on', held = '[]' and listed is not null);
     pods bigint := 0;
     ids bigint := 0;
     oldest timestamptz;
@@ -136,7 +138,8 @@ end
 $$;
 comment on function tube.choose(tube.tube, integer, jsonb, integer) is
     'The next batch of a worker: whole pods, incremental ones first, of at most max_changes ids in all, or one pod that has '
-    'more; {upto, held_back, after, pods, incremental, backfill, oldest}, the two kinds as the seq up to which it goes.';
+    'more; {upto, held_back, after, moves_on, pods, incremental, backfill, oldest}, the two kinds as the seq up to which it '
+    'goes, moves_on as whether the worker''s position may follow.';
 
 create function tube.pods_sql(known tube.tube, worker integer, choice jsonb) returns text
 language sql immutable

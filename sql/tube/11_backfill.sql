@@ -86,7 +86,7 @@ begin
         'select exists (
             select from %s as l
             where l.ids = ''{}'' and %s = %s and l.shard = $1 and l.payload ->> ''type'' = any ($2)
-              and to_regclass(l.payload ->> ''tbl'') = $3)',
+              and tube.table_named(l.payload ->> ''tbl'') = $3)',
         known.pods, tube.belongs('l.shard', known.partitions), tube.belongs(format('(%s)', shard), known.partitions))
     using shard, types, tbl into found_one;
     return found_one;

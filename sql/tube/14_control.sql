@@ -13,7 +13,7 @@ declare
 begin
     perform tube.check_workers(known, workers, worker);
     return query
-        select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(to_regclass(d.payload ->> 'tbl')::text, d.payload ->> 'tbl'),
+        select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(tube.table_named(d.payload ->> 'tbl')::text, d.payload ->> 'tbl'),
                d.payload, d.ts
         from tube.due(known, worker, coalesce(
             tube.position(tube, worker), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')) as d

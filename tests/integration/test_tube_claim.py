@@ -117,6 +117,25 @@ def test_a_lower_seq_of_a_transaction_above_the_snapshot_is_not_missed(own_datab
     assert take(q) == [1]
 
 
+def test_thousands_of_savepoints_hide_nothing(own_database, connect_to):
+    q = connect_to(own_database)
+    make(q)
+    slow = connect_to(own_database, autocommit=False)
+    slow.execute("create table noise (n int)")
+    touch(slow, 1)
+    touch(q, 2)
+    slow.execute(
+        "do $$ begin for n in 1..20000 loop "
+        "begin insert into noise values (n); exception when others then raise; end; end loop; end $$"
+    )
+    assert take(q) == [2]
+    touch(q, 3)
+    assert take(q) == [3]
+    assert one(q, "select pg_column_size(snapshot) < 1000 from tube.worker")
+    slow.commit()
+    assert take(q) == [1]
+
+
 @pytest.mark.parametrize("kind", ["T", "B"])
 def test_a_late_transaction_larger_than_a_batch_is_finished_and_leaves_the_position(q, connect, kind):
     slow = connect(autocommit=False)
