@@ -67,7 +67,7 @@ def test_upgrade_of_what_is_up_to_date_changes_nothing(db: str, pgchange: Comman
 
 
 def test_uninstall_removes_the_schemas(db: str, pgchange: Command) -> None:
-    assert len(pgchange("uninstall", "--dsn", db, "--yes")) == 3
+    assert len(pgchange("uninstall", "--dsn", db, "--yes")) == 4
 
 
 def test_what_destroys_something_asks_first(ledger: str, pgchange: Command) -> None:

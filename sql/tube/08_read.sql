@@ -38,33 +38,6 @@ comment on function tube.snapshot_before(xid8) is
     'after the horizon (the last seq drawn) was read, a pod that the snapshot does not see, and whose transaction it does not '
     'list, has a seq above the horizon. Null where thousands of subtransactions would be listed too.';
 
-create function tube.check_workers(known tube.tube, workers integer, worker integer) returns void
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    if workers is distinct from known.partitions then
-        raise exception using errcode = 'PC006',
-            message = format('tube %I is shared by %s workers now, and this is one of %s', known.name, known.partitions, workers),
-            hint = format('make the feeds anew: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
-    end if;
-    perform tube.check_worker(workers, worker);
-end
-$$;
-comment on function tube.check_workers(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
-
-create function tube.check_worker(workers integer, worker integer) returns void
-language plpgsql immutable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
-        perform tube.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
-    end if;
-end
-$$;
-comment on function tube.check_worker(integer, integer) is 'Refuse a worker that cannot be.';
-
 create function tube.worker_now(tube text, worker integer) returns tube.worker
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
