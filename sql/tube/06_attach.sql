@@ -26,7 +26,7 @@ $$;
 comment on function tube.touch_key(regclass) is
     'The advisory lock of touching a table by hand: shared by who touches, exclusive for who changes its shard.';
 
-create function tube.move(tube text, tbl regclass, from_shard integer, to_shard integer) returns void
+create function tube.move(tube text, from_shard integer, to_shard integer) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -42,11 +42,10 @@ begin
         select m.from_shard from tube.moved as m where m.tube = move.tube and m.to_shard = move.from_shard
     ) as o(shard)
     where o.shard <> move.to_shard;
-    perform tube.fail_backfills(move.tube, tbl, format('%s was attached under another shard', tbl));
 end
 $$;
-comment on function tube.move(text, regclass, integer, integer) is
-    'Let what a table touches under another shard wait until what it touched before is done.';
+comment on function tube.move(text, integer, integer) is
+    'Let what a table touches under its new shard wait until what it touched under the old one is done.';
 
 create function tube.tube_table_ensure_attached(
     tube text, tbl regclass, shard integer default null, id_column name default null
@@ -70,12 +69,15 @@ begin
         coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0, now());
     wanted.id_number := tube.check_key(tbl, wanted.id_column);
     if shard_before <> wanted.shard then
-        perform tube.hold_still(known.name);
+        -- Nobody may go on touching under the old shard once the new one counts: neither a backfill nor a hand nor a worker.
+        perform tube.fail_backfills(known.name, tbl, format('%s was attached under another shard', tbl));
+        perform pg_advisory_xact_lock(tube.backfill_key(tbl, shard_before));
         perform pg_advisory_xact_lock(tube.touch_key(tbl));
+        perform tube.hold_still(known.name);
     end if;
     perform tube.lock_for_capture(tbl);
     if shard_before <> wanted.shard then
-        perform tube.move(known.name, tbl, shard_before, wanted.shard);
+        perform tube.move(known.name, shard_before, wanted.shard);
     end if;
     insert into tube.attachment values (wanted.*)
     on conflict on constraint attachment_pkey do update

@@ -189,3 +189,15 @@ def test_collected_ids_are_of_the_control_pods_kind(item):
     assert pods(item) == [("B", 0, [7, 8])]
     item.execute("truncate item")
     assert touched(item) == [7, 8]
+
+
+def test_collected_ids_are_under_the_shard_that_the_table_has_now(item):
+    """Under the one of the control pod another worker could have them in work at the same time."""
+    item.execute("truncate item")
+    attach(item, shard=4)
+    seq = item.execute(ALL).fetchone()[0]
+    item.execute("select tube.collect('q', 1, 0, %s, array[7])", [seq])
+    assert pods(item) == [("T", 4, [7])]
+    item.execute("select tube.tube_table_ensure_detached('q', 'item')")
+    item.execute("select tube.collect('q', 1, 0, %s, array[8])", [seq])
+    assert pods(item)[1:] == [("T", 4, [8])]
