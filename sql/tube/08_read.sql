@@ -39,26 +39,32 @@ comment on function tube.snapshot_before(xid8) is
     'list, has a seq above the horizon. Null where thousands of subtransactions would be listed too.';
 
 create function tube.worker_now(tube text, worker integer) returns tube.worker
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select w from tube.worker as w
-    where w.tube = worker_now.tube and w.worker = worker_now.worker
-    order by w.version desc limit 1
+begin
+    return (
+        select w from tube.worker as w
+        where w.tube = worker_now.tube and w.worker = worker_now.worker
+        order by w.version desc limit 1);
+end
 $$;
 comment on function tube.worker_now(text, integer) is 'The newest row of a worker; null for one that has not begun.';
 
 create function tube.position(tube text, worker integer) returns jsonb
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select jsonb_build_object(
-        'schema', (select max(i.version) from tube.installed as i),
-        'version', w.version,
-        'incremental', jsonb_build_array(w.snapshot, w.done),
-        'backfill', jsonb_build_array(w.backfill_snapshot, w.backfill_done))
-    from tube.worker_now(tube, worker) as w
-    where w.version is not null
+begin
+    return (
+        select jsonb_build_object(
+            'schema', (select max(i.version) from tube.installed as i),
+            'version', w.version,
+            'incremental', jsonb_build_array(w.snapshot, w.done),
+            'backfill', jsonb_build_array(w.backfill_snapshot, w.backfill_done))
+        from tube.worker_now(tube, worker) as w
+        where w.version is not null);
+end
 $$;
 comment on function tube.position(text, integer) is 'How far a worker has come; null for one that has not begun.';
 
@@ -66,10 +72,11 @@ create function tube.unread_sql(
     known tube.tube, worker integer, backfill boolean, "position" jsonb, upto pg_snapshot, high bigint, most bigint,
     extra text default 'true'
 ) returns text
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select format($query$
+begin
+    return format($query$
         (
             select p.*
             from (
@@ -98,7 +105,8 @@ as $$
         known.pods, array(select pg_snapshot_xip(("position" ->> 0)::pg_snapshot)),
         case when backfill then 'true' else 'false' end, "position" ->> 1, upto, high,
         tube.belongs('l.shard', known.partitions), coalesce(most::text, 'all'), extra,
-        least(("position" ->> 1)::bigint, high), worker)
+        least(("position" ->> 1)::bigint, high), worker);
+end
 $$;
 comment on function tube.unread_sql is
     'The query of the first most pods of one kind that a position [snapshot, seq] has not done, upto sees, whose seq is at '

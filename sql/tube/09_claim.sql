@@ -72,27 +72,36 @@ comment on function tube.is_left(tube.tube, tube.moved) is
     'Whether pods are left of the shard that a table moved from. While a table moves it may step over the backlog before them.';
 
 create function tube.held_back(known tube.tube, worker integer) returns jsonb
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select coalesce(jsonb_agg(jsonb_build_array(m.to_shard, m.upto)), '[]')
-    from tube.moved as m
-    where m.tube = known.name
-      and mod(mod(m.to_shard, known.partitions) + known.partitions, known.partitions) = worker
-      and mod(mod(m.from_shard, known.partitions) + known.partitions, known.partitions) <> worker
-      and tube.is_left(known, m)
+begin
+    if not exists (select from tube.moved as m where m.tube = known.name) then
+        return '[]';
+    end if;
+    return (
+        select coalesce(jsonb_agg(jsonb_build_array(m.to_shard, m.upto)), '[]')
+        from tube.moved as m
+        where m.tube = known.name
+          and mod(mod(m.to_shard, known.partitions) + known.partitions, known.partitions) = worker
+          and mod(mod(m.from_shard, known.partitions) + known.partitions, known.partitions) <> worker
+          and tube.is_left(known, m));
+end
 $$;
 comment on function tube.held_back(tube.tube, integer) is
     'Which shards of a worker wait from which seq on, as [[shard, seq], ...]: a table came to them from another worker, and '
     'pods of its old shard are left.';
 
 create function tube.held_sql(held_back jsonb, held boolean) returns text
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select format('%s (%s)', case when not held then 'not' else '' end, coalesce(
-        string_agg(format('l.shard = %s and l.seq > %s', m ->> 0, m ->> 1), ' or '), 'false'))
-    from jsonb_array_elements(held_back) as m
+begin
+    return (
+        select format('%s (%s)', case when not held then 'not' else '' end, coalesce(
+            string_agg(format('l.shard = %s and l.seq > %s', m ->> 0, m ->> 1), ' or '), 'false'))
+        from jsonb_array_elements(held_back) as m);
+end
 $$;
 comment on function tube.held_sql(jsonb, boolean) is 'The condition of the pods that are held back, or of the others.';
 
