@@ -39,6 +39,15 @@ create table tube.attachment (
 );
 comment on table tube.attachment is 'The tables that touch a tube, each with its shard and the column that holds its ids.';
 
+create table tube.detached (
+    tube text not null references tube.tube on delete cascade,
+    tbl regclass not null,
+    shard integer not null,
+    primary key (tube, tbl)
+);
+comment on table tube.detached is
+    'Tables that were attached once, and under which shard: attached under another one, they moved.';
+
 create table tube.moved (
     tube text not null references tube.tube on delete cascade,
     from_shard integer not null,

@@ -21,7 +21,7 @@ begin
         raise exception using errcode = 'PC002', message = format('there is no tube %I', coalesce(tube, '')),
             hint = 'tube.tube_list() shows those that you may use; tube.tube_ensure_exists() makes one';
     end if;
-    if to_regclass(known.pods::text) is null then
+    if not exists (select from pg_class as c where c.oid = known.pods) then
         perform tube.refuse(
             format('the table of the pods of tube %I is gone', tube),
             format('tube.tube_ensure_absent(%L), then make the tube anew and backfill', tube));
@@ -66,11 +66,13 @@ $$;
 comment on function tube.schema_of(regclass) is 'The schema that a relation is in; null where the relation is gone.';
 
 create function tube.belongs(shard text, partitions integer) returns text
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select case when partitions = 1 then format('mod(%s, 1)', shard)
-                else format('mod(mod(%1$s, %2$s) + %2$s, %2$s)', shard, partitions) end
+begin
+    return case when partitions = 1 then format('mod(%s, 1)', shard)
+                else format('mod(mod(%1$s, %2$s) + %2$s, %2$s)', shard, partitions) end;
+end
 $$;
 comment on function tube.belongs(text, integer) is
     'The SQL of the worker that a shard belongs to: its remainder, which is never negative.';

@@ -63,6 +63,18 @@ end
 $$;
 comment on function tube.check_predicate(text, regclass) is 'Refuse a predicate that a table cannot answer.';
 
+create function tube.table_named(name text) returns regclass
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return to_regclass(name);
+exception when others then
+    return null;
+end
+$$;
+comment on function tube.table_named(text) is 'A table by the name in a control pod; null for what is none.';
+
 create function tube.attached_name(rel oid, tube text) returns text
 language sql stable security definer
 set search_path = pg_catalog, tube, pg_temp

@@ -300,3 +300,15 @@ def test_scheduling_asks_for_each_table_once(item):
         ("B", 0, {**asked, "tbl": "public.item"}),
         ("B", 2, {**asked, "tbl": "sh0002.item"}),
     ]
+
+
+def test_a_backfill_that_waited_while_the_shard_changed_goes_under_the_new_one(item, connect):
+    mover = connect(autocommit=False)
+    attach(mover, shard=5)
+    thread = threading.Thread(target=lambda: steps(connect()))
+    thread.start()
+    while one(item, "select count(*) from pg_locks where locktype = 'advisory' and not granted") == 0:
+        pass
+    mover.commit()
+    thread.join()
+    assert {shard for _, shard, _ in pods(item)} == {5}

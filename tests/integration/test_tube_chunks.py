@@ -159,3 +159,19 @@ def test_two_who_carry_out_the_same_backfill_share_it(item, connect):
         thread.join()
     assert ids_in_order(item) == [row[0] for row in item.execute(ITEMS_IN_ORDER)]
     assert drain(item, limit=100) == ids_in_order(item) or pods(item) == []
+
+
+@pytest.mark.parametrize("way", ["chunk", "step 3"])
+def test_a_table_does_not_change_its_shard_while_a_backfill_touches_it(item, connect, way):
+    filling = connect(autocommit=False)
+    if way == "chunk":
+        chunk(filling, begin(item))
+    else:
+        step1 = one(item, "select tube.tube_backfill_step1()")
+        filling.execute("select tube.tube_backfill_step3(%s, 'q', 'item', 'day')", [step1])
+    item.execute("set lock_timeout = '100ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        attach(item, shard=5)
+    filling.commit()
+    attach(item, shard=5)
+    assert one(item, "select upto from tube.moved") > one(item, "select max(seq) from q")

@@ -8,7 +8,7 @@ import random
 import psycopg
 import pytest
 
-from tests.tubes import ack, attach, changes, claim, drain, lag, make, one, pods, take, touch
+from tests.tubes import ack, attach, changes, claim, detach, drain, lag, make, one, pods, take, touch
 
 EVERYTHING = {"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}
 
@@ -118,6 +118,25 @@ def test_a_lower_seq_of_a_transaction_above_the_snapshot_is_not_missed(own_datab
     assert one(q, "select pg_snapshot_xip(pg_current_snapshot())") is None
     assert take(q) == [2]
     late.commit()
+    assert take(q) == [1]
+
+
+def test_thousands_of_savepoints_hide_nothing(own_database, connect_to):
+    q = connect_to(own_database)
+    make(q)
+    slow = connect_to(own_database, autocommit=False)
+    slow.execute("create table noise (n int)")
+    touch(slow, 1)
+    touch(q, 2)
+    slow.execute(
+        "do $$ begin for n in 1..20000 loop "
+        "begin insert into noise values (n); exception when others then raise; end; end loop; end $$"
+    )
+    assert take(q) == [2]
+    touch(q, 3)
+    assert take(q) == [3]
+    assert one(q, "select pg_column_size(snapshot) < 1000 from tube.worker")
+    slow.commit()
     assert take(q) == [1]
 
 
@@ -266,6 +285,37 @@ def test_a_table_that_changes_its_shard_waits_until_the_old_shards_pods_are_done
     assert take(connection, 1, 2) == [1, 2]
     assert take(connection, 1, 2) == []
     assert one(connection, "select count(*) from tube.moved") == 0
+
+
+def test_a_table_that_was_detached_and_attached_under_another_shard_waits_too(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key, n int default 0)")
+    make(connection, workers=2)
+    attach(connection, shard=0)
+    connection.execute("insert into item values (1)")
+    detach(connection)
+    attach(connection, shard=1)
+    connection.execute("update item set n = 1")
+    assert take(connection, 1, 2) == []
+    assert take(connection, 0, 2) == [1]
+    assert take(connection, 1, 2) == [1]
+
+
+def test_a_table_that_moves_twice_waits_for_its_first_shard(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key, n int default 0)")
+    make(connection, workers=3)
+    attach(connection, shard=0)
+    connection.execute("insert into item values (1)")
+    attach(connection, shard=1)
+    attach(connection, shard=2)
+    connection.execute("update item set n = 1")
+    assert take(connection, 1, 3) + take(connection, 2, 3) == []
+    attach(connection, shard=0)
+    connection.execute("update item set n = 2")
+    assert take(connection, 0, 3) == [1]
+    assert take(connection, 2, 3) == [1]
+    assert take(connection, 0, 3) == [1]
 
 
 def test_tables_that_swap_their_shards_do_not_wait_for_each_other_for_ever(connect):

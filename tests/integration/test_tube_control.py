@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import psycopg
 import pytest
 
@@ -81,6 +83,17 @@ def test_another_workers_control_pod_cannot_be_taken_away(connect):
     with pytest.raises(psycopg.Error, match="has no control pod"):
         connection.execute("select tube.control_done('q', 2, 0, 1)")
     connection.execute("select tube.control_done('q', 2, 1, 1)")
+
+
+@pytest.mark.parametrize("tbl", ["", "a.b.c.d", 'a"', "1", None])
+def test_a_control_pod_of_a_users_own_may_name_anything(item, tbl):
+    payload = json.dumps({"type": "mine", "tbl": tbl})
+    item.execute("select tube.touch('q', 0, '{}', 'T', %s)", [payload])
+    item.execute("select tube.touch('q', 0, '{}', 'T', '[1]')")
+    assert [row[1:] for row in item.execute(ALL)] == [("mine", tbl), (None, None)]
+    item.execute("insert into item values (1)")
+    backfill(item)
+    assert item.execute("select * from tube.tube_stats(), tube.status()").fetchone()
 
 
 class Mirror:
@@ -176,3 +189,15 @@ def test_collected_ids_are_of_the_control_pods_kind(item):
     assert pods(item) == [("B", 0, [7, 8])]
     item.execute("truncate item")
     assert touched(item) == [7, 8]
+
+
+def test_collected_ids_are_under_the_shard_that_the_table_has_now(item):
+    """Under the one of the control pod another worker could have them in work at the same time."""
+    item.execute("truncate item")
+    attach(item, shard=4)
+    seq = item.execute(ALL).fetchone()[0]
+    item.execute("select tube.collect('q', 1, 0, %s, array[7])", [seq])
+    assert pods(item) == [("T", 4, [7])]
+    item.execute("select tube.tube_table_ensure_detached('q', 'item')")
+    item.execute("select tube.collect('q', 1, 0, %s, array[8])", [seq])
+    assert pods(item)[1:] == [("T", 4, [8])]

@@ -75,6 +75,8 @@ def test_faults_are_told(q):
     q.execute("insert into item values (0)")
     shown = lag(q)
     assert (shown["faults"], shown["ready"]) == (1, 1)
+    assert one(q, "select tube.clear_faults('q')") == 1
+    assert lag(q)["faults"] == 0
 
 
 def test_stats_tell_each_workers_pods_from_when_to_when(connect):

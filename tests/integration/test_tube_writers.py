@@ -120,6 +120,12 @@ def test_a_fault_that_cannot_be_noted_does_not_lose_the_touch(connect, owner):
     assert pods(connection) == [("B", 0, [12])]
 
 
+def test_an_owner_that_may_only_insert_pods_has_its_truncations_captured(connect, owner):
+    with psycopg.connect(owner.conninfo, autocommit=True) as session:
+        session.execute("truncate own.item")
+    assert controls(connect()) == [("T", 0, {"type": "truncate", "tbl": "own.item"})]
+
+
 def test_a_write_that_cannot_be_captured_warns(connect, owner):
     connect().execute(f"revoke insert on q from {owner.name}")
     notices = []

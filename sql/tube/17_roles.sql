@@ -9,9 +9,9 @@ begin
     execute format($grants$
         grant usage on schema tube to %1$s;
         grant usage, select on sequence tube.seq to %1$s;
-        grant select on tube.installed, tube.tube, tube.attachment, tube.moved, tube.worker, tube.fault, tube.backfill,
-            tube.skipped to %1$s;
-        grant insert, update, delete on tube.attachment, tube.moved, tube.worker, tube.backfill to %1$s;
+        grant select on tube.installed, tube.tube, tube.attachment, tube.detached, tube.moved, tube.worker, tube.fault,
+            tube.backfill, tube.skipped to %1$s;
+        grant insert, update, delete on tube.attachment, tube.detached, tube.moved, tube.worker, tube.backfill to %1$s;
         grant insert (tube, tbl, ids, message), delete on tube.fault to %1$s;
         grant execute on all functions in schema tube to %1$s;
         revoke execute on function tube.grant_use(regrole), tube.grant_keeper(regrole) from %1$s
@@ -45,6 +45,16 @@ create policy owned on tube.tube using (
 alter table tube.attachment enable row level security;
 create policy seen on tube.attachment for select using (tube in (select t.name from tube.tube as t));
 create policy owned on tube.attachment using (
+    exists (
+        select from tube.tube as t join pg_catalog.pg_class as p on p.oid = t.pods
+        where t.name = tube and (
+            pg_has_role(p.relowner, 'usage')
+            or has_table_privilege(t.pods, 'insert')
+               and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'))));
+
+alter table tube.detached enable row level security;
+create policy seen on tube.detached for select using (tube in (select t.name from tube.tube as t));
+create policy owned on tube.detached using (
     exists (
         select from tube.tube as t join pg_catalog.pg_class as p on p.oid = t.pods
         where t.name = tube and (

@@ -127,3 +127,12 @@ end
 $$;
 comment on function tube.skip_batch(text, integer, text) is
     'Give up the batch that a worker claimed and cannot finish. Its ids stay in tube.skipped, by shard.';
+
+create function tube.clear_faults(tube text) returns bigint
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    with gone as (delete from tube.fault as f where f.tube = clear_faults.tube returning 1) select count(*) from gone
+$$;
+comment on function tube.clear_faults(text) is
+    'Forget the faults of a tube, when what caused them is mended; returns how many there were.';

@@ -34,36 +34,6 @@ end
 $$;
 comment on function tube.register(text, integer, integer) is 'Make a worker''s position, at zero, if it is not there yet.';
 
-create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'PC007', message = 'a table changes its shard in a read committed transaction only',
-            hint = 'begin isolation level read committed';
-    end if;
-    if not has_table_privilege(known.pods, 'select') then
-        raise insufficient_privilege using
-            message = format('who gives %s another shard must read the pods of its old one', tbl),
-            hint = format('let their owner run: grant select on %s to %I', known.pods, current_user);
-    end if;
-    insert into tube.moved (tube, from_shard, to_shard, upto) values (known.name, from_shard, to_shard, nextval('tube.seq'));
-    -- Whoever works the old shard no longer looks into the table: what is undone of it is touched again under the new one.
-    -- Of another table in the old shard that is one too many, which does no harm.
-    execute format(
-        'insert into %1$s (op, shard, ids, payload, ts)
-         select l.op, $2, l.ids, l.payload, l.ts from %1$s as l
-         where l.shard = $1 and (
-             l.ids <> ''{}'' or l.payload ->> ''type'' in (''truncate'', ''backfill_end'') and to_regclass(l.payload ->> ''tbl'') = $3)
-         order by l.seq', known.pods)
-    using from_shard, to_shard, tbl;
-end
-$$;
-comment on function tube.move(tube.tube, regclass, integer, integer) is
-    'Bring what is undone of a table under its new shard, whose newer pods wait for those of the old one. Nobody may be '
-    'working the tube or writing the table.';
-
 create function tube.is_left(known tube.tube, move tube.moved) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
@@ -93,27 +63,36 @@ comment on function tube.is_left(tube.tube, tube.moved) is
     'Whether pods are left of the shard that a table moved from. While a table moves it may step over the backlog before them.';
 
 create function tube.held_back(known tube.tube, worker integer) returns jsonb
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select coalesce(jsonb_agg(jsonb_build_array(m.to_shard, m.upto)), '[]')
-    from tube.moved as m
-    where m.tube = known.name
-      and mod(mod(m.to_shard, known.partitions) + known.partitions, known.partitions) = worker
-      and mod(mod(m.from_shard, known.partitions) + known.partitions, known.partitions) <> worker
-      and tube.is_left(known, m)
+begin
+    if not exists (select from tube.moved as m where m.tube = known.name) then
+        return '[]';
+    end if;
+    return (
+        select coalesce(jsonb_agg(jsonb_build_array(m.to_shard, m.upto)), '[]')
+        from tube.moved as m
+        where m.tube = known.name
+          and mod(mod(m.to_shard, known.partitions) + known.partitions, known.partitions) = worker
+          and mod(mod(m.from_shard, known.partitions) + known.partitions, known.partitions) <> worker
+          and tube.is_left(known, m));
+end
 $$;
 comment on function tube.held_back(tube.tube, integer) is
     'Which shards of a worker wait from which seq on, as [[shard, seq], ...]: a table came to them from another worker, and '
     'pods of its old shard are left.';
 
 create function tube.held_sql(held_back jsonb, held boolean) returns text
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select format('%s (%s)', case when not held then 'not' else '' end, coalesce(
-        string_agg(format('l.shard = %s and l.seq > %s', m ->> 0, m ->> 1), ' or '), 'false'))
-    from jsonb_array_elements(held_back) as m
+begin
+    return (
+        select format('%s (%s)', case when not held then 'not' else '' end, coalesce(
+            string_agg(format('l.shard = %s and l.seq > %s', m ->> 0, m ->> 1), ' or '), 'false'))
+        from jsonb_array_elements(held_back) as m);
+end
 $$;
 comment on function tube.held_sql(jsonb, boolean) is 'The condition of the pods that are held back, or of the others.';
 
@@ -129,9 +108,11 @@ as $$
 declare
     -- In this order: see tube.snapshot_before.
     horizon bigint := (select s.last_value from tube.seq as s);
-    upto pg_snapshot := tube.snapshot_before(pg_current_xact_id());
+    listed pg_snapshot := tube.snapshot_before(pg_current_xact_id());
+    upto pg_snapshot := coalesce(listed, pg_current_snapshot());
     held jsonb := tube.held_back(known, worker);
-    chosen jsonb := jsonb_build_object('upto', upto, 'held_back', held, 'after', "position");
+    chosen jsonb := jsonb_build_object(
+        'upto', upto, 'held_back', held, 'after', "position", 'moves_on', held = '[]' and listed is not null);
     pods bigint := 0;
     ids bigint := 0;
     oldest timestamptz;
@@ -157,7 +138,8 @@ end
 $$;
 comment on function tube.choose(tube.tube, integer, jsonb, integer) is
     'The next batch of a worker: whole pods, incremental ones first, of at most max_changes ids in all, or one pod that has '
-    'more; {upto, held_back, after, pods, incremental, backfill, oldest}, the two kinds as the seq up to which it goes.';
+    'more; {upto, held_back, after, moves_on, pods, incremental, backfill, oldest}, the two kinds as the seq up to which it '
+    'goes, moves_on as whether the worker''s position may follow.';
 
 create function tube.pods_sql(known tube.tube, worker integer, choice jsonb) returns text
 language sql immutable

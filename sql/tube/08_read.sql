@@ -30,61 +30,41 @@ as $$
         union
         select pg_current_xact_id_if_assigned()::text::bigint
     ) as o(xid) on o.xid < s.upper
+    where s.upper - pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= 10000
     group by s.upper
 $$;
 comment on function tube.snapshot_before(xid8) is
     'The current snapshot, in which every open transaction with an id below fresh is listed as open. Where fresh was assigned '
     'after the horizon (the last seq drawn) was read, a pod that the snapshot does not see, and whose transaction it does not '
-    'list, has a seq above the horizon.';
+    'list, has a seq above the horizon. Null where thousands of subtransactions would be listed too.';
 
-create function tube.check_workers(known tube.tube, workers integer, worker integer) returns void
+create function tube.worker_now(tube text, worker integer) returns tube.worker
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
-    if workers is distinct from known.partitions then
-        raise exception using errcode = 'PC006',
-            message = format('tube %I is shared by %s workers now, and this is one of %s', known.name, known.partitions, workers),
-            hint = format('make the feeds anew: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
-    end if;
-    perform tube.check_worker(workers, worker);
+    return (
+        select w from tube.worker as w
+        where w.tube = worker_now.tube and w.worker = worker_now.worker
+        order by w.version desc limit 1);
 end
-$$;
-comment on function tube.check_workers(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
-
-create function tube.check_worker(workers integer, worker integer) returns void
-language plpgsql immutable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
-        perform tube.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
-    end if;
-end
-$$;
-comment on function tube.check_worker(integer, integer) is 'Refuse a worker that cannot be.';
-
-create function tube.worker_now(tube text, worker integer) returns tube.worker
-language sql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select w from tube.worker as w
-    where w.tube = worker_now.tube and w.worker = worker_now.worker
-    order by w.version desc limit 1
 $$;
 comment on function tube.worker_now(text, integer) is 'The newest row of a worker; null for one that has not begun.';
 
 create function tube.position(tube text, worker integer) returns jsonb
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select jsonb_build_object(
-        'schema', (select max(i.version) from tube.installed as i),
-        'version', w.version,
-        'incremental', jsonb_build_array(w.snapshot, w.done),
-        'backfill', jsonb_build_array(w.backfill_snapshot, w.backfill_done))
-    from tube.worker_now(tube, worker) as w
-    where w.version is not null
+begin
+    return (
+        select jsonb_build_object(
+            'schema', (select max(i.version) from tube.installed as i),
+            'version', w.version,
+            'incremental', jsonb_build_array(w.snapshot, w.done),
+            'backfill', jsonb_build_array(w.backfill_snapshot, w.backfill_done))
+        from tube.worker_now(tube, worker) as w
+        where w.version is not null);
+end
 $$;
 comment on function tube.position(text, integer) is 'How far a worker has come; null for one that has not begun.';
 
@@ -92,10 +72,11 @@ create function tube.unread_sql(
     known tube.tube, worker integer, backfill boolean, "position" jsonb, upto pg_snapshot, high bigint, most bigint,
     extra text default 'true'
 ) returns text
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select format($query$
+begin
+    return format($query$
         (
             select p.*
             from (
@@ -124,7 +105,8 @@ as $$
         known.pods, array(select pg_snapshot_xip(("position" ->> 0)::pg_snapshot)),
         case when backfill then 'true' else 'false' end, "position" ->> 1, upto, high,
         tube.belongs('l.shard', known.partitions), coalesce(most::text, 'all'), extra,
-        least(("position" ->> 1)::bigint, high), worker)
+        least(("position" ->> 1)::bigint, high), worker);
+end
 $$;
 comment on function tube.unread_sql is
     'The query of the first most pods of one kind that a position [snapshot, seq] has not done, upto sees, whose seq is at '
@@ -276,6 +258,11 @@ begin
         return;
     end;
     upto := tube.snapshot_before(tube.full_xid(fresh));
+    if upto is null then
+        delete from tube.worker as w
+        where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
+        return;
+    end if;
     execute 'select seq from (' || tube.unread_sql(
         known, worker, false, jsonb_build_array(coalesce(at.snapshot, '1:1:'), coalesce(at.done, 0)), upto, horizon, 1) || ') as u'
     into incremental;

@@ -1,117 +1,4 @@
--- Attaching and detaching tables, with writers running.
-
-create function tube.inferred_shard(tbl regclass) returns integer
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    digits text := substring(tube.schema_of(tbl) from '([0-9]+)$');
-begin
-    if digits is null or length(ltrim(digits, '0')) > 9 then
-        perform tube.refuse(
-            format('the name of the schema of %s does not end in a shard''s number', tbl),
-            'give the shard: tube.tube_table_ensure_attached(tube, tbl, shard => ...)');
-    end if;
-    return digits::integer;
-end
-$$;
-comment on function tube.inferred_shard(regclass) is 'The shard that the trailing digits of a table''s schema name.';
-
-create function tube.check_table(tbl regclass) returns void
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    class pg_class := (select c from pg_class as c where c.oid = tbl);
-    owner_name name := pg_get_userbyid(class.relowner);
-begin
-    if class is null then
-        perform tube.refuse('there is no such table', 'name a table that is there');
-    end if;
-    if class.relkind not in ('r', 'p') then
-        perform tube.refuse(format('%s is not a table', tbl), 'attach the tables behind it');
-    end if;
-    if class.relpersistence = 't' then
-        perform tube.refuse(format('%s is a temporary table', tbl), 'attach a permanent one');
-    end if;
-    if class.relispartition then
-        perform tube.refuse(format('%s is a partition', tbl), 'attach the partitioned table');
-    end if;
-    if exists (
-        select from tube.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
-    ) then
-        perform tube.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
-    end if;
-    if exists (select from tube.tube as t where t.pods = tbl)
-       or tube.schema_of(tbl) in ('tube', 'pg_catalog', 'information_schema')
-    then
-        perform tube.refuse(format('%s is not a table of your own', tbl), 'attach one that is');
-    end if;
-    if not pg_has_role(current_user, class.relowner, 'usage') then
-        raise insufficient_privilege using
-            message = format('only the owner of %s, %I, may attach it', tbl, owner_name),
-            hint = format('connect as %I, or set role %I', owner_name, owner_name);
-    end if;
-    if not has_schema_privilege(owner_name, class.relnamespace, 'create') then
-        perform tube.refuse(
-            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, tube.schema_of(tbl)),
-            format('grant create on schema %I to %I', tube.schema_of(tbl), owner_name));
-    end if;
-end
-$$;
-comment on function tube.check_table(regclass) is 'Refuse, with the reason, a table that cannot be attached to any tube.';
-
-create function tube.check_key(tbl regclass, id_column name) returns smallint
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    key pg_attribute := (
-        select a from pg_attribute as a
-        where a.attrelid = tbl and a.attname = id_column and a.attnum > 0 and not a.attisdropped
-    );
-begin
-    if key is null then
-        perform tube.refuse(
-            format('%s has no column %I', tbl, id_column),
-            'name the column of its ids: tube.tube_table_ensure_attached(..., id_column => ...)');
-    end if;
-    if key.atttypid not in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype) then
-        perform tube.refuse(
-            format('column %I of %s is %s', id_column, tbl, format_type(key.atttypid, key.atttypmod)),
-            'ids are bigint or integer');
-    end if;
-    if not key.attnotnull then
-        perform tube.refuse(format('column %I of %s may be null', id_column, tbl), 'add not null, or a primary key');
-    end if;
-    return key.attnum;
-end
-$$;
-comment on function tube.check_key(regclass, name) is
-    'Refuse, with the reason, a column that cannot hold a table''s ids; returns its number, which a rename keeps.';
-
-create function tube.check_rights(tbl regclass, known tube.tube) returns void
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
-begin
-    if not (
-        has_schema_privilege(owner_name, 'tube', 'usage')
-        and has_table_privilege(owner_name, known.pods, 'insert')
-        and has_sequence_privilege(owner_name, 'tube.seq', 'usage')
-        and has_column_privilege(owner_name, 'tube.fault', 'message', 'insert')
-        and has_schema_privilege(owner_name, (select c.relnamespace from pg_class as c where c.oid = known.pods), 'usage')
-    ) then
-        raise insufficient_privilege using
-            message = format('%I, the owner of %s, may not put pods into tube %I', owner_name, tbl, known.name),
-            hint = format('let their owners run: select tube.grant_use(%L); grant usage on schema %I to %I; grant insert on %s to %I',
-                          owner_name, tube.schema_of(known.pods), owner_name, known.pods, owner_name);
-    end if;
-end
-$$;
-comment on function tube.check_rights(regclass, tube.tube) is 'Refuse a table whose owner may not write the pods.';
+-- Attaching and detaching tables, with writers running, and mending what capture has become.
 
 create function tube.lock_for_capture(tbl regclass, to_drop boolean default false) returns void
 language plpgsql
@@ -139,6 +26,46 @@ $$;
 comment on function tube.touch_key(regclass) is
     'The advisory lock of touching a table by hand: shared by who touches, exclusive for who changes its shard.';
 
+create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    upto bigint := nextval('tube.seq');
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007', message = 'a table changes its shard in a read committed transaction only',
+            hint = 'begin isolation level read committed';
+    end if;
+    if not has_table_privilege(known.pods, 'select') then
+        raise insufficient_privilege using
+            message = format('who gives %s another shard must read the pods of its old one', tbl),
+            hint = format('let their owner run: grant select on %s to %I', known.pods, current_user);
+    end if;
+    insert into tube.moved (tube, from_shard, to_shard, upto)
+    select known.name, o.shard, move.to_shard, upto
+    from (
+        select move.from_shard
+        union
+        -- What waits for a shard that the table came from before.
+        select m.from_shard from tube.moved as m where m.tube = known.name and m.to_shard = move.from_shard
+    ) as o(shard)
+    where o.shard <> move.to_shard;
+    -- Whoever works the old shard no longer looks into the table: what is undone of it is touched again under the new one.
+    -- Of another table in the old shard that is one too many, which does no harm.
+    execute format(
+        'insert into %1$s (op, shard, ids, payload, ts)
+         select l.op, $2, l.ids, l.payload, l.ts from %1$s as l
+         where l.shard = $1 and (
+             l.ids <> ''{}'' or l.payload ->> ''type'' in (''truncate'', ''backfill_end'') and to_regclass(l.payload ->> ''tbl'') = $3)
+         order by l.seq', known.pods)
+    using from_shard, to_shard, tbl;
+end
+$$;
+comment on function tube.move(tube.tube, regclass, integer, integer) is
+    'Bring what is undone of a table under its new shard, whose newer pods wait for those of the old one. Nobody may be '
+    'working the tube or writing the table.';
+
 create function tube.tube_table_ensure_attached(
     tube text, tbl regclass, shard integer default null, id_column name default null
 ) returns void
@@ -150,6 +77,8 @@ declare
     before tube.attachment := (
         select a from tube.attachment as a where a.tube = known.name and a.tbl = tube_table_ensure_attached.tbl
     );
+    shard_before integer := coalesce(before.shard, (
+        select d.shard from tube.detached as d where d.tube = known.name and d.tbl = tube_table_ensure_attached.tbl));
     wanted tube.attachment;
 begin
     perform tube.check_table(tbl);
@@ -158,20 +87,21 @@ begin
         known.name, tbl, coalesce(shard, before.shard, tube.inferred_shard(tbl)),
         coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0, now());
     wanted.id_number := tube.check_key(tbl, wanted.id_column);
-    if before.shard <> wanted.shard then
-        -- In the order in which a backfill takes them, and before what its writers wait for.
-        perform pg_advisory_xact_lock(tube.backfill_key(tbl, before.shard));
+    if shard_before <> wanted.shard then
+        -- Nobody may go on touching under the old shard once the new one counts: neither a backfill nor a hand nor a worker.
         perform tube.fail_backfills(known.name, tbl, format('%s was attached under another shard', tbl));
-        perform tube.hold_still(known.name);
+        perform pg_advisory_xact_lock(tube.backfill_key(tbl, shard_before));
         perform pg_advisory_xact_lock(tube.touch_key(tbl));
+        perform tube.hold_still(known.name);
     end if;
     perform tube.lock_for_capture(tbl);
-    if before.shard <> wanted.shard then
-        perform tube.move(known, tbl, before.shard, wanted.shard);
+    if shard_before <> wanted.shard then
+        perform tube.move(known, tbl, shard_before, wanted.shard);
     end if;
     insert into tube.attachment values (wanted.*)
     on conflict on constraint attachment_pkey do update
         set shard = excluded.shard, id_column = excluded.id_column, id_number = excluded.id_number;
+    delete from tube.detached as d where d.tube = known.name and d.tbl = tube_table_ensure_attached.tbl;
     perform tube.place_capture(wanted);
     perform tube.place_touch(tbl);
 end
@@ -200,7 +130,11 @@ begin
         end loop;
     end if;
     perform tube.fail_backfills(tube, tbl, 'the table was detached');
-    delete from tube.attachment as a where a.tube = detach.tube and a.tbl = detach.tbl;
+    with gone as (
+        delete from tube.attachment as a where a.tube = detach.tube and a.tbl = detach.tbl returning a.*
+    )
+    insert into tube.detached (tube, tbl, shard) select g.tube, g.tbl, g.shard from gone as g
+    on conflict on constraint detached_pkey do update set shard = excluded.shard;
     perform tube.place_touch(tbl);
 end
 $$;

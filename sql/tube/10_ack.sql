@@ -106,7 +106,7 @@ as $$
 declare
     known tube.tube := tube.named(tube);
     bounds jsonb := ack.batch -> 'bounds';
-    is_whole boolean := bounds -> 'held_back' = '[]';
+    moves_on boolean := bounds ->> 'moves_on';
     at tube.worker;
     deleted bigint;
 begin
@@ -127,12 +127,12 @@ begin
             message = format('pods of batch %s are gone', batch ->> 'id'),
             hint = 'somebody deleted them meanwhile; roll back and claim again';
     end if;
-    -- A batch that ended among the pods of late transactions leaves the position where it is: the rest of them is found again.
-    if is_whole and (bounds ->> 'incremental')::bigint >= at.done then
+    -- One that ended among the pods of late transactions leaves the position where it is: the rest of them is found again.
+    if moves_on and (bounds ->> 'incremental')::bigint >= at.done then
         at.snapshot := bounds ->> 'upto';
         at.done := bounds ->> 'incremental';
     end if;
-    if is_whole and (bounds ->> 'backfill')::bigint >= at.backfill_done then
+    if moves_on and (bounds ->> 'backfill')::bigint >= at.backfill_done then
         at.backfill_snapshot := bounds ->> 'upto';
         at.backfill_done := bounds ->> 'backfill';
     end if;

@@ -64,6 +64,25 @@ as $$
 $$;
 comment on function tube.backfill_key(regclass, integer) is 'The advisory lock of a backfill of a table and shard.';
 
+create function tube.lock_backfill(tube text, tbl regclass, shard integer) returns tube.attachment
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    found_row tube.attachment;
+begin
+    loop
+        found_row := tube.attached(tube, tbl, shard);
+        perform pg_advisory_xact_lock(tube.backfill_key(tbl, found_row.shard));
+        -- Who waited for it may have waited for a change of the shard.
+        exit when found_row.shard = (tube.attached(tube, tbl, shard)).shard;
+    end loop;
+    return found_row;
+end
+$$;
+comment on function tube.lock_backfill(text, regclass, integer) is
+    'Wait until no other backfill of a table and shard is at work, and keep others out until the transaction ends.';
+
 create function tube.put_control(known tube.tube, op text, shard integer, payload jsonb) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -86,7 +105,7 @@ begin
         'select exists (
             select from %s as l
             where l.ids = ''{}'' and %s = %s and l.shard = $1 and l.payload ->> ''type'' = any ($2)
-              and to_regclass(l.payload ->> ''tbl'') = $3)',
+              and tube.table_named(l.payload ->> ''tbl'') = $3)',
         known.pods, tube.belongs('l.shard', known.partitions), tube.belongs(format('(%s)', shard), known.partitions))
     using shard, types, tbl into found_one;
     return found_one;
@@ -219,6 +238,7 @@ declare
     known tube.tube := tube.named(tube);
     attached tube.attachment := tube.attached(tube, tbl, shard);
     column_name name := tube.check_order(tbl, order_col);
+    pod_size integer := tube.checked_chunk(insert_chunk_size);
     chunk integer;
     at tube.keyset;
 begin
@@ -226,7 +246,7 @@ begin
         perform tube.refuse(format('%L is not a result of step 1', step1), 'give what tube.tube_backfill_step1() returned');
     end if;
     perform tube.check_bulk(attached.shard, fetch_chunk_size);
-    perform pg_advisory_xact_lock(tube.backfill_key(tbl, attached.shard));
+    attached := tube.lock_backfill(tube, tbl, shard);
     if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
         raise notice 'skipped: the last backfill of % (shard %) is not worked off yet', tbl, attached.shard;
         return;
@@ -243,7 +263,7 @@ begin
     perform tube.put_control(known, 'T', attached.shard, jsonb_build_object(
         'type', 'backfill_start', 'tbl', tbl::text, 'start_seq', step1));
     loop
-        at := tube.backfill_slice(known, attached, column_name, at, chunk, tube.checked_chunk(insert_chunk_size));
+        at := tube.backfill_slice(known, attached, column_name, at, chunk, pod_size);
         exit when at.finished;
     end loop;
     perform tube.put_control(known, 'B', attached.shard, jsonb_build_object(

@@ -56,7 +56,7 @@ begin
     if coalesce(chunk_size not between 1 and 1000000, true) then
         perform tube.refuse(format('a chunk cannot have %s rows', chunk_size), 'from 1 to 1000000');
     end if;
-    perform pg_advisory_xact_lock(tube.backfill_key(tbl, attached.shard));
+    attached := tube.lock_backfill(tube, tbl, shard);
     select b.* into running from tube.backfill as b
     where b.tube = known.name and b.tbl = backfill_begin.tbl and b.state in ('scheduled', 'running', 'paused');
     if running.id is not null then

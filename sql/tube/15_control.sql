@@ -13,7 +13,7 @@ declare
 begin
     perform tube.check_workers(known, workers, worker);
     return query
-        select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(to_regclass(d.payload ->> 'tbl')::text, d.payload ->> 'tbl'),
+        select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(tube.table_named(d.payload ->> 'tbl')::text, d.payload ->> 'tbl'),
                d.payload, d.ts
         from tube.due(known, worker, coalesce(
             tube.position(tube, worker), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')) as d
@@ -35,7 +35,7 @@ declare
 begin
     perform tube.check_workers(known, workers, worker);
     execute format(
-        'select l.op, l.shard from %s as l where l.ids = ''{}'' and %s = $1 and l.seq = $2', known.pods,
+        'select l.op, l.shard, l.payload from %s as l where l.ids = ''{}'' and %s = $1 and l.seq = $2', known.pods,
         tube.belongs('l.shard', workers))
     into found_pod using worker, seq;
     if found_pod.op is null then
@@ -54,9 +54,17 @@ as $$
 declare
     known tube.tube := tube.named(tube);
     control record := tube.control_pod(known, workers, worker, seq);
+    relation regclass := tube.table_named(control.payload ->> 'tbl');
     given bigint[] := array_remove(coalesce(ids, '{}'), null);
 begin
-    perform tube.insert_pods(array[known.pods], control.op, control.shard, given, 900);
+    -- Under the shard that the table has now: under its old one the ids could be in work twice.
+    perform pg_advisory_xact_lock_shared(tube.touch_key(relation));
+    perform tube.insert_pods(
+        array[known.pods], control.op, coalesce(
+            (select a.shard from tube.attachment as a where a.tube = known.name and a.tbl = relation),
+            (select d.shard from tube.detached as d where d.tube = known.name and d.tbl = relation),
+            control.shard),
+        given, 900);
     return cardinality(given);
 end
 $$;
