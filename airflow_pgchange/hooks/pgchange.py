@@ -11,6 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.connect import connect, connect_async
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
+from airflow_pgchange.schema import SYSTEMS
 
 TOKENS = frozenset({"iam", "redshift", "redshift-serverless", "azure_conn_id"})
 """Extras of Airflow's own PostgreSQL hook for signing in by a cloud's token."""
@@ -76,8 +77,8 @@ class PgChangeHook(BaseHook):
         try:
             with self.get_conn() as connection:
                 rows = connection.execute(
-                    "select nspname from pg_catalog.pg_namespace "
-                    "where nspname in ('revision', 'pubsub', 'pgchange_staging') order by 1"
+                    "select nspname from pg_catalog.pg_namespace where nspname = any (%s) order by 1",
+                    [[system.schema for system in SYSTEMS]],
                 ).fetchall()
         except (PgChangeError, psycopg.Error) as error:
             return False, str(error)
