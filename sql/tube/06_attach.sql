@@ -89,8 +89,9 @@ begin
     wanted.id_number := tube.check_key(tbl, wanted.id_column);
     if shard_before <> wanted.shard then
         -- Nobody may go on touching under the old shard once the new one counts: neither a backfill nor a hand nor a worker.
-        perform tube.fail_backfills(known.name, tbl, format('%s was attached under another shard', tbl));
+        -- A chunk takes the key before its backfill's row, so here too.
         perform pg_advisory_xact_lock(tube.backfill_key(tbl, shard_before));
+        perform tube.fail_backfills(known.name, tbl, format('%s was attached under another shard', tbl));
         perform pg_advisory_xact_lock(tube.touch_key(tbl));
         perform tube.hold_still(known.name);
     end if;

@@ -237,7 +237,7 @@ as $$
 declare
     known tube.tube := tube.named(tube);
     attached tube.attachment := tube.attached(tube, tbl, shard);
-    column_name name := tube.check_order(tbl, order_col);
+    column_name name;
     pod_size integer := tube.checked_chunk(insert_chunk_size);
     chunk integer;
     at tube.keyset;
@@ -247,6 +247,8 @@ begin
     end if;
     perform tube.check_bulk(attached.shard, fetch_chunk_size);
     attached := tube.lock_backfill(tube, tbl, shard);
+    -- Not before: who waits there and holds a lock on the table would keep writers from ending for whom the other waits.
+    column_name := tube.check_order(tbl, order_col);
     if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
         raise notice 'skipped: the last backfill of % (shard %) is not worked off yet', tbl, attached.shard;
         return;

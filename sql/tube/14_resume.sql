@@ -49,7 +49,7 @@ as $$
 declare
     known tube.tube := tube.named(tube);
     attached tube.attachment := tube.attached(tube, tbl, shard);
-    column_name name := tube.check_order(tbl, order_col);
+    column_name name;
     running tube.backfill;
     made bigint;
 begin
@@ -57,6 +57,8 @@ begin
         perform tube.refuse(format('a chunk cannot have %s rows', chunk_size), 'from 1 to 1000000');
     end if;
     attached := tube.lock_backfill(tube, tbl, shard);
+    -- Not before: who waits there and holds a lock on the table would keep writers from ending for whom the other waits.
+    column_name := tube.check_order(tbl, order_col);
     select b.* into running from tube.backfill as b
     where b.tube = known.name and b.tbl = backfill_begin.tbl and b.state in ('scheduled', 'running', 'paused');
     if running.id is not null then

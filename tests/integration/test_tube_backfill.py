@@ -312,3 +312,26 @@ def test_a_backfill_that_waited_while_the_shard_changed_goes_under_the_new_one(i
     mover.commit()
     thread.join()
     assert {shard for _, shard, _ in pods(item)} == {5}
+
+
+def test_a_truncation_does_not_wait_for_a_backfill_that_waits_for_another_that_waits_for_it(item, connect):
+    make(item, tube="r")
+    attach(item, tube="r")
+    writer = connect()
+    writer.execute("begin; set local lock_timeout = '30s'")
+    writer.execute("update item set kind = 'b' where id = 1")
+    number = begin(item)
+    waiting = [
+        threading.Thread(target=lambda: chunk(connect(), number)),
+        threading.Thread(target=lambda: begin(connect(), tube="r")),
+    ]
+    for n, thread in enumerate(waiting):
+        thread.start()
+        held = "select count(*) from pg_locks where locktype = 'advisory' and granted = %s and database = (select oid "
+        while one(item, held + "from pg_database where datname = current_database())", n == 0) == 0:
+            assert thread.is_alive()
+    writer.execute("truncate item")
+    writer.execute("commit")
+    for thread in waiting:
+        thread.join()
+    assert one(item, "select count(*) from tube.backfills()") == 2
