@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,7 @@ def commit_late(source: str, shard: int) -> None:
         connection.execute(f"insert into sh{shard:04}.item values ({LATE}, 'open', 'late', null)")
         for tube in TUBES:
             seq = connection.execute(f"select seq from {tube} where ids = '{{{LATE}}}'").fetchone()
-            until(
-                lambda tube=tube, seq=seq: one(source, PASSED, tube, shard, *seq), "a higher seq to be done"
-            )
+            until(partial(one, source, PASSED, tube, shard, *(seq or ())), "a higher seq to be done")
 
 
 def move(source: str, old: int, new: int) -> None:
