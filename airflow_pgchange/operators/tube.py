@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_pgchange import tubes
+from airflow_pgchange import controls, tubes
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of
+from airflow_pgchange.controls import Downstream, TableDownstream
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.tubes import Downstream, Progress, TableDownstream
+from airflow_pgchange.tubes import Progress
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -106,7 +107,30 @@ class TubeTouchOperator(BaseOperator):
             tubes.touch(connection, _names(self.tube), self.query, _number(self.shard) or 0, self.op)
 
 
-class TubeBackfillOperator(BaseOperator):
+class _Backfilling(BaseOperator):
+    """Says how far a backfill is, now and then, and stops behind a chunk when the task is killed."""
+
+    _killed = False
+    _said = float("-inf")
+
+    def on_kill(self) -> None:
+        """Stop behind the chunk in work; the next run goes on there."""
+        self._killed = True
+
+    def _say(self, what: str, progress: Progress) -> None:
+        if progress.finished or time.monotonic() - self._said >= SAY_EVERY:
+            self._said = time.monotonic()
+            self.log.info(
+                "backfill %d of %s: %d of about %d rows, %s",
+                progress.id,
+                what,
+                progress.looked_at,
+                progress.total,
+                progress.state,
+            )
+
+
+class TubeBackfillOperator(_Backfilling):
     """Touches every row of attached tables, behind everything that is touched meanwhile.
 
     In chunks of a transaction each: a run that was killed goes on at the same chunk, and ``tube.backfills()`` shows
@@ -157,8 +181,6 @@ class TubeBackfillOperator(BaseOperator):
         self.timeout = timeout
         self.resumable = resumable
         self.postgres_conn_id = postgres_conn_id
-        self._killed = False
-        self._said = float("-inf")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Returns the number of rows that were looked at, by table; none for the three steps."""
@@ -186,25 +208,10 @@ class TubeBackfillOperator(BaseOperator):
                 looked_at[table] = done.looked_at
         return looked_at
 
-    def on_kill(self) -> None:
-        """Stop behind the chunk in work; the next run goes on there."""
-        self._killed = True
 
-    def _say(self, table: str, progress: Progress) -> None:
-        if progress.finished or time.monotonic() - self._said >= SAY_EVERY:
-            self._said = time.monotonic()
-            self.log.info(
-                "%s into tube %s: %d of about %d rows, %s",
-                table,
-                self.tube,
-                progress.looked_at,
-                progress.total,
-                progress.state,
-            )
-
-
-class TubeGarbageCollectOperator(BaseOperator):
-    """Gives up downstream what is gone: behind a backfill what it did not write again, and what was truncated.
+class TubeGarbageCollectOperator(_Backfilling):
+    """Works off control pods: carries out the backfills that ``tube.tube_backfill_schedule`` asked for, and gives up
+    downstream what is gone, behind a backfill what it did not write again, and what was truncated.
 
     What the downstream names is touched, so the worker reads it anew and deletes what is gone. Exactly once: touches and
     the end of the control pod are one transaction.
@@ -212,7 +219,7 @@ class TubeGarbageCollectOperator(BaseOperator):
     :param feed: the worker's feed, or its JSON (templated)
     :param downstream: the table that is a copy, as ``schema.table``, in which ``{tube}`` and ``{table}`` stand for the
         names of the tube and of the table that was copied (templated); or a callable that gets a
-        ``airflow_pgchange.tubes.Control`` and returns the ids that it holds and was asked to give up
+        ``airflow_pgchange.controls.Control`` and returns the ids that it holds and was asked to give up
     :param key: the column of its ids
     :param shard_column: the column of their shard, where the copy holds several tables' rows
     :param postgres_conn_id: the database of the downstream table
@@ -255,10 +262,17 @@ class TubeGarbageCollectOperator(BaseOperator):
         downstream = self.downstream
         if isinstance(downstream, str):
             downstream = TableDownstream(results, source, feed, downstream, self.key, self.shard_column)
-        done = tubes.work_off_controls(feed, source, downstream, wait=self.wait_for)
+        done = controls.work_off(
+            feed,
+            source,
+            downstream,
+            wait=self.wait_for,
+            told=lambda progress: self._say(feed.tube, progress),
+            stopped=lambda: self._killed,
+        )
         for control, touched in done:
             self.log.info(
-                "%s: %s of %s worked off, %d ids to give up", feed.name, control.type, control.table, touched
+                "%s: %s of %s worked off, %d ids touched", feed.name, control.type, control.table, touched
             )
         if not done and self.skip_if_empty:
             raise AirflowSkipException(f"{feed.name}: no control pod's turn has come")

@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange import tubes
+from airflow_pgchange import controls, tubes
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.connect import connect
@@ -164,7 +164,7 @@ def replay_by_seq_alone(worker: Worker, feed: TubeFeed, log: Connection) -> bool
 def held(worker: Worker, feed: TubeFeed) -> tubes.Downstream:
     """What a mirror may have to give up: what it has not written since the control pod says."""
 
-    def ids(control: tubes.Control) -> list[int]:
+    def ids(control: controls.Control) -> list[int]:
         with connect(worker.results) as connection:
             rows = connection.execute(
                 "select id from mirror where (tube, tbl) = (%s, %s) and seq < %s",
@@ -198,7 +198,7 @@ class Process:
                 return replay_by_seq_alone(self.worker, feed, self.log)
             if replay(self.worker, feed, self.log, self.chance) and self.chance.random() < 0.8:
                 return True
-            done = tubes.work_off_controls(feed, self.worker.source, held(self.worker, feed))
+            done = controls.work_off(feed, self.worker.source, held(self.worker, feed))
             for control, touched in done:
                 self.tell(f"{control.type} {'with' if touched else 'without'} ids")
         except ConsumerFailed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_pgchange.controls import Control
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, UnknownConsumer
 from airflow_pgchange.operators.tube import (
@@ -18,7 +20,6 @@ from airflow_pgchange.operators.tube import (
     TubeGarbageCollectOperator,
     TubeTouchOperator,
 )
-from airflow_pgchange.tubes import Control
 from tests.tubes import controls, pods, touched
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -197,6 +198,24 @@ def test_a_callable_names_what_it_holds(tube: psycopg.Connection[Any], conn_id: 
     assert [(control.type, control.table, control.shard) for control in asked] == [
         ("truncate", "public.plane", 0)
     ]
+
+
+def test_a_backfill_that_was_scheduled_is_carried_out(tube: psycopg.Connection[Any], conn_id: str) -> None:
+    tube.execute("select tube.tube_backfill_schedule('q', 'built', 0, 0)")
+    assert run(collect(conn_id)) == {"controls": 2, "touched": ROWS}
+    assert touched(tube) == list(range(1, ROWS + 1))
+    assert [payload["type"] for _, _, payload in controls(tube)] == ["backfill_end"]
+
+
+def test_a_pod_cannot_name_what_is_no_table(tube: psycopg.Connection[Any], conn_id: str) -> None:
+    tube.execute("insert into mirror values (7000)")
+    tube.execute(
+        "select tube.touch('q', 0, '{}', 'T', %s)",
+        [json.dumps({"type": "truncate", "tbl": "plane where true); drop table mirror; --"})],
+    )
+    with pytest.raises(Exception, match="invalid name syntax"):
+        run(collect(conn_id))
+    assert tube.execute("select count(*) from mirror").fetchone() == (1,)
 
 
 def test_a_copy_of_several_tables_must_say_whose_a_row_is(
