@@ -87,7 +87,8 @@ declare
 begin
     -- One index for all workers: a worker's pods lie together in it, so that no worker steps over those of another, and more
     -- workers cost a writer nothing.
-    execute format('lock table %s in share row exclusive mode', pods);
+    -- At once as strong as dropping an index needs it: to wait for more would be a deadlock with who has read and now writes.
+    execute format('lock table %s in access exclusive mode', pods);
     for part in
         select i.indexrelid::regclass::text from pg_index as i
         join pg_description as d on d.objoid = i.indexrelid and d.classoid = 'pg_class'::regclass

@@ -198,6 +198,19 @@ def test_a_predicate_runs_with_the_rights_of_the_tables_owner(connect, owner):
     assert "permission denied" in faults(connection)[0][1]
 
 
+def test_who_has_read_the_pods_can_write_while_the_number_of_workers_changes(item, connect):
+    writer = connect(autocommit=False)
+    writer.execute("select from q")
+    changing = threading.Thread(target=make, args=[connect()], kwargs={"workers": 2})
+    changing.start()
+    while one(item, "select count(*) from pg_locks where relation = 'q'::regclass and not granted") == 0:
+        assert changing.is_alive()
+    writer.execute("insert into item values (1)")
+    writer.commit()
+    changing.join()
+    assert one(item, "select partitions from tube.tube") == 2
+
+
 @PREDICATES
 def test_users_prepared_transactions_go_on_working(item, predicate):
     make(item, predicate=predicate)
