@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 
 from airflow_pgchange import controls, tubes
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
@@ -78,9 +78,13 @@ def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Rando
         ).fetchone()
         assert row is not None
         touched = {(change.data["shard"], change.id): int(change.position) for change in changes}
-        wanted = _wanted(log, feed.tube, tables, touched)
         time.sleep(chance.random() * 0.03)
         failed = chance.random() < worker.failures
+        try:
+            wanted = _wanted(log, feed.tube, tables, touched)
+        except errors.DeadlockDetected:
+            # Of writers that truncate tables; of all in it PostgreSQL may choose any to fail.
+            failed = True
         if not failed:
             consumer.ack(lambda connection: _store(connection, feed.tube, wanted))
         log.execute(
@@ -161,7 +165,7 @@ def replay_by_seq_alone(worker: Worker, feed: TubeFeed, log: Connection) -> bool
     return True
 
 
-def held(worker: Worker, feed: TubeFeed) -> tubes.Downstream:
+def held(worker: Worker, feed: TubeFeed) -> controls.Downstream:
     """What a mirror may have to give up: what it has not written since the control pod says."""
 
     def ids(control: controls.Control) -> list[int]:
