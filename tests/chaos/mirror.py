@@ -76,14 +76,18 @@ class Crew:
     """Processes of one campaign: each is started anew when it was killed, and none may end by itself."""
 
     source: str
-    commands: list[list[str]]
     folder: Path
+    commands: list[list[str]] = field(default_factory=list)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
 
     def start(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "errors").open("ab") as log:
             return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def add(self, command: list[str]) -> None:
+        self.commands.append(command)
+        self.running.append(self.start(command))
 
     def told(self) -> str:
         return (self.folder / "errors").read_text()[-4000:]
@@ -121,11 +125,12 @@ class Crew:
 
 
 @contextmanager
-def crew(source: str, folder: Path, commands: Sequence[list[str]]) -> Iterator[Crew]:
+def crew(source: str, folder: Path, commands: Sequence[list[str]] = ()) -> Iterator[Crew]:
     """The processes, started; none is left when the block ends."""
-    made = Crew(source, list(commands), folder)
+    made = Crew(source, folder)
     try:
-        made.running += [made.start(command) for command in commands]
+        for command in commands:
+            made.add(command)
         yield made
     finally:
         for process in made.running:
@@ -172,7 +177,10 @@ def move(source: str, old: int, new: int) -> None:
         writer.execute(f"insert into {MOVED} values ({LATE_MOVED}, 'open', 'moved', null)")
         tubes.attach(mover, "every", MOVED, shard=new)
         assert one(
-            source, "select count(*) from every where shard = 2 and ids @> array[%s::bigint]", LATE_MOVED
+            source,
+            "select count(*) from every where shard = %s and ids @> array[%s::bigint]",
+            old,
+            LATE_MOVED,
         )
 
 

@@ -9,7 +9,7 @@ from tests.chaos import mirror
 from tests.chaos.harness import FULL, SEED
 from tests.chaos.kills import until
 from tests.chaos.mirror import RIGHT, change_workers, commit_late, crew, judge, move, one
-from tests.chaos.mirror_worker import MOVED, TUBES, Backfill, Process, Worker, command, replay_by_seq_alone
+from tests.chaos.mirror_worker import TUBES, Backfill, Process, Worker, command, replay_by_seq_alone
 from tests.chaos.mirror_writers import writing
 
 PROCESSES = 5
@@ -34,32 +34,41 @@ def kill_some(at_work):
     at_work.kill(number)
 
 
-def kill_a_backfill(source, backfills, number, tube):
-    """Kill a backfill between its first chunk and its last; its number, and how far it had come."""
+def kill_a_backfill(source, backfills, tube):
+    """Start a backfill and kill it between its first chunk and its last; its number, and how far it had come."""
     running = (
         "select id, looked_at from tube.backfill "
-        "where tube = %s and tbl <> %s::regclass and state = 'running' and looked_at > 0"
+        "where tube = %s and tbl = 'sh0001.item'::regclass and state = 'running' and looked_at > 0"
     )
-    found = []
+    found, number = [], len(backfills.running)
+    backfills.add(command(Backfill(source, tube, 10)))
     with psycopg.connect(source, autocommit=True) as connection:
         while not found:
-            until(lambda: connection.execute(running, [tube, MOVED]).fetchall(), "a backfill")
-            assert backfills.kill(number)
-            found = connection.execute(running, [tube, MOVED]).fetchall()
+            process = backfills.running[number]
+            until(
+                lambda process=process: (
+                    process.poll() is not None or connection.execute(running, [tube]).fetchall()
+                ),
+                "a backfill",
+            )
+            if process.poll() is None:
+                assert backfills.kill(number)
+                found = connection.execute(running, [tube]).fetchall()
+            else:
+                # It was through before anybody looked.
+                assert process.returncode == 0, backfills.told()
+                backfills.running[number] = backfills.start(backfills.commands[number])
     return found[0]
 
 
 def run(source, results, folder):
     """The whole campaign; what writers and killers did, counted."""
     mirror.set_up(source, results, 3)
-    backfilling = [command(Backfill(source, tube, 20)) for tube in TUBES]
     with crew(source, folder, workers(source, results)) as at_work:
         with writing(source) as done:
             for turn in range(TURNS):
-                with crew(source, folder, backfilling) as backfills:
-                    killed = [
-                        kill_a_backfill(source, backfills, number, tube) for number, tube in enumerate(TUBES)
-                    ]
+                with crew(source, folder) as backfills:
+                    killed = [kill_a_backfill(source, backfills, tube) for tube in TUBES]
                     if turn == 0:
                         commit_late(source, 1)
                     for number in (3, 5, 2):
