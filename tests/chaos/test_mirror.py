@@ -92,7 +92,6 @@ def assert_everything_happened(source, counts):
         how = dict(connection.execute("select how, count(*) from work group by 1").fetchall())
         told = dict(connection.execute("select what, count(*) from told group by 1").fetchall())
         changed = [row[0] for row in connection.execute("select distinct workers from work order by 1")]
-    print(dict(counts), how, told)
     for what in [
         "insert",
         "update",
