@@ -99,7 +99,7 @@ def written(connection: psycopg.Connection, op: str, rows: int, statements: int,
 def backfill(connection: psycopg.Connection, report: Report) -> None:
     connection.execute("create table planes (id bigint primary key, built date)")
     connection.execute(
-        "insert into planes select g, date '2000-01-01' + (g * 7919 % 5000)::int "
+        "insert into planes select g, date '2000-01-01' + (g::bigint * 7919 % 5000)::int "
         f"from generate_series(1, {BACKFILLED}) as g"
     )
     connection.execute("create index on planes (built, id)")
