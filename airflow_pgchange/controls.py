@@ -98,9 +98,8 @@ def _absent(source: psycopg.Connection[Any], tube: str, table: str, ids: list[in
     """Those of the ids that have no row in the table; all, if there is no such table any more."""
     # The name comes from a pod, so PostgreSQL resolves and quotes it.
     row = source.execute(
-        "select to_regclass(%s)::text, coalesce("
-        "(select id_column::text from tube.attachment where (tube, tbl) = (%s, to_regclass(%s))), 'id')",
-        [table, tube, table],
+        "select to_regclass(%s)::text, coalesce(tube.id_column(to_regclass(%s), %s)::text, 'id')",
+        [table, table, tube],
     ).fetchone()
     if row is None or row[0] is None:
         return ids

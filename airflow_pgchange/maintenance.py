@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -26,11 +26,11 @@ class Report:
     attention: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
-    def add(self, where: Literal["done", "attention"], step: Callable[[], list[str]]) -> None:
-        """Take in what a step says; where one fails the others go on."""
+    def add(self, lines: list[str], step: Callable[[], list[str]]) -> None:
+        """Add what a step says to ``lines``; where one fails the others go on."""
         try:
             with translated():
-                getattr(self, where).extend(step())
+                lines.extend(step())
         except (InvalidArgument, ServerUnavailable):
             raise
         except (PgChangeError, psycopg.Error) as error:
@@ -60,18 +60,18 @@ def maintain(
                 f"schema {state.system} was installed from other files than this package's, under the same version"
             )
     if "revision" in held:
-        report.add("done", lambda: _lines(connection, "revision.maintain_partitions", width, ahead))
-        report.add("done", lambda: _lines(connection, "revision.refresh_tracking"))
-        report.add("attention", lambda: _tracking(connection))
+        report.add(report.done, lambda: _lines(connection, "revision.maintain_partitions", width, ahead))
+        report.add(report.done, lambda: _lines(connection, "revision.refresh_tracking"))
+        report.add(report.attention, lambda: _tracking(connection))
     if "pubsub" in held:
         if keep is not None:
-            report.add("done", lambda: consumers.trim(connection, keep))
-        report.add("attention", lambda: _consumers(connection))
+            report.add(report.done, lambda: consumers.trim(connection, keep))
+        report.add(report.attention, lambda: _consumers(connection))
     if "tube" in held:
-        report.add("done", lambda: _lines(connection, "tube.refresh"))
-        report.add("attention", lambda: _tubes(connection))
+        report.add(report.done, lambda: _lines(connection, "tube.refresh"))
+        report.add(report.attention, lambda: _tubes(connection))
     if "staging" in held:
-        report.add("done", lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
+        report.add(report.done, lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
     return report
 
 

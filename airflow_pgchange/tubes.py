@@ -175,10 +175,5 @@ def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:
 
 
 def attached(connection: psycopg.Connection[Any], tube: str) -> list[str]:
-    """The tables that touch a tube, as ``schema.table``."""
-    rows = connection.execute(
-        "select n.nspname || '.' || c.relname from tube.tube_list() as t join pg_class as c on c.oid = t.tbl "
-        "join pg_namespace as n on n.oid = c.relnamespace where t.tube = %s order by 1",
-        [tube],
-    )
-    return [row[0] for row in rows.fetchall()]
+    """The tables that touch a tube, as ``schema.table``. Raises UnknownConsumer where there is no such tube."""
+    return [table for _, table, _ in ask(connection, TubeFeed(tube).attached())]

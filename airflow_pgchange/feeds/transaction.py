@@ -101,7 +101,8 @@ class ConsumerTransaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cancel_what_runs()
+        # An exception from outside, such as a timeout, leaves its statement running, which would keep the lock.
+        self.cancel()
         unfinished = kind is None and self.batch is not None and not self._acked
         if unfinished:
             error = BatchNotFinished(f"{self.feed.name}: the block ended without ack(), so nothing was kept")
@@ -206,11 +207,6 @@ class ConsumerTransaction:
 
     def cancel(self) -> None:
         """End the statements that run on the transaction; from another thread, or from a signal's handler."""
-        for connection in {self._keeper, self.connection}:
-            connection.cancel_safe(timeout=CANCEL_WITHIN)
-
-    def _cancel_what_runs(self) -> None:
-        """An exception from outside, such as a timeout, leaves its statement running, which would keep the lock."""
         for connection in {self._keeper, self.connection}:
             if connection.info.transaction_status == TransactionStatus.ACTIVE:
                 connection.cancel_safe(timeout=CANCEL_WITHIN)

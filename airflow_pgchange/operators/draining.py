@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
@@ -149,10 +150,9 @@ class DrainingOperator(BaseOperator):
         if not metrics.are_on():
             return
         try:
-            with (
-                connect(plan.results, primary=True) as results,
-                connect(plan.source or plan.results) as source,
-            ):
+            with ExitStack() as opened:
+                results = opened.enter_context(connect(plan.results, primary=True))
+                source = results if plan.source is None else opened.enter_context(connect(plan.source))
                 metrics.report_lag(plan.feed.name, watching.lag(results, source, plan.feed, plan.limit))
         except (PgChangeError, psycopg.Error) as error:
             self.log.warning("%s: no metrics of the lag: %s", plan.feed.name, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
@@ -202,7 +203,7 @@ class TubeBackfillOperator(_Backfilling):
                     chunk_size=int(self.chunk_size),
                     pause=float(self.pause),
                     timeout=self.timeout,
-                    told=lambda progress, table=table: self._say(table, progress),  # type: ignore[misc]
+                    told=partial(self._say, table),
                     stopped=lambda: self._killed,
                 )
                 looked_at[table] = done.looked_at
@@ -225,6 +226,7 @@ class TubeGarbageCollectOperator(_Backfilling):
     :param postgres_conn_id: the database of the downstream table
     :param source_conn_id: the database of the tube; default: the same
     :param wait_for: seconds to wait for the worker; None: as long as it takes
+    :param skip_if_empty: skip the task where no control pod's turn has come
     """
 
     template_fields: Sequence[str] = ("feed", "downstream", "postgres_conn_id", "source_conn_id")
@@ -267,7 +269,7 @@ class TubeGarbageCollectOperator(_Backfilling):
             source,
             downstream,
             wait=self.wait_for,
-            told=lambda progress: self._say(feed.tube, progress),
+            told=partial(self._say, feed.tube),
             stopped=lambda: self._killed,
         )
         for control, touched in done:

@@ -57,7 +57,8 @@ begin
         'insert into %1$s (op, shard, ids, payload, ts)
          select l.op, $2, l.ids, l.payload, l.ts from %1$s as l
          where l.shard = $1 and (
-             l.ids <> ''{}'' or l.payload ->> ''type'' in (''truncate'', ''backfill_end'') and to_regclass(l.payload ->> ''tbl'') = $3)
+             l.ids <> ''{}'' or l.payload ->> ''type'' in (''truncate'', ''backfill_end'')
+             and tube.table_named(l.payload ->> ''tbl'') = $3)
          order by l.seq', known.pods)
     using from_shard, to_shard, tbl;
 end

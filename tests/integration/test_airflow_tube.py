@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_pgchange import tubes
 from airflow_pgchange.controls import Control
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, UnknownConsumer
@@ -198,6 +199,14 @@ def test_a_callable_names_what_it_holds(tube: psycopg.Connection[Any], conn_id: 
     assert [(control.type, control.table, control.shard) for control in asked] == [
         ("truncate", "public.plane", 0)
     ]
+
+
+def test_the_tables_of_a_tube_that_does_not_exist_are_refused_by_its_name(
+    tube: psycopg.Connection[Any],
+) -> None:
+    assert tubes.attached(tube, "q") == ["public.plane"]
+    with pytest.raises(UnknownConsumer, match="no tube nosuch"):
+        tubes.attached(tube, "nosuch")
 
 
 def test_a_backfill_that_was_scheduled_is_carried_out(tube: psycopg.Connection[Any], conn_id: str) -> None:
