@@ -97,8 +97,8 @@ def status(args: Namespace) -> Rows:
 
 @command(DONE)
 def skip(args: Namespace) -> Rows:
-    feed = _consumer(args.consumer)
     with _both(args) as (results, source):
+        feed = _consumer(args.consumer, source)
         skipped = (
             tubes.skip(source, feed, args.reason)
             if isinstance(feed, TubeFeed)
@@ -191,16 +191,21 @@ def _checked(dsn: str, option: str) -> str:
     return dsn
 
 
-def _consumer(name: str) -> CommitFeed | TubeFeed:
+def _consumer(name: str, source: Database) -> CommitFeed | TubeFeed:
     if not name.startswith("tube:"):
         return _feed(name)
     tube, _, worker = name.removeprefix("tube:").rpartition("/")
     if not tube or not worker.isdigit():
         raise InvalidArgument(f"{name!r} is no worker of a tube: write it as status names it, tube:copies/0")
-    return TubeFeed(tube, int(worker), int(worker) + 1)
+    return tubes.worker(source, tube, int(worker))
 
 
 def _feed(name: str) -> CommitFeed:
+    if name.startswith("tube:"):
+        raise InvalidArgument(
+            f"{name!r} is a worker of a tube, which has no watermark to repair, move or drop: "
+            "`airflow pgchange skip` gives up its batch, tube.tube_ensure_absent() removes a tube"
+        )
     consumer, _, branch = name.rpartition("/")
     if not consumer or not branch.isdigit():
         raise InvalidArgument(f"{name!r} is no consumer: write it as status names it, delays/0")
