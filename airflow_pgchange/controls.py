@@ -30,6 +30,9 @@ CHUNK = 10_000
 BACKFILL_SECONDS = 60.0
 """For how long scheduled backfills are carried out in one go, before the worker's other duties have their turn."""
 
+LEAST_WAIT = 1.0
+"""Seconds for which each of them may wait for who writes its table, also when that time is over."""
+
 log = logging.getLogger(__name__)
 
 
@@ -150,7 +153,8 @@ class _Turn:
         if number is None:
             self.ended[seq] = 0
             return
-        for progress in tubes.chunks(connection, number, stopped=self.stopped):
+        patience = max(LEAST_WAIT, deadline - time.monotonic())
+        for progress in tubes.chunks(connection, number, timeout=patience, stopped=self.stopped):
             self.told(progress)
             if progress.finished:
                 self.ended[seq] = progress.looked_at

@@ -38,7 +38,7 @@ begin
             format('%s is attached to tube %I as shard %s, not %s', tbl, tube, found_row.shard, shard),
             'leave the shard out, or attach the table anew');
     end if;
-    found_row.id_column := tube.id_column(tbl, tube);
+    found_row.id_column := coalesce(tube.id_column(tbl, tube), found_row.id_column);
     perform tube.check_key(tbl, found_row.id_column);
     return found_row;
 end
