@@ -25,7 +25,6 @@ from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
-from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.hooks.pgchange import conninfo_of
 
 Rows = Sequence[Mapping[str, Any]]
@@ -97,14 +96,14 @@ def status(args: Namespace) -> Rows:
 
 @command(DONE)
 def skip(args: Namespace) -> Rows:
+    worker = _worker(args.consumer)
+    feed = _feed(args.consumer) if worker is None else None
     with _both(args) as (results, source):
-        feed = _consumer(args.consumer, source)
-        skipped = (
-            tubes.skip(source, feed, args.reason)
-            if isinstance(feed, TubeFeed)
-            else consumers.skip(results, source, feed, args.reason)
-        )
-    return [{"consumer": feed.name, "skipped": skipped}]
+        if feed is not None:
+            skipped = consumers.skip(results, source, feed, args.reason)
+        elif worker is not None:
+            skipped = tubes.skip(source, tubes.worker(source, *worker), args.reason)
+    return [{"consumer": args.consumer, "skipped": skipped}]
 
 
 @command(DONE)
@@ -191,13 +190,14 @@ def _checked(dsn: str, option: str) -> str:
     return dsn
 
 
-def _consumer(name: str, source: Database) -> CommitFeed | TubeFeed:
+def _worker(name: str) -> tuple[str, int] | None:
+    """Tube and number of the worker that a name means; None for a consumer of the commit queue."""
     if not name.startswith("tube:"):
-        return _feed(name)
+        return None
     tube, _, worker = name.removeprefix("tube:").rpartition("/")
     if not tube or not worker.isdigit():
         raise InvalidArgument(f"{name!r} is no worker of a tube: write it as status names it, tube:copies/0")
-    return tubes.worker(source, tube, int(worker))
+    return tube, int(worker)
 
 
 def _feed(name: str) -> CommitFeed:

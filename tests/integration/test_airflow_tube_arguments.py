@@ -154,6 +154,7 @@ def test_a_killed_backfill_does_not_wait_for_writers_any_longer(
 
     def killed_meanwhile(connection: Any, query: Any) -> Any:
         if "backfill_chunk" in query.as_string(None):
+
             def kill() -> None:
                 watch = connect()
                 while watch.execute(
