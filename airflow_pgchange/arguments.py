@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -56,6 +57,36 @@ def wake_rule(min_changes: int, max_wait: float | timedelta | None) -> tuple[int
 def json_of(value: FeedLike) -> Mapping[str, Any] | str:
     """The same argument as something that Airflow can render, show and store."""
     return feeds.to_json(value) if isinstance(value, Watched) else value
+
+
+def names(what: str, value: Sequence[str] | str) -> list[str]:
+    """Names: those of a list as they stand, or those of a text with commas between. Raises InvalidArgument for none."""
+    given = value.split(",") if isinstance(value, str) else value
+    found = [name.strip() for name in given if name.strip()]
+    if not found:
+        raise InvalidArgument(f"{what}: name at least one, not {value!r}")
+    return found
+
+
+def whole(what: str, value: float | str | None) -> int | None:
+    """A whole number, also as the text or the 20000.0 that a form makes of it; None for none. Raises InvalidArgument."""
+    if value is None or value == "":
+        return None
+    number = seconds(what, value)
+    if not number.is_integer():
+        raise InvalidArgument(f"{what} must be a whole number, not {value!r}")
+    return int(number)
+
+
+def seconds(what: str, value: float | str) -> float:
+    """A finite number. Raises InvalidArgument."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{what} must be a number, not {value!r}") from error
+    if not math.isfinite(number):
+        raise InvalidArgument(f"{what} must be a number, not {value!r}")
+    return number
 
 
 def _not_text(data: Mapping[str, Any]) -> set[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -11,17 +13,27 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from airflow_pgchange import tubes
+from airflow_pgchange.copies import TableDownstream
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import call, select
-from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import ConsumerBusy, InvalidArgument, translated
-from airflow_pgchange.feeds.reading import table_identifier
+from airflow_pgchange.feeds.connect import connect, keep_open
+from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError, Refused, Stopped, translated
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.tubes import Progress, backfill
+from airflow_pgchange.tubes import Progress
+
+__all__ = ["Control", "Downstream", "TableDownstream", "WorkedOff", "work_off"]
 
 CHUNK = 10_000
-"""Ids that are looked at in one go while a downstream is compared with its table."""
+"""Ids that are touched in one go."""
+BACKFILL_SECONDS = 60.0
+"""For how long scheduled backfills are carried out in one go, before the worker's other duties have their turn."""
+
+LEAST_WAIT = 1.0
+"""Seconds for which each of them may wait for who writes its table, also when that time is over."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,7 +41,7 @@ class Control:
     """A control pod whose turn has come: all that was touched in its shard before it is done.
 
     ``backfill_end``: of ``table`` the downstream gives up what it has not written since ``start_seq``. ``truncate``: all
-    that it had of ``table`` before ``seq``. ``backfill_schedule``: somebody asks for a backfill by ``order_col``.
+    that it had of ``table`` before ``seq``. Any other ``type`` is a user's own, and means what its ``payload`` says.
     """
 
     seq: int
@@ -37,76 +49,24 @@ class Control:
     type: str
     table: str
     start_seq: int | None = None
-    order_col: str | None = None
+    payload: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
-Downstream = Callable[[Control], Iterable[int]]
-"""Which ids a downstream holds and may have to give up. One too many does no harm: each is read anew."""
+Downstream = Callable[[Control], Iterable[int] | None]
+"""Which ids a downstream holds and may have to give up. One too many does no harm: each is read anew.
+
+It gets users' own control pods too, and does itself what they ask for. It raises Refused where that can never be done:
+then the pod is taken away, and noted in ``tube.fault``. After any other error the pod stays, and its turn comes again.
+"""
 
 
 @dataclass(frozen=True)
-class TableDownstream:
-    """A table that is a copy: ids that it holds and its source table does not.
+class WorkedOff:
+    """A control pod that is gone: how many ids it touched, or why it was given up."""
 
-    In ``table`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the source table, without its schema.
-    ``shard_column`` is needed where a copy holds several tables' rows.
-    """
-
-    results: str = field(repr=False)
-    source: str = field(repr=False)
-    feed: TubeFeed
-    table: str
-    key: str = "id"
-    shard_column: str | None = None
-
-    def __call__(self, control: Control) -> Iterator[int]:
-        with translated(), connect(self.results) as results, connect(self.source, primary=True) as source:
-            copy = self.table.format(tube=self.feed.tube, table=control.table.rpartition(".")[2])
-            self._check(source)
-            for ids in self._held(results, copy, control.shard):
-                yield from _absent(source, self.feed.tube, control.table, ids)
-
-    def _check(self, source: psycopg.Connection[Any]) -> None:
-        attached = ask(
-            source, sql.SQL("select count(*) from tube.tube_list() where tube = {}").format(self.feed.tube)
-        )
-        if attached > 1 and self.shard_column is None and "{table}" not in self.table:
-            raise InvalidArgument(
-                f"{attached} tables touch tube {self.feed.tube}, so {self.table} must say which shard a row is of: "
-                "name its shard_column"
-            )
-
-    def _held(self, results: psycopg.Connection[Any], copy: str, shard: int) -> Iterator[list[int]]:
-        of_shard = (
-            sql.SQL("")
-            if self.shard_column is None
-            else sql.SQL("and {} = {}").format(sql.Identifier(self.shard_column), shard)
-        )
-        query = "select {0} from {1} where {0} > {2} {3} order by {0} limit {4}"
-        last = -(2**63)
-        while True:
-            rows = results.execute(
-                sql.SQL(query).format(sql.Identifier(self.key), table_identifier(copy), last, of_shard, CHUNK)
-            ).fetchall()
-            if not rows:
-                return
-            yield [row[0] for row in rows]
-            last = rows[-1][0]
-
-
-def _absent(source: psycopg.Connection[Any], tube: str, table: str, ids: list[int]) -> list[int]:
-    """Those of the ids that have no row in the table; all, if there is no such table any more."""
-    # The name comes from a pod, so PostgreSQL resolves and quotes it.
-    row = source.execute(
-        "select to_regclass(%s)::text, coalesce(tube.id_column(to_regclass(%s), %s)::text, 'id')",
-        [table, table, tube],
-    ).fetchone()
-    if row is None or row[0] is None:
-        return ids
-    query = sql.SQL(
-        "select w.id from unnest({0}::bigint[]) as w(id) where not exists (select from {1} as t where t.{2} = w.id)"
-    ).format(ids, sql.SQL(row[0]), sql.Identifier(row[1]))
-    return [row[0] for row in source.execute(query).fetchall()]
+    control: Control
+    touched: int = 0
+    given_up: str | None = None
 
 
 def work_off(
@@ -115,73 +75,152 @@ def work_off(
     downstream: Downstream,
     *,
     wait: float | None = 0,
+    seconds: float = BACKFILL_SECONDS,
     told: Callable[[Progress], None] = lambda progress: None,
     stopped: Callable[[], bool] = lambda: False,
-) -> list[tuple[Control, int]]:
-    """Work off the control pods of a worker whose turn has come; returns each with the number of ids that it touched.
+) -> list[WorkedOff]:
+    """Work off the control pods of a worker whose turn has come.
 
-    First the backfills that were scheduled, as ``tubes.backfill`` does them: ``told`` hears of their chunks. Then what
-    the downstream has to give up is touched, so that it takes the path of a deletion: read anew, and deleted if it is
-    gone. Exactly once: these touches and the end of the pods are one transaction, which holds the worker's lock. Raises
-    ConsumerBusy while the worker is at work for longer than ``wait`` seconds, and Stopped.
+    First the backfills that were scheduled, in all for about ``seconds``: ``told`` hears of their chunks. One that is not
+    at its end by then, or that a person has paused, goes on the next time. Then what the downstream has to give up is
+    touched, so that it takes the path of a deletion: read anew, and deleted if it is gone. Exactly once: these touches
+    and the end of the pods are one transaction, which holds the worker's lock.
+
+    No control pod holds up another. One that can never be worked off is taken away, with a line in the log and a row in
+    ``tube.fault``; where one fails for now, the first such error is raised when all others are done. Raises ConsumerBusy
+    while the worker is at work for longer than ``wait`` seconds, and Stopped.
     """
-    filled = _backfill_as_scheduled(feed, source, told, stopped)
+    turn = _Turn(feed, downstream, seconds, told, stopped)
+    turn.carry_out_backfills(source)
     done = []
     with ConsumerTransaction(feed, source, wait=wait, stopped=stopped) as consumer:
         if consumer.busy:
             raise ConsumerBusy(f"{feed.name} is at work in another transaction")
-        with translated():
-            for control in _due(consumer.connection, feed):
-                if control.type == "backfill_schedule" and control not in filled:
-                    continue
-                touched = filled.get(control, 0)
-                held = iter(downstream(control) if control.type in ("backfill_end", "truncate") else ())
-                while ids := list(islice(held, CHUNK)):
-                    touched += ask(consumer.connection, _about(feed, "tube.collect", control, ids))
-                ask(consumer.connection, _about(feed, "tube.control_done", control))
-                done.append((control, touched))
+        for row in _due(consumer.connection, feed):
+            try:
+                one = turn.work_off(consumer.connection, row)
+            except Stopped:
+                raise
+            except Exception as error:
+                if consumer.connection.closed:
+                    raise
+                log.exception("%s: control pod %s failed, and stays", feed.name, row["seq"])
+                turn.failed.append(error)
+                continue
+            if one is not None:
+                done.append(one)
+    if turn.failed:
+        raise turn.failed[0]
     return done
 
 
-def _backfill_as_scheduled(
-    feed: TubeFeed, source: str, told: Callable[[Progress], None], stopped: Callable[[], bool]
-) -> dict[Control, int]:
-    """Rows that were touched, by the control pod that asked for it."""
-    with translated(), connect(source, primary=True) as connection:
-        asked = [control for control in _due(connection, feed) if control.type == "backfill_schedule"]
-        return {
-            control: backfill(
-                connection,
-                feed.tube,
-                control.table,
-                control.order_col or "id",
-                shard=control.shard,
-                told=told,
-                stopped=stopped,
-            ).looked_at
-            for control in asked
-        }
+@dataclass
+class _Turn:
+    """One go at the control pods of a worker.
+
+    By their seq: rows that the scheduled backfills looked at which are at their end, and why others can have none.
+    """
+
+    feed: TubeFeed
+    downstream: Downstream
+    seconds: float
+    told: Callable[[Progress], None]
+    stopped: Callable[[], bool]
+    ended: dict[int, int] = field(default_factory=dict)
+    refused: dict[int, Refused] = field(default_factory=dict)
+    failed: list[Exception] = field(default_factory=list)
+
+    def carry_out_backfills(self, source: str) -> None:
+        deadline = time.monotonic() + self.seconds
+        with translated(), connect(source, primary=True) as connection:
+            keep_open(connection)
+            for row in _due(connection, self.feed):
+                if row["type"] != "backfill_schedule":
+                    continue
+                try:
+                    self._backfill(connection, row["seq"], deadline)
+                except Stopped:
+                    raise
+                except Refused as error:
+                    self.refused[row["seq"]] = error
+                except (PgChangeError, psycopg.Error) as error:
+                    if connection.closed:
+                        raise
+                    self.failed.append(error)
+
+    def _backfill(self, connection: psycopg.Connection[Any], seq: int, deadline: float) -> None:
+        number = tubes.committed(connection, self._about("tube.backfill_scheduled", seq))
+        if number is None:
+            self.ended[seq] = 0
+            return
+        patience = max(LEAST_WAIT, deadline - time.monotonic())
+        for progress in tubes.chunks(connection, number, timeout=patience, stopped=self.stopped):
+            self.told(progress)
+            if progress.finished:
+                self.ended[seq] = progress.looked_at
+            if progress.state == "cancelled":
+                raise Refused(f"backfill {number} was cancelled")
+            if progress.finished or progress.state == "paused" or time.monotonic() >= deadline:
+                break
+
+    def work_off(self, connection: psycopg.Connection[Any], row: Mapping[str, Any]) -> WorkedOff | None:
+        """A control pod in a savepoint of its own; None where it stays for another time."""
+        seq = row["seq"]
+        try:
+            with translated(), connection.transaction():
+                return self._done(connection, row)
+        except Refused as error:
+            reason = str(error)
+        with translated(), connection.transaction():
+            ask(connection, self._about("tube.give_up", seq, reason))
+        log.warning(
+            "%s: control pod %s was given up: %s; it was %s", self.feed.name, seq, reason, row["payload"]
+        )
+        return WorkedOff(Control(seq, row["shard"], row["type"] or "", row["tbl"] or ""), 0, reason)
+
+    def _done(self, connection: psycopg.Connection[Any], row: Mapping[str, Any]) -> WorkedOff | None:
+        control, seq = _control(row), row["seq"]
+        if seq in self.refused:
+            raise self.refused[seq]
+        if control.type == "backfill_schedule" and seq not in self.ended:
+            return None
+        touched = self.ended.get(seq, 0)
+        asked = None if control.type in ("backfill_schedule", "backfill_start") else self.downstream(control)
+        held = iter(asked or ())
+        while ids := list(islice(held, CHUNK)):
+            if self.stopped():
+                raise Stopped(f"{self.feed.name}: stopped, and nothing was given up")
+            touched += ask(connection, self._about("tube.collect", seq, ids))
+        ask(connection, self._about("tube.control_done", seq))
+        return WorkedOff(control, touched)
+
+    def _about(self, function: str, seq: int, *arguments: Any) -> sql.Composed:
+        return select(function, self.feed.tube, self.feed.workers, self.feed.worker, seq, *arguments)
 
 
-def _due(connection: psycopg.Connection[Any], feed: TubeFeed) -> list[Control]:
+def _due(connection: psycopg.Connection[Any], feed: TubeFeed) -> list[dict[str, Any]]:
     query = sql.SQL("select * from {}").format(
         call("tube.control_pods", feed.tube, feed.workers, feed.worker)
     )
-    with connection.cursor(row_factory=dict_row) as cursor:
-        return [_control(row) for row in cursor.execute(query).fetchall()]
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(query).fetchall()
 
 
-def _control(row: dict[str, Any]) -> Control:
-    start = row["payload"].get("start_seq")
+def _control(row: Mapping[str, Any]) -> Control:
+    """What a control pod says; raises Refused where that means nothing."""
+    payload = row["payload"]
+    if not isinstance(payload, dict) or not isinstance(payload.get("type"), str) or not payload["type"]:
+        raise Refused("its payload is no object with a type")
+    kind, table, start = payload["type"], payload.get("tbl"), str(payload.get("start_seq", ""))
+    if kind in ("backfill_schedule", "backfill_end", "truncate") and not isinstance(table, str):
+        raise Refused("it names no table")
+    if kind == "backfill_end" and not start.isdecimal():
+        raise Refused(f"start_seq is {start!r}, and is to be the number of a pod")
     return Control(
         seq=row["seq"],
         shard=row["shard"],
-        type=row["type"] or "",
+        type=kind,
         table=row["tbl"] or "",
-        start_seq=None if start is None else int(start),
-        order_col=row["payload"].get("order_col"),
+        start_seq=int(start) if start.isdecimal() else None,
+        payload=payload,
     )
-
-
-def _about(feed: TubeFeed, function: str, control: Control, *arguments: Any) -> sql.Composed:
-    return select(function, feed.tube, feed.workers, feed.worker, control.seq, *arguments)

@@ -136,8 +136,16 @@ def _tubes(connection: psycopg.Connection[Any]) -> list[str]:
         if faults:
             lines.append(
                 f"{table}: {faults} statements whose ids tube {tube} could not tell or judge, see tube.fault; "
-                "when mended, delete them there"
+                f"when mended: select tube.clear_faults('{tube}')"
             )
+    rows = connection.execute(
+        "select f.tube, count(*), max(f.message) from tube.fault as f where f.message like 'control pod %' group by 1"
+    ).fetchall()
+    for tube, count, message in rows:
+        lines.append(
+            f"tube {tube}: {count} control pods were given up, such as: {message}; "
+            f"when mended: select tube.clear_faults('{tube}')"
+        )
     for worker in tubes.status(connection):
         if (worker.attempt or 0) >= MANY_ATTEMPTS and not worker.at_work:
             lines.append(

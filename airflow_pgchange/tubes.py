@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 from psycopg.rows import class_row
 
 from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import select
-from airflow_pgchange.feeds.errors import Stopped, translated
-from airflow_pgchange.feeds.reading import table_identifier
+from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.connect import keep_open
+from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, translated
+from airflow_pgchange.feeds.tables import Attached, table_identifier
 from airflow_pgchange.feeds.tube import TubeFeed
+from airflow_pgchange.stopping import Stop
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks at a backfill that a person has paused."""
@@ -54,10 +56,18 @@ def touch(
 ) -> None:
     """Touch the ids that ``query`` returns, one column, in each of the tubes; in the order in which they come.
 
-    The query is SQL that runs with the rights of this connection. ``op``: I, U, D, T, or B for a backfill.
+    The query is SQL that runs with the rights of this connection. ``op``: I, U, D, T, or B for a backfill. Raises
+    InvalidArgument where there is no tube, or one whose name has a comma in it.
     """
-    numbered = sql.SQL("select q.id, pg_catalog.row_number() over () from ({}) as q(id)").format(
-        sql.SQL(query)
+    if not tubes or not all(tubes):
+        raise InvalidArgument("name the tube to touch, or several")
+    if odd := [tube for tube in tubes if set(tube) & set(",{}")]:
+        raise InvalidArgument(
+            f"{odd[0]!r}: a tube with a comma or a brace in its name cannot be touched by a query"
+        )
+    # The query may end in a comment.
+    numbered = sql.SQL("select q.id, pg_catalog.row_number() over () from ({}\n) as q(id)").format(
+        sql.SQL(query.rstrip("; \n\t"))
     )
     ask(
         connection,
@@ -67,7 +77,10 @@ def touch(
 
 @dataclass(frozen=True)
 class Progress:
-    """Of a backfill: ids ``touched`` by the latest chunk, rows ``looked_at`` of about ``total``."""
+    """Of a backfill: ids ``touched`` by the latest chunk, rows ``looked_at`` of about ``total``.
+
+    ``state``: scheduled, running, paused, done, cancelled, failed.
+    """
 
     id: int
     touched: int
@@ -88,29 +101,54 @@ def backfill(
     pause: float = 0.0,
     timeout: float = 60.0,
     told: Callable[[Progress], None] = lambda progress: None,
-    stopped: Callable[[], bool] = lambda: False,
+    stop: Stop | None = None,
 ) -> Progress:
     """Touch every row of an attached table as pods of op B, a transaction a chunk, in the order of ``order_col``.
 
-    One that was begun and not finished goes on where it stopped. Before its first chunk it waits up to ``timeout``
-    seconds for who was writing the table; between two chunks it rests for ``pause`` seconds; while a person has
-    paused it, it waits. ``told`` hears of each chunk. Raises Stopped, also where somebody cancelled it: what was touched
-    stays touched. The connection must be in autocommit.
+    One that was begun and not finished goes on where it stopped, with the ``chunk_size`` that it was begun with. Before
+    its first chunk it waits up to ``timeout`` seconds for who was writing the table; between two chunks it rests for
+    ``pause`` seconds; while a person has paused it, it waits. ``told`` hears of each chunk. Raises Stopped, also where
+    somebody cancelled it: what was touched stays touched. The connection must be in autocommit; its session may be idle
+    as long as it likes from here on.
     """
+    if not math.isfinite(pause) or pause < 0:
+        raise InvalidArgument(f"pause must be a number of seconds from 0 on, and is {pause}")
+    stop = stop or Stop()
+    keep_open(connection)
     name = table_identifier(table).as_string(None)
     begin = sql.SQL("select tube.backfill_begin({}, {}::regclass, {}, {}, {})")
-    number = ask(connection, begin.format(tube, name, order_col, shard, chunk_size))
-    chunk = sql.SQL("select to_jsonb(c) from tube.backfill_chunk({}, make_interval(secs => {})) as c")
-    while True:
-        if stopped():
-            raise Stopped(f"backfill {number} of {table} was stopped; the next one goes on where it is")
-        progress = Progress(number, **ask(connection, chunk.format(number, timeout)))
+    number = committed(connection, begin.format(tube, name, order_col, shard, chunk_size))
+    for progress in chunks(connection, number, timeout=timeout, stopped=stop):
         told(progress)
         if progress.finished:
-            return progress
+            break
         if progress.state == "cancelled":
             raise Stopped(f"backfill {number} of {table} was cancelled; what it touched stays touched")
-        time.sleep(LOOK_AGAIN if progress.state == "paused" else pause)
+        stop.rest(LOOK_AGAIN if progress.state == "paused" else pause)
+    return progress
+
+
+def chunks(
+    connection: psycopg.Connection[Any],
+    number: int,
+    *,
+    timeout: float = 60.0,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Progress]:
+    """Carry out a backfill that was begun, chunk by chunk, without an end of its own: how far it is after each.
+
+    Raises Refused where it failed, with the reason, and Stopped, also where the chunk in work was cancelled for that.
+    """
+    chunk = sql.SQL("select to_jsonb(c) from tube.backfill_chunk({}, make_interval(secs => {})) as c")
+    while not stopped():
+        try:
+            done = committed(connection, chunk.format(number, timeout))
+        except errors.QueryCanceled:
+            if stopped():
+                break
+            raise
+        yield Progress(number, **done)
+    raise Stopped(f"backfill {number} was stopped; the next one goes on where it is")
 
 
 def backfill_in_steps(
@@ -122,11 +160,36 @@ def backfill_in_steps(
     shard: int | None = None,
     timeout: float = 60.0,
 ) -> None:
-    """The same by ``tube.tube_backfill_step1`` to ``3``, each in a transaction of its own; not resumable."""
+    """The same by ``tube.tube_backfill_step1`` to ``3``, each in a transaction of its own; not resumable.
+
+    Raises Refused where the third was skipped, as the last backfill is not worked off yet.
+    """
+    skipped: list[str] = []
+
+    def hear(notice: errors.Diagnostic) -> None:
+        said = notice.message_primary or ""
+        if said.startswith("skipped: "):
+            skipped.append(said.removeprefix("skipped: "))
+
     begun = ask(connection, select("tube.tube_backfill_step1"))
     ask(connection, sql.SQL("select tube.tube_backfill_step2(make_interval(secs => {}))").format(timeout))
     step3 = sql.SQL("select tube.tube_backfill_step3({}, {}, {}::regclass, {}, {})")
-    ask(connection, step3.format(begun, tube, table_identifier(table).as_string(None), order_col, shard))
+    connection.add_notice_handler(hear)
+    try:
+        committed(
+            connection, step3.format(begun, tube, table_identifier(table).as_string(None), order_col, shard)
+        )
+    finally:
+        connection.remove_notice_handler(hear)
+    if skipped:
+        raise Refused(f"nothing was touched: {skipped[0]}: let the tube's workers come to its end")
+
+
+def committed(connection: psycopg.Connection[Any], query: sql.Composed) -> Any:
+    """The value of one query in a transaction of its own, read committed whatever the role's default is."""
+    with translated(), connection.transaction():
+        connection.execute("set transaction isolation level read committed")
+        return ask(connection, query)
 
 
 @dataclass(frozen=True)
@@ -168,12 +231,18 @@ def skip(connection: psycopg.Connection[Any], feed: TubeFeed, reason: str) -> st
 
 def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:
     """The workers, of all tubes of this database, that have something to do and are not at work."""
-    rows = connection.execute(
-        "select tube, worker, workers from tube.status(1) where ready > 0 and not at_work order by tube, worker"
-    )
-    return [TubeFeed(*row) for row in rows.fetchall()]
+    query = "select tube, worker, workers from tube.status(1) where ready > 0 and not at_work order by tube, worker"
+    with translated():
+        return [TubeFeed(*row) for row in connection.execute(query).fetchall()]
 
 
 def attached(connection: psycopg.Connection[Any], tube: str) -> list[str]:
     """The tables that touch a tube, as ``schema.table``. Raises UnknownConsumer where there is no such tube."""
-    return [table for _, table, _ in ask(connection, TubeFeed(tube).attached())]
+    return [each.table for each in Attached.all(tube, ask(connection, TubeFeed(tube).attached()))]
+
+
+def worker(connection: psycopg.Connection[Any], tube: str, number: int) -> TubeFeed:
+    """A worker of a tube, of as many as share it now. Raises UnknownConsumer, and InvalidArgument for a wrong number."""
+    return TubeFeed(
+        tube, number, ask(connection, sql.SQL("select ({}).partitions").format(call("tube.named", tube)))
+    )

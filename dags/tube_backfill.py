@@ -25,9 +25,9 @@ from airflow_pgchange.operators.tube import TubeBackfillOperator
         "tables": Param(
             None,
             type=["null", "array"],
-            items={"type": "string", "pattern": r"^[^.]+\.[^.]+$"},
+            items={"type": "string", "pattern": r'^("([^"]|"")+"|[^".][^.]*)\.("([^"]|"")+"|[^".][^.]*)$'},
             title="Tables",
-            description="As schema.table. Empty: all that are attached to the tube",
+            description="As schema.table; double quotes around a name that holds a dot. Empty: all that touch the tube",
         ),
         "order_column": Param(
             "id",
@@ -43,7 +43,7 @@ from airflow_pgchange.operators.tube import TubeBackfillOperator
             minimum=1,
             maximum=1_000_000,
             title="Chunk",
-            description="Rows a transaction",
+            description="Rows a transaction, of a backfill that is begun",
         ),
         "pause": Param(
             0.0,
@@ -57,10 +57,11 @@ from airflow_pgchange.operators.tube import TubeBackfillOperator
 )
 def tube_backfill() -> None:
     @task
-    def tables(params: dict[str, Any] | None = None) -> list[str]:
+    def tables(params: dict[str, Any] | None = None) -> list[list[str]]:
         given = params or {}
         with PgChangeHook(given["database"]).get_conn(primary=True) as connection:
-            return given["tables"] or tubes.attached(connection, given["tube"])
+            # A list each: in a text a comma would part names.
+            return [[table] for table in given["tables"] or tubes.attached(connection, given["tube"])]
 
     TubeBackfillOperator.partial(
         task_id="backfill",
@@ -69,7 +70,7 @@ def tube_backfill() -> None:
         chunk_size="{{ params.chunk_size }}",
         pause="{{ params.pause }}",
         postgres_conn_id="{{ params.database }}",
-        map_index_template="{{ task.tables }}",
+        map_index_template="{{ task.tables[0] }}",
     ).expand(tables=tables())
 
 

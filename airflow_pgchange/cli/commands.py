@@ -25,7 +25,6 @@ from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
-from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.hooks.pgchange import conninfo_of
 
 Rows = Sequence[Mapping[str, Any]]
@@ -97,14 +96,14 @@ def status(args: Namespace) -> Rows:
 
 @command(DONE)
 def skip(args: Namespace) -> Rows:
-    feed = _consumer(args.consumer)
+    worker = _worker(args.consumer)
+    feed = _feed(args.consumer) if worker is None else None
     with _both(args) as (results, source):
-        skipped = (
-            tubes.skip(source, feed, args.reason)
-            if isinstance(feed, TubeFeed)
-            else consumers.skip(results, source, feed, args.reason)
-        )
-    return [{"consumer": feed.name, "skipped": skipped}]
+        if feed is not None:
+            skipped = consumers.skip(results, source, feed, args.reason)
+        elif worker is not None:
+            skipped = tubes.skip(source, tubes.worker(source, *worker), args.reason)
+    return [{"consumer": args.consumer, "skipped": skipped}]
 
 
 @command(DONE)
@@ -191,16 +190,22 @@ def _checked(dsn: str, option: str) -> str:
     return dsn
 
 
-def _consumer(name: str) -> CommitFeed | TubeFeed:
+def _worker(name: str) -> tuple[str, int] | None:
+    """Tube and number of the worker that a name means; None for a consumer of the commit queue."""
     if not name.startswith("tube:"):
-        return _feed(name)
+        return None
     tube, _, worker = name.removeprefix("tube:").rpartition("/")
     if not tube or not worker.isdigit():
         raise InvalidArgument(f"{name!r} is no worker of a tube: write it as status names it, tube:copies/0")
-    return TubeFeed(tube, int(worker), int(worker) + 1)
+    return tube, int(worker)
 
 
 def _feed(name: str) -> CommitFeed:
+    if name.startswith("tube:"):
+        raise InvalidArgument(
+            f"{name!r} is a worker of a tube, which has no watermark to repair, move or drop: "
+            "`airflow pgchange skip` gives up its batch, tube.tube_ensure_absent() removes a tube"
+        )
     consumer, _, branch = name.rpartition("/")
     if not consumer or not branch.isdigit():
         raise InvalidArgument(f"{name!r} is no consumer: write it as status names it, delays/0")

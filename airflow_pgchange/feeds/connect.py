@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.feeds.errors import translated
@@ -40,6 +41,13 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
             prepare_threshold=None,
             cursor_factory=psycopg.ClientCursor,
         )
+
+
+def keep_open(connection: psycopg.Connection[Any]) -> None:
+    """Let the session be idle as long as its work elsewhere takes. Behind a pooler it is not ours: nothing is set."""
+    query = "select pg_catalog.set_config('idle_session_timeout', '0', false) where pg_catalog.pg_backend_pid() = {}"
+    with translated():
+        connection.execute(sql.SQL(query).format(connection.info.backend_pid))
 
 
 async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:

@@ -10,38 +10,62 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch, Change, Partition
-from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, translated
+from airflow_pgchange.feeds.errors import BatchIncomplete, PermissionDenied, translated
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.tables import table_identifier
 
 STANDBY_PATIENCE = 60.0
 """Seconds that a reader waits for a standby to replay what the batch needs."""
 
 
-def table_identifier(table: str) -> sql.Identifier:
-    """``schema.table`` or ``table`` as an identifier; raises InvalidArgument for anything else."""
-    parts = table.split(".")
-    if not 1 <= len(parts) <= 2 or not all(parts):
-        raise InvalidArgument(f"{table!r} is no name of a table: write it as schema.table")
-    return sql.Identifier(*parts)
+CURRENT = "select q.id as pgchange_id, {wanted} from ({changes}) q left join {table} t on {key} = q.id"
+CURRENT_WANTED = """
+with pgchange_batch as materialized ({changes}), pgchange_wanted as materialized (
+    select distinct w.id from tube.wanted({tube}, {name}::regclass, array(select b.id from pgchange_batch b)) w(id))
+select q.id as pgchange_id, {wanted}
+from pgchange_batch q
+left join (pgchange_wanted w join {table} t on {key} = w.id) on w.id = q.id
+"""
 
 
 def current_rows(
-    partition: Partition, table: str, key: str, columns: Sequence[str] | None = None
+    partition: Partition,
+    table: str,
+    key: str,
+    columns: Sequence[str] | None = None,
+    *,
+    tube: str | None = None,
 ) -> Partition:
     """The rows of ``table`` that a partition's changes name, as they are now: one row for each change.
 
     The first column, ``pgchange_id``, is the change's id, and a change whose row is gone has NULL in ``key`` and in
-    every other column, so that the count still holds.
+    every other column, so that the count still holds. ``tube``: as gone counts what its predicate does not hold for.
     """
     if columns is None:
         wanted: sql.Composable = sql.SQL("t.*")
     else:
         wanted = sql.SQL(", ").join(sql.Identifier("t", column) for column in dict.fromkeys([key, *columns]))
-    query = sql.SQL("select q.id as pgchange_id, {} from ({}) q left join {} t on {} = q.id").format(
-        wanted, _verbatim(partition.query), table_identifier(table), sql.Identifier("t", key)
+    query = sql.SQL(CURRENT if tube is None else CURRENT_WANTED).format(
+        wanted=wanted,
+        changes=_verbatim(partition.query),
+        tube=tube,
+        name=table_identifier(table).as_string(None),
+        table=table_identifier(table),
+        key=sql.Identifier("t", key),
     )
     return Partition(query.as_string(None), partition.count)
+
+
+def check_whole(connection: psycopg.Connection[Any], table: str) -> None:
+    """Raise PermissionDenied where row security hides rows of ``table``, which would count as gone."""
+    query = sql.SQL("select pg_catalog.row_security_active({}::regclass)")
+    if ask(connection, query.format(table_identifier(table).as_string(None))):
+        raise PermissionDenied(
+            f"row security hides rows of {table} from this role, and they would count as gone: read it as a role with "
+            "bypassrls, or as its owner without force row level security"
+        )
 
 
 def caught_up(

@@ -10,8 +10,8 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.feeds.errors import MergeRefused, PermissionDenied, translated
-from airflow_pgchange.feeds.reading import table_identifier
 from airflow_pgchange.feeds.staging import RESERVED, Mode
+from airflow_pgchange.feeds.tables import table_identifier
 
 INTEGERS = frozenset({"smallint", "integer", "bigint"})
 FLOATS = frozenset({"real", "double precision"})
@@ -73,7 +73,7 @@ select ({_COLUMNS}), ({_UNIQUE}), c.relkind in ('r', 'p'), pg_catalog.jsonb_buil
     'select', pg_catalog.has_table_privilege(c.oid, 'select'),
     'insert', pg_catalog.has_table_privilege(c.oid, 'insert'),
     'update', pg_catalog.has_table_privilege(c.oid, 'update'),
-    'delete', pg_catalog.has_table_privilege(c.oid, 'delete'))
+    'delete', pg_catalog.has_table_privilege(c.oid, 'delete')), pg_catalog.row_security_active(c.oid)
 from pg_catalog.pg_class c
 where c.oid = pg_catalog.to_regclass({{}})
 """
@@ -95,6 +95,8 @@ class Target:
     columns: Mapping[str, Column]
     unique: Sequence[frozenset[str]]
     privileges: Mapping[str, bool]
+    is_hidden: bool = False
+    """Whether row security hides rows of it."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -108,7 +110,7 @@ def look_up(connection: psycopg.Connection[Any], name: str) -> Target:
         row = connection.execute(sql.SQL(_TARGET).format(shown)).fetchone()
     if row is None:
         raise MergeRefused(f"there is no table {name} in the results database: create it, with a unique key")
-    columns, unique, is_table, privileges = row
+    columns, unique, is_table, privileges, is_hidden = row
     if not is_table:
         raise MergeRefused(f"{name} is not a table: merge into the table behind it")
     return Target(
@@ -116,6 +118,7 @@ def look_up(connection: psycopg.Connection[Any], name: str) -> Target:
         {column["name"]: Column(**column) for column in columns},
         [frozenset(names) for names in unique if names],
         privileges,
+        is_hidden,
     )
 
 
@@ -152,6 +155,11 @@ def validate(
         raise PermissionDenied(
             f"the role of the results connection may not {' or '.join(denied)} on {target}: "
             f"let its owner run `grant {', '.join(denied)} on {shown} to <role>`"
+        )
+    if mode == "mirror" and found.is_hidden:
+        raise PermissionDenied(
+            f"row security hides rows of {target} from the role of the results connection, which could not delete "
+            "what is gone: merge as a role with bypassrls, or as its owner without force row level security"
         )
     return found
 

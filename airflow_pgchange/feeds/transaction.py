@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch, Change
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
     ConnectionLost,
@@ -80,6 +80,8 @@ class ConsumerTransaction:
                 if self._on_standby
                 else self._reader
             )
+            for connection in {self._reader, self._claims}:
+                keep_open(connection)
             # Left in the opposite order: results are committed first, so nothing is ever lost between the two.
             self._keeper = opened.enter_context(
                 connect(progress_at(self.feed, self._results, self._source), primary=True)

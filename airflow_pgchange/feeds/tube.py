@@ -97,7 +97,7 @@ class TubeFeed:
         return Change(id=row["id"], position=str(row["seq"]), created_at=row["touched_at"], data=data)
 
     def attached(self) -> sql.Composed:
-        """source, any server: ``[[shard, table, column of its ids], ...]``: what touches this worker's shards."""
+        """source, any server: what touches this worker's shards, as ``Attached.all`` takes it."""
         return select("tube.attached_to", self.tube, self.workers, self.worker)
 
     def point(self) -> sql.Composed:

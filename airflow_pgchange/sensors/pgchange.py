@@ -169,10 +169,9 @@ class WatermarkSensor(BaseSensorOperator):
         goal = self._goal(context)
         with ExitStack() as opened:
             results, source = _open(opened, self.postgres_conn_id, self.source_conn_id, primary=True)
-            passed, goal = points.has_passed(results, source, feed, goal)
-            begun = passed or ask(progress_at(feed, results, source), feed.position()) is not None
+            passed, goal, begun = points.look(results, source, feed, goal)
         self._remember(context, goal)
-        if begun:
+        if passed or begun:
             self.log.info("%s has %sprocessed %s", feed.name, "" if passed else "not yet ", _shown(goal))
         else:
             self.log.info("%s has not begun; `airflow pgchange status` lists the consumers", feed.name)

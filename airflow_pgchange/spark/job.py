@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +17,7 @@ from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.merge import validate, write_manifest
 from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
+from airflow_pgchange.feeds.tables import Attached
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.spark import request, sink
 from airflow_pgchange.spark.parent import follow_parent
@@ -25,24 +25,13 @@ from airflow_pgchange.spark.request import Request
 from airflow_pgchange.spark.source import NAME, Reading, Wanted, data_source
 from airflow_pgchange.spark.types import staging_types
 
+__all__ = ["Attached", "Job", "batch_job"]
+
+SHARD = "shard"
+"""The column of a copy of several tables' rows that says which table a row is of."""
 SMALL = 20_000
 """Changes below which the driver reads a batch itself, and rows up to which it stages its results: a data source costs
 seconds to start."""
-
-
-@dataclass(frozen=True)
-class Attached:
-    """A table that touches a tube: ``table`` as ``schema.table``, and the column of its ids."""
-
-    tube: str
-    shard: int
-    table: str
-    id_column: str
-
-    @property
-    def name(self) -> str:
-        """The table without its schema."""
-        return self.table.partition(".")[2]
 
 
 class Job:
@@ -61,12 +50,16 @@ class Job:
             spark.dataSource.register(data_source(request.feed, request.batch, request.source, parallelism))
 
     def attached(self) -> list[Attached]:
-        """The tables that touch the tube, in the shards of this batch's worker; only of a tube's batch."""
+        """The tables that touch the tube, in the shards of this batch's worker; only of a tube's batch.
+
+        One that was detached is not among them, though ids of it may be in the batch: nobody keeps its copy any more, and
+        when it is attached again it needs a backfill.
+        """
         feed = self.feed
         if not isinstance(feed, TubeFeed):
             raise InvalidArgument(f"{feed.name} is a {feed.kind} feed: tables are attached to tubes")
         with connect(self._request.source) as connection:
-            return [Attached(feed.tube, *row) for row in ask(connection, feed.attached())]
+            return Attached.all(feed.tube, ask(connection, feed.attached()))
 
     def shards(self) -> list[int]:
         """The shards that the batch has changes of, for feeds that have shards."""
@@ -80,20 +73,47 @@ class Job:
         return self._frame(Wanted(shard=shard))
 
     def rows(
-        self, table: str, key: str, columns: Sequence[str] | None = None, *, shard: int | None = None
+        self,
+        table: str | Attached,
+        key: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        shard: int | None = None,
     ) -> DataFrame:
         """The rows of ``table`` that the changes name, as they are now: one for each change, none where it is gone.
 
         ``key`` is the column that holds the changes' ids, and is always among the columns. A row that was changed twice
         comes twice; so does one whose commit was approved twice. Of a large batch the frame is lazy and is read again
         each time it is used: ``cache()`` what is used twice. Raises UnsupportedType for a column, by name, that cannot
-        be read exactly; ``columns`` leaves it out.
-        """
-        return self._frame(Wanted(table, key, None if columns is None else tuple(columns), shard=shard))
+        be read exactly; ``columns`` leaves it out. Raises PermissionDenied where row security hides rows.
 
-    def gone(self, table: str, key: str, *, shard: int | None = None) -> DataFrame:
-        """The changes whose row is not in ``table`` any more: their ids, in the column ``id``."""
-        return self._frame(Wanted(table, key, gone=True, shard=shard))
+        Of an ``Attached`` the key and the shard are known, and a row for which the tube's predicate does not hold counts
+        as gone; one for which it fails does not. The predicate then runs with the rights of the source's connection.
+        """
+        chosen = None if columns is None else tuple(columns)
+        return self._frame(_wanted(table, key, shard, columns=chosen))
+
+    def gone(self, table: str | Attached, key: str | None = None, *, shard: int | None = None) -> DataFrame:
+        """The changes whose row is not in ``table`` any more: their ids, in the column ``id``. ``Attached``: as above."""
+        return self._frame(_wanted(table, key, shard, gone=True))
+
+    def mirror(self, attached: Attached, into: str, columns: Sequence[str] | None = None) -> None:
+        """Bring the copy of an attached table up to date: ``merge`` in mode ``mirror`` of its rows.
+
+        In ``into`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the table. A shared copy is of
+        several tables' rows: it has a column ``shard``, and its key is (shard, id). Raises InvalidArgument where another
+        table has the same name and shard, so that no copy could tell their rows apart.
+        """
+        copy = attached.copy(into)
+        frame, key = self.rows(attached, columns=columns), [attached.id_column]
+        if attached.shared:
+            if SHARD in map(str.lower, frame.columns):
+                raise InvalidArgument(
+                    f'{attached.table} has a column "{SHARD}" of its own, which {copy} needs for the tables\' shards: '
+                    "leave it out with columns=, or merge rows() into a copy of your own design"
+                )
+            frame, key = frame.withColumn(SHARD, f.lit(attached.shard)), [SHARD, *key]
+        self.merge(frame, into=copy, key=key, mode="mirror", shard=attached.shard)
 
     def merge(
         self,
@@ -168,6 +188,26 @@ class Job:
         batches = [batch for partition in reading.partitions(1) for batch in reading.read(partition)]
         table = pa.Table.from_batches(batches, schema=to_arrow_schema(schema, timezone="UTC"))
         return self.spark.createDataFrame(table, schema=schema)
+
+
+def _wanted(
+    table: str | Attached,
+    key: str | None,
+    shard: int | None,
+    *,
+    columns: tuple[str, ...] | None = None,
+    gone: bool = False,
+) -> Wanted:
+    if isinstance(table, str):
+        return Wanted(table, key, columns, gone, shard)
+    return Wanted(
+        table.table,
+        key or table.id_column,
+        columns,
+        gone,
+        table.shard if shard is None else shard,
+        table.tube if table.predicate is not None else None,
+    )
 
 
 @contextmanager

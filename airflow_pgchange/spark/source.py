@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.batch import Batch, Partition
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.reading import table_identifier
+from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.types import Column, describe, spark_schema
 
@@ -34,7 +34,7 @@ class Wanted:
     """What to read of a batch: its changes, or with ``table`` and ``key`` the rows of a table that they name.
 
     ``gone`` asks instead for the changes whose row is not there any more: their ids, in the one column ``id``. ``shard``
-    asks for what the batch has of one shard.
+    asks for what the batch has of one shard. ``tube``: rows that its predicate does not hold for are not there.
     """
 
     table: str | None = None
@@ -42,6 +42,7 @@ class Wanted:
     columns: tuple[str, ...] | None = None
     gone: bool = False
     shard: int | None = None
+    tube: str | None = None
 
     def __post_init__(self) -> None:
         if (self.table is None) != (self.key is None):
@@ -61,6 +62,7 @@ class Wanted:
             "columns": None if self.columns is None else json.dumps(self.columns),
             "gone": "true" if self.gone else None,
             "shard": None if self.shard is None else str(self.shard),
+            "tube": self.tube,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -73,6 +75,7 @@ class Wanted:
             columns=None if columns is None else tuple(json.loads(columns)),
             gone=options.get("gone", "false").lower() == "true",
             shard=None if shard is None else int(shard),
+            tube=options.get("tube"),
         )
 
 
@@ -88,11 +91,15 @@ class Reading:
 
     @classmethod
     def prepare(cls, feed: Feed, batch: Batch, source: str, wanted: Wanted) -> Reading:
-        """Ask the source what the columns are. Raises UnsupportedType, and InvalidArgument for a column that is not
-        there."""
+        """Ask the source what the columns are. Raises UnsupportedType, InvalidArgument for a column that is not there,
+        and PermissionDenied where row security hides rows."""
         partition = _query(feed.partitions(batch, 1)[0], wanted)
-        with connect(source) as connection, _explained(wanted):
-            return cls(feed, batch, source, wanted, tuple(describe(connection, partition.query)))
+        with connect(source) as connection:
+            with _explained(wanted):
+                columns = tuple(describe(connection, partition.query))
+            if wanted.table is not None:
+                reading.check_whole(connection, wanted.table)
+        return cls(feed, batch, source, wanted, columns)
 
     def __repr__(self) -> str:
         return f"Reading({self.feed.name}, {self.batch.id}, {self.wanted})"
@@ -155,7 +162,7 @@ def _query(partition: Partition, wanted: Wanted) -> Partition:
     if wanted.table is None or wanted.key is None:
         return partition
     columns = [wanted.key] if wanted.gone else wanted.columns
-    return reading.current_rows(partition, wanted.table, wanted.key, columns)
+    return reading.current_rows(partition, wanted.table, wanted.key, columns, tube=wanted.tube)
 
 
 @dataclass
@@ -183,7 +190,7 @@ def data_source(feed: Feed, batch: Batch, source: str, parallelism: int) -> type
     """The data source of one batch, to be registered in a session.
 
     The connection string travels in the pickled class: options end in plans, in the event log and in the UI. Options:
-    ``table`` and ``key`` (none: the changes), ``columns`` (a JSON list), ``gone``, ``partitions``.
+    ``table`` and ``key`` (none: the changes), ``columns`` (a JSON list), ``gone``, ``shard``, ``tube``, ``partitions``.
     """
     usual = max(parallelism, -(-batch.count // ROWS_A_PARTITION))
 

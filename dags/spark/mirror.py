@@ -4,10 +4,4 @@ from airflow_pgchange.spark.job import batch_job
 
 with batch_job() as job:
     for attached in job.attached():
-        job.merge(
-            job.rows(attached.table, key=attached.id_column, shard=attached.shard),
-            into=f"{attached.tube}.{attached.name}",
-            key=attached.id_column,
-            mode="mirror",
-            shard=attached.shard,
-        )
+        job.mirror(attached, into="{tube}.{table}")

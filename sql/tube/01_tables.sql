@@ -111,6 +111,7 @@ create table tube.backfill (
     tbl regclass not null,
     shard integer not null,
     order_col name not null,
+    order_type text not null,
     chunk_size integer not null check (chunk_size between 1 and 1000000),
     start_seq bigint not null,
     state text not null default 'scheduled'
@@ -131,7 +132,8 @@ create table tube.backfill (
 create unique index backfill_unfinished on tube.backfill (tube, tbl) where state in ('scheduled', 'running', 'paused');
 comment on table tube.backfill is
     'Backfills that go on where they stopped: looked_at rows of about total are behind (last_value, last_id), the last with '
-    'in_nulls among the rows without an order; done of them had ids to touch. rate is rows a second.';
+    'in_nulls among the rows without an order; done of them had ids to touch. rate is rows a second. order_type is the type of '
+    'order_col when it began: values of another have another order.';
 
 create type tube.keyset as (
     in_nulls boolean, last_value text, last_id bigint, looked_at bigint, touched bigint, finished boolean

@@ -104,6 +104,9 @@ begin
     on conflict on constraint attachment_pkey do update
         set shard = excluded.shard, id_column = excluded.id_column, id_number = excluded.id_number;
     delete from tube.detached as d where d.tube = known.name and d.tbl = tube_table_ensure_attached.tbl;
+    if found then
+        raise notice 'what changed in % while it was detached is in no pod: a backfill brings it', tbl;
+    end if;
     perform tube.place_capture(wanted);
     perform tube.place_touch(tbl);
 end

@@ -3,6 +3,21 @@
 -- First a seq is drawn; then the writers of that moment are waited for; then the rows are read. So a row that is not read, or
 -- read before it changed, is touched by a pod with a higher seq, and what the downstream has not written since that seq is gone.
 
+create function tube.check_whole(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if row_security_active(tbl) then
+        raise insufficient_privilege using
+            message = format('row security hides rows of %s from %I: they would count as gone', tbl, current_user),
+            hint = 'read it as a role with bypassrls, or as its owner without force row level security';
+    end if;
+end
+$$;
+comment on function tube.check_whole(regclass) is
+    'Refuse a table of which row security hides rows from the caller: who compares it with a copy would delete them there.';
+
 create function tube.attached(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -23,38 +38,13 @@ begin
             format('%s is attached to tube %I as shard %s, not %s', tbl, tube, found_row.shard, shard),
             'leave the shard out, or attach the table anew');
     end if;
-    found_row.id_column := tube.id_column(tbl, tube);
+    found_row.id_column := coalesce(tube.id_column(tbl, tube), found_row.id_column);
     perform tube.check_key(tbl, found_row.id_column);
     return found_row;
 end
 $$;
 comment on function tube.attached(text, regclass, integer) is
     'An attachment, with today''s name of its column of ids; refused where there is none, or under another shard.';
-
-create function tube.check_order(tbl regclass, order_col text) returns name
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    column_name name := (
-        select a.attname from pg_attribute as a
-        where a.attrelid = tbl and a.attnum > 0 and not a.attisdropped and quote_ident(a.attname) in (order_col, quote_ident(order_col))
-    );
-begin
-    if column_name is null then
-        perform tube.refuse(
-            format('%s has no column %s', tbl, coalesce(quote_ident(order_col), 'null')), 'name the column to order by');
-    end if;
-    begin
-        execute format('select from %1$s where %2$I > %2$I order by %2$I limit 0', tbl, column_name);
-    exception when undefined_function then
-        perform tube.refuse(
-            format('column %I of %s has no order', column_name, tbl), 'name a column of a type that can be sorted');
-    end;
-    return column_name;
-end
-$$;
-comment on function tube.check_order(regclass, text) is 'The column to order a backfill by; refused where it cannot be.';
 
 create function tube.backfill_key(tbl regclass, shard integer) returns bigint
 language sql immutable
@@ -246,6 +236,7 @@ begin
         perform tube.refuse(format('%L is not a result of step 1', step1), 'give what tube.tube_backfill_step1() returned');
     end if;
     perform tube.check_bulk(attached.shard, fetch_chunk_size);
+    perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
     -- Not before: who waits there and holds a lock on the table would keep writers from ending for whom the other waits.
     column_name := tube.check_order(tbl, order_col);
@@ -261,7 +252,7 @@ begin
             format('another backfill of %s into tube %I is not finished', tbl, tube), 'tube.backfills() shows it: let it end, or cancel it');
     end if;
     -- Without an index each read sorts the table: then in few large ones.
-    chunk := case when tube.has_order_index(tbl, column_name) then fetch_chunk_size else greatest(fetch_chunk_size, 1000000) end;
+    chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size else greatest(fetch_chunk_size, 1000000) end;
     perform tube.put_control(known, 'T', attached.shard, jsonb_build_object(
         'type', 'backfill_start', 'tbl', tbl::text, 'start_seq', step1));
     loop

@@ -1,6 +1,59 @@
--- The backfill that goes on where it stopped: chunks by (order column, id), those without an order last, a commit per chunk.
+-- The rows of a backfill in their order: chunks by (order column, id), those without an order last; and which rows are wanted.
 
-create function tube.has_order_index(tbl regclass, order_col name) returns boolean
+create function tube.is_composite(tbl regclass, order_col name) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with recursive kind(oid) as (
+        select a.atttypid from pg_attribute as a where a.attrelid = tbl and a.attname = order_col
+        union
+        select t.typbasetype from kind join pg_type as t on t.oid = kind.oid and t.typtype = 'd'
+    )
+    select exists (select from kind join pg_type as t on t.oid = kind.oid and t.typtype = 'c')
+$$;
+comment on function tube.is_composite(regclass, name) is 'Whether a column is of a row type, or of a domain over one.';
+
+create function tube.order_type(tbl regclass, order_col name) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select concat(format_type(a.atttypid, a.atttypmod), ' collate ' || nullif(a.attcollation, 0)::regcollation)
+    from pg_attribute as a where a.attrelid = tbl and a.attname = order_col and a.attnum > 0 and not a.attisdropped
+$$;
+comment on function tube.order_type(regclass, name) is
+    'The type and the collation of a column, upon which its order depends; null where there is no such column.';
+
+create function tube.check_order(tbl regclass, order_col text) returns name
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    column_name name := (
+        select a.attname from pg_attribute as a
+        where a.attrelid = tbl and a.attnum > 0 and not a.attisdropped and quote_ident(a.attname) in (order_col, quote_ident(order_col))
+    );
+begin
+    if column_name is null then
+        perform tube.refuse(
+            format('%s has no column %s', tbl, coalesce(quote_ident(order_col), 'null')), 'name the column to order by');
+    end if;
+    if tube.is_composite(tbl, column_name) then
+        perform tube.refuse(
+            format('column %I of %s is a composite: a value that is partly null is neither null nor not null', column_name, tbl),
+            'name a column of another type');
+    end if;
+    begin
+        execute format('select from %1$s where %2$I > %2$I order by %2$I limit 0', tbl, column_name);
+    exception when undefined_function then
+        perform tube.refuse(
+            format('column %I of %s has no order', column_name, tbl), 'name a column of a type that can be sorted');
+    end;
+    return column_name;
+end
+$$;
+comment on function tube.check_order(regclass, text) is 'The column to order a backfill by; refused where it cannot be.';
+
+create function tube.has_order_index(tbl regclass, order_col name, id_column name) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
@@ -8,10 +61,13 @@ as $$
         select from pg_index as i
         join pg_class as c on c.oid = i.indexrelid
         join pg_am as m on m.oid = c.relam and m.amname = 'btree'
-        join pg_attribute as a on a.attrelid = tbl and a.attname = order_col
-        where i.indrelid = tbl and i.indisvalid and i.indpred is null and i.indkey[0] = a.attnum and i.indoption[0] = 0)
+        join pg_attribute as o on o.attrelid = tbl and o.attname = order_col
+        join pg_attribute as k on k.attrelid = tbl and k.attname = id_column
+        where i.indrelid = tbl and i.indisvalid and i.indpred is null and i.indkey[0] = o.attnum and i.indoption[0] = 0
+          and (o.attnum = k.attnum or i.indnatts > 1 and i.indkey[1] = k.attnum and i.indoption[1] = 0))
 $$;
-comment on function tube.has_order_index(regclass, name) is 'Whether an index gives the order of a backfill.';
+comment on function tube.has_order_index(regclass, name, name) is
+    'Whether an index gives the order of a backfill: of the column and, among rows that are equal in it, of the id.';
 
 create function tube.slice_sql(
     attached tube.attachment, order_col name, at tube.keyset, chunk integer, row_name name, wanted text
@@ -23,7 +79,8 @@ as $$
         'select %1$I as o, %2$I::bigint as id, %3$s as wanted from %4$s as %5$I where %6$s order by %7$s limit %8$s',
         order_col, attached.id_column, wanted, attached.tbl, row_name,
         case when at.in_nulls then
-                 format('%I is null and %I > %L::bigint', order_col, attached.id_column, coalesce(at.last_id, -9223372036854775808))
+                 format('%I is null', order_col)
+                 || case when at.last_id is null then '' else format(' and %I > %L::bigint', attached.id_column, at.last_id) end
              when at.last_id is null then format('%I is not null', order_col)
              when order_col = attached.id_column then format('%I > %L::bigint', order_col, at.last_id)
              else format('(%I, %I) > (%L::%s, %L::bigint)', order_col, attached.id_column, at.last_value,
@@ -37,20 +94,24 @@ $$;
 comment on function tube.slice_sql(tube.attachment, name, tube.keyset, integer, name, text) is
     'The query of the next rows of a backfill, each with what is wanted of it.';
 
-create function tube.wanted_one_by_one(known tube.tube, attached tube.attachment, rows text) returns bigint[]
-language plpgsql
+create function tube.judged(
+    predicate text, tbl regclass, id_column name, asked bigint[], out ids bigint[], out failed bigint, out message text
+)
+language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     each_row record;
-    test text := format(E'select (%s\n) from (select ($1::%s).*) as %I', known.predicate, attached.tbl,
-                        (select c.relname from pg_class as c where c.oid = attached.tbl));
+    test text := format(E'select (%s\n) from (select ($1::%s).*) as %I', predicate, tbl,
+                        (select c.relname from pg_class as c where c.oid = tbl));
     is_wanted boolean;
-    failed bigint := 0;
-    message text;
-    ids bigint[] := '{}';
 begin
-    for each_row in execute rows loop
+    ids := '{}';
+    failed := 0;
+    for each_row in execute format(
+        'select pgchange_asked.id, pgchange_row as wanted from unnest($1) with ordinality as pgchange_asked(id, n) '
+        'join %s as pgchange_row on pgchange_row.%I = pgchange_asked.id order by pgchange_asked.n', tbl, id_column)
+    using asked loop
         begin
             execute test using each_row.wanted into is_wanted;
         exception when others or assert_failure then
@@ -62,14 +123,40 @@ begin
             ids := array_append(ids, each_row.id);
         end if;
     end loop;
-    if failed > 0 then
-        insert into tube.fault (tube, tbl, ids, message) values (known.name, attached.tbl, failed, message);
-    end if;
-    return ids;
 end
 $$;
-comment on function tube.wanted_one_by_one(tube.tube, tube.attachment, text) is
-    'The ids that the predicate holds for, and those for which it fails, which are counted in tube.fault.';
+comment on function tube.judged(text, regclass, name, bigint[]) is
+    'Those of some ids whose row, taken by itself, the predicate holds for, or fails; for how many it failed, and why.';
+
+create function tube.wanted(tube text, tbl regclass, ids bigint[]) returns setof bigint
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    attached tube.attachment := tube.attached(tube, tbl, null);
+begin
+    perform tube.check_whole(tbl);
+    begin
+        return query execute format(
+            E'select %1$I::bigint from %2$s as %3$I where %1$I in (select unnest($1)) and (%4$s\n)', attached.id_column, tbl,
+            (select c.relname from pg_class as c where c.oid = tbl), coalesce(known.predicate, 'true'))
+        using ids;
+    exception
+        when insufficient_privilege then
+            raise;
+        when others or assert_failure then
+            if known.predicate is null then
+                raise;
+            end if;
+            return query select unnest((tube.judged(known.predicate, tbl, attached.id_column, ids)).ids);
+    end;
+end
+$$;
+comment on function tube.wanted(text, regclass, bigint[]) is
+    'Those of some ids that a copy of an attached table is to hold: there is a row, and the tube''s predicate holds for it, or '
+    'fails. It runs with the caller''s rights, and refuses a table of which row security hides rows.';
 
 create function tube.boundary_sql(tbl regclass, order_col name, rows text, has_predicate boolean) returns text
 language sql stable
@@ -108,8 +195,8 @@ as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
     has_predicate boolean := known.predicate is not null;
-    seen bigint[];
     ids bigint[];
+    judged record;
 begin
     at.in_nulls := coalesce(at.in_nulls, false);
     begin
@@ -122,18 +209,24 @@ begin
         if not has_predicate then
             raise;
         end if;
-        ids := tube.wanted_one_by_one(
-            known, attached, tube.slice_sql(attached, order_col, at, chunk, 'pgchange_row', 'pgchange_row'));
+        -- First which rows these are: judged first, rows that others delete meanwhile would let unjudged ones slip in.
         execute tube.boundary_sql(
             attached.tbl, order_col, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), false)
-        into at.looked_at, at.last_value, at.last_id, seen;
+        into at.looked_at, at.last_value, at.last_id, ids;
+        judged := tube.judged(known.predicate, attached.tbl, attached.id_column, ids);
+        ids := judged.ids;
+        if judged.failed > 0 then
+            insert into tube.fault (tube, tbl, ids, message) values (known.name, attached.tbl, judged.failed, judged.message);
+        end if;
     end;
     perform tube.insert_pods(array[known.pods], 'B', attached.shard, ids, pod_size);
     at.touched := cardinality(ids);
     at.finished := false;
     if at.looked_at < chunk then
-        at.finished := at.in_nulls or (
-            select a.attnotnull from pg_attribute as a where a.attrelid = attached.tbl and a.attname = order_col);
+        -- The column of an inheritance child may be null where its parent's may not.
+        at.finished := at.in_nulls or not exists (
+            select from tube.descendants(attached.tbl) as d(relid)
+            join pg_attribute as a on a.attrelid = d.relid and a.attname = order_col and not a.attnotnull);
         at.in_nulls := true;
         at.last_value := null;
         at.last_id := null;

@@ -56,6 +56,7 @@ begin
     if coalesce(chunk_size not between 1 and 1000000, true) then
         perform tube.refuse(format('a chunk cannot have %s rows', chunk_size), 'from 1 to 1000000');
     end if;
+    perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
     -- Not before: who waits there and holds a lock on the table would keep writers from ending for whom the other waits.
     column_name := tube.check_order(tbl, order_col);
@@ -67,10 +68,6 @@ begin
                 format('backfill %s of %s into tube %I, by %I, is not finished', running.id, tbl, tube, running.order_col),
                 format('go on with it, or tube.backfill_cancel(%s)', running.id));
         end if;
-        update tube.backfill as b set
-            chunk_size = backfill_begin.chunk_size, message = null,
-            state = case when b.state <> 'paused' then b.state when b.looked_at = 0 then 'scheduled' else 'running' end
-        where b.id = running.id;
         return running.id;
     end if;
     if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
@@ -78,19 +75,38 @@ begin
             format('the last backfill of %s (shard %s) into tube %I is not worked off yet', tbl, attached.shard, tube),
             'let its workers come to its end');
     end if;
-    if not tube.has_order_index(tbl, column_name) then
+    if not tube.has_order_index(tbl, column_name, attached.id_column) then
         raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%, %) would help, '
                      'or larger chunks', quote_ident(column_name), tbl, quote_ident(column_name), quote_ident(attached.id_column);
     end if;
-    insert into tube.backfill (tube, tbl, shard, order_col, chunk_size, start_seq, total)
-    values (known.name, tbl, attached.shard, column_name, chunk_size, nextval('tube.seq'), tube.estimated_rows(tbl))
+    insert into tube.backfill (tube, tbl, shard, order_col, order_type, chunk_size, start_seq, total)
+    values (known.name, tbl, attached.shard, column_name, tube.order_type(tbl, column_name), chunk_size, nextval('tube.seq'),
+            tube.estimated_rows(tbl))
     returning id into made;
     return made;
 end
 $$;
 comment on function tube.backfill_begin(text, regclass, text, integer, integer) is
-    'Begin a backfill of an attached table that tube.backfill_chunk() carries out, or go on with the one that is not finished: '
-    'returns its number. One of a table into a tube at a time. In a transaction of its own.';
+    'Begin a backfill of an attached table that tube.backfill_chunk() carries out, or find the one that is not finished, which '
+    'keeps its chunk_size and, where a person paused it, stays so: returns its number. One of a table into a tube at a time. In '
+    'a transaction of its own.';
+
+create function tube.hindrance(job tube.backfill) returns text
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    return case
+        when tube.schema_of(job.tbl) is null then 'the table is gone'
+        when tube.id_column(job.tbl, job.tube) is null then 'the column of its ids is gone'
+        when tube.order_type(job.tbl, job.order_col) is null then format('column %I is gone, or renamed', job.order_col)
+        when tube.order_type(job.tbl, job.order_col) <> job.order_type then
+            format('column %I, in whose order it goes, was %s and is %s', job.order_col, job.order_type,
+                   tube.order_type(job.tbl, job.order_col))
+    end;
+end
+$$;
+comment on function tube.hindrance(tube.backfill) is 'Why a backfill cannot go on where it stopped; null where it can.';
 
 create function tube.backfill_chunk(
     id bigint, timeout interval default '60 seconds', out touched bigint, out looked_at bigint, out total bigint,
@@ -100,26 +116,44 @@ language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    job tube.backfill;
+    job tube.backfill := (select b from tube.backfill as b where b.id = backfill_chunk.id);
     began timestamptz := clock_timestamp();
     known tube.tube;
     attached tube.attachment;
     at tube.keyset;
+    waited boolean;
+    reason text;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using errcode = 'PC007', message = 'a backfill''s transactions must be read committed',
             hint = 'begin isolation level read committed';
     end if;
     -- Into another tube the same table may be backfilled at once, chunk by chunk in turn.
-    perform pg_advisory_xact_lock(tube.backfill_key(b.tbl, b.shard)) from tube.backfill as b where b.id = backfill_chunk.id;
+    perform pg_advisory_xact_lock(tube.backfill_key(job.tbl, job.shard));
+    job := (select b from tube.backfill as b where b.id = backfill_chunk.id);
+    waited := job.state = 'scheduled';
+    if waited then
+        -- Whoever was writing when the backfill's seq was drawn is waited for before the first row is read; and before its row
+        -- is locked, for who wants to pause or cancel it.
+        perform tube.wait_for_writers(array[job.tbl], timeout);
+    end if;
     job := tube.backfill_named(id);
     known := tube.named(job.tube);
     touched := 0;
-    if job.state in ('scheduled', 'running') then
+    finished := false;
+    reason := case when job.state in ('scheduled', 'running') then tube.hindrance(job) end;
+    if reason is not null then
+        -- Told by the next call: an error here would undo this.
+        perform tube.fail_backfills(job.tube, job.tbl, reason);
+        looked_at := job.looked_at;
+        total := job.total;
+        state := 'failed';
+        return;
+    end if;
+    if job.state = 'running' or job.state = 'scheduled' and waited then
         attached := tube.attached(job.tube, job.tbl, job.shard);
+        perform tube.check_whole(job.tbl);
         if job.state = 'scheduled' then
-            -- Whoever was writing when the backfill's seq was drawn is waited for before the first row is read.
-            perform tube.wait_for_writers(array[job.tbl], timeout);
             perform tube.put_control(known, 'T', job.shard, jsonb_build_object(
                 'type', 'backfill_start', 'tbl', job.tbl::text, 'start_seq', job.start_seq::text));
             job.updated_at := began;
@@ -147,14 +181,15 @@ begin
     finished := job.state = 'done';
     state := job.state;
     if job.state = 'failed' then
-        perform tube.refuse(format('backfill %s of %s failed: %s', job.id, job.tbl, job.message), 'begin another');
+        perform tube.refuse(format('backfill %s of %s failed: %s', job.id, job.tbl, job.message), 'mend that, and begin another');
     end if;
 end
 $$;
 comment on function tube.backfill_chunk(bigint, interval) is
     'Carry out the next chunk of a backfill, in a transaction of its own: how many ids it touched, how many rows are looked at '
     'of about how many in all, whether that was the last, and the state. A backfill that was paused or cancelled stays where it '
-    'is. Before the first chunk it waits, as long as timeout says, for who was writing when the backfill began.';
+    'is. Before the first chunk it waits, as long as timeout says, for who was writing when the backfill began. Where the table '
+    'or the column of its order is not what it was, the state is failed, and the next call tells why.';
 
 create function tube.set_state(id bigint, allowed text[], wanted text, message text) returns void
 language plpgsql
@@ -183,7 +218,8 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
     select tube.set_state(id, array['scheduled', 'running'], 'paused', 'paused by ' || session_user)
 $$;
-comment on function tube.backfill_pause(bigint) is 'Pause a backfill behind the chunk in work.';
+comment on function tube.backfill_pause(bigint) is
+    'Pause a backfill behind the chunk in work, until tube.backfill_resume().';
 
 create function tube.backfill_resume(id bigint) returns void
 language plpgsql

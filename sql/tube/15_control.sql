@@ -90,3 +90,48 @@ end
 $$;
 comment on function tube.control_done(text, integer, integer, bigint) is
     'Take away a control pod that is worked off, in the transaction that holds the worker''s lock.';
+
+create function tube.give_up(tube text, workers integer, worker integer, seq bigint, reason text) returns void
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    control record := tube.control_pod(known, workers, worker, seq);
+begin
+    insert into tube.fault (tube, tbl, ids, message)
+    values (known.name, coalesce(tube.table_named(control.payload ->> 'tbl'), known.pods), 0,
+            format('control pod %s was given up: %s; it was %s', seq, reason, left(control.payload::text, 500)));
+    perform tube.control_done(tube, workers, worker, seq);
+end
+$$;
+comment on function tube.give_up(text, integer, integer, bigint, text) is
+    'Take away a control pod that can never be worked off, and note it in tube.fault; in the transaction that holds the '
+    'worker''s lock.';
+
+create function tube.backfill_scheduled(tube text, workers integer, worker integer, seq bigint) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    control record := tube.control_pod(known, workers, worker, seq);
+    relation regclass := tube.table_named(control.payload ->> 'tbl');
+    attached tube.attachment;
+begin
+    if relation is null then
+        perform tube.refuse('it names no table that is there', 'ask for a backfill of the table under its name of today');
+    end if;
+    attached := tube.attached(tube, relation, null);
+    if tube.has_control(known, relation, attached.shard, array['backfill_end']) then
+        return null;
+    end if;
+    return coalesce(
+        (select b.id from tube.backfill as b
+         where b.tube = known.name and b.tbl = relation and b.state in ('scheduled', 'running', 'paused')),
+        tube.backfill_begin(tube, relation, coalesce(control.payload ->> 'order_col', attached.id_column)));
+end
+$$;
+comment on function tube.backfill_scheduled(text, integer, integer, bigint) is
+    'The backfill that a backfill_schedule pod asks for: begun now, or the one of that table that is not finished, whoever began '
+    'it. Null where one has ended and is not worked off. In a transaction of its own.';

@@ -35,21 +35,34 @@ language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    found_tables jsonb;
+    known tube.tube := tube.named(tube);
 begin
-    perform tube.named(tube);
-    execute format(
-        'select jsonb_agg(jsonb_build_array(a.shard, format(''%%s.%%s'', n.nspname, c.relname), k.attname) order by a.shard, 2) '
-        'from tube.attachment as a '
-        'join pg_class as c on c.oid = a.tbl join pg_namespace as n on n.oid = c.relnamespace '
-        'join pg_attribute as k on k.attrelid = a.tbl and k.attnum = a.id_number '
-        'where a.tube = $1 and %s = $2', tube.belongs('a.shard', workers))
-    into found_tables using tube, worker;
-    return coalesce(found_tables, '[]');
+    perform tube.check_worker(workers, worker);
+    return (
+        with tables as (
+            select a.tbl, a.shard, n.nspname, c.relname, coalesce(tube.id_column(a.tbl, a.tube), a.id_column) as id_column
+            from tube.attachment as a
+            join pg_class as c on c.oid = a.tbl
+            join pg_namespace as n on n.oid = c.relnamespace
+            where a.tube = known.name
+        ), former as (
+            select d.shard, c.relname from tube.detached as d join pg_class as c on c.oid = d.tbl where d.tube = known.name
+        )
+        select coalesce(jsonb_agg(jsonb_build_object(
+            'shard', t.shard, 'schema', t.nspname, 'name', t.relname, 'id_column', t.id_column, 'predicate', known.predicate,
+            'shared', exists (select from tables as o where o.relname = t.relname and o.tbl <> t.tbl)
+                or exists (select from former as f where f.relname = t.relname and f.shard <> t.shard),
+            'twin', (select min(format('%I.%I', o.nspname, o.relname)) from tables as o
+                     where o.relname = t.relname and o.shard = t.shard and o.tbl <> t.tbl)
+        ) order by t.shard, t.nspname, t.relname), '[]')
+        from tables as t
+        where mod(mod(t.shard, workers) + workers, workers) = worker);
 end
 $$;
 comment on function tube.attached_to(text, integer, integer) is
-    'The tables in a worker''s shards, as [shard, table, column of its ids].';
+    'The tables in a worker''s shards: of each the shard, its schema and name, today''s name of the column of its ids, the '
+    'tube''s predicate; shared: whether another table that touches the tube, or did under another shard, has the same name, so '
+    'that copies in one schema would be one; and the twin that has both name and shard in common with it, or null.';
 
 create function tube.positions() returns jsonb
 language sql stable

@@ -25,6 +25,7 @@ from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConsumerBusy, Refused, StaleClaim
+from airflow_pgchange.feeds.tables import Attached
 from tests.chaos.harness import ConsumerFailed
 
 Connection = psycopg.Connection[Any]
@@ -67,8 +68,8 @@ def replay(worker: Worker, feed: TubeFeed, log: Connection, chance: random.Rando
             return False
         changes = list(consumer.changes())
         tables: dict[int, list[str]] = defaultdict(list)
-        for shard, table, _ in ask(log, feed.attached()):
-            tables[shard].append(table)
+        for each in Attached.all(feed.tube, ask(log, feed.attached())):
+            tables[each.shard].append(each.table)
         shards, ids = [change.data["shard"] for change in changes], [change.id for change in changes]
         seqs = [None if change.data["backfill"] else int(change.position) for change in changes]
         row = log.execute(
@@ -203,8 +204,9 @@ class Process:
             if replay(self.worker, feed, self.log, self.chance) and self.chance.random() < 0.8:
                 return True
             done = controls.work_off(feed, self.worker.source, held(self.worker, feed))
-            for control, touched in done:
-                self.tell(f"{control.type} {'with' if touched else 'without'} ids")
+            for one in done:
+                assert one.given_up is None, one
+                self.tell(f"{one.control.type} {'with' if one.touched else 'without'} ids")
         except ConsumerFailed:
             return True
         except ConsumerBusy:

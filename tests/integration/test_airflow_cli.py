@@ -145,6 +145,9 @@ def test_trim_says_what_it_did(ledger: str, pgchange: Command) -> None:
         (["status", "--dsn", "host=127.0.0.1 port=1"], "try again"),
         (["skip", "delays", "--dsn", "dbname=x", "--reason", "y"], "delays/0"),
         (["move", "delays/0", "--dsn", "dbname=x", "--to", "tomorrow", "--yes"], "neither"),
+        (["move", "tube:copies/0", "--dsn", "dbname=x", "--to", "now", "--yes"], "a worker of a tube"),
+        (["repair", "tube:copies/0", "--dsn", "dbname=x", "--yes"], "a worker of a tube"),
+        (["drop", "tube:copies/0", "--dsn", "dbname=x", "--yes"], "tube.tube_ensure_absent"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do(pgchange: Command, arguments: list[str], advice: str) -> None:
@@ -223,3 +226,13 @@ def test_a_worker_of_a_tube_gives_up_a_batch_by_the_name_that_status_shows(
     assert done["consumer"] == "tube:copies/0"
     (found,) = pgchange("status", "--dsn", failing_worker)
     assert (found["ready"], found["batch_id"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("worker", "says"), [("tube:copies/7", "no worker 7 of 1"), ("tube:nosuch/0", "no tube nosuch")]
+)
+def test_a_worker_that_a_tube_does_not_have_is_told(
+    failing_worker: str, pgchange: Command, worker: str, says: str
+) -> None:
+    with pytest.raises(SystemExit, match=says):
+        pgchange("skip", worker, "--dsn", failing_worker, "--reason", "cannot be parsed")

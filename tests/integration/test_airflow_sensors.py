@@ -163,6 +163,22 @@ def test_a_consumer_that_has_not_begun_is_waited_for(
     assert not watermark_sensor(conn_id).poke(context)
 
 
+def test_the_consumers_progress_is_asked_once_a_look(
+    conn_id: str, write: Callable[[int], None], context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(1)
+    asked: list[CommitFeed] = []
+    position = CommitFeed.position
+
+    def counted(feed: CommitFeed) -> Any:
+        asked.append(feed)
+        return position(feed)
+
+    monkeypatch.setattr(CommitFeed, "position", counted)
+    assert not watermark_sensor(conn_id).poke(context)
+    assert len(asked) == 1
+
+
 def test_what_came_after_the_sensor_first_ran_is_not_waited_for(
     conn_id: str, db: str, write: Callable[[int], None], context: Any
 ) -> None:

@@ -8,7 +8,7 @@ import random
 import psycopg
 import pytest
 
-from tests.tubes import ack, attach, changes, claim, detach, drain, lag, make, one, pods, take, touch
+from tests.tubes import ack, changes, claim, drain, make, one, pods, take, touch
 
 EVERYTHING = {"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}
 
@@ -208,134 +208,6 @@ def test_whatever_the_order_of_commits_every_pod_comes_once(own_database, connec
     for worker in (0, 1):
         got += drain(q, worker, 2, limit=5)
     assert sorted(got) == sorted(expected)
-
-
-def test_a_shard_belongs_to_one_worker_and_negative_ones_too(connect):
-    connection = connect()
-    make(connection, workers=3)
-    for shard in range(-4, 5):
-        touch(connection, shard, shard=shard)
-    assert [sorted(take(connection, worker, 3)) for worker in range(3)] == [
-        [-3, 0, 3],
-        [-2, 1, 4],
-        [-4, -1, 2],
-    ]
-
-
-def test_while_the_number_of_workers_changes_nothing_is_missed_and_nothing_done_twice(q, connect):
-    for n in range(40):
-        touch(q, n, shard=n)
-    got = take(q, limit=7)
-    slow = connect(autocommit=False)
-    touch(slow, 100, shard=1)
-    got += take(q, limit=7)
-    slow.commit()
-    make(q, workers=4)
-    got += take(q, 1, 4, limit=3)
-    make(q, workers=3)
-    for worker in range(3):
-        got += drain(q, worker, 3, limit=5)
-    assert sorted(got) == [*range(40), 100]
-
-
-def test_a_worker_of_another_number_of_workers_is_refused(q):
-    touch(q, 1)
-    make(q, workers=4)
-    with pytest.raises(psycopg.Error, match="shared by 4 workers now") as told:
-        claim(q, 0, 1)
-    assert told.value.sqlstate == "PC006"
-
-
-def test_the_number_of_workers_does_not_change_while_one_is_at_work(q, connect):
-    worker = connect(autocommit=False)
-    assert one(worker, "select tube.take_lock('q', 0)") is True
-    q.execute("set lock_timeout = '100ms'")
-    with pytest.raises(psycopg.errors.LockNotAvailable, match="are at work"):
-        make(q, workers=2)
-    assert one(q, "select partitions from tube.tube") == 1
-    worker.rollback()
-    make(q, workers=2)
-
-
-def test_one_worker_at_a_time(q, connect):
-    first, second = connect(autocommit=False), connect(autocommit=False)
-    assert one(first, "select tube.take_lock('q', 0)") is True
-    assert one(q, "select tube.locked('q', 0)") is True
-    assert one(second, "select tube.take_lock('q', 0)") is False
-    first.rollback()
-    assert one(second, "select tube.take_lock('q', 0)") is True
-
-
-def test_a_table_that_changes_its_shard_waits_until_the_old_shards_pods_are_done(connect):
-    connection = connect()
-    connection.execute("create table item (id bigint primary key, n int default 0)")
-    make(connection, workers=2)
-    attach(connection, shard=0)
-    connection.execute("insert into item values (1), (2)")
-    batch = claim(connection, 0, 2)
-    attach(connection, shard=1)
-    touch(connection, 77, shard=3)
-    connection.execute("update item set n = 1 where id = 1")
-    assert take(connection, 1, 2) == [77]
-    shown = lag(connection, 1, 2)
-    assert (shown["ready"], shown["waiting"]) == (0, 2)
-    ack(connection, batch, 0)
-    # What was undone under the old shard comes under the new one too: only its worker looks into the table now.
-    assert lag(connection, 1, 2)["ready"] == 2
-    assert take(connection, 1, 2) == [1, 2]
-    assert take(connection, 1, 2) == []
-    assert one(connection, "select count(*) from tube.moved") == 0
-
-
-def test_a_table_that_was_detached_and_attached_under_another_shard_waits_too(connect):
-    connection = connect()
-    connection.execute("create table item (id bigint primary key, n int default 0)")
-    make(connection, workers=2)
-    attach(connection, shard=0)
-    connection.execute("insert into item values (1)")
-    detach(connection)
-    attach(connection, shard=1)
-    connection.execute("update item set n = 1")
-    assert take(connection, 1, 2) == []
-    assert take(connection, 0, 2) == [1]
-    assert take(connection, 1, 2) == [1]
-
-
-def test_a_table_that_moves_twice_waits_for_its_first_shard(connect):
-    connection = connect()
-    connection.execute("create table item (id bigint primary key, n int default 0)")
-    make(connection, workers=3)
-    attach(connection, shard=0)
-    connection.execute("insert into item values (1)")
-    attach(connection, shard=1)
-    attach(connection, shard=2)
-    connection.execute("update item set n = 1")
-    assert take(connection, 1, 3) + take(connection, 2, 3) == []
-    attach(connection, shard=0)
-    connection.execute("update item set n = 2")
-    for worker in (0, 1, 2, 0):
-        assert take(connection, worker, 3) == [1]
-    assert pods(connection) == []
-
-
-def test_tables_that_swap_their_shards_do_not_wait_for_each_other_for_ever(connect):
-    connection = connect()
-    make(connection, workers=2)
-    for name, shard in [("a", 0), ("b", 1)]:
-        connection.execute(f"create table {name} (id bigint primary key)")
-        attach(connection, name, shard=shard)
-        connection.execute(f"insert into {name} values (1), (2)")
-    attach(connection, "a", shard=1)
-    connection.execute("update a set id = id + 10")
-    attach(connection, "b", shard=0)
-    connection.execute("update b set id = id + 20")
-    attach(connection, "a", shard=0)
-    connection.execute("update a set id = id + 100")
-    got = []
-    for _ in range(20):
-        got += take(connection, 0, 2, limit=2) + take(connection, 1, 2, limit=2)
-    assert set(got) == {1, 2, 11, 12, 21, 22, 111, 112}
-    assert pods(connection) == []
 
 
 def test_an_acked_batch_cannot_be_acked_again(q):

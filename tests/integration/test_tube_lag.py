@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from tests.tubes import attach, claim, lag, make, one, take
+from airflow_pgchange.feeds import AllTubes, watching
+from airflow_pgchange.feeds.asking import ask
+from tests.tubes import attach, claim, lag, make, one, take, touch
 
 
 @pytest.fixture
@@ -14,10 +16,6 @@ def q(connect):
     connection = connect()
     make(connection)
     return connection
-
-
-def touch(connection, *ids, shard=0, op="T"):
-    connection.execute("select tube.touch('q', %s, %s, %s)", [shard, list(ids), op])
 
 
 def test_an_empty_tube_has_no_lag(q):
@@ -161,3 +159,48 @@ def test_what_an_old_snapshot_keeps_of_deleted_pods_is_not_stepped_over(connect)
 def buffers(connection, query):
     plan = one(connection, f"explain (analyze, buffers, format json, timing off) {query}")[0]["Plan"]
     return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+
+def all_tubes(connection, upto=1):
+    return watching.lag(connection, connection, AllTubes(), upto)
+
+
+def test_all_tubes_together_have_what_is_ready_for_any_worker(connect):
+    connection = connect()
+    assert all_tubes(connection).ready == 0
+    make(connection, "early", workers=3)
+    touch(connection, 1, shard=2, tube="early")
+    assert all_tubes(connection).ready == 1
+    make(connection, "late")
+    touch(connection, 1, 2, tube="late")
+    assert all_tubes(connection, 100).ready == 3
+    assert all_tubes(connection, 100).ready_exact
+
+
+def test_of_all_tubes_what_a_worker_is_at_work_on_is_not_ready(connect):
+    connection, worker = connect(), connect(autocommit=False)
+    make(connection, workers=2)
+    touch(connection, 1, shard=0)
+    touch(connection, 2, 3, shard=1)
+    worker.execute("select tube.take_lock('q', 1)")
+    assert all_tubes(connection, 100).ready == 1
+    worker.rollback()
+    assert all_tubes(connection, 100).ready == 3
+
+
+def test_all_tubes_count_no_further_than_they_are_asked(connect):
+    connection = connect()
+    for tube in ("a", "b"):
+        make(connection, tube)
+        touch(connection, *range(50), tube=tube)
+    assert not all_tubes(connection, 10).ready_exact
+
+
+def test_all_tubes_position_moves_with_each_batch_of_any_worker(connect):
+    connection = connect()
+    make(connection, workers=2)
+    touch(connection, 1, shard=1)
+    before = ask(connection, AllTubes().position())
+    assert take(connection, worker=1, workers=2) == [1]
+    assert ask(connection, AllTubes().position()) != before
+    assert ask(connection, AllTubes().locked()) is False

@@ -99,7 +99,8 @@ def test_one_mirror_holds_several_shards_whose_ids_are_the_same(db, shards, path
 
 def test_a_mirror_of_one_shard_leaves_the_others_rows_alone(db, shards, path):
     shards.execute(
-        "create table first (id bigint primary key, tail text); insert into first values (100, 'mine')"
+        "create table first (id bigint primary key, tail text); insert into first values (100, 'mine');"
+        "insert into sh0002.plane values (100, 'sh0002')"
     )
     with batch_of(FEED, db) as job:
         job.merge(job.rows("sh0001.plane", key="id", shard=1), into="first", key="id", mode="mirror", shard=1)

@@ -170,6 +170,21 @@ def test_a_backfill_from_the_form_makes_the_copy_whole_and_gives_up_what_is_gone
     assert copy_of(planes) == [(1, "N1"), (2, "N2")]
 
 
+def test_a_backfill_from_the_form_takes_tables_of_any_name_and_whole_numbers_as_json_has_them(
+    example: Example, planes: psycopg.Connection[Any]
+) -> None:
+    planes.execute(
+        'create table public."a,b.c" (id bigint primary key); insert into public."a,b.c" values (7);'
+        "select tube.tube_table_ensure_attached('copies', 'public.\"a,b.c\"', 0)"
+    )
+    given = {"tube": "copies", "tables": ['public."a,b.c"'], "chunk_size": 20000.0}
+    run = example("tube_backfill").test(run_conf=given)
+    assert states(run) == {"tables": "success", "backfill": "success"}
+    assert planes.execute("select ids from public.copies where op = 'B' and ids <> '{}'").fetchall() == [
+        ([7],)
+    ]
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [

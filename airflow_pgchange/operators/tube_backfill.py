@@ -1,0 +1,242 @@
+"""What tubes need now and then: backfills, and control pods worked off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import psycopg
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
+from psycopg.pq import TransactionStatus
+
+from airflow_pgchange import controls, tubes
+from airflow_pgchange.arguments import FeedLike, feed_of, json_of, names, seconds, whole
+from airflow_pgchange.controls import BACKFILL_SECONDS, Downstream, TableDownstream
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.transaction import CANCEL_WITHIN
+from airflow_pgchange.feeds.tube import TubeFeed
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.stopping import Stop
+from airflow_pgchange.tubes import Progress
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+SAY_EVERY = 10.0
+"""Seconds between two lines about a backfill in the log."""
+
+
+class _Backfilling(BaseOperator):
+    """Says how far a backfill is, now and then, and stops when the task is killed."""
+
+    _said = float("-inf")
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._stop = Stop()
+
+    def on_kill(self) -> None:
+        """Stop at once; the next run goes on behind the last chunk."""
+        self._stop.ask()
+
+    def _say(self, what: str, progress: Progress) -> None:
+        if progress.finished or time.monotonic() - self._said >= SAY_EVERY:
+            self._said = time.monotonic()
+            self.log.info(
+                "backfill %d of %s: %d of about %d rows, %s",
+                progress.id,
+                what,
+                progress.looked_at,
+                progress.total,
+                progress.state,
+            )
+
+
+class TubeBackfillOperator(_Backfilling):
+    """Touches every row of attached tables, behind everything that is touched meanwhile.
+
+    In chunks of a transaction each: a run that was killed goes on at the same chunk, and ``tube.backfills()`` shows
+    its progress to everybody. With ``resumable=False`` in the three steps of the manual instead, the last of which is
+    one transaction a table. Tables side by side: map this operator over them. A table whose last backfill the workers
+    have not worked off is refused.
+
+    :param tube: the tube (templated)
+    :param tables: the attached tables: a list, or a text with commas between; ``schema.table``, in which a part in double
+        quotes may hold anything (templated)
+    :param order_col: the column in whose order rows are touched (templated)
+    :param shard: the tables' shard; default: the one that each is attached with (templated)
+    :param chunk_size: rows a chunk, of a backfill that is begun (templated)
+    :param pause: seconds between two chunks (templated)
+    :param timeout: seconds to wait, at its beginning, for transactions that write the table
+    :param resumable: in chunks, or in three steps
+    """
+
+    template_fields: Sequence[str] = (
+        "tube",
+        "tables",
+        "order_col",
+        "shard",
+        "chunk_size",
+        "pause",
+        "postgres_conn_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        tube: str,
+        tables: Sequence[str] | str,
+        order_col: str,
+        shard: int | str | None = None,
+        chunk_size: float | str = 20_000,
+        pause: float | str = 0.0,
+        timeout: float = 60.0,
+        resumable: bool = True,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.tube = tube
+        self.tables = tables
+        self.order_col = order_col
+        self.shard = shard
+        self.chunk_size = chunk_size
+        self.pause = pause
+        self.timeout = timeout
+        self.resumable = resumable
+        self.postgres_conn_id = postgres_conn_id
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Returns the number of rows that were looked at, by table; none for the three steps."""
+        tables, shard = names("tables", self.tables), whole("shard", self.shard)
+        chunk_size, pause = whole("chunk_size", self.chunk_size), seconds("pause", self.pause)
+        if chunk_size is None:
+            raise InvalidArgument("say how many rows a chunk is to have")
+        if pause < 0:
+            raise InvalidArgument(f"pause must not be negative, and is {pause:g} seconds")
+        looked_at = {}
+        with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
+            connection.add_notice_handler(lambda notice: self.log.warning("%s", notice.message_primary))
+            self._connection = connection
+            for table in tables:
+                if not self.resumable:
+                    tubes.backfill_in_steps(
+                        connection, self.tube, table, self.order_col, shard=shard, timeout=self.timeout
+                    )
+                    continue
+                done = tubes.backfill(
+                    connection,
+                    self.tube,
+                    table,
+                    self.order_col,
+                    shard=shard,
+                    chunk_size=chunk_size,
+                    pause=pause,
+                    timeout=self.timeout,
+                    told=partial(self._say, table),
+                    stop=self._stop,
+                )
+                looked_at[table] = done.looked_at
+        return looked_at
+
+    def on_kill(self) -> None:
+        """Stop at once, and undo the chunk in work; the next run goes on with it."""
+        super().on_kill()
+        connection = self._connection
+        if connection is not None and connection.info.transaction_status == TransactionStatus.ACTIVE:
+            connection.cancel_safe(timeout=CANCEL_WITHIN)
+
+
+class TubeGarbageCollectOperator(_Backfilling):
+    """Works off control pods: carries out the backfills that ``tube.tube_backfill_schedule`` asked for, and gives up
+    downstream what is gone, behind a backfill what it did not write again, and what was truncated.
+
+    What the downstream names is touched, so the worker reads it anew and deletes what is gone. Exactly once: touches and
+    the end of the control pod are one transaction. A control pod that can never be worked off is taken away, with a line
+    in the log and a row in ``tube.fault``; one that fails for now fails the task when all others are done.
+
+    :param feed: the worker's feed, or its JSON (templated)
+    :param downstream: the table that is a copy, as ``schema.table``, in which ``{tube}`` and ``{table}`` stand for the
+        names of the tube and of the table that was copied (templated); or a callable that gets a
+        ``airflow_pgchange.controls.Control`` and returns the ids that it holds and was asked to give up. A callable gets
+        control pods of other types too, and does itself what these ask for; a table cannot, so they are taken away
+    :param key: the copy's column of ids; default: called as the source's
+    :param shard_column: the column of their shard, where the copy is of several tables' rows
+    :param backfill_for: seconds a run for scheduled backfills; one that takes longer goes on in the next run
+    :param postgres_conn_id: the database of the downstream table
+    :param source_conn_id: the database of the tube; default: the same
+    :param wait_for: seconds to wait for the worker; None: as long as it takes
+    :param skip_if_empty: skip the task where no control pod's turn has come
+    """
+
+    template_fields: Sequence[str] = ("feed", "downstream", "postgres_conn_id", "source_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"feed": "json"}
+    shallow_copy_attrs: Sequence[str] = ("downstream",)
+
+    def __init__(
+        self,
+        *,
+        feed: FeedLike,
+        downstream: str | Downstream,
+        key: str | None = None,
+        shard_column: str = "shard",
+        backfill_for: float = BACKFILL_SECONDS,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        source_conn_id: str | None = None,
+        wait_for: float | None = None,
+        skip_if_empty: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.feed = json_of(feed)
+        self.downstream = downstream
+        self.key = key
+        self.shard_column = shard_column
+        self.backfill_for = backfill_for
+        self.postgres_conn_id = postgres_conn_id
+        self.source_conn_id = source_conn_id
+        self.wait_for = wait_for
+        self.skip_if_empty = skip_if_empty
+
+    def execute(self, context: Context) -> dict[str, int]:
+        """Returns how many control pods were worked off, how many ids they touched, and how many were given up."""
+        feed = _tube_feed(self.feed)
+        results = PgChangeHook(self.postgres_conn_id).conninfo()
+        source = PgChangeHook(self.source_conn_id).conninfo() if self.source_conn_id else results
+        downstream = self.downstream
+        if isinstance(downstream, str):
+            downstream = TableDownstream(results, source, feed, downstream, self.key, self.shard_column)
+        done = controls.work_off(
+            feed,
+            source,
+            downstream,
+            wait=self.wait_for,
+            seconds=self.backfill_for,
+            told=partial(self._say, feed.tube),
+            stopped=self._stop,
+        )
+        for one in done:
+            if one.given_up is None:
+                self.log.info(
+                    "%s: %s of %s worked off, %d ids touched",
+                    feed.name,
+                    one.control.type,
+                    one.control.table,
+                    one.touched,
+                )
+        if not done and self.skip_if_empty:
+            raise AirflowSkipException(f"{feed.name}: no control pod's turn has come")
+        given_up = sum(one.given_up is not None for one in done)
+        touched = sum(one.touched for one in done)
+        return {"controls": len(done) - given_up, "touched": touched, "given_up": given_up}
+
+
+def _tube_feed(value: FeedLike) -> TubeFeed:
+    feed = feed_of(value)
+    if not isinstance(feed, TubeFeed):
+        raise InvalidArgument(f"{feed.name} is a {feed.kind} feed, and this is about tubes")
+    return feed

@@ -1,0 +1,225 @@
+"""Copies that the shipped Spark application keeps, of shards, several tables and tubes; and what they give up."""
+
+from __future__ import annotations
+
+import runpy
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from airflow_pgchange import tubes
+from airflow_pgchange.controls import TableDownstream, work_off
+from airflow_pgchange.feeds import TubeFeed
+from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
+from tests.spark_session import batch_of
+from tests.tubes import attach, detach, make, one
+
+MIRROR = Path(__file__).parents[2] / "dags" / "spark" / "mirror.py"
+COPIES = TubeFeed("copies")
+COPY = "{tube}.{table}"
+
+
+@pytest.fixture
+def replay(db, monkeypatch):
+    """One batch by dags/spark/mirror.py."""
+
+    def run(feed=COPIES):
+        with batch_of(feed, db) as job:
+            monkeypatch.setattr("airflow_pgchange.spark.job.batch_job", lambda: nullcontext(job))
+            runpy.run_path(str(MIRROR))
+
+    return run
+
+
+@pytest.fixture
+def settle(db, connect, replay):
+    """All that a tube's worker has to do, until nothing is left."""
+
+    def run(feed=COPIES):
+        connection = connect()
+        while one(connection, f"select count(*) from {feed.tube}"):
+            if one(connection, f"select count(*) from {feed.tube} where ids <> '{{}}'"):
+                replay(feed)
+            work_off(feed, db, TableDownstream(db, db, feed, COPY))
+
+    return run
+
+
+@pytest.fixture
+def shards(connect):
+    """Two shards of a table, whose ids are partly the same, and their copy."""
+    connection = connect()
+    connection.execute(
+        "create schema copies; create table copies.flight (shard int, id bigint, word text, primary key (shard, id))"
+    )
+    make(connection, "copies")
+    for shard in (1, 2):
+        name = f"sh000{shard}"
+        connection.execute(
+            f"create schema {name}; create table {name}.flight (id bigint primary key, word text)"
+        )
+        attach(connection, f"{name}.flight", "copies", None)
+        connection.execute(f"insert into {name}.flight values (1, '{name}'), (10 * {shard}, '{name}')")
+    return connection
+
+
+BOTH = "select 1 as shard, * from sh0001.flight union all select 2, * from sh0002.flight"
+
+
+def rows(connection, query):
+    return connection.execute(f"select * from ({query}) as r order by 1, 2").fetchall()
+
+
+def test_equal_ids_of_two_shards_do_not_overwrite_each_other(shards, settle):
+    settle()
+    assert rows(shards, "select * from copies.flight") == rows(shards, BOTH)
+
+
+def test_a_row_that_is_deleted_in_one_shard_stays_in_the_other(shards, settle):
+    settle()
+    shards.execute("delete from sh0001.flight where id = 1")
+    settle()
+    assert rows(shards, "select * from copies.flight") == rows(shards, BOTH)
+
+
+def test_a_backfill_of_one_shard_gives_up_what_that_shard_lost_and_nothing_of_another(shards, settle):
+    settle()
+    shards.execute("insert into copies.flight values (1, 77, 'ghost'), (2, 77, 'ghost')")
+    tubes.backfill(shards, "copies", "sh0001.flight", "id")
+    settle()
+    assert rows(shards, "select * from copies.flight") == rows(
+        shards, BOTH + " union all select 2, 77, 'ghost'"
+    )
+
+
+def test_a_truncate_of_one_shard_empties_the_copy_of_that_shard(shards, settle):
+    settle()
+    shards.execute("truncate sh0001.flight")
+    settle()
+    assert rows(shards, "select * from copies.flight") == rows(shards, BOTH)
+
+
+def test_a_copy_stays_that_of_several_tables_when_one_of_them_was_detached(shards, settle):
+    settle()
+    detach(shards, "sh0002.flight", "copies")
+    shards.execute("update sh0001.flight set word = 'new'")
+    settle()
+    assert rows(shards, "select * from copies.flight") == rows(shards, BOTH)
+
+
+def test_other_workers_shards_count_for_who_shares_a_copy(shards, settle, replay, db):
+    settle()
+    make(shards, "copies", 2)
+    shards.execute("update sh0001.flight set word = 'new'")
+    replay(TubeFeed("copies", 1, 2))
+    assert rows(shards, "select * from copies.flight") == rows(shards, BOTH)
+
+
+def test_a_shared_copy_without_a_shard_is_refused_by_name(shards, replay, db):
+    shards.execute("drop table copies.flight; create table copies.flight (id bigint primary key, word text)")
+    with pytest.raises(MergeRefused, match='no unique index on exactly "shard", "id"'):
+        replay()
+    shards.execute("delete from copies; truncate sh0001.flight")
+    with pytest.raises(InvalidArgument, match="no column shard to tell them apart"):
+        work_off(COPIES, db, TableDownstream(db, db, COPIES, COPY))
+
+
+@pytest.fixture
+def twins(shards):
+    """Another table of the same name, under the same shard."""
+    shards.execute("create schema other; create table other.flight (id bigint primary key, word text)")
+    attach(shards, "other.flight", "copies", 1)
+    return shards
+
+
+def test_two_tables_of_one_name_and_shard_are_refused_by_the_mirror(twins, replay):
+    with pytest.raises(InvalidArgument, match=r"sh0001\.flight both touch|other\.flight both touch"):
+        replay()
+
+
+def test_two_tables_of_one_name_and_shard_are_refused_when_they_give_up_rows(twins, db):
+    twins.execute("delete from copies; insert into copies.flight values (1, 5, 'x'); truncate other.flight")
+    with pytest.raises(InvalidArgument, match="under shard 1, so a copy could not tell their rows apart"):
+        work_off(COPIES, db, TableDownstream(db, db, COPIES, COPY))
+    assert one(twins, "select count(*) from copies where ids = '{}'") == 1
+
+
+def test_two_tables_in_a_shard_have_copies_of_their_own(shards, settle):
+    shards.execute(
+        "create table sh0001.gate (id bigint primary key, word text);"
+        "create table copies.gate (id bigint primary key, word text)"
+    )
+    attach(shards, "sh0001.gate", "copies", None)
+    shards.execute("insert into sh0001.gate values (1, 'gate'), (2, 'gate')")
+    settle()
+    tubes.backfill(shards, "copies", "sh0001.gate", "id")
+    shards.execute("truncate sh0001.flight")
+    settle()
+    assert rows(shards, "select * from copies.gate") == rows(shards, "select * from sh0001.gate")
+    assert rows(shards, "select * from copies.flight") == rows(shards, BOTH)
+
+
+def test_several_tubes_on_a_table_each_keep_a_copy(shards, settle):
+    shards.execute(
+        "create schema early; create table early.flight (shard int, id bigint, word text, primary key (shard, id))"
+    )
+    make(shards, "early", predicate="id < 20")
+    attach(shards, "sh0001.flight", "early", None)
+    attach(shards, "sh0002.flight", "early", None)
+    for shard in (1, 2):
+        tubes.backfill(shards, "early", f"sh000{shard}.flight", "id")
+    settle(TubeFeed("early"))
+    settle()
+    assert rows(shards, "select * from copies.flight") == rows(shards, BOTH)
+    assert rows(shards, "select * from early.flight") == rows(
+        shards, f"select * from ({BOTH}) as b where id < 20"
+    )
+
+
+def test_a_table_with_a_shard_of_its_own_cannot_share_a_copy_unseen(shards, replay):
+    shards.execute("alter table sh0001.flight add shard int default 7")
+    with pytest.raises(InvalidArgument, match='"shard" of its own'):
+        replay()
+
+
+def test_a_detached_tables_copy_is_kept_no_more_and_a_backfill_puts_it_right(shards, settle):
+    """What it touched just before is done without it: whoever attaches it again backfills."""
+    settle()
+    shards.execute("update sh0001.flight set word = 'last'")
+    detach(shards, "sh0001.flight", "copies")
+    settle()
+    assert one(shards, "select count(*) from copies.flight where word = 'last'") == 0
+    notices = []
+    shards.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    attach(shards, "sh0001.flight", "copies", None)
+    assert "backfill" in notices[0]
+    tubes.backfill(shards, "copies", "sh0001.flight", "id")
+    settle()
+    assert rows(shards, "select * from copies.flight") == rows(shards, BOTH)
+
+
+NAMES = [("Item", "Id"), ("a.b", "key.of"), ("with, comma", "no"), ('quo"te', 'i"d'), ("sélect", "table")]
+
+
+@pytest.mark.parametrize(("name", "key"), NAMES)
+def test_tables_and_id_columns_may_be_called_anything(connect, settle, name, key):
+    connection = connect()
+    table, column = ('"' + part.replace('"', '""') + '"' for part in (name, key))
+    connection.execute("create schema copies; create schema source")
+    for schema in ("source", "copies"):
+        connection.execute(f"create table {schema}.{table} ({column} bigint primary key, word text)")
+    make(connection, "copies", predicate="word <> 'no'")
+    attach(connection, f"source.{table}", "copies", id_column=key)
+    connection.execute(f"insert into copies.{table} values (7, 'ghost')")
+    connection.execute(f"truncate source.{table}; insert into source.{table} values (1, 'a'), (2, 'no')")
+    settle()
+    assert rows(connection, f"select * from copies.{table}") == [(1, "a")]
+    connection.execute("select tube.tube_backfill_schedule('copies', %s, 0, 0)", [key])
+    connection.execute(f"insert into copies.{table} values (8, 'ghost')")
+    settle()
+    (attached,) = tubes.attached(connection, "copies")
+    tubes.backfill(connection, "copies", attached, key)
+    settle()
+    assert rows(connection, f"select * from copies.{table}") == [(1, "a")]
+    assert one(connection, "select count(*) from tube.fault") == 0
