@@ -65,7 +65,7 @@ def listed(
     consumer: str | None = None,
     older_than: Age | None = None,
 ) -> list[Letter]:
-    """The letters that this role may see, the oldest first: all, of a consumer as ``status`` names it, or older than an age.
+    """The letters that this role may see, the oldest first; of a consumer as ``status`` names it, or older than an age.
 
     ``source`` is asked whether it still has the changes of those that lie in another database than their changes.
     """
