@@ -23,6 +23,7 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.maintenance",
                 "operators.tube",
                 "operators.tube_backfill",
+                "operators.letters",
             )
         ],
         "sensors": [_modules("sensors.pgchange")],
