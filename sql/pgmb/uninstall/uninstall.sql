@@ -1,0 +1,3 @@
+-- Take out the schema pgmb, with every event in it; users' tables stay as they are.
+
+drop schema pgmb cascade;
