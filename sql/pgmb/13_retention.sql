@@ -1,0 +1,163 @@
+-- What is older than partition_retention_period goes, a partition at a time, when nobody needs anything in it.
+--
+-- A partition is emptied under a lock of its own that nobody waits for long, after a second look: an insert may have come
+-- before the lock. Emptied ones are dropped by and by.
+
+create function pgmb.trim_partition(tbl regclass, part regclass, lower pgmb.event_id, upper pgmb.event_id) returns text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    holder text := pgmb.holder_of(tbl, lower, upper);
+begin
+    if holder is not null then
+        return format('kept %s: %s', part, holder);
+    end if;
+    execute format('lock table only %s in access exclusive mode', part);
+    holder := pgmb.holder_of(tbl, lower, upper);
+    if holder is not null then
+        return format('kept %s: %s', part, holder);
+    end if;
+    execute format('truncate %s', part);
+    return format('emptied %s', part);
+exception when lock_not_available then
+    return format('postponed %s: it is in use', part);
+end
+$$;
+comment on function pgmb.trim_partition(regclass, regclass, pgmb.event_id, pgmb.event_id) is
+    'Empty one partition that nobody needs; says what it did, or why not.';
+
+create function pgmb.trim_default(tbl regclass, cut pgmb.event_id) returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    part regclass := pgmb.default_partition(tbl);
+    old boolean;
+    gone bigint;
+begin
+    execute format('select exists (select from %s where id < %L)', part, cut) into old;
+    if not old then
+        return;
+    end if;
+    -- In one statement the rows and who needs them are seen at one moment.
+    execute format('delete from %s where id < $1 and (select pgmb.holder_of($2, '''', $1)) is null', part) using cut, tbl;
+    get diagnostics gone = row_count;
+    return next case when gone > 0 then format('deleted %s rows of %s', gone, part)
+                     else format('kept old rows of %s: %s', part, coalesce(pgmb.holder_of(tbl, '', cut), 'they came into use')) end;
+end
+$$;
+comment on function pgmb.trim_default(regclass, pgmb.event_id) is
+    'Delete what is old in the default partition: rows that came with an id before the first partition.';
+
+create function pgmb.trim_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    cut pgmb.event_id := pgmb.create_event_id(
+        greatest(current_ts - pgmb.setting_as_interval('partition_retention_period'), 'epoch'), 0);
+    part record;
+begin
+    perform pgmb.check_append_only(tbl);
+    for part in select * from pgmb.get_partitions_and_bounds(tbl) as p where p.upper_bound <= cut loop
+        if pgmb.empty_ones(array[part.partition_id]) = '{}' then
+            return next pgmb.trim_partition(tbl, part.partition_id, part.lower_bound, part.upper_bound);
+        end if;
+    end loop;
+    return query select * from pgmb.trim_default(tbl, cut);
+end
+$$;
+comment on function pgmb.trim_partitions(regclass, timestamptz) is
+    'Empty the partitions that are older than partition_retention_period and that nobody needs; a line for each thing done or '
+    'kept, and for whom.';
+
+create function pgmb.drop_emptied(tbl regclass, current_ts timestamptz default now(), spare integer default 8)
+returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    cut pgmb.event_id := pgmb.create_event_id(
+        greatest(current_ts - pgmb.setting_as_interval('partition_retention_period'), 'epoch'), 0);
+    emptied regclass[];
+begin
+    perform pgmb.check_append_only(tbl);
+    emptied := pgmb.empty_ones(array(
+        select p.partition_id from pgmb.get_partitions_and_bounds(tbl) as p where p.upper_bound <= cut));
+    if cardinality(emptied) > spare then
+        return query select * from pgmb.drop_partitions(tbl, emptied);
+    end if;
+end
+$$;
+comment on function pgmb.drop_emptied(regclass, timestamptz, integer) is
+    'Drop the old partitions that are empty, when there are more than spare of them.';
+
+create function pgmb.slices_needed(slot regclass) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    needed boolean;
+begin
+    execute format(
+        'select exists (select from %s as p where p.txid >= pg_snapshot_xmin(d.snapshot) '
+        'and not pg_visible_in_snapshot(p.txid, d.snapshot)) from pgmb.dispatcher as d order by d.version desc limit 1', slot)
+    into strict needed;
+    return needed;
+end
+$$;
+comment on function pgmb.slices_needed(regclass) is 'Whether a partition of published holds what is not dispatched.';
+
+create function pgmb.trim_published(current_ts timestamptz default now()) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    slot regclass;
+    filled boolean;
+begin
+    perform pgmb.check_append_only('pgmb.events');
+    for slot in
+        select i.inhrelid::regclass from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
+        where i.inhparent = 'pgmb.published'::regclass
+          and pg_get_expr(c.relpartbound, c.oid)
+              <> format('FOR VALUES IN (''%s'')', mod(extract(epoch from current_ts)::bigint / 900, 4))
+        order by c.relname
+    loop
+        execute format('select exists (select from %s)', slot) into filled;
+        continue when not filled or pgmb.slices_needed(slot);
+        begin
+            execute format('lock table only %s in access exclusive mode', slot);
+            if not pgmb.slices_needed(slot) then
+                execute format('truncate %s', slot);
+                return next format('emptied %s', slot);
+            end if;
+        exception when lock_not_available then
+            return next format('postponed %s: it is in use', slot);
+        end;
+    end loop;
+end
+$$;
+comment on function pgmb.trim_published(timestamptz) is
+    'Empty those of the partitions of published that nobody writes now, when everything in them is dispatched.';
+
+create function pgmb.trim_scheduled() returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    gone bigint;
+begin
+    with d as (select d.* from pgmb.dispatcher as d order by d.version desc limit 1)
+    delete from pgmb.scheduled as s using d
+    where s.event_id <= d.scheduled_upto and pg_visible_in_snapshot(s.txid, d.snapshot);
+    get diagnostics gone = row_count;
+    if gone > 0 then
+        return next format('forgot %s scheduled events that were dispatched', gone);
+    end if;
+end
+$$;
+comment on function pgmb.trim_scheduled() is 'Forget when events were due that were dispatched since.';
