@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 
@@ -102,6 +103,18 @@ class PermissionDenied(PgChangeError):
 
 class ServerUnavailable(PgChangeError):
     """PostgreSQL cannot be reached, or ended the connection. Check host, port and server, then try again."""
+
+
+class NotPublished(PgChangeError):
+    """Events that a publisher could not send: its list ``events`` has them. Mend them, or publish them again."""
+
+    def __init__(self, message: str, events: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.events = list(events)
+
+
+class PublisherFull(PgChangeError):
+    """As many events wait to be published as the publisher may keep. Put fewer, wait, or give it more memory."""
 
 
 class MergeRefused(PgChangeError):
