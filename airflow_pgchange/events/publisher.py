@@ -233,10 +233,9 @@ class Publisher:
             try:
                 if self._connection is None or self._connection.closed:
                     self._connection = connect(self._conninfo, primary=True)
-                if any(row.event.id is None for row in rows):
-                    rows = with_ids(self._connection, rows)
-                    with self._changed:
-                        self._in_flight = rows
+                rows = with_ids(self._connection, rows)
+                with self._changed:
+                    self._in_flight = rows
                 return _commit(self._connection, rows, write)
             except PASSING as error:
                 log.warning("%d events wait to be published: %s", len(rows), error)
