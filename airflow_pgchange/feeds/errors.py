@@ -117,6 +117,10 @@ class PublisherFull(PgChangeError):
     """As many events wait to be published as the publisher may keep. Put fewer, wait, or give it more memory."""
 
 
+class HandlerFailed(PgChangeError):
+    """A handler that is not to be tried again failed, or its calls do not end. Mend it; its events come again."""
+
+
 class MergeRefused(PgChangeError):
     """Staged results do not fit their target (columns, key, duplicates, counts). Nothing was written."""
 

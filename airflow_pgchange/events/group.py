@@ -1,0 +1,198 @@
+"""A group that is held: what its holder reads from it and writes for it, on one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.events.event import Event
+from airflow_pgchange.events.handler import RETRY
+from airflow_pgchange.events.subscriptions import heartbeat
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.calls import select
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import ConnectionLost, ServerUnavailable, translated
+
+RETRY_BYTES = 8 * 2**20
+"""About how many bytes of events one retry carries at most; more go in several."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Events that come back to one handler, by ``event``. ``problem`` is why some cannot."""
+
+    event: Event
+    handler: str
+    attempt: int = 1
+    events: tuple[Event, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """A batch of a group, and the cursor behind it."""
+
+    events: tuple[Event, ...]
+    retries: tuple[Retry, ...]
+    cursor: str
+
+    @property
+    def count(self) -> int:
+        return len(self.events) + len(self.retries)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Events that a handler failed on in its so-manieth attempt; ``pause`` seconds to the next, None for none."""
+
+    handler: str
+    attempt: int
+    events: tuple[Event, ...]
+    error: str
+    pause: float | None
+
+
+class Group:
+    """Reads a group under its lock, and writes what is to be kept."""
+
+    def __init__(self, connection: psycopg.Connection[Any], name: str) -> None:
+        self.name = name
+        self._connection = connection
+
+    def read(self, cursor: str | None, limit: int) -> Read | None:
+        """The next batch behind a cursor, or behind the stored one, dispatched now if nothing waits. None where there is
+        none. Raises ConsumerBusy where somebody else holds the group."""
+        rows = self._next(cursor, limit)
+        if not rows and ask(self._connection, sql.SQL("select pgmb.poll_for_events()")):
+            rows = self._next(cursor, limit)
+        if not rows:
+            return None
+        events = [_event(row) for row in rows]
+        return Read(
+            events=tuple(event for event in events if event.topic != RETRY),
+            retries=tuple(self._retry(event) for event in events if event.topic == RETRY),
+            cursor=rows[-1]["next_cursor"],
+        )
+
+    def keep(self, failures: Sequence[Failure], cursor: str | None) -> None:
+        """Schedule the failures' next attempts, write the dead letters of those that have none, and move the cursor: all
+        or none."""
+        with translated(), self._connection.transaction():
+            for failure in failures:
+                if failure.pause is None:
+                    self._give_up(failure)
+                else:
+                    for part in _portions(failure.events):
+                        self._retry_later(failure, part, failure.pause)
+            if cursor is not None:
+                ask(self._connection, select("pgmb.set_group_cursor", self.name, cursor, False))
+
+    def stay(self) -> None:
+        """Say that the group is in use; raises ConnectionLost where it is not held any more."""
+        heartbeat(self._connection, self.name)
+
+    def release(self) -> None:
+        ask(self._connection, select("pgmb.release_group_lock", self.name))
+
+    def _next(self, cursor: str | None, limit: int) -> list[dict[str, Any]]:
+        query = sql.SQL("select * from pgmb.read_next_events({}, {}, {})").format(self.name, cursor, limit)
+        with translated(), self._connection.cursor(row_factory=dict_row) as found:
+            return found.execute(query).fetchall()
+
+    def _retry(self, event: Event) -> Retry:
+        payload = event.payload if isinstance(event.payload, Mapping) else {}
+        handler, number, ids = payload.get("handlerName"), payload.get("retryNumber"), payload.get("ids")
+        if not (isinstance(handler, str) and isinstance(number, int) and isinstance(ids, list)):
+            return Retry(event, RETRY, problem="its payload has no ids, retryNumber and handlerName")
+        copies = event.metadata.get("events")
+        if copies is None:
+            query = sql.SQL("select * from pgmb.read_events({}::text[]::pgmb.event_id[])").format(
+                sql.Literal(ids)
+            )
+            with translated(), self._connection.cursor(row_factory=dict_row) as found:
+                copies = found.execute(query).fetchall()
+        events = tuple(_event({**copy, "subscription_ids": event.subscriptions}) for copy in copies)
+        missing = sorted(set(ids) - {one.id for one in events})
+        problem = f"events that are not in the log any more: {', '.join(missing)}" if missing else None
+        return Retry(event, handler, number + 1, events, problem)
+
+    def _retry_later(self, failure: Failure, events: Sequence[Event], pause: float) -> None:
+        query = (
+            "insert into pgmb.events (id, topic, payload, metadata, subscription_id) values (pgmb.create_event_id("
+            "clock_timestamp() + make_interval(secs => %s), nextval('pgmb.event_seq')), %s, %s, %s, %s)"
+        )
+        payload = {
+            "ids": [event.id for event in events],
+            "retryNumber": failure.attempt,
+            "handlerName": failure.handler,
+        }
+        # Copies, as the log may let go of events that the cursor has passed.
+        metadata = {"events": [_copy(event) for event in events], "error": failure.error}
+        subscription = events[0].subscriptions[0]
+        self._connection.execute(query, [pause, RETRY, Jsonb(payload), Jsonb(metadata), subscription])
+
+    def _give_up(self, failure: Failure) -> None:
+        query = "select pgmb.give_up_events(%s, %s, %s, %s, %s, %s)"
+        events = Jsonb([_copy(event) for event in failure.events])
+        subscription = failure.events[0].subscriptions[0]
+        self._connection.execute(
+            query, [self.name, failure.handler, subscription, events, failure.error, failure.attempt]
+        )
+
+
+@contextmanager
+def held(conninfo: str, name: str) -> Iterator[Group]:
+    """A group on a connection of its own, whose lock is released at the end. Raises ConnectionLost."""
+    connection = connect(conninfo, primary=True)
+    with connection:
+        try:
+            group = Group(connection, name)
+            yield group
+            group.release()
+        except (psycopg.OperationalError, ServerUnavailable) as error:
+            if not connection.closed:
+                raise
+            raise ConnectionLost(
+                f"group {name}: the connection that held it ended ({str(error).strip()}); what was not stored "
+                "comes again to whoever reads the group next"
+            ) from error
+
+
+def _event(row: Mapping[str, Any]) -> Event:
+    return Event(
+        row["topic"],
+        row["payload"],
+        row["metadata"],
+        subscription_id=row.get("subscription_id"),
+        id=row["id"],
+        subscriptions=tuple(row["subscription_ids"]),
+    )
+
+
+def _copy(event: Event) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "topic": event.topic,
+        "payload": event.payload,
+        "metadata": dict(event.metadata),
+    }
+
+
+def _portions(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """The events in order, in portions of bearable size."""
+    portion: list[Event] = []
+    size = 0
+    for event in events:
+        size += len(str(event.payload)) + len(str(event.metadata))
+        if portion and size > RETRY_BYTES:
+            yield portion
+            portion, size = [], 0
+        portion.append(event)
+    yield portion
