@@ -1,15 +1,5 @@
 -- Settings: which values they may have.
 
-create or replace function pgmb.refuse(reason text, hint text default null) returns void
-language plpgsql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    raise exception using errcode = 'PC008', message = reason, hint = coalesce(hint, '');
-end
-$$;
-comment on function pgmb.refuse(text, text) is 'Refuse something, with the reason and what to do.';
-
 create function pgmb.interval_of(config_id pgmb.config_type, value text) returns interval
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
