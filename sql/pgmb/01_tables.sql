@@ -68,11 +68,13 @@ create table pgmb.published (
     slot smallint not null default ((extract(epoch from statement_timestamp())::bigint / 900) % 4),
     txid xid8 not null default pg_current_xact_id(),
     seq bigint generated always as identity,
+    direct boolean not null,
     ids text[] collate "C" not null
 ) partition by list (slot);
 comment on table pgmb.published is
-    'The ids of published events, a slice or a few a statement, with the transaction that wrote them. The partition of each '
-    'quarter of an hour is emptied before its turn comes again, when all in it is dispatched.';
+    'The ids of published events, a slice or a few a statement, with the transaction that wrote them; direct says that some are '
+    'for one subscription alone. The partition of each quarter of an hour is emptied before its turn comes again, when all in it '
+    'is dispatched.';
 create index published_order on pgmb.published (txid, seq);
 create table pgmb.published_0 partition of pgmb.published for values in (0);
 create table pgmb.published_1 partition of pgmb.published for values in (1);
@@ -149,12 +151,14 @@ comment on table pgmb.subscription_groups is
 create table pgmb.condition (
     id integer generated always as identity primary key,
     conditions_sql text not null,
+    by_topic boolean not null default false,
+    by_params boolean not null default false,
     known_since timestamptz not null default now()
 );
-comment on table pgmb.condition is 'Every condition that a subscription has or had. Who may insert here may use new ones.';
+comment on table pgmb.condition is
+    'Every condition that a subscription has or had. Who may insert here may use new ones. by_topic: of the event it looks at '
+    'the topic only, so it is evaluated once a topic and poll; by_params: the index on params finds the subscriptions.';
 create unique index condition_text on pgmb.condition (md5(conditions_sql));
-insert into pgmb.condition (conditions_sql) values
-    ('TRUE'), ('s.params @> jsonb_build_object(''topic'', e.topic)');
 
 create table pgmb.subscriptions (
     id pgmb.subscription_id primary key default ('su' || left(replace(gen_random_uuid()::text, '-', ''), 22)),
@@ -205,7 +209,7 @@ create table pgmb.fault (
     id bigint generated always as identity primary key,
     group_id pgmb.group_id not null,
     subscription_id pgmb.subscription_id not null,
-    event_id pgmb.event_id not null,
+    event_ids text[] not null,
     message text not null,
     occurred_at timestamptz not null default clock_timestamp()
 );

@@ -55,9 +55,11 @@ comment on function pgmb.event_partition(text, integer) is
     'event''s id: a condition may say pgmb.event_partition(e.id, 4) = (s.params ->> ''partition'')::int.';
 
 create function pgmb.get_config_value(config_id pgmb.config_type) returns text
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select c.value from pgmb.config as c where c.id = config_id
+begin
+    return (select c.value from pgmb.config as c where c.id = config_id);
+end
 $$;
 comment on function pgmb.get_config_value(pgmb.config_type) is 'A setting.';

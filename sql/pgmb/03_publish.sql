@@ -10,13 +10,15 @@ as $$
 declare
     now_id text := 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g';
     due text[];
+    direct boolean;
     later boolean;
 begin
-    select array_agg(a.id::text) filter (where a.id < now_id), bool_or(a.id >= now_id) into due, later from added as a;
+    select array_agg(a.id::text) filter (where a.id < now_id), bool_or(a.subscription_id is not null), bool_or(a.id >= now_id)
+    into due, direct, later from added as a;
     if cardinality(due) <= 280 then
-        insert into pgmb.published (ids) values (due);
+        insert into pgmb.published (direct, ids) values (direct, due);
     elsif due is not null then
-        insert into pgmb.published (ids) select due[i:i + 279] from generate_series(1, cardinality(due), 280) as i;
+        insert into pgmb.published (direct, ids) select direct, due[i:i + 279] from generate_series(1, cardinality(due), 280) as i;
     end if;
     if later then
         insert into pgmb.scheduled (event_id) select a.id from added as a where a.id >= now_id;

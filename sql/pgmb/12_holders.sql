@@ -11,30 +11,13 @@ as $$
 $$;
 comment on function pgmb.cursors() is 'How far each group has read for certain, and when it last moved; empty is from the start.';
 
-create function pgmb.undispatched() returns table (event_id text, later boolean)
-language sql stable
-as $$
-    with d as (select d.* from pgmb.dispatcher as d order by d.version desc limit 1)
-    select i.id, false
-    from d
-    join pgmb.published as p on p.txid >= pg_catalog.pg_snapshot_xmin(d.snapshot)
-    cross join lateral pg_catalog.unnest(p.ids) as i(id)
-    where not pg_catalog.pg_visible_in_snapshot(p.txid, d.snapshot)
-      and not coalesce(p.txid = d.partial_txid and p.seq <= d.partial_seq, false)
-    union all
-    select s.event_id, true
-    from d join pgmb.scheduled as s
-        on s.event_id > d.scheduled_upto or not pg_catalog.pg_visible_in_snapshot(s.txid, d.snapshot)
-$$;
-comment on function pgmb.undispatched() is 'Published events that were not dispatched yet, and whether they are for later.';
-
 -- Each branch is a pipeline that ends when its reader has seen enough: pinned paths would keep them from being inlined.
 create function pgmb.needs(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable
 as $$
-    select 'undispatched', case when u.later then 'scheduled' else 'not dispatched' end, u.event_id, null::timestamptz
-    from pgmb.undispatched() as u
+    select 'undispatched', null, u.event_id, null::timestamptz
+    from pgmb.unread_events as u
     where u.event_id >= lower and u.event_id < upper
     union all
     select 'unread', c.group_id, i.id, c.since
@@ -44,10 +27,11 @@ as $$
     where d.event_ids[1] < upper and d.event_ids[pg_catalog.cardinality(d.event_ids)] >= lower
       and i.id >= lower and i.id < upper
     union all
-    select 'fault', f.group_id, f.event_id, f.occurred_at
+    select 'fault', f.group_id, i.id, f.occurred_at
     from pgmb.fault as f
     join pgmb.subscriptions as s on s.id = f.subscription_id
-    where f.event_id >= lower and f.event_id < upper
+    cross join lateral pg_catalog.unnest(f.event_ids) as i(id)
+    where i.id >= lower and i.id < upper
     union all
     -- A retry names events that are to be read again when its time comes.
     select 'retry', s.group_id, i.id, pgmb.extract_date_from_event_id(e.id)
@@ -89,7 +73,7 @@ begin
     end if;
     return case need.kind
         when 'unread' then format('group %I has not read it', need.holder)
-        when 'undispatched' then format('it holds events that are %s', need.holder)
+        when 'undispatched' then 'not all in it is dispatched'
         when 'fault' then format('a condition of group %I failed for events in it: see pgmb.fault', need.holder)
         when 'retry' then format('group %I is to read events in it again', need.holder)
     end;

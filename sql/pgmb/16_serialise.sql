@@ -32,14 +32,11 @@ begin
         return null;
     end if;
     if jsonb_typeof(a) = 'object' and jsonb_typeof(b) = 'object' then
-        return (
-            select jsonb_object_agg(d.key, d.value)
-            from (
-                select n.key, n.value from jsonb_each(a) as n where n.value is distinct from b -> n.key
-                union all
-                select o.key, 'null' from jsonb_each(b) as o where o.value <> 'null' and not a ? o.key
-            ) as d
-        );
+        -- Only where b has keys that a lacks is there more to do than to look at those of a.
+        if b || a <> a then
+            a := (select jsonb_object_agg(o.key, null) from jsonb_object_keys(b) as o(key)) || a;
+        end if;
+        return (select jsonb_object_agg(n.key, n.value) from jsonb_each(a) as n where n.value is distinct from b -> n.key);
     end if;
     return a;
 end

@@ -69,21 +69,29 @@ as $$
 $$;
 comment on function pgmb.topic_of(regclass, text) is 'The topic of one kind of change in a table, by today''s name of it.';
 
+create function pgmb.note_push_fault(tbl oid, op text, message text, before jsonb, after jsonb) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    insert into pgmb.push_fault (tbl, op, message, before, after) values (tbl, op, message, before, after);
+    return false;
+end
+$$;
+comment on function pgmb.note_push_fault(oid, text, text, jsonb, jsonb) is 'Note a row that cannot be sent: false.';
+
 create function pgmb.push_rows(tbl regclass, op text) returns text
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select format($body$
-    with made as materialized (
-        select pgmb.serialised(%1$s, %2$L, pgchange_row.*) as s from %3$s as pgchange_row
-    ), failed as (
-        insert into pgmb.push_fault (tbl, op, message, %4$I)
-        select %1$s, %2$L, (m.s).error, (m.s).serialised from made as m where (m.s).error is not null
-    )
     insert into pgmb.events (topic, payload)
-    select %5$L, (m.s).serialised from made as m where (m.s).emit and (m.s).serialised is not null;
+    select %5$L, (m.s).serialised
+    from (select pgmb.serialised(%1$s, %2$L, pgchange_row.*) as s from %3$s as pgchange_row offset 0) as m
+    where case when (m.s).error is null then (m.s).emit and (m.s).serialised is not null
+               else pgmb.note_push_fault(%1$s, %2$L, (m.s).error, %4$s) end;
 $body$, tbl::oid, upper(op), case op when 'insert' then 'pgchange_added' else 'pgchange_removed' end,
-        case op when 'insert' then 'after' else 'before' end, pgmb.topic_of(tbl, op))
+        case op when 'insert' then 'null, (m.s).serialised' else '(m.s).serialised, null' end, pgmb.topic_of(tbl, op))
 $$;
 comment on function pgmb.push_rows(regclass, text) is 'The statement that publishes inserted or deleted rows.';
 
@@ -94,28 +102,30 @@ as $$
     -- The rows before and after are in the same order. One that is moved to a partition which does not take it is among the
     -- former only: then nobody can tell which belongs to which.
     select format($body$
-    with sides as (
-        select row_number() over () as i, true as is_new, pgmb.serialised(%1$s, 'UPDATE', pgchange_row.*) as s
-        from pgchange_added as pgchange_row
-        union all
-        select row_number() over (), false, pgmb.serialised(%1$s, 'UPDATE', pgchange_row.*)
-        from pgchange_removed as pgchange_row
-        where (select count(*) from pgchange_added) = (select count(*) from pgchange_removed)
-    ), pairs as (
-        select p.i, (array_agg(p.s) filter (where p.is_new))[1] as a, (array_agg(p.s) filter (where not p.is_new))[1] as b
-        from sides as p group by p.i
-    ), made as materialized (
+    insert into pgmb.events (topic, payload, metadata)
+    select %2$L, m.changed, case when m.before is null then '{}' else jsonb_build_object('old', m.before) end
+    from (
         select p.i, (p.a).serialised as after, (p.b).serialised as before, (p.a).emit or (p.b).emit as emit,
                coalesce((p.a).error, (p.b).error) as error,
                pgmb.jsonb_diff(coalesce((p.a).serialised, '{}'), coalesce((p.b).serialised, '{}')) as changed
-        from pairs as p
-    ), failed as (
-        insert into pgmb.push_fault (tbl, op, message, before, after)
-        select %1$s, 'UPDATE', m.error, m.before, m.after from made as m where m.error is not null
-    )
-    insert into pgmb.events (topic, payload, metadata)
-    select %2$L, m.changed, case when m.before is null then '{}' else jsonb_build_object('old', m.before) end
-    from made as m where m.error is null and m.emit and m.changed is not null order by m.i;
+        from (
+            select s.i, (array_agg(s.s) filter (where s.is_new))[1] as a,
+                   (array_agg(s.s) filter (where not s.is_new))[1] as b
+            from (
+                select row_number() over () as i, true as is_new, pgmb.serialised(%1$s, 'UPDATE', pgchange_row.*) as s
+                from pgchange_added as pgchange_row
+                union all
+                select row_number() over (), false, pgmb.serialised(%1$s, 'UPDATE', pgchange_row.*)
+                from pgchange_removed as pgchange_row
+                where (select count(*) from pgchange_added) = (select count(*) from pgchange_removed)
+            ) as s
+            group by s.i
+        ) as p
+        offset 0
+    ) as m
+    where case when m.error is null then m.emit and m.changed is not null
+               else pgmb.note_push_fault(%1$s, 'UPDATE', m.error, m.before, m.after) end
+    order by m.i;
 $body$, tbl::oid, pgmb.topic_of(tbl, 'update'))
 $$;
 comment on function pgmb.push_update(regclass) is
@@ -131,7 +141,7 @@ declare
     pgchange_open boolean;
 begin
     begin
-        pgchange_open := has_schema_privilege('pgmb', 'usage') and has_table_privilege('pgmb.push_fault', 'select')
+        pgchange_open := has_schema_privilege('pgmb', 'usage') and has_table_privilege('pgmb.push_fault', 'delete')
             and has_column_privilege('pgmb.events', 'payload', 'insert');
     exception when others or assert_failure then
         pgchange_open := false;
