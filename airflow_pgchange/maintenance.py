@@ -70,6 +70,8 @@ def maintain(
     if "tube" in held:
         report.add(report.done, lambda: _lines(connection, "tube.refresh"))
         report.add(report.attention, lambda: _tubes(connection))
+    if "dead_letters" in held:
+        report.add(report.attention, lambda: _letters(connection))
     if "staging" in held:
         report.add(report.done, lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
     return report
@@ -120,6 +122,17 @@ def _consumers(connection: psycopg.Connection[Any]) -> list[str]:
                 f"airflow pgchange skip {name} gives it up"
             )
     return lines
+
+
+def _letters(connection: psycopg.Connection[Any]) -> list[str]:
+    rows = connection.execute(
+        "select consumer, count(*), min(given_up_at)::timestamptz(0) from dead_letter.letter "
+        "where not on_its_way group by consumer order by consumer"
+    ).fetchall()
+    return [
+        f"{consumer}: {count} dead letters since {since}: airflow pgchange letters list --consumer {consumer}"
+        for consumer, count, since in rows
+    ]
 
 
 def _tubes(connection: psycopg.Connection[Any]) -> list[str]:

@@ -22,6 +22,7 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.schema",
                 "operators.maintenance",
                 "operators.tube",
+                "operators.letters",
             )
         ],
         "sensors": [_modules("sensors.pgchange")],

@@ -25,6 +25,7 @@ class System:
 
 
 SYSTEMS: tuple[System, ...] = (
+    System("dead_letters", "dead_letter", 1),
     System("revision", "revision", 1),
     System("pubsub", "pubsub", 1),
     System("staging", "pgchange_staging", 1),

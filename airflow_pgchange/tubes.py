@@ -159,7 +159,7 @@ def status(connection: psycopg.Connection[Any]) -> list[WorkerStatus]:
 
 
 def skip(connection: psycopg.Connection[Any], feed: TubeFeed, reason: str) -> str:
-    """Give up the batch that a worker claimed and cannot finish; its ids stay in ``tube.skipped``. Returns its id.
+    """Give up the batch that a worker claimed and cannot finish; it becomes a dead letter. Returns the batch's id.
 
     Raises BatchNotFinished where there is none, ConsumerBusy while the worker is at work.
     """

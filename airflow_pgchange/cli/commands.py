@@ -2,84 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
-from functools import wraps
 from typing import Any
 
-import psycopg
-from airflow.cli.simple_table import AirflowConsole
-from airflow.models.connection import Connection
-from airflow.sdk.exceptions import AirflowNotFoundException
-from airflow.utils.cli import suppress_logs_and_warning
-from airflow.utils.providers_configuration_loader import providers_configuration_loaded
-from psycopg.conninfo import conninfo_to_dict
-
 from airflow_pgchange import schema, tubes
+from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.commit import CommitFeed
-from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.hooks.pgchange import conninfo_of
-
-Rows = Sequence[Mapping[str, Any]]
-Database = psycopg.Connection[Any]
-
-DONE = "Done."
-
-
-def command(nothing: str) -> Callable[[Callable[[Namespace], Rows]], Callable[[Namespace], None]]:
-    """Print what a command returns, or what ``nothing`` says; end with a message and code 1 where it fails."""
-
-    def decorate(function: Callable[[Namespace], Rows]) -> Callable[[Namespace], None]:
-        @wraps(function)
-        @suppress_logs_and_warning
-        @providers_configuration_loaded
-        def run(args: Namespace) -> None:
-            try:
-                rows = function(args)
-            except (PgChangeError, psycopg.Error) as error:
-                raise SystemExit(f"{type(error).__name__}: {str(error).strip()}") from error
-            if args.output == "json":
-                print(json.dumps(rows, default=str))
-            elif rows:
-                AirflowConsole().print_as(data=[_shown(row) for row in rows], output=args.output)
-            else:
-                print(nothing, file=sys.stderr)
-
-        return run
-
-    return decorate
 
 
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
 def install(args: Namespace) -> Rows:
-    with _database(args) as database:
-        return [_loaded(found) for found in schema.install(database, args.systems)]
+    with database(args) as connection:
+        return [_loaded(found) for found in schema.install(connection, args.systems)]
 
 
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
 def upgrade(args: Namespace) -> Rows:
-    with _database(args) as database:
-        return [_loaded(found) for found in schema.upgrade(database)]
+    with database(args) as connection:
+        return [_loaded(found) for found in schema.upgrade(connection)]
 
 
 @command("Our schemas are not here: nothing to remove.")
 def uninstall(args: Namespace) -> Rows:
-    _confirm(args, "Queues, watermarks and what waits in them will be gone; tables of yours stay.")
-    with _database(args) as database:
-        return [{"removed": name} for name in schema.uninstall(database, args.systems)]
+    confirm(args, "Queues, watermarks and what waits in them will be gone; tables of yours stay.")
+    with database(args) as connection:
+        return [{"removed": name} for name in schema.uninstall(connection, args.systems)]
 
 
 @command("No consumer has begun here yet: the first claim makes one.")
 def status(args: Namespace) -> Rows:
-    with _both(args) as (results, source):
+    with both(args) as (results, source):
         rows = [
             {
                 "consumer": f"{one.consumer_id}/{one.branch_id}",
@@ -98,7 +56,7 @@ def status(args: Namespace) -> Rows:
 @command(DONE)
 def skip(args: Namespace) -> Rows:
     feed = _consumer(args.consumer)
-    with _both(args) as (results, source):
+    with both(args) as (results, source):
         skipped = (
             tubes.skip(source, feed, args.reason)
             if isinstance(feed, TubeFeed)
@@ -110,8 +68,8 @@ def skip(args: Namespace) -> Rows:
 @command(DONE)
 def repair(args: Namespace) -> Rows:
     feed = _feed(args.consumer)
-    _confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
-    with _both(args) as (results, source):
+    confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
+    with both(args) as (results, source):
         return [{"consumer": feed.name, "from_here_on": consumers.repair(results, source, feed)}]
 
 
@@ -119,8 +77,8 @@ def repair(args: Namespace) -> Rows:
 def move(args: Namespace) -> Rows:
     feed = _feed(args.consumer)
     to = args.to if args.to in ("beginning", "now") else _time(args.to)
-    _confirm(args, f"{feed.name} will move to {args.to}: changes are left out, or come again.")
-    with _both(args) as (results, source):
+    confirm(args, f"{feed.name} will move to {args.to}: changes are left out, or come again.")
+    with both(args) as (results, source):
         consumers.move(results, source, feed, to)
     return [{"consumer": feed.name, "moved_to": args.to}]
 
@@ -128,17 +86,17 @@ def move(args: Namespace) -> Rows:
 @command(DONE)
 def drop(args: Namespace) -> Rows:
     feed = _feed(args.consumer)
-    _confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
-    with _both(args) as (results, source):
+    confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
+    with both(args) as (results, source):
         consumers.drop(results, source, feed)
     return [{"consumer": feed.name, "dropped": True}]
 
 
 @command("Nothing is both old enough and processed by every consumer: nothing was removed.")
 def trim(args: Namespace) -> Rows:
-    _confirm(args, f"History older than {args.keep} will be gone; consumers that come later will not get it.")
-    with _database(args) as database:
-        return [{"trimmed": line} for line in consumers.trim(database, args.keep)]
+    confirm(args, f"History older than {args.keep} will be gone; consumers that come later will not get it.")
+    with database(args) as connection:
+        return [{"trimmed": line} for line in consumers.trim(connection, args.keep)]
 
 
 def _loaded(state: schema.Installed) -> dict[str, Any]:
@@ -149,46 +107,6 @@ def _loaded(state: schema.Installed) -> dict[str, Any]:
         "needed": state.needed,
         "loaded from": files[state.intact],
     }
-
-
-def _database(args: Namespace) -> Database:
-    return connect(_conninfo(args.conn_id, args.dsn, "--conn-id", "--dsn"), primary=True)
-
-
-@contextmanager
-def _both(args: Namespace) -> Iterator[tuple[Database, Database]]:
-    with ExitStack() as opened:
-        results = opened.enter_context(_database(args))
-        if args.source_conn_id is None and args.source_dsn is None:
-            yield results, results
-        else:
-            conninfo = _conninfo(args.source_conn_id, args.source_dsn, "--source-conn-id", "--source-dsn")
-            yield results, opened.enter_context(connect(conninfo, primary=True))
-
-
-def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:
-    if (conn_id is None) == (dsn is None):
-        raise InvalidArgument(f"say which database: either {options[0]} or {options[1]}")
-    if dsn is not None:
-        return _checked(dsn, options[1])
-    try:
-        connection = Connection.get_connection_from_secrets(str(conn_id))
-    except AirflowNotFoundException as error:
-        raise InvalidArgument(
-            f"Airflow has no connection {conn_id!r}: `airflow connections list` shows them, "
-            f"`airflow connections add` makes one, or say {options[1]}"
-        ) from error
-    return conninfo_of(connection, connection.extra_dejson)
-
-
-def _checked(dsn: str, option: str) -> str:
-    try:
-        conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError as error:
-        raise InvalidArgument(
-            f"{option}: {str(error).strip()}; write it as 'host=... dbname=... user=...' or as postgresql://..."
-        ) from None
-    return dsn
 
 
 def _consumer(name: str) -> CommitFeed | TubeFeed:
@@ -216,16 +134,6 @@ def _time(text: str) -> datetime:
         ) from error
 
 
-def _confirm(args: Namespace, warning: str) -> None:
-    if args.yes:
-        return
-    if not sys.stdin.isatty():
-        raise SystemExit(f"{warning} Nothing was changed: add --yes to do it.")
-    print(warning, file=sys.stderr)
-    if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise SystemExit("Nothing was changed.")
-
-
 def _without(one: Any, *names: str) -> dict[str, Any]:
     return {key: value for key, value in asdict(one).items() if key not in names}
 
@@ -244,8 +152,3 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
         "progress": "" if row["updated_at"] is None else f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
         "held back by": row.get("held_back_by") or "",
     }
-
-
-def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    plain = (str, int, float, bool, type(None))
-    return {key: value if isinstance(value, plain) else str(value) for key, value in row.items()}

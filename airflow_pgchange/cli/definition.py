@@ -29,6 +29,9 @@ CONSUMER = _arg("consumer", help="the consumer and the branch that it reads, as 
 REASON = _arg("--reason", required=True, help="why; it is recorded")
 TO = _arg("--to", required=True, help="beginning, now, or a time such as 2026-01-31T12:00:00+00:00")
 KEEP = _arg("--keep", required=True, help="how much history stays, as a PostgreSQL interval: '30 days'")
+LETTERS = _arg("ids", nargs="*", type=int, metavar="letter", help="numbers of letters, as list shows them")
+OF_CONSUMER = _arg("--consumer", help="letters of this consumer, as status names it: delays/0, tube:copies/0")
+OLDER_THAN = _arg("--older-than", help="letters given up longer ago, as a PostgreSQL interval: '7 days'")
 YES = _arg("-y", "--yes", action="store_true", help="do not ask")
 
 WHERE = (CONN_ID, DSN)
@@ -36,12 +39,49 @@ WHERE_BOTH = (CONN_ID, DSN, SOURCE_CONN_ID, SOURCE_DSN)
 COMMON = (ARG_OUTPUT, ARG_VERBOSE)
 
 
-def _command(name: str, help: str, *args: Arg) -> ActionCommand:
+def _command(name: str, help: str, *args: Arg, function: str | None = None) -> ActionCommand:
     return ActionCommand(
         name=name,
         help=help,
-        func=lazy_load_command(f"airflow_pgchange.cli.commands.{name}"),
+        func=lazy_load_command(f"airflow_pgchange.cli.{function or f'commands.{name}'}"),
         args=(*args, *COMMON),
+    )
+
+
+def _letters() -> GroupCommand:
+    """A letter is where its consumer's progress is: with the results, or in the database of the tube."""
+    return GroupCommand(
+        name="letters",
+        help="Batches, events and messages that consumers gave up: dead letters",
+        subcommands=(
+            _command(
+                "list",
+                "Every letter: of whom, why, and whether it can be sent again",
+                *WHERE_BOTH,
+                OF_CONSUMER,
+                OLDER_THAN,
+                function="letters.show",
+            ),
+            _command(
+                "again",
+                "Send letters again, to the consumers that gave them up",
+                *WHERE_BOTH,
+                LETTERS,
+                OF_CONSUMER,
+                OLDER_THAN,
+                function="letters.again",
+            ),
+            _command(
+                "drop",
+                "Forget letters",
+                *WHERE,
+                LETTERS,
+                OF_CONSUMER,
+                OLDER_THAN,
+                YES,
+                function="letters.drop",
+            ),
+        ),
     )
 
 
@@ -61,8 +101,13 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                     *WHERE_BOTH,
                 ),
                 _command(
-                    "skip", "Give up the batch that a consumer cannot finish", *WHERE_BOTH, CONSUMER, REASON
+                    "skip",
+                    "Give up the batch that a consumer cannot finish: it becomes a dead letter",
+                    *WHERE_BOTH,
+                    CONSUMER,
+                    REASON,
                 ),
+                _letters(),
                 _command(
                     "repair",
                     "Go on after the source lost its tail, or was restored",

@@ -102,6 +102,15 @@ class CommitFeed:
     def ack(self, batch: Batch) -> sql.Composed:
         return select("pubsub.ack", self.consumer_id, self.branch_id, batch.to_json())
 
+    def in_work(self, position: Position) -> sql.Composed:
+        return select("pubsub.in_work", self.consumer_id, self.branch_id, position)
+
+    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
+        return select("pubsub.note_failure", self.consumer_id, self.branch_id, batch.to_json(), error)
+
+    def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
+        return select("pubsub.skip", self.consumer_id, self.branch_id, row, reason)
+
     def point(self) -> sql.Composed:
         return select("pubsub.point", self.branch_id)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg import IsolationLevel, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.feeds.errors import translated
@@ -40,6 +43,19 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
             prepare_threshold=None,
             cursor_factory=psycopg.ClientCursor,
         )
+
+
+@contextmanager
+def begun(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A transaction that may take as long as a batch does, and that sees what others commit meanwhile."""
+    settings = ["idle_in_transaction_session_timeout", "statement_timeout"]
+    if connection.info.server_version >= 170000:
+        settings.append("transaction_timeout")
+    connection.isolation_level = IsolationLevel.READ_COMMITTED
+    with connection.transaction():
+        for setting in settings:
+            connection.execute(sql.SQL("set local {} = 0").format(sql.Identifier(setting)))
+        yield
 
 
 async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:

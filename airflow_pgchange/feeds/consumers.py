@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
@@ -64,17 +64,17 @@ def status(
 def skip(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed, reason: str
 ) -> str:
-    """Give up the batch that the consumer claimed and cannot finish; it is recorded with ``reason``.
+    """Give up the batch that the consumer claimed and cannot finish; it becomes a dead letter, with ``reason``.
 
     Returns the batch's id. Raises BatchNotFinished where there is none, ConsumerBusy while the consumer is at work.
     """
     with translated():
-        batch = _pending(source, feed, watching.position(results, feed))
+        batch = ask(source, feed.in_work(watching.position(results, feed)))
         if batch is None:
             raise BatchNotFinished(
                 f"{feed.name} has no batch in work: only one that was claimed and not acked can be skipped"
             )
-        _call(results, "skip", feed, batch, reason)
+        ask(results, feed.skip(batch, reason))
     return str(batch["id"])
 
 
@@ -103,7 +103,7 @@ def move(
 
 
 def drop(results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed) -> None:
-    """Forget the consumer, its watermark and its claim: under the same name it would begin anew."""
+    """Forget the consumer, its watermark, its claim and its dead letters: under the same name it would begin anew."""
     with translated():
         _call(results, "drop_consumer", feed)
         left = sql.SQL("select exists (select from pubsub.claim where (consumer_id, branch_id) = ({}, {}))")
@@ -128,7 +128,7 @@ def _elsewhere(
         lag = watching.lag(results, source, feed, 1000)
     except (SourceLostTail, SourceRestored, UnknownBranch) as error:
         return {"held_back_by": str(error)}
-    batch = _pending(source, feed, watching.position(results, feed)) or {}
+    batch = ask(source, feed.in_work(watching.position(results, feed))) or {}
     return {
         "ready": lag.ready,
         "ready_exact": lag.ready_exact,
@@ -137,16 +137,6 @@ def _elsewhere(
         "batch_id": batch.get("id"),
         "attempt": batch.get("attempt"),
     }
-
-
-def _pending(
-    source: psycopg.Connection[Any], feed: CommitFeed, position: dict[str, Any]
-) -> dict[str, Any] | None:
-    query = sql.SQL("select p.batch || jsonb_build_object('attempt', p.attempt) from {} as p")
-    found: dict[str, Any] | None = ask(
-        source, query.format(call("pubsub.pending", feed.consumer_id, feed.branch_id, position))
-    )
-    return found
 
 
 def _call(connection: psycopg.Connection[Any], function: str, feed: CommitFeed, *arguments: Any) -> Any:

@@ -61,7 +61,17 @@ class Stopped(PgChangeError):
 
 
 class BatchGivenUp(PgChangeError):
-    """A batch failed as often as it may. Mend what it fails on, or ``airflow pgchange skip`` it; nothing was lost."""
+    """A batch failed as often as it may. Mend what it fails on, or ``airflow pgchange skip`` it into the dead letters;
+    nothing was lost."""
+
+
+class UnknownLetter(PgChangeError):
+    """There is no dead letter of this number, or none that this role may see. ``airflow pgchange letters list`` shows
+    those that are there."""
+
+
+class LetterRefused(PgChangeError):
+    """A dead letter that cannot be sent again: it is on its way already, or void. The message says which."""
 
 
 class SourceLostTail(PgChangeError):
@@ -81,7 +91,8 @@ class SourceRestored(PgChangeError):
 
 
 class HistoryTrimmed(PgChangeError):
-    """A new consumer would miss commits that were trimmed. Accept that with ``accept_trimmed=True``, or restore them."""
+    """A new consumer would miss commits that were trimmed, or a dead letter stands for some. Accept that with
+    ``accept_trimmed=True``, and drop the letter; or restore them."""
 
 
 class Refused(PgChangeError):
@@ -140,6 +151,8 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "PC008": Refused,
     "PC009": BatchNotFinished,
     "PC010": BatchGivenUp,
+    "PC011": UnknownLetter,
+    "PC012": LetterRefused,
     "22023": InvalidArgument,
     "42501": PermissionDenied,
     "3F000": SchemaMissing,
@@ -148,13 +161,14 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "55P03": ConsumerBusy,
 }
 
-OURS = re.compile(r'\b(revision|pubsub|pgchange_staging|tube|pgmb)"?[." ]')
+OURS = re.compile(r'\b(dead_letter|revision|pubsub|pgchange_staging|tube|pgmb)"?[." ]')
 
 ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",
     PermissionDenied: (
-        "let the owner of the schema run `select pubsub.grant_consumer('<role>')`, for who skips, moves, repairs, drops "
-        "and trims `pubsub.grant_keeper('<role>')`, for who tracks tables `revision.grant_tracker('<role>')`"
+        "let the owner of the schema run `select pubsub.grant_consumer('<role>')`, for who skips, sends again, moves, "
+        "repairs, drops and trims `pubsub.grant_keeper('<role>')`, for who tracks tables "
+        "`revision.grant_tracker('<role>')`"
     ),
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }

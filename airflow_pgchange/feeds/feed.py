@@ -95,6 +95,16 @@ class Feed(Watched, Protocol):
     def ack(self, batch: Batch) -> sql.Composed:
         """progress: record the batch as processed; a ``StaleClaim`` if the progress is not where the claim found it."""
 
+    def in_work(self, position: Position) -> sql.Composed:
+        """source, primary: the batch that was claimed and not acked, as its row of ``claim`` with the ``error`` of its
+        last attempt; null where there is none."""
+
+    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
+        """source, primary: note what this attempt on the batch failed on."""
+
+    def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
+        """progress: go on behind a batch that ``in_work`` returned, which becomes a dead letter; its number."""
+
 
 def progress_at(feed: Watched, results: T, source: T) -> T:
     """The one of the two databases, or whatever stands for them, that holds the consumer's lock and progress."""

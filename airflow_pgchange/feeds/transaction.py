@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import psycopg
-from psycopg import IsolationLevel, errors, sql
+from psycopg import errors, sql
 from psycopg.pq import TransactionStatus
 
-from airflow_pgchange.feeds import reading
+from airflow_pgchange.feeds import failures, reading
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch, Change
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connect import begun, connect
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
     ConnectionLost,
@@ -49,6 +49,7 @@ class ConsumerTransaction:
     ``results`` and ``source`` are libpq connection strings; ``source`` may name several servers of one group.
     ``wait`` is how many seconds to wait for another holder of the lock: 0 for none, None for as long as it takes.
     ``stopped`` tells that the caller wants no more: the wait ends, and nothing of a batch is kept; raises Stopped.
+    What the block fails on is noted with the claim, for ``give_up``; ``hide`` takes secrets out of it that are not ours.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ConsumerTransaction:
         *,
         wait: float | None = 0,
         stopped: Callable[[], bool] = lambda: False,
+        hide: Callable[[str], str] = lambda text: text,
     ) -> None:
         self.feed = feed
         self.batch: Batch | None = None
@@ -67,6 +69,7 @@ class ConsumerTransaction:
         self._source = source or results
         self._wait = wait
         self._stopped = stopped
+        self._hide = hide
         self._acked = False
         self._open = ExitStack()
         self._stream: Generator[Change, None, None] | None = None
@@ -88,17 +91,27 @@ class ConsumerTransaction:
                 # What the feed names must be there, or a slip of the pen would be registered.
                 ask(self._reader, self.feed.lag(NOWHERE, 1))
                 self._keeper.execute(self.feed.register())
-            opened.enter_context(self._begun(self._keeper))
+            opened.enter_context(begun(self._keeper))
             self.busy = not self._take_lock()
             self.connection = self._keeper
             if self.feed.progress == "source" and self._results != self._source:
                 self.connection = opened.enter_context(connect(self._results, primary=True))
-                opened.enter_context(self._begun(self.connection))
+                opened.enter_context(begun(self.connection))
             opened.callback(self._close_stream)
             self._open = opened.pop_all()
         return self
 
     def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._end(kind, error, trace)
+        except Exception as failure:
+            self._note(error or failure)
+            raise
+        self._note(error)
+
+    def _end(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # An exception from outside, such as a timeout, leaves its statement running, which would keep the lock.
@@ -139,6 +152,20 @@ class ConsumerTransaction:
             row = ask(self._claims, self.feed.claim(position, limit, choice, max_attempts))
         self.batch = None if row is None else self.feed.batch(row)
         return self.batch
+
+    def give_up(self, reason: str) -> int:
+        """Make the batch that was claimed and never acked a dead letter, with what its last attempt failed on, and go on
+        behind it, once the block ends. Returns the letter's number. Raises BatchNotFinished where there is no such batch.
+        """
+        if self.busy:
+            raise ConsumerBusy(f"{self.feed.name} is at work in another transaction")
+        if self.batch is not None:
+            raise BatchNotFinished(f"{self.feed.name}: give a batch up in a transaction of its own")
+        with translated():
+            row = ask(self._claims, self.feed.in_work(self._read_position()))
+            if row is None:
+                raise BatchNotFinished(f"{self.feed.name} has no batch in work that could be given up")
+            return int(ask(self._keeper, self.feed.skip(row, reason)))
 
     def changes(self) -> Iterator[Change]:
         """The claimed batch's changes in order, streamed from the source; asked for again, from the beginning."""
@@ -211,6 +238,12 @@ class ConsumerTransaction:
             if connection.info.transaction_status == TransactionStatus.ACTIVE:
                 connection.cancel_safe(timeout=CANCEL_WITHIN)
 
+    def _note(self, error: BaseException | None) -> None:
+        """With nothing held any more: a transaction at its ack may have locked what is written here."""
+        if self.batch is not None and isinstance(error, Exception) and not isinstance(error, Stopped):
+            told = failures.described(error, (self._results, self._source))
+            failures.note(self.feed, self._source, self.batch, told, self._hide)
+
     def _close_stream(self) -> None:
         """A stream that was not read to its end would keep the lock of its connection."""
         if self._stream is not None:
@@ -220,18 +253,6 @@ class ConsumerTransaction:
         if self.batch is None:
             raise BatchNotFinished(f"{self.feed.name}: claim a batch first")
         return self.batch
-
-    @contextmanager
-    def _begun(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
-        """A transaction that may take as long as the batch does."""
-        settings = ["idle_in_transaction_session_timeout", "statement_timeout"]
-        if connection.info.server_version >= 170000:
-            settings.append("transaction_timeout")
-        connection.isolation_level = IsolationLevel.READ_COMMITTED
-        with connection.transaction():
-            for setting in settings:
-                connection.execute(sql.SQL("set local {} = 0").format(sql.Identifier(setting)))
-            yield
 
     def _take_lock(self) -> bool:
         """Try again and again: a session that waits for a lock would hold a snapshot as long as it waits."""

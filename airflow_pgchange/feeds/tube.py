@@ -113,6 +113,15 @@ class TubeFeed:
     def ack(self, batch: Batch) -> sql.Composed:
         return select("tube.ack", self.tube, self.worker, batch.to_json())
 
+    def in_work(self, position: Position) -> sql.Composed:
+        return select("tube.in_work", self.tube, self.worker)
+
+    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
+        return select("tube.note_failure", self.tube, self.worker, batch.to_json(), error)
+
+    def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
+        return select("tube.skip", self.tube, self.worker, row, reason)
+
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
         columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns)
         return sql.SQL("select {} from {}").format(

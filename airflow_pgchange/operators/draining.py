@@ -12,13 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psycopg
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from airflow_pgchange import metrics
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of
 from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.draining import Drained, OnBusy, Plan, check, drain
+from airflow_pgchange.feeds.draining import (
+    Drained,
+    OnBusy,
+    OnGiveUp,
+    Plan,
+    check,
+    check_on_give_up,
+    drain,
+)
 from airflow_pgchange.feeds.errors import PgChangeError, Stopped
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
@@ -40,6 +49,8 @@ class DrainingOperator(BaseOperator):
     :param on_busy: while another run works on this feed: ``wait`` for it, ``skip`` the task, or ``fail``
     :param wait_for: seconds to wait for it, with ``wait``; None: as long as it takes
     :param max_attempts: do not try a batch again that has failed so often; None: always try
+    :param on_give_up: what becomes of it then: ``fail`` the task until a person has mended it or skipped it, or
+        ``dead_letter``: put it among the dead letters with its last error, and go on with the next
     :param skip_if_empty: skip the task where nothing is ready; otherwise it succeeds with zero batches
     """
 
@@ -57,11 +68,13 @@ class DrainingOperator(BaseOperator):
         on_busy: OnBusy = "wait",
         wait_for: float | None = None,
         max_attempts: int | None = None,
+        on_give_up: OnGiveUp = "fail",
         skip_if_empty: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check(on_busy, limit=limit, max_batches=max_batches, max_attempts=max_attempts)
+        check_on_give_up(on_give_up, max_attempts)
         self.feed = json_of(feed)
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
@@ -70,6 +83,7 @@ class DrainingOperator(BaseOperator):
         self.on_busy = on_busy
         self.wait_for = wait_for
         self.max_attempts = max_attempts
+        self.on_give_up = on_give_up
         self.skip_if_empty = skip_if_empty
         self._transaction: ConsumerTransaction | None = None
         self._killed = False
@@ -79,7 +93,10 @@ class DrainingOperator(BaseOperator):
         raise NotImplementedError
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Returns ``{feed, batches, changes, batch_ids, seconds, busy}``, with the latest twenty ids."""
+        """Returns ``{feed, batches, changes, batch_ids, seconds, busy, letters}``, with the latest twenty ids.
+
+        ``letters`` are the dead letters of the batches that were given up on the way.
+        """
         feed = feed_of(self.feed)
         plan = self._plan(feed)
 
@@ -107,8 +124,18 @@ class DrainingOperator(BaseOperator):
             metrics.report_batch(feed.name, batch.count, seconds)
             self.log.info("%s: batch %s committed after %.1f s", feed.name, batch.id, seconds)
 
+        def given_up(letter: int) -> None:
+            self.log.error(
+                "%s: a batch was given up, and is dead letter %d. Once mended, send it again with: "
+                "airflow pgchange letters again %d --conn-id %s%s",
+                feed.name,
+                letter,
+                letter,
+                *self._databases(feed),
+            )
+
         try:
-            drained = drain(plan, process, committed, stopped=lambda: self._killed)
+            drained = drain(plan, process, committed, stopped=lambda: self._killed, given_up=given_up)
         finally:
             self._transaction = None
         self._report_lag(plan)
@@ -130,9 +157,22 @@ class DrainingOperator(BaseOperator):
             on_busy=self.on_busy,
             wait_for=self.wait_for,
             max_attempts=self.max_attempts,
+            on_give_up=self.on_give_up,
+            hide=lambda text: str(redact(text)),
+        )
+
+    def _databases(self, feed: Feed) -> tuple[str, str]:
+        """Where the letters of the feed are, and how the command line is told of another database with the changes."""
+        if feed.progress == "source":
+            return self.source_conn_id or self.postgres_conn_id, ""
+        return (
+            self.postgres_conn_id,
+            f" --source-conn-id {self.source_conn_id}" if self.source_conn_id else "",
         )
 
     def _tell_of_failure(self, feed: Feed, batch: Batch) -> None:
+        if self.on_give_up == "dead_letter" and batch.attempt >= (self.max_attempts or 0):
+            return
         self.log.error(
             "%s: attempt %d on batch %s failed; nothing of it was kept, and it is tried again as the same "
             "batch. If it cannot be processed, give it up with: "

@@ -49,6 +49,7 @@ create table pubsub.claim (
     from_version bigint not null,
     batch_id uuid not null,
     attempt integer not null,
+    error text,
     batch jsonb not null,
     after_snapshot pg_snapshot not null,
     after_txid xid8,
@@ -62,19 +63,8 @@ create table pubsub.claim (
 comment on table pubsub.claim is
     'The batch that each consumer claimed last, at the source of the commits: what a retry works on again, and the mark '
     'that shows whether this cluster still has all that the consumer saw. after_* is the watermark before the batch, '
-    'snapshot and partial_* the one behind it.';
-
-create table pubsub.skipped (
-    id bigint generated always as identity primary key,
-    consumer_id text not null,
-    branch_id bigint not null,
-    batch_id uuid not null,
-    batch jsonb not null,
-    reason text not null,
-    skipped_by name not null default session_user,
-    skipped_at timestamptz not null default now()
-);
-comment on table pubsub.skipped is 'Batches that a person gave up, with the reason, and enough to read their commits again.';
+    'snapshot and partial_* the one behind it: the same where the batch is a dead letter that is sent again. error is what '
+    'the last attempt failed on, if it could say so.';
 
 create table pubsub.trimmed (
     branch_id bigint not null,

@@ -46,6 +46,7 @@ declare
     settled pg_snapshot := pubsub.snapshot_below(visible, pg_snapshot_xmin(visible));
     ready record;
     waiting record;
+    letter jsonb := nullif("position" -> 'letter', 'null');
 begin
     perform pubsub.check_branch(branch_id);
     perform pubsub.check_position("position" ->> 'consumer', branch_id, "position");
@@ -56,13 +57,14 @@ begin
     waiting := pubsub.count_unread(
         branch_id, "position", case when in_order then visible else '1:1:' end, pg_snapshot_xmax(settled), upto);
     return jsonb_build_object(
-        'ready', ready.counted, 'ready_exact', ready.exact, 'ready_age', ready.age,
+        'ready', ready.counted + coalesce((letter -> 'batch' -> 'count')::bigint, 0), 'ready_exact', ready.exact,
+        'ready_age', greatest(ready.age, extract(epoch from clock_timestamp() - (letter ->> 'since')::timestamptz)),
         'waiting', waiting.counted, 'waiting_exact', waiting.exact, 'waiting_age', waiting.age,
         'faults', pubsub.faults(branch_id));
 end
 $$;
 comment on function pubsub.lag(bigint, jsonb, integer, boolean) is
-    'How many commits are ready for a position, and how many an in-order consumer has to wait for because an older '
+    'How many commits are ready for a position, with those of the dead letter that it is to process again, and how many an in-order consumer has to wait for because an older '
     'transaction is open. What an open transaction has written itself nobody can see.';
 
 create function pubsub.faults(branch_id bigint) returns bigint

@@ -92,6 +92,18 @@ $$;
 comment on function pubsub.register(text, bigint, boolean) is
     'Make a consumer''s watermark, at zero, if it is not there yet and nobody else is at work on it.';
 
+create function pubsub.letter_for(consumer_id text, branch_id bigint) returns jsonb
+language sql stable
+set search_path = pg_catalog, pubsub, dead_letter, pg_temp
+as $$
+    select jsonb_build_object('id', l.id, 'since', l.sent_at, 'batch', l.content)
+    from dead_letter.letter as l
+    where l.on_its_way and l.consumer = format('%s/%s', letter_for.consumer_id, letter_for.branch_id) and l.kind = 'commit'
+    order by l.sent_at, l.id
+    limit 1
+$$;
+comment on function pubsub.letter_for(text, bigint) is 'The dead letter that was sent to a consumer first, and is not done yet.';
+
 create function pubsub.position(consumer_id text, branch_id bigint) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
@@ -103,11 +115,13 @@ as $$
         'snapshot', w.snapshot,
         'partial', case when w.partial_txid is not null
                         then jsonb_build_array(w.partial_txid::text::bigint, w.partial_id) end,
-        'source', w.source)
+        'source', w.source,
+        'letter', pubsub.letter_for(w.consumer_id, w.branch_id))
     from pubsub.watermark as w
     where w.consumer_id = "position".consumer_id and w.branch_id = "position".branch_id
 $$;
-comment on function pubsub.position(text, bigint) is 'A watermark as a position; null for a consumer that has not begun.';
+comment on function pubsub.position(text, bigint) is
+    'A watermark as a position, with the dead letter that is to be sent again next; null for a consumer that has not begun.';
 
 create function pubsub.pending(consumer_id text, branch_id bigint, "position" jsonb) returns pubsub.claim
 language sql stable security definer
@@ -120,8 +134,11 @@ as $$
       and c.version > c.from_version
       and c.after_snapshot::text = at.after::text
       and (c.after_txid, c.after_id) is not distinct from (at.partial_txid, at.partial_id)
+      and (c.batch -> 'bounds' -> 'letter' is null
+           or c.batch -> 'bounds' -> 'letter' = "position" -> 'letter' -> 'id')
 $$;
-comment on function pubsub.pending(text, bigint, jsonb) is 'The claim that a position has not acked yet, if there is one.';
+comment on function pubsub.pending(text, bigint, jsonb) is
+    'The claim that a position has not acked yet, if there is one; that of a dead letter while the letter is to be sent.';
 
 create function pubsub.check_history(branch_id bigint) returns void
 language plpgsql stable security definer
@@ -157,7 +174,6 @@ declare
     at record := pubsub.cursor_of("position");
     bounds jsonb;
     batch jsonb;
-    id uuid;
 begin
     perform pubsub.check_branch(branch_id);
     if max_changes < 1 then
@@ -181,6 +197,9 @@ begin
             hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s/%s',
                           consumer_id, branch_id);
     end if;
+    if mark.batch -> 'bounds' ? 'letter' then
+        perform pubsub.check_readable(branch_id, mark.batch);
+    end if;
     if mark.version is not null then
         update pubsub.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
         where c.consumer_id = claim.consumer_id and c.branch_id = claim.branch_id
@@ -191,44 +210,51 @@ begin
     if began_at = 0 and not accept_trimmed then
         perform pubsub.check_history(branch_id);
     end if;
-    choice := coalesce(choice, pubsub.choose(branch_id, "position", max_changes, in_order));
-    if choice is null then
-        return null;
+    if "position" -> 'letter' ->> 'id' is not null then
+        batch := pubsub.letter_batch(branch_id, "position");
+        bounds := pubsub.unmoved("position");
+    else
+        choice := coalesce(choice, pubsub.choose(branch_id, "position", max_changes, in_order));
+        if choice is null then
+            return null;
+        end if;
+        bounds := choice -> 'bounds' || jsonb_build_object('source', here::text, 'from_version', began_at);
+        batch := (choice - 'bounds') || jsonb_build_object(
+            'id', md5(concat_ws('|', consumer_id, branch_id, bounds - 'upto', choice -> 'count', choice -> 'slices' -> 0,
+                                choice -> 'slices' -> -1))::uuid,
+            'bounds', bounds || jsonb_build_object('in_order', in_order));
     end if;
-    bounds := choice -> 'bounds' || jsonb_build_object('source', here::text, 'from_version', began_at);
-    id := md5(concat_ws('|', consumer_id, branch_id, bounds - 'upto', choice -> 'count', choice -> 'slices' -> 0,
-                        choice -> 'slices' -> -1))::uuid;
-    bounds := bounds || jsonb_build_object('in_order', in_order);
-    batch := jsonb_build_object(
-        'id', id, 'version', greatest(known_version, began_at) + 1,
-        'attempt', 1, 'count', choice -> 'count', 'slices', choice -> 'slices', 'bounds', bounds,
-        'lsn', choice -> 'lsn', 'oldest', choice -> 'oldest');
+    batch := batch || jsonb_build_object('version', greatest(known_version, began_at) + 1, 'attempt', 1);
     insert into pubsub.claim as c (
         consumer_id, branch_id, version, from_version, batch_id, attempt, batch,
         after_snapshot, after_txid, after_id, snapshot, partial_txid, partial_id)
     values (
-        claim.consumer_id, claim.branch_id, (batch ->> 'version')::bigint, began_at, id, 1, batch,
+        claim.consumer_id, claim.branch_id, (batch ->> 'version')::bigint, began_at, (batch ->> 'id')::uuid, 1, batch,
         at.after, at.partial_txid, at.partial_id, (bounds ->> 'snapshot')::pg_snapshot,
         (bounds -> 'partial' ->> 0)::xid8, (bounds -> 'partial' ->> 1)::bigint)
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id,
-        attempt = 1, batch = excluded.batch, after_snapshot = excluded.after_snapshot,
+        attempt = 1, error = null, batch = excluded.batch, after_snapshot = excluded.after_snapshot,
         after_txid = excluded.after_txid, after_id = excluded.after_id, snapshot = excluded.snapshot,
         partial_txid = excluded.partial_txid, partial_id = excluded.partial_id, claimed_at = excluded.claimed_at;
     return batch;
 end
 $$;
 comment on function pubsub.claim(text, bigint, jsonb, integer, boolean, boolean, jsonb, integer) is
-    'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted; '
-    'null when nothing is ready. Call it on the primary of the source, in a transaction of its own, holding the lock.';
+    'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted, or '
+    'that of a dead letter that is to be sent again, as it was recorded; null when nothing is ready. Call it on the primary of '
+    'the source, in a transaction of its own, holding the lock.';
 
-create function pubsub.ack(consumer_id text, branch_id bigint, batch jsonb) returns bigint
-language plpgsql security definer
+create function pubsub.advance(consumer_id text, branch_id bigint, batch jsonb) returns bigint
+language plpgsql
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     bounds jsonb := batch -> 'bounds';
 begin
+    if bounds ? 'letter' then
+        bounds := bounds || pubsub.unmoved(bounds -> 'at');
+    end if;
     update pubsub.watermark as w set
         version = (batch ->> 'version')::bigint,
         snapshot = (bounds ->> 'snapshot')::pg_snapshot,
@@ -238,7 +264,7 @@ begin
         source = (bounds ->> 'source')::bigint,
         in_order = coalesce((bounds ->> 'in_order')::boolean, w.in_order),
         updated_at = now()
-    where w.consumer_id = ack.consumer_id and w.branch_id = ack.branch_id
+    where w.consumer_id = advance.consumer_id and w.branch_id = advance.branch_id
       and w.version = (bounds ->> 'from_version')::bigint
       and w.snapshot::text = bounds ->> 'after';
     if not found then
@@ -249,5 +275,22 @@ begin
     return (batch ->> 'version')::bigint;
 end
 $$;
+comment on function pubsub.advance(text, bigint, jsonb) is
+    'Move a watermark behind a batch; behind one that is sent again by its version alone.';
+
+create function pubsub.ack(consumer_id text, branch_id bigint, batch jsonb) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    version bigint := pubsub.advance(consumer_id, branch_id, batch);
+begin
+    if batch -> 'bounds' ? 'letter' then
+        perform pubsub.letter_done(consumer_id, branch_id, batch);
+    end if;
+    return version;
+end
+$$;
 comment on function pubsub.ack(text, bigint, jsonb) is
-    'Advance a watermark behind a batch, in the transaction that holds the consumer''s lock and writes the results.';
+    'Advance a watermark behind a batch, in the transaction that holds the consumer''s lock and writes the results. A dead '
+    'letter that was sent again is done with it.';

@@ -83,20 +83,47 @@ comment on function pubsub.take_idle(text, bigint) is 'Take the lock of a consum
 
 create function pubsub.skip(consumer_id text, branch_id bigint, batch jsonb, reason text) returns bigint
 language plpgsql security definer
-set search_path = pg_catalog, pubsub, pg_temp
+set search_path = pg_catalog, pubsub, dead_letter, pg_temp
 as $$
+declare
+    letter bigint := batch -> 'bounds' -> 'letter';
+    attempts integer := coalesce((batch ->> 'attempt')::integer, 1);
 begin
     perform pubsub.take_idle(consumer_id, branch_id);
     if coalesce(trim(reason), '') = '' then
         raise invalid_parameter_value using message = 'say why the batch is skipped';
     end if;
-    insert into pubsub.skipped (consumer_id, branch_id, batch_id, batch, reason)
-    values (skip.consumer_id, skip.branch_id, (batch ->> 'id')::uuid, batch, skip.reason);
-    return pubsub.ack(consumer_id, branch_id, batch);
+    perform pubsub.advance(consumer_id, branch_id, batch);
+    if letter is null then
+        return dead_letter.write(
+            'commit', format('%s/%s', consumer_id, branch_id), pubsub.address(consumer_id, branch_id),
+            batch - array['attempt', 'error'], (batch ->> 'count')::bigint, reason, batch ->> 'error', attempts,
+            (batch ->> 'id')::uuid);
+    end if;
+    update dead_letter.letter as l set
+        on_its_way = false, reason = skip.reason, error = coalesce(batch ->> 'error', l.error),
+        attempts = l.attempts + skip.attempts, given_up_by = session_user, given_up_at = clock_timestamp()
+    where l.id = letter and l.on_its_way and l.address = pubsub.address(skip.consumer_id, skip.branch_id);
+    if not found then
+        perform dead_letter.gone(letter);
+    end if;
+    return letter;
 end
 $$;
 comment on function pubsub.skip(text, bigint, jsonb, text) is
-    'Give up a claimed batch, whose JSON the source''s claim has, and record it; the consumer goes on behind it.';
+    'Give up a claimed batch, as pubsub.in_work() of the source has it: it becomes a dead letter, or goes back to the one that '
+    'it was sent from, whose number is returned; the consumer goes on behind it.';
+
+create function pubsub.in_work(consumer_id text, branch_id bigint, "position" jsonb) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    select p.batch || jsonb_build_object('attempt', p.attempt, 'error', p.error)
+    from pubsub.pending(consumer_id, branch_id, "position") as p
+    where p.version is not null
+$$;
+comment on function pubsub.in_work(text, bigint, jsonb) is
+    'At the source: the batch that a position has not acked yet, with its attempts and the error of the last one; or null.';
 
 create function pubsub.skip_batch(consumer_id text, branch_id bigint, reason text) returns uuid
 language plpgsql security definer
@@ -111,7 +138,8 @@ begin
         raise exception using errcode = 'PC009', message = format('consumer %s/%s has no batch in work', consumer_id, branch_id),
             hint = 'only a batch that was claimed and not acked can be skipped';
     end if;
-    perform pubsub.skip(consumer_id, branch_id, mark.batch, reason);
+    perform pubsub.skip(
+        consumer_id, branch_id, pubsub.in_work(consumer_id, branch_id, pubsub.position(consumer_id, branch_id)), reason);
     return mark.batch_id;
 end
 $$;
@@ -133,11 +161,12 @@ begin
         source = coalesce((point ->> 'source')::bigint, w.source),
         updated_at = now()
     where w.consumer_id = move_consumer.consumer_id and w.branch_id = move_consumer.branch_id;
+    perform pubsub.void_letters(consumer_id, branch_id, 'its consumer was moved back before it, so its changes come by themselves');
 end
 $$;
 comment on function pubsub.move_consumer(text, bigint, jsonb) is
     'Move a consumer to a point that pubsub.point() of the source gave: what lies before it counts as processed, what lies '
-    'behind comes, again if need be.';
+    'behind comes, again if need be. Dead letters that lie behind it are void: what they stand for comes by itself.';
 
 create function pubsub.drop_consumer(consumer_id text, branch_id bigint) returns void
 language plpgsql security definer
@@ -152,6 +181,8 @@ begin
     delete from pubsub.claim as c
     where c.consumer_id = drop_consumer.consumer_id and c.branch_id = drop_consumer.branch_id;
     claims := found;
+    delete from dead_letter.letter as l
+    where l.kind = 'commit' and l.address = pubsub.address(drop_consumer.consumer_id, drop_consumer.branch_id);
     delete from pubsub.watermark as w
     where w.consumer_id = drop_consumer.consumer_id and w.branch_id = drop_consumer.branch_id;
     if not found and not claims then
@@ -160,5 +191,5 @@ begin
 end
 $$;
 comment on function pubsub.drop_consumer(text, bigint) is
-    'Forget a consumer: its watermark and its claim, of which a database has both or one. It no longer holds back trimming, '
+    'Forget a consumer: its watermark with its dead letters, and its claim, of which a database has both or one. It no longer holds back trimming, '
     'and under the same name it would begin anew.';

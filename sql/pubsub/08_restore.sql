@@ -49,6 +49,8 @@ begin
         source = (mark ->> 'source')::bigint,
         updated_at = now()
     where w.consumer_id = adopt_mark.consumer_id and w.branch_id = adopt_mark.branch_id;
+    perform pubsub.void_letters(
+        consumer_id, branch_id, 'its source was restored or lost its latest transactions, so its transaction ids mean something else');
     return case when before or at = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
 end
 $$;
@@ -217,12 +219,17 @@ begin
     update pubsub.claim as c set
         batch = jsonb_set(c.batch, '{bounds,source}', to_jsonb(here::text)),
         from_version = case when txids_kept then c.from_version else least(c.from_version, c.version) end;
+    update dead_letter.letter as l set
+        content = case when txids_kept then jsonb_set(l.content, '{bounds,source}', to_jsonb(here::text)) else l.content end,
+        on_its_way = l.on_its_way and txids_kept
+    where l.kind = 'commit' and l.content -> 'bounds' ->> 'source' = old::text;
     update pubsub.origin set system_identifier = here, noted_at = now();
     perform revision.maintain_partitions();
     return format('rebased onto cluster %s', here);
 end
 $$;
 comment on function pubsub.rebase_after_restore(boolean) is
-    'Make the queue and the watermarks of a restored dump mean the same commits in this cluster. After pg_upgrade, which '
+    'Make the queue and the watermarks of a restored dump mean the same commits in this cluster; dead letters that it brought '
+    'along can no longer be sent. After pg_upgrade, which '
     'keeps transaction ids, say txids_kept => true; it is checked. Consumers with their watermark elsewhere need '
     '`airflow pgchange repair` afterwards. Stop writers and consumers, and run it as the owner of the schemas.';

@@ -2,26 +2,39 @@
 
 create function pubsub.needed_by(partition regclass) returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, revision, pubsub, pg_temp
+set search_path = pg_catalog, revision, pubsub, dead_letter, pg_temp
 as $$
 declare
     holder record;
     needed boolean;
 begin
+    -- A letter at rest holds nothing back; one that is on its way is to arrive.
     for holder in
-        select w.consumer_id, w.branch_id, w.snapshot, w.partial_txid, w.partial_id from pubsub.watermark as w
+        select format('%s/%s', w.consumer_id, w.branch_id) as name, w.branch_id, w.snapshot, w.partial_txid, w.partial_id,
+               '18446744073709551615'::xid8 as upto
+        from pubsub.watermark as w
         union all
-        select c.consumer_id, c.branch_id, c.after_snapshot, c.after_txid, c.after_id from pubsub.claim as c
+        select format('%s/%s', c.consumer_id, c.branch_id), c.branch_id, c.after_snapshot, c.after_txid, c.after_id,
+               '18446744073709551615'
+        from pubsub.claim as c
         where not exists (
             select from pubsub.watermark as w where (w.consumer_id, w.branch_id) = (c.consumer_id, c.branch_id))
+        union all
+        select format('letter %s of %s', l.id, l.consumer), (l.address -> 'branch_id')::bigint, at.after, at.partial_txid,
+               at.partial_id, (l.content -> 'slices' -> -1 -> 'upto' ->> 0)::xid8
+        from dead_letter.letter as l
+        cross join lateral pubsub.cursor_of(jsonb_build_object(
+            'snapshot', l.content -> 'bounds' -> 'after', 'partial', l.content -> 'bounds' -> 'after_partial')) as at
+        where l.kind = 'commit' and l.on_its_way
     loop
         execute format(
-            'select exists (select from %s as q where q.branch_id = $1 and q.txid >= $2 '
+            'select exists (select from %s as q where q.branch_id = $1 and q.txid >= $2 and q.txid <= $6 '
             'and not pg_visible_in_snapshot(q.txid, $3) and not (q.txid = $4 and q.id <= $5 and $4 is not null))', partition)
-        using holder.branch_id, pg_snapshot_xmin(holder.snapshot), holder.snapshot, holder.partial_txid, holder.partial_id
+        using holder.branch_id, pg_snapshot_xmin(holder.snapshot), holder.snapshot, holder.partial_txid, holder.partial_id,
+              holder.upto
         into needed;
         if needed then
-            return format('%s/%s', holder.consumer_id, holder.branch_id);
+            return holder.name;
         end if;
     end loop;
     return null;
@@ -29,7 +42,7 @@ end
 $$;
 comment on function pubsub.needed_by(regclass) is
     'A consumer that has not processed everything in a partition, or null. A consumer whose watermark is elsewhere counts by '
-    'its last claim.';
+    'its last claim; so does a dead letter that is on its way to a consumer whose watermark is here.';
 
 create function pubsub.trim_partition(partition regclass, keep interval) returns text
 language plpgsql security definer

@@ -69,6 +69,7 @@ create table tube.worker (
     backfill_done bigint not null default 0,
     batch jsonb,
     attempt integer not null default 0,
+    error text,
     claimed_at timestamptz,
     updated_at timestamptz not null default now(),
     primary key (tube, worker, version)
@@ -76,21 +77,9 @@ create table tube.worker (
 comment on table tube.worker is
     'A hint for each worker: of its shards'' pods those that snapshot sees are done up to seq done, and of backfill pods those '
     'that backfill_snapshot sees up to backfill_done. The pods that are there are the truth; the hint saves stepping over what '
-    'was deleted. version counts the batches, batch is the one in work. Each batch puts a new row in the place of the last, so '
-    'that the newest is found at once, however many dead ones an old snapshot keeps.';
-
-create table tube.skipped (
-    id bigint generated always as identity primary key,
-    tube text not null,
-    worker integer not null,
-    batch jsonb not null,
-    pods jsonb not null,
-    reason text not null,
-    skipped_by name not null default session_user,
-    skipped_at timestamptz not null default now()
-);
-comment on table tube.skipped is
-    'Batches that a person gave up, with the reason, and their ids by shard: touch them to try again.';
+    'was deleted. version counts the batches, batch is the one in work, error what its last attempt failed on, if it could say '
+    'so. Each batch puts a new row in the place of the last, so that the newest is found at once, however many dead ones an old '
+    'snapshot keeps.';
 
 create table tube.fault (
     id bigint generated always as identity primary key,

@@ -250,6 +250,7 @@ begin
     perform tube.hold_still(in_tube);
     perform tube.tube_table_ensure_detached(in_tube, null);
     perform tube.drop_orphans(in_tube);
+    delete from dead_letter.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
     delete from tube.tube as t where t.name = in_tube;
     for function in
         select p.oid from pg_proc as p
@@ -264,7 +265,7 @@ begin
 end
 $$;
 comment on function tube.tube_ensure_absent(text) is
-    'Detach all tables from a tube and remove it with its pods, once no worker is at work; nothing where there is none.';
+    'Detach all tables from a tube and remove it with its pods and its dead letters, once no worker is at work; nothing where there is none.';
 
 create function tube.tube_list(in_tbl regclass default null)
 returns table (tube text, predicate text, partitions integer, tbl regclass, shard integer)

@@ -37,8 +37,8 @@ begin
         if at.attempt >= max_attempts then
             raise exception using errcode = 'PC010',
                 message = format('batch %s of worker %s of tube %I has failed, at attempt %s', at.batch ->> 'id', worker, tube, at.attempt),
-                hint = format('mend what it fails on and raise max_attempts, or give it up: select tube.skip_batch(%L, %s, ''...'')',
-                              tube, worker);
+                hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip tube:%s/%s, '
+                              'or select tube.skip_batch(%L, %s, ''...'')', tube, worker, tube, worker);
         end if;
         update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
         where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version
@@ -61,7 +61,7 @@ begin
         'count', (select sum((s.slice -> 'count')::bigint) from jsonb_array_elements(slices) as s(slice)),
         'bounds', choice || jsonb_build_object('from_version', at.version),
         'lsn', pg_current_wal_insert_lsn(), 'oldest', choice -> 'oldest');
-    update tube.worker as w set batch = made, attempt = 1, claimed_at = clock_timestamp()
+    update tube.worker as w set batch = made, attempt = 1, error = null, claimed_at = clock_timestamp()
     where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version;
     return made;
 end

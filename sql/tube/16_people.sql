@@ -1,4 +1,4 @@
--- What people ask and do: status, skip.
+-- What people ask and do: status, faults.
 
 create function tube.status(upto integer default 1000)
 returns table (
@@ -93,40 +93,6 @@ end
 $$;
 comment on function tube.lag_of_idle(integer) is
     'What is ready for the workers, of all tubes, that are not at work; it stops counting at upto.';
-
-create function tube.skip_batch(tube text, worker integer, reason text) returns uuid
-language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    known tube.tube := tube.named(tube);
-    at tube.worker;
-begin
-    perform tube.check_worker(known.partitions, worker);
-    if coalesce(trim(reason), '') = '' then
-        raise invalid_parameter_value using message = 'say why the batch is skipped';
-    end if;
-    if not tube.take_lock(tube, worker) then
-        raise lock_not_available using message = format('worker %s of tube %I is at work', worker, tube),
-            hint = 'stop it, or wait until its batch has ended';
-    end if;
-    at := tube.worker_now(tube, worker);
-    if at.batch is null then
-        raise exception using errcode = 'PC009', message = format('worker %s of tube %I has no batch in work', worker, tube),
-            hint = 'only a batch that was claimed and not acked can be skipped';
-    end if;
-    insert into tube.skipped (tube, worker, batch, pods, reason)
-    select skip_batch.tube, skip_batch.worker, at.batch, coalesce(jsonb_object_agg(p.shard, p.ids), '{}'), skip_batch.reason
-    from (
-        select c.shard, jsonb_agg(c.id) as ids from tube.changes(
-            tube, worker, at.batch -> 'bounds', '{-2147483648, -1}', '{2147483647, 64}') as c group by c.shard
-    ) as p;
-    perform tube.ack(tube, worker, at.batch);
-    return (at.batch ->> 'id')::uuid;
-end
-$$;
-comment on function tube.skip_batch(text, integer, text) is
-    'Give up the batch that a worker claimed and cannot finish. Its ids stay in tube.skipped, by shard.';
 
 create function tube.clear_faults(tube text) returns bigint
 language sql

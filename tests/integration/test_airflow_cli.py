@@ -54,7 +54,7 @@ def failed(caught: pytest.ExceptionInfo[SystemExit]) -> str:
 
 def test_install_says_what_the_database_now_holds(bare_db: str, pgchange: Command) -> None:
     found = pgchange("install", "--dsn", bare_db)
-    assert {row["system"] for row in found} == {"revision", "pubsub", "staging", "tube"}
+    assert {row["system"] for row in found} == {system.folder for system in SYSTEMS}
     assert pgchange("install", "--dsn", bare_db) == found
 
 

@@ -129,7 +129,7 @@ def test_a_batch_is_not_skipped_without_a_reason(db, connect, reason):
         consumer.claim(1)
     with pytest.raises(InvalidArgument, match="why"):
         consumers.skip(connection, connection, FEED, reason)
-    assert connection.execute("select count(*) from pubsub.skipped").fetchone() == (0,)
+    assert connection.execute("select count(*) from dead_letter.letter").fetchone() == (0,)
     assert drain(db) == expected
 
 

@@ -30,13 +30,14 @@ def test_maintenance_runs_as_the_role_that_the_readme_describes(db, connect, rol
 def test_a_step_of_maintenance_that_fails_stops_no_other(db, connect, role):
     keeper = role("maintenance")
     connect().execute("select revision.grant_maintainer(%s::regrole)", [keeper.name])
-    connect().execute(f"grant usage on schema pubsub, pgchange_staging, tube to {keeper.name}")
+    connect().execute(f"grant usage on schema dead_letter, pubsub, pgchange_staging, tube to {keeper.name}")
     connect().execute(
-        f"grant select on pubsub.installed, pgchange_staging.installed, tube.installed to {keeper.name}"
+        "grant select on dead_letter.installed, pubsub.installed, pgchange_staging.installed, tube.installed "
+        f"to {keeper.name}"
     )
     with psycopg.connect(keeper.conninfo, autocommit=True) as as_keeper:
         report = maintain(as_keeper)
-    assert len(report.failed) == 4
+    assert len(report.failed) == 5
 
 
 def test_maintenance_mends_the_capture_of_partitions_that_came_later(db, connect):

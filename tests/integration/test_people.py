@@ -60,7 +60,7 @@ def test_a_poisonous_batch_is_skipped_and_recorded(db, connect):
     rest = commits(connection, 2)
     skipped = consumers.skip(connection, connection, FEED, "cannot be parsed")
     row = connection.execute(
-        "select batch_id::text, reason, (batch -> 'count')::int from pubsub.skipped"
+        "select batch_id::text, reason, changes from dead_letter.letter where consumer = 'test/0'"
     ).fetchone()
     assert row == (skipped, "cannot be parsed", len(poison))
     assert drain(db) == rest

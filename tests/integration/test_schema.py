@@ -73,6 +73,15 @@ def test_a_system_that_another_needs_is_not_removed_alone(db, connect_to):
     assert "revision" in schemas(connection)
 
 
+@pytest.mark.parametrize("kept", ["pubsub", "tube"])
+def test_the_dead_letters_are_not_removed_alone(db, connect_to, kept):
+    connection = connect_to(db)
+    others = {"pubsub", "tube"} - {kept}
+    with pytest.raises(InvalidArgument, match=f"{kept} needs dead_letters"):
+        schema.uninstall(connection, ["dead_letters", *others])
+    assert "dead_letter" in schemas(connection)
+
+
 def test_who_may_not_take_a_capture_off_removes_nothing(db, role, connect_to):
     connection, owner, installer = connect_to(db), role("owner"), role("installer")
     connection.execute(f"create schema airline authorization {owner.name}")
@@ -100,7 +109,7 @@ def test_a_database_that_is_ahead_of_the_package_is_not_upgraded(db, connect_to)
 def test_an_upgrade_that_the_package_lacks_is_said(db, connect_to, monkeypatch):
     systems = [replace(system, version=system.version + 1) for system in schema.SYSTEMS]
     monkeypatch.setattr(schema, "SYSTEMS", tuple(systems))
-    with pytest.raises(SchemaVersionMismatch, match="no upgrade of schema revision from version 1"):
+    with pytest.raises(SchemaVersionMismatch, match="no upgrade of schema dead_letter from version 1"):
         schema.upgrade(connect_to(db))
 
 

@@ -85,6 +85,7 @@ def test_the_command_line_has_each_command() -> None:
         "uninstall",
         "status",
         "skip",
+        "letters",
         "repair",
         "move",
         "drop",

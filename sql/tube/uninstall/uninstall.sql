@@ -9,4 +9,5 @@ begin
     end loop;
 end
 $$;
+delete from dead_letter.kind where schema = 'tube';
 drop schema tube cascade;

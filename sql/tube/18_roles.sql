@@ -10,12 +10,13 @@ begin
         grant usage on schema tube to %1$s;
         grant usage, select on sequence tube.seq to %1$s;
         grant select on tube.installed, tube.tube, tube.attachment, tube.detached, tube.moved, tube.worker, tube.fault,
-            tube.backfill, tube.skipped to %1$s;
+            tube.backfill to %1$s;
         grant insert, update, delete on tube.attachment, tube.detached, tube.moved, tube.worker, tube.backfill to %1$s;
         grant insert (tube, tbl, ids, message), delete on tube.fault to %1$s;
         grant execute on all functions in schema tube to %1$s;
         revoke execute on function tube.grant_use(regrole), tube.grant_keeper(regrole) from %1$s
     $grants$, role);
+    perform dead_letter.grant_keeper(role);
 end
 $$;
 comment on function tube.grant_use(regrole) is
@@ -29,13 +30,12 @@ as $$
 begin
     perform tube.grant_use(role);
     execute format($grants$
-        grant insert, update, delete on tube.tube to %1$s;
-        grant insert (tube, worker, batch, pods, reason) on tube.skipped to %1$s
+        grant insert, update, delete on tube.tube to %1$s
     $grants$, role);
 end
 $$;
 comment on function tube.grant_keeper(regrole) is
-    'Let a role make tubes, in schemas where it may create tables, change and remove its own, and skip batches.';
+    'Let a role make tubes, in schemas where it may create tables, change and remove its own.';
 
 alter table tube.tube enable row level security;
 create policy seen on tube.tube for select using (has_table_privilege(pods, 'select, insert, delete'));
@@ -85,11 +85,6 @@ alter table tube.backfill enable row level security;
 create policy seen on tube.backfill for select using (tube in (select t.name from tube.tube as t));
 create policy touched on tube.backfill using (
     exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert')));
-
-alter table tube.skipped enable row level security;
-create policy seen on tube.skipped for select using (tube in (select t.name from tube.tube as t));
-create policy worked on tube.skipped for insert with check (
-    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
 
 revoke all on all functions in schema tube from public;
 revoke all on all tables in schema tube from public;

@@ -23,7 +23,8 @@ begin
             pubsub.system_identifier(), pubsub.check_origin(), pubsub.check_position(text, bigint, jsonb),
             pubsub.register(text, bigint, boolean),
             pubsub.position(text, bigint), pubsub.claim(text, bigint, jsonb, integer, boolean, boolean, jsonb, integer),
-            pubsub.ack(text, bigint, jsonb), pubsub.lock_watermark(text, bigint, boolean),
+            pubsub.ack(text, bigint, jsonb), pubsub.in_work(text, bigint, jsonb), pubsub.skip(text, bigint, jsonb, text),
+            pubsub.note_failure(text, bigint, jsonb, text), pubsub.lock_watermark(text, bigint, boolean),
             pubsub.poll(text, bigint, integer, boolean), pubsub.status(integer), pubsub.held_back_by(),
             pubsub.mark(text, bigint)
             to %1$s
@@ -36,23 +37,24 @@ comment on function pubsub.grant_consumer(regrole) is
 
 create function pubsub.grant_keeper(role regrole) returns void
 language plpgsql
-set search_path = pg_catalog, pubsub, pg_temp
+set search_path = pg_catalog, pubsub, dead_letter, pg_temp
 as $$
 begin
     perform pubsub.grant_consumer(role);
+    perform dead_letter.grant_keeper(role);
     execute format($grants$
-        grant select on pubsub.claim, pubsub.skipped, pubsub.trimmed to %1$s;
+        grant select on pubsub.claim, pubsub.trimmed to %1$s;
         grant execute on function
-            pubsub.pending(text, bigint, jsonb), pubsub.skip(text, bigint, jsonb, text),
-            pubsub.skip_batch(text, bigint, text), pubsub.move_consumer(text, bigint, jsonb),
+            pubsub.pending(text, bigint, jsonb), pubsub.skip_batch(text, bigint, text), pubsub.move_consumer(text, bigint, jsonb),
             pubsub.drop_consumer(text, bigint), pubsub.adopt_mark(text, bigint, jsonb),
-            pubsub.trim_commit_queue(interval)
+            pubsub.trim_commit_queue(interval), pubsub.letter_rights(jsonb), pubsub.check_letter(jsonb, jsonb),
+            pubsub.send_again(bigint)
             to %1$s
     $grants$, role);
 end
 $$;
 comment on function pubsub.grant_keeper(regrole) is
-    'Let a role look after consumers: skip, move, drop, repair, and trim the history.';
+    'Let a role look after consumers: skip, send again, move, drop, repair, and trim the history.';
 
 revoke all on all functions in schema pubsub from public;
 revoke all on all tables in schema pubsub from public;

@@ -1,0 +1,111 @@
+"""``airflow pgchange``: what its commands have in common."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+import psycopg
+from airflow.cli.simple_table import AirflowConsole
+from airflow.models.connection import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.utils.cli import suppress_logs_and_warning
+from airflow.utils.providers_configuration_loader import providers_configuration_loaded
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
+from airflow_pgchange.hooks.pgchange import conninfo_of
+
+Rows = Sequence[Mapping[str, Any]]
+Database = psycopg.Connection[Any]
+
+DONE = "Done."
+
+
+def command(nothing: str) -> Callable[[Callable[[Namespace], Rows]], Callable[[Namespace], None]]:
+    """Print what a command returns, or what ``nothing`` says; end with a message and code 1 where it fails."""
+
+    def decorate(function: Callable[[Namespace], Rows]) -> Callable[[Namespace], None]:
+        @wraps(function)
+        @suppress_logs_and_warning
+        @providers_configuration_loaded
+        def run(args: Namespace) -> None:
+            try:
+                rows = function(args)
+            except (PgChangeError, psycopg.Error) as error:
+                raise SystemExit(f"{type(error).__name__}: {str(error).strip()}") from error
+            if args.output == "json":
+                print(json.dumps(rows, default=str))
+            elif rows:
+                AirflowConsole().print_as(data=[shown(row) for row in rows], output=args.output)
+            else:
+                print(nothing, file=sys.stderr)
+
+        return run
+
+    return decorate
+
+
+def database(args: Namespace) -> Database:
+    """An open connection to the database that the options name."""
+    return connect(_conninfo(args.conn_id, args.dsn, "--conn-id", "--dsn"), primary=True)
+
+
+@contextmanager
+def both(args: Namespace) -> Iterator[tuple[Database, Database]]:
+    """The database of the results, and that of the changes: the same one unless the options name another."""
+    with ExitStack() as opened:
+        results = opened.enter_context(database(args))
+        if args.source_conn_id is None and args.source_dsn is None:
+            yield results, results
+        else:
+            conninfo = _conninfo(args.source_conn_id, args.source_dsn, "--source-conn-id", "--source-dsn")
+            yield results, opened.enter_context(connect(conninfo, primary=True))
+
+
+def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:
+    if (conn_id is None) == (dsn is None):
+        raise InvalidArgument(f"say which database: either {options[0]} or {options[1]}")
+    if dsn is not None:
+        return _checked(dsn, options[1])
+    try:
+        connection = Connection.get_connection_from_secrets(str(conn_id))
+    except AirflowNotFoundException as error:
+        raise InvalidArgument(
+            f"Airflow has no connection {conn_id!r}: `airflow connections list` shows them, "
+            f"`airflow connections add` makes one, or say {options[1]}"
+        ) from error
+    return conninfo_of(connection, connection.extra_dejson)
+
+
+def _checked(dsn: str, option: str) -> str:
+    try:
+        conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        raise InvalidArgument(
+            f"{option}: {str(error).strip()}; write it as 'host=... dbname=... user=...' or as postgresql://..."
+        ) from None
+    return dsn
+
+
+def confirm(args: Namespace, warning: str) -> None:
+    """Go on only where somebody says so: a person, or ``--yes``."""
+    if args.yes:
+        return
+    if not sys.stdin.isatty():
+        raise SystemExit(f"{warning} Nothing was changed: add --yes to do it.")
+    print(warning, file=sys.stderr)
+    if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise SystemExit("Nothing was changed.")
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as a table shows it."""
+    plain = (str, int, float, bool, type(None))
+    return {key: value if isinstance(value, plain) else str(value) for key, value in row.items()}

@@ -1,0 +1,108 @@
+"""Dead letters: sent again or dropped by a DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from airflow.sdk import BaseOperator
+
+from airflow_pgchange import letters
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+Action = Literal["send_again", "drop"]
+
+
+class DeadLettersOperator(BaseOperator):
+    """Sends dead letters again, or drops them: those of a consumer, older than an age, or by number.
+
+    A letter goes to the consumer that gave it up, and to nobody else. Once, however often this task runs: exactly once or
+    at least once, as the operator that processes it says. Letters that can no longer be sent, for their history was
+    trimmed or their source restored, are left, and logged.
+
+    :param action: ``send_again`` or ``drop`` (templated)
+    :param consumer: only letters of this consumer, as ``airflow pgchange status`` names it (templated)
+    :param older_than: only letters that were given up longer ago, as a timedelta or a PostgreSQL interval such as
+        ``7 days`` (templated)
+    :param letter_ids: these letters and no other, all or none of them (templated)
+    :param postgres_conn_id: the database of the letters: for the commit queue that of the results, for a tube the
+        tube's own; with a role that may give up the consumer's batches
+    :param source_conn_id: the database that holds the changes, where it is another one; default: the same
+    """
+
+    template_fields: Sequence[str] = (
+        "action",
+        "consumer",
+        "older_than",
+        "letter_ids",
+        "postgres_conn_id",
+        "source_conn_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        action: Action,
+        consumer: str | None = None,
+        older_than: timedelta | str | None = None,
+        letter_ids: Sequence[int | str] | str | None = None,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        source_conn_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.action = action
+        self.consumer = consumer
+        self.older_than = older_than
+        self.letter_ids = letter_ids
+        self.postgres_conn_id = postgres_conn_id
+        self.source_conn_id = source_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Returns ``{action, letters}``, with the numbers of the letters that were sent or dropped."""
+        if self.action not in get_args(Action):
+            raise InvalidArgument(f"action must be one of {', '.join(get_args(Action))}, not {self.action!r}")
+        chosen: dict[str, Any] = {
+            "ids": _numbers(self.letter_ids),
+            "consumer": self.consumer or None,
+            "older_than": self.older_than or None,
+        }
+        with ExitStack() as opened:
+            connection = opened.enter_context(PgChangeHook(self.postgres_conn_id).get_conn(primary=True))
+            if self.action == "drop":
+                done = letters.drop(connection, **chosen)
+            else:
+                source = (
+                    opened.enter_context(PgChangeHook(self.source_conn_id).get_conn(primary=True))
+                    if self.source_conn_id
+                    else None
+                )
+                done = letters.again(connection, source, **chosen)
+                self._tell_of_others(letters.listed(connection, source, consumer=self.consumer or None))
+        self.log.info("%s: %d letters", self.action, len(done))
+        return {"action": self.action, "letters": done}
+
+    def _tell_of_others(self, left: Sequence[letters.Letter]) -> None:
+        for letter in left:
+            if letter.hindrance is not None:
+                self.log.warning(
+                    "letter %d of %s, %d changes, cannot be sent again: %s",
+                    letter.id,
+                    letter.consumer,
+                    letter.changes,
+                    letter.hindrance,
+                )
+
+
+def _numbers(given: Sequence[int | str] | str | None) -> list[int]:
+    texts = given.strip("[] ").split(",") if isinstance(given, str) else given or ()
+    try:
+        return [int(text) for text in texts if str(text).strip()]
+    except ValueError as error:
+        raise InvalidArgument(f"letter_ids must be numbers, not {given!r}") from error

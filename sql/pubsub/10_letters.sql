@@ -1,0 +1,181 @@
+-- Dead letters of the commit queue. A letter holds its batch as it was recorded. While it is on its way, its consumer's position
+-- carries it, and a claim hands the same changes out again: to nobody else, at a version of their own, without moving the
+-- watermark, which has passed them.
+
+insert into dead_letter.kind (kind, schema, elsewhere) values ('commit', 'pubsub', true);
+
+create function pubsub.address(consumer_id text, branch_id bigint) returns jsonb
+language sql immutable
+as $$
+    select pg_catalog.jsonb_build_object('consumer_id', consumer_id, 'branch_id', branch_id)
+$$;
+comment on function pubsub.address(text, bigint) is 'The address of a consumer''s dead letters.';
+
+create function pubsub.letter_rights(address jsonb) returns text[]
+language sql immutable
+as $$
+    select '{see,keep}'::pg_catalog.text[]
+$$;
+comment on function pubsub.letter_rights(jsonb) is 'What who may execute this may do with dead letters of the commit queue.';
+
+create function pubsub.check_readable(branch_id bigint, batch jsonb) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    counted bigint;
+begin
+    if (batch -> 'bounds' ->> 'source')::bigint <> pubsub.check_origin() then
+        raise exception using errcode = 'PC004',
+            message = format('batch %s was given up before its source was restored: its transaction ids mean something else now',
+                             batch ->> 'id'),
+            hint = 'it cannot be sent again: airflow pgchange letters drop';
+    end if;
+    -- Only what was trimmed can be missing.
+    if exists (
+        select from pubsub.trimmed as t
+        where t.branch_id = check_readable.branch_id
+          and t.upto > pg_snapshot_xmin((batch -> 'bounds' ->> 'after')::pg_snapshot))
+    then
+        select count(*) into counted
+        from jsonb_array_elements(batch -> 'slices') as s(slice)
+        cross join lateral pubsub.changes(
+            check_readable.branch_id, batch -> 'bounds',
+            (s.slice -> 'after' ->> 0)::bigint, (s.slice -> 'after' ->> 1)::bigint,
+            (s.slice -> 'upto' ->> 0)::bigint, (s.slice -> 'upto' ->> 1)::bigint);
+        if counted <> (batch ->> 'count')::bigint then
+            raise exception using errcode = 'PC005',
+                message = format('%s of the %s changes of batch %s were trimmed with the history',
+                                 (batch ->> 'count')::bigint - counted, batch ->> 'count', batch ->> 'id'),
+                hint = 'it cannot be sent again: airflow pgchange letters drop';
+        end if;
+    end if;
+end
+$$;
+comment on function pubsub.check_readable(bigint, jsonb) is
+    'Refuse a recorded batch whose changes this source cannot give any more, or not the same.';
+
+create function pubsub.check_letter(address jsonb, content jsonb) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+begin
+    -- The source is where the claims are.
+    if exists (
+        select from pubsub.claim as c
+        where c.consumer_id = address ->> 'consumer_id' and c.branch_id = (address ->> 'branch_id')::bigint)
+    then
+        perform pubsub.check_readable((address ->> 'branch_id')::bigint, content);
+    end if;
+end
+$$;
+comment on function pubsub.check_letter(jsonb, jsonb) is
+    'Refuse a dead letter whose batch cannot be read any more, in the database that holds the commits.';
+
+create function pubsub.send_again(letter bigint) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pubsub, dead_letter, pg_temp
+as $$
+declare
+    on_its_way boolean;
+begin
+    update dead_letter.letter as l set on_its_way = true, sent_at = clock_timestamp()
+    where l.id = letter and l.kind = 'commit' and not l.on_its_way and l.void is null;
+    if found then
+        return;
+    end if;
+    select l.on_its_way into on_its_way from dead_letter.letter as l where l.id = letter and l.kind = 'commit';
+    if on_its_way then
+        raise exception using errcode = 'PC012', message = format('letter %s is on its way already', letter),
+            hint = 'its consumer takes it with its next claim; to take it back, drop it';
+    end if;
+    perform dead_letter.gone(letter);
+end
+$$;
+comment on function pubsub.send_again(bigint) is
+    'Put a dead letter before its consumer: its next claim hands out the letter''s batch.';
+
+create function pubsub.letter_batch(branch_id bigint, "position" jsonb) returns jsonb
+language plpgsql stable
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    batch jsonb := "position" -> 'letter' -> 'batch';
+begin
+    perform pubsub.check_readable(branch_id, batch);
+    return batch || jsonb_build_object('bounds', batch -> 'bounds' || jsonb_build_object(
+        'letter', "position" -> 'letter' -> 'id', 'from_version', "position" -> 'version',
+        'at', jsonb_build_object('snapshot', "position" -> 'snapshot', 'partial', "position" -> 'partial')));
+end
+$$;
+comment on function pubsub.letter_batch(bigint, jsonb) is
+    'The batch of the dead letter that a position carries: read by its recorded bounds, acked where the position is now.';
+
+create function pubsub.unmoved("position" jsonb) returns jsonb
+language sql immutable
+as $$
+    select pg_catalog.jsonb_build_object(
+        'after', "position" -> 'snapshot', 'snapshot', "position" -> 'snapshot', 'partial', "position" -> 'partial',
+        'commit_id', null, 'in_order', null)
+$$;
+comment on function pubsub.unmoved(jsonb) is 'The bounds of a batch that leaves its watermark at the position where it is.';
+
+create function pubsub.letter_done(consumer_id text, branch_id bigint, batch jsonb) returns void
+language plpgsql
+set search_path = pg_catalog, pubsub, dead_letter, pg_temp
+as $$
+begin
+    delete from dead_letter.letter as l
+    where l.id = (batch -> 'bounds' ->> 'letter')::bigint and l.kind = 'commit' and l.on_its_way
+      and l.address = pubsub.address(letter_done.consumer_id, letter_done.branch_id);
+    if not found then
+        raise exception using errcode = 'PC006',
+            message = format('dead letter %s, whose batch %s this is, was dropped', batch -> 'bounds' ->> 'letter', batch ->> 'id'),
+            hint = 'roll back and claim again';
+    end if;
+end
+$$;
+comment on function pubsub.letter_done(text, bigint, jsonb) is 'Take away a dead letter whose batch was processed.';
+
+create function pubsub.note_failure(consumer_id text, branch_id bigint, batch jsonb, error text) returns void
+language sql security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    update pubsub.claim as c set error = note_failure.error
+    where c.consumer_id = note_failure.consumer_id and c.branch_id = note_failure.branch_id
+      and c.version = (note_failure.batch ->> 'version')::bigint and c.attempt = (note_failure.batch ->> 'attempt')::integer
+$$;
+comment on function pubsub.note_failure(text, bigint, jsonb, text) is
+    'Note at the source what the attempt on a batch failed on, for its dead letter.';
+
+create function pubsub.covers(at pubsub.watermark, bounds jsonb) returns boolean
+language sql immutable
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    select pubsub.snapshot_union(at.snapshot, (bounds ->> 'snapshot')::pg_snapshot)::text
+           = pubsub.snapshot_union(at.snapshot, at.snapshot)::text
+       and coalesce(
+           pg_visible_in_snapshot((bounds -> 'partial' ->> 0)::xid8, at.snapshot)
+           or coalesce(at.partial_txid = (bounds -> 'partial' ->> 0)::xid8
+                       and at.partial_id >= (bounds -> 'partial' ->> 1)::bigint, false),
+           true)
+$$;
+comment on function pubsub.covers(pubsub.watermark, jsonb) is 'Whether a watermark has passed a batch.';
+
+create function pubsub.void_letters(consumer_id text, branch_id bigint, why text) returns void
+language sql
+set search_path = pg_catalog, pubsub, dead_letter, pg_temp
+as $$
+    update dead_letter.letter as l set void = why, on_its_way = false
+    from pubsub.watermark as w
+    where w.consumer_id = void_letters.consumer_id and w.branch_id = void_letters.branch_id
+      and l.kind = 'commit' and l.address = pubsub.address(w.consumer_id, w.branch_id) and l.void is null
+      and (l.content -> 'bounds' ->> 'source' is distinct from w.source::text or not pubsub.covers(w, l.content -> 'bounds'))
+$$;
+comment on function pubsub.void_letters(text, bigint, text) is
+    'Never again send the letters of a consumer whose changes come by themselves, or mean something else now, as it was moved.';

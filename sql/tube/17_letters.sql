@@ -1,0 +1,159 @@
+-- Dead letters of tubes: batches that were given up, with their ids. To send one again is to touch its ids again.
+
+insert into dead_letter.kind (kind, schema) values ('tube', 'tube');
+
+create function tube.letter_rights(address jsonb) returns text[]
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select case when has_table_privilege(t.pods, 'delete') then '{see,keep}'::text[] else '{see}' end
+    from tube.tube as t
+    where t.name = address ->> 'tube' and has_table_privilege(t.pods, 'select, insert, delete')
+$$;
+comment on function tube.letter_rights(jsonb) is
+    'What the caller may do with dead letters of a tube: who works it, and so may delete its pods, keeps them.';
+
+create function tube.in_work(tube text, worker integer) returns jsonb
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select w.batch || jsonb_build_object('attempt', w.attempt, 'error', w.error)
+    from tube.worker_now(tube, worker) as w
+    where w.batch is not null
+$$;
+comment on function tube.in_work(text, integer) is
+    'The batch that a worker claimed and has not acked, with its attempts and the error of the last one; null for none.';
+
+create function tube.note_failure(tube text, worker integer, batch jsonb, error text) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    update tube.worker as w set error = note_failure.error
+    where w.tube = note_failure.tube and w.worker = note_failure.worker
+      and w.version = (note_failure.batch -> 'bounds' ->> 'from_version')::bigint
+      and w.batch ->> 'id' = note_failure.batch ->> 'id' and w.attempt = (note_failure.batch ->> 'attempt')::integer
+$$;
+comment on function tube.note_failure(text, integer, jsonb, text) is
+    'Note what the attempt on a batch failed on, for its dead letter.';
+
+create function tube.touches(tube text, worker integer, choice jsonb) returns jsonb
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select coalesce(jsonb_agg(
+        jsonb_build_object('shard', t.shard, 'op', t.op, 'payload', t.payload, 'ids', t.ids) order by t.first), '[]')
+    from (
+        select p.shard, p.op, p.payload, min(p.seq) as first, jsonb_agg(distinct i.id) as ids
+        from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+        group by p.shard, p.op, p.payload
+    ) as t
+$$;
+comment on function tube.touches(text, integer, jsonb) is
+    'What a batch consists of, as [{shard, op, payload, ids}, ...] in the order in which they were first touched.';
+
+create function tube.skip(tube text, worker integer, batch jsonb, reason text) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, tube, dead_letter, pg_temp
+as $$
+declare
+    content jsonb;
+begin
+    if coalesce(trim(reason), '') = '' then
+        raise invalid_parameter_value using message = 'say why the batch is skipped';
+    end if;
+    if not tube.take_lock(tube, worker) then
+        raise lock_not_available using message = format('worker %s of tube %I is at work', worker, tube),
+            hint = 'stop it, or wait until its batch has ended';
+    end if;
+    content := jsonb_build_object('touches', tube.touches(tube, worker, batch -> 'bounds'), 'tables', (
+        select coalesce(jsonb_agg(jsonb_build_array(a.shard, format('%I.%I', tube.schema_of(a.tbl), c.relname))), '[]')
+        from tube.attachment as a join pg_class as c on c.oid = a.tbl where a.tube = skip.tube));
+    perform tube.ack(tube, worker, batch);
+    return dead_letter.write(
+        'tube', format('tube:%s/%s', tube, worker), jsonb_build_object('tube', tube), content, (batch ->> 'count')::bigint,
+        reason, batch ->> 'error', coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
+end
+$$;
+comment on function tube.skip(text, integer, jsonb, text) is
+    'Give up a claimed batch, as tube.in_work() has it: its ids become a dead letter, whose number is returned.';
+
+create function tube.skip_batch(tube text, worker integer, reason text) returns uuid
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    batch jsonb;
+begin
+    perform tube.check_worker(known.partitions, worker);
+    batch := tube.in_work(tube, worker);
+    if batch is null and coalesce(trim(reason), '') <> '' then
+        raise exception using errcode = 'PC009', message = format('worker %s of tube %I has no batch in work', worker, tube),
+            hint = 'only a batch that was claimed and not acked can be skipped';
+    end if;
+    perform tube.skip(tube, worker, batch, reason);
+    return (batch ->> 'id')::uuid;
+end
+$$;
+comment on function tube.skip_batch(text, integer, text) is
+    'Give up the batch that a worker claimed and cannot finish. It becomes a dead letter: see dead_letter.list().';
+
+create function tube.check_letter(address jsonb, content jsonb) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform tube.named(address ->> 'tube');
+end
+$$;
+comment on function tube.check_letter(jsonb, jsonb) is 'Refuse a dead letter of a tube that is gone.';
+
+create function tube.shards_now(tube text, shard integer, tables jsonb) returns setof integer
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select distinct coalesce(a.shard, d.shard, shards_now.shard)
+    from (
+        select to_regclass(t.attached ->> 1) as tbl
+        from jsonb_array_elements(tables) as t(attached) where (t.attached ->> 0)::integer = shards_now.shard
+        union all
+        select null where not exists (
+            select from jsonb_array_elements(tables) as t(attached) where (t.attached ->> 0)::integer = shards_now.shard)
+    ) as k
+    left join tube.attachment as a on a.tube = shards_now.tube and a.tbl = k.tbl
+    left join tube.detached as d on d.tube = shards_now.tube and d.tbl = k.tbl
+$$;
+comment on function tube.shards_now(text, integer, jsonb) is
+    'The shards that the tables have now which had a shard when it was noted, as [[shard, table], ...].';
+
+create function tube.send_again(letter bigint) returns void
+language plpgsql volatile
+set search_path = pg_catalog, tube, dead_letter, pg_temp
+as $$
+declare
+    wanted record;
+    each_tbl regclass;
+begin
+    delete from dead_letter.letter as l where l.id = letter and l.kind = 'tube'
+    returning l.address ->> 'tube' as tube, l.content -> 'touches' as touches, l.content -> 'tables' as tables into wanted;
+    if not found then
+        perform dead_letter.gone(letter);
+    end if;
+    -- Under the shard that a table has now, and who gives it another one waits: under its old one the ids could be in work twice.
+    for each_tbl in
+        select distinct to_regclass(t.attached ->> 1) as tbl from jsonb_array_elements(wanted.tables) as t(attached) order by 1
+    loop
+        perform pg_advisory_xact_lock_shared(tube.touch_key(each_tbl));
+    end loop;
+    perform tube.touch(wanted.tube, s.shard, t.ids, t.op, t.payload)
+    from (
+        select (e.touch ->> 'shard')::integer as shard, e.touch ->> 'op' as op, nullif(e.touch -> 'payload', 'null') as payload,
+               array(select x::bigint from jsonb_array_elements_text(e.touch -> 'ids') as x) as ids
+        from jsonb_array_elements(wanted.touches) with ordinality as e(touch, n)
+        order by e.n
+    ) as t
+    cross join lateral tube.shards_now(wanted.tube, t.shard, wanted.tables) as s(shard);
+end
+$$;
+comment on function tube.send_again(bigint) is
+    'Touch the ids of a dead letter again, as they were touched; the letter goes in the same transaction.';
