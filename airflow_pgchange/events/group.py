@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +18,12 @@ from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
 from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import select
+from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import ConnectionLost, ServerUnavailable, translated
+from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, translated
 
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two tries for the lock of a group that another holds."""
 RETRY_BYTES = 8 * 2**20
 """About how many bytes of events one retry carries at most; more go in several."""
 
@@ -68,7 +72,7 @@ class Group:
 
     def read(self, cursor: str | None, limit: int) -> Read | None:
         """The next batch behind a cursor, or behind the stored one, dispatched now if nothing waits. None where there is
-        none. Raises ConsumerBusy where somebody else holds the group."""
+        none. Raises UnknownConsumer."""
         rows = self._next(cursor, limit)
         if not rows and ask(self._connection, sql.SQL("select pgmb.poll_for_events()")):
             rows = self._next(cursor, limit)
@@ -98,11 +102,11 @@ class Group:
         """Say that the group is in use; raises ConnectionLost where it is not held any more."""
         heartbeat(self._connection, self.name)
 
-    def release(self) -> None:
-        ask(self._connection, select("pgmb.release_group_lock", self.name))
-
     def _next(self, cursor: str | None, limit: int) -> list[dict[str, Any]]:
-        query = sql.SQL("select * from pgmb.read_next_events({}, {}, {})").format(self.name, cursor, limit)
+        query = sql.SQL(
+            "select id, topic, payload, metadata, subscription_ids::text[], next_cursor "
+            "from pgmb.read_next_events({}, {}, {})"
+        ).format(self.name, cursor, limit)
         with translated(), self._connection.cursor(row_factory=dict_row) as found:
             return found.execute(query).fetchall()
 
@@ -148,14 +152,17 @@ class Group:
 
 
 @contextmanager
-def held(conninfo: str, name: str) -> Iterator[Group]:
-    """A group on a connection of its own, whose lock is released at the end. Raises ConnectionLost."""
+def held(conninfo: str, name: str, wait: float | None, stopped: Callable[[], bool]) -> Iterator[Group]:
+    """A group whose lock is held, on a connection of its own, and released at the end.
+
+    Waits for another holder up to ``wait`` seconds. Raises ConsumerBusy and ConnectionLost.
+    """
     connection = connect(conninfo, primary=True)
     with connection:
         try:
-            group = Group(connection, name)
-            yield group
-            group.release()
+            _lock(connection, name, wait, stopped)
+            yield Group(connection, name)
+            ask(connection, select("pgmb.release_group_lock", name))
         except (psycopg.OperationalError, ServerUnavailable) as error:
             if not connection.closed:
                 raise
@@ -163,6 +170,20 @@ def held(conninfo: str, name: str) -> Iterator[Group]:
                 f"group {name}: the connection that held it ended ({str(error).strip()}); what was not stored "
                 "comes again to whoever reads the group next"
             ) from error
+
+
+def _lock(
+    connection: psycopg.Connection[Any], name: str, wait: float | None, stopped: Callable[[], bool]
+) -> None:
+    """Take the lock that read_next_events takes, before anything is read."""
+    lock = sql.SQL("select pg_catalog.pg_try_advisory_lock({})").format(call("pgmb.group_key", name))
+    ends = math.inf if wait is None else time.monotonic() + wait
+    pause = FIRST_PAUSE
+    while not (ask(connection, lock) or stopped()):
+        if time.monotonic() + pause > ends:
+            raise ConsumerBusy(f"group {name} is held by somebody else: stop that, or wait for it")
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _event(row: Mapping[str, Any]) -> Event:

@@ -6,7 +6,6 @@ import logging
 import math
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from airflow_pgchange.events.handler import Handler
 from airflow_pgchange.events.lanes import Call
 from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import HandlerFailed, InvalidArgument
+from airflow_pgchange.feeds.failures import LONGEST, described
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class EventHandlers:
     It holds the group by the lock that ``read_next_events`` and ``EventFeed`` take, so nobody else reads it meanwhile. A
     fast handler is ahead of the slowest by at most ``read_ahead`` batches of at most ``chunk_size`` events, and the
     stored cursor is where the slowest reliable one is. Every handler gets the events in the order of dispatch, those of
-    another key excepted.
+    another key excepted. While somebody else holds the group, ``run`` waits up to ``wait`` seconds, None: as long as it
+    takes.
 
     Guarantee: a reliable handler gets each event at least once; one that was not finished when a run ended, or whose
     cursor could not be stored, comes again, to all handlers of the group. Others get it at most once.
@@ -61,6 +62,7 @@ class EventHandlers:
         chunk_size: int = 1000,
         read_ahead: int = 10,
         poll_every: float = 0.1,
+        wait: float | None = 0,
     ) -> None:
         names = [handler.name for handler in handlers]
         if not names or len(set(names)) < len(names):
@@ -75,6 +77,7 @@ class EventHandlers:
         self._chunk_size = chunk_size
         self._read_ahead = read_ahead
         self._poll_every = poll_every
+        self._wait = wait
         self._stopped = threading.Event()
         self._ended: SimpleQueue[Call | None] = SimpleQueue()
 
@@ -85,7 +88,7 @@ class EventHandlers:
         holds the group, ConnectionLost, and HandlerFailed; in every case nothing runs on but calls past their timeout,
         and what was not finished comes again.
         """
-        with held(self._conninfo, self.group) as group:
+        with held(self._conninfo, self.group, self._wait, self._stopped.is_set) as group:
             return _Run(self, group).work(until)
 
     def stop(self) -> None:
@@ -130,7 +133,7 @@ class _Run:
         now = read_at = time.monotonic()
         stay_at = now + STAY_EVERY
         ends = now + until if isinstance(until, float | int) else math.inf
-        while not (self._of._stopped.is_set() or self._fatal):
+        while not self._stopping:
             now = time.monotonic()
             idle = all(course.idle for course in self._courses.values())
             if now >= ends and idle:
@@ -148,6 +151,10 @@ class _Run:
                 self._group.stay()
                 stay_at = now + STAY_EVERY
             self._settle(self._collect(min(stay_at, read_at if may_read else math.inf, max(ends, now))))
+
+    @property
+    def _stopping(self) -> bool:
+        return self._of._stopped.is_set() or self._fatal is not None
 
     def _ahead(self) -> int:
         """How many batches the fastest handler may be ahead of the slowest."""
@@ -217,15 +224,17 @@ class _Run:
         """Write the failures of finished batches together with the cursor behind those that every handler has done, then
         go on with the next."""
         failures = [
-            self._failure(course.handler, call)
+            self._failure(course.handler, call, call.error)
             for course, work in finished
             if course.handler.reliable
             for call in work.failed
+            if call.error is not None
         ]
         for course, work in finished:
             course.done(work)
         for course in self._courses.values():
-            course.begin()
+            if not self._stopping:
+                course.begin()
         lowest = min((course.checkpoint for course in self._reliable), default=self._numbers)
         cursor = None
         while self._cursors and self._cursors[0][0] <= lowest:
@@ -242,13 +251,13 @@ class _Run:
             given_up=self._done.given_up + len(failures) - retried,
         )
 
-    def _failure(self, handler: Handler, call: Call) -> Failure:
+    def _failure(self, handler: Handler, call: Call, error: BaseException) -> Failure:
         delivery = call.delivery
         return Failure(
             handler.name,
             delivery.attempt,
             delivery.events,
-            "".join(traceback.format_exception_only(call.error)).strip(),
+            described(error, [self._of._conninfo])[:LONGEST],
             handler.pause_after(delivery.attempt),
         )
 

@@ -61,7 +61,7 @@ def insert_if_absent(connection: psycopg.Connection[Any], rows: Sequence[Row]) -
     """
     query = sql.SQL(
         "insert into pgmb.events ({}) select * from unnest({}::text[], {}::text[], {}::text[]::jsonb[], "
-        "{}::text[]::jsonb[], {}::text[]) on conflict (id) do nothing"
+        "{}::text[]::jsonb[], {}::text[]) on conflict do nothing"
     )
     lists = zip(*(_values(row, COLUMNS) for row in rows), strict=True)
     with _explained():

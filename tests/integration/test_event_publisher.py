@@ -181,7 +181,7 @@ publisher.put([Event("t", {"n": n}) for n in range(100)])
 
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise ValueError('oops')"])
 def test_a_program_that_ends_without_closing_loses_nothing(db, connect, end):
-    subprocess.run([sys.executable, "-c", PROGRAM + end, db], capture_output=True)
+    subprocess.run([sys.executable, "-c", PROGRAM + end, db], check=False, capture_output=True)
     assert stored(connect()) == list(range(100))
 
 
@@ -189,17 +189,22 @@ def test_a_program_that_ends_while_the_server_is_away_says_what_it_could_not_sen
     away = make_conninfo(db, port=1)
     code = "from airflow_pgchange.events import publisher as p; p.Publisher.close.__defaults__ = (0.2,)\n"
     ended = subprocess.run(
-        [sys.executable, "-c", code + PROGRAM, away], capture_output=True, text=True
+        [sys.executable, "-c", code + PROGRAM, away], check=False, capture_output=True, text=True
     )
     assert "NotPublished: events that were not published: 100 (0 refused, 100 unsent)" in ended.stderr
 
 
 def test_a_refused_event_holds_no_other_up_and_is_told(db, connect):
     publisher = Publisher(db)
-    publisher.put([Event("t", {"n": 1}), Event("t", POISON), Event("t", {"n": 2}), Event("t", POISON, {"k": 1})])
+    publisher.put(
+        [Event("t", {"n": 1}), Event("t", POISON), Event("t", {"n": 2}), Event("t", POISON, {"k": 1})]
+    )
     with pytest.raises(NotPublished, match="2 refused, 0 unsent") as raised:
         publisher.close()
-    assert [(event.payload, event.metadata) for event in raised.value.events] == [(POISON, {}), (POISON, {"k": 1})]
+    assert [(event.payload, event.metadata) for event in raised.value.events] == [
+        (POISON, {}),
+        (POISON, {"k": 1}),
+    ]
     assert stored(connect()) == [1, 2]
 
 
