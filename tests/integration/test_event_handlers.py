@@ -25,6 +25,7 @@ from airflow_pgchange.events import (
     unsubscribe,
 )
 from airflow_pgchange.events import handlers as handlers_module
+from airflow_pgchange.events.group import Group
 from airflow_pgchange.feeds.errors import (
     ConnectionLost,
     ConsumerBusy,
@@ -33,6 +34,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
 )
 
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 SECONDS = 30
 """As long as a test waits for what must come."""
 
@@ -72,12 +74,26 @@ def group(db, *handlers, **options):
     return EventHandlers("g", handlers, db, **{"poll_every": 0.01, **options})
 
 
-def run_until_quiet(handlers, connection):
-    """Run until nothing is left, retries included, which become ready as time goes by."""
-    while True:
+LATER = 3600.0
+"""A pause before a retry that no test lives to see: ``hurry`` ends it."""
+
+
+def hurry(connection):
+    """Make the time of every retry come; how many there were."""
+    connection.execute("delete from pgmb.scheduled")
+    rows = connection.execute(
+        "delete from pgmb.events where id > pgmb.create_event_id(now() + interval '30 minutes', 0) "
+        "returning topic, payload, metadata, subscription_id"
+    ).fetchall()
+    publish(connection, [Event(*row[:3], subscription_id=row[3]) for row in rows])
+    return len(rows)
+
+
+def run_with_retries(handlers, connection):
+    """Run until nothing is left, retries included."""
+    handlers.run("empty")
+    while hurry(connection):
         handlers.run("empty")
-        if connection.execute("select count(*) from pgmb.scheduled").fetchone() == (0,):
-            return
 
 
 def stored_cursor(connection, gid="g"):
@@ -212,8 +228,8 @@ def test_a_run_ends_when_its_time_is_over_and_finishes_what_it_read(db, connecti
 def test_a_failed_call_is_tried_again_by_itself_and_the_others_are_left_alone(db, connection):
     good, bad = Seen(), Seen(failing(2))
     publish(connection, numbered(0, 5))
-    handlers = group(db, Handler("good", good), Handler("bad", bad, retries=(0.01, 0.01)))
-    run_until_quiet(handlers, connection)
+    handlers = group(db, Handler("good", good), Handler("bad", bad, retries=(LATER, LATER)))
+    run_with_retries(handlers, connection)
     assert good.numbers == list(range(5))
     assert bad.attempts == [3]
     assert bad.numbers == list(range(5))
@@ -222,7 +238,7 @@ def test_a_failed_call_is_tried_again_by_itself_and_the_others_are_left_alone(db
 
 def test_a_retry_is_an_event_as_everybody_knows_them(db, connection):
     ids = publish(connection, numbered(0, 3), returning=True)
-    group(db, Handler("bad", failing(1), retries=(3600,))).run("empty")
+    group(db, Handler("bad", failing(1), retries=(LATER,))).run("empty")
     row = connection.execute(
         "select payload, subscription_id is not null, "
         "extract(epoch from pgmb.extract_date_from_event_id(id) - now()) between 3500 and 3600 "
@@ -250,17 +266,18 @@ def test_a_retry_that_another_client_published_is_handled(db, connection):
 def test_a_retry_finds_its_events_when_the_log_has_let_go_of_them(db, connection):
     seen = Seen(failing(1))
     publish(connection, numbered(0, 3))
-    handlers = group(db, Handler("a", seen, retries=(0.01,)))
+    handlers = group(db, Handler("a", seen, retries=(LATER,)))
     handlers.run("empty")
     connection.execute("delete from pgmb.events where topic = 't'")
-    run_until_quiet(handlers, connection)
+    assert hurry(connection) == 1
+    handlers.run("empty")
     assert seen.numbers == [0, 1, 2]
 
 
 def test_after_the_last_try_the_events_and_their_error_are_a_dead_letter(db, connection):
     publish(connection, numbered(0, 3))
-    handlers = group(db, Handler("bad", failing(99), retries=(0.01,)))
-    run_until_quiet(handlers, connection)
+    handlers = group(db, Handler("bad", failing(99), retries=(LATER,)))
+    run_with_retries(handlers, connection)
     (letter,) = letters.listed(connection)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
         "handler",
@@ -339,20 +356,22 @@ def test_without_retries_a_failure_ends_the_run_and_nothing_passes_it(db, connec
 
 
 def test_a_call_that_takes_too_long_is_left_alone_and_tried_again(db, connection):
-    released, cancelled = threading.Event(), []
+    released, noted, cancelled = threading.Event(), threading.Event(), []
 
     def slow(delivery):
         if delivery.attempt == 1:
             released.wait(SECONDS)
             cancelled.append(delivery.cancelled.is_set())
+            noted.set()
 
     seen = Seen(slow)
     publish(connection, numbered(0, 3))
-    handlers = group(db, Handler("slow", seen, timeout=0.05, retries=(0.01,)))
-    run_until_quiet(handlers, connection)
+    handlers = group(db, Handler("slow", seen, timeout=0.05, retries=(LATER,)))
+    run_with_retries(handlers, connection)
     assert seen.attempts == [2]
     released.set()
-    assert cancelled in ([], [True])
+    assert noted.wait(SECONDS)
+    assert cancelled == [True]
 
 
 def test_an_async_call_that_takes_too_long_is_ended(db, connection):
@@ -360,7 +379,7 @@ def test_an_async_call_that_takes_too_long_is_ended(db, connection):
 
     async def slow(delivery):
         try:
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(10 * SECONDS)
         finally:
             ended.set()
 
@@ -383,23 +402,26 @@ def test_a_handler_whose_calls_never_end_ends_the_run(db, connection, monkeypatc
     released.set()
 
 
-def test_a_fast_handler_is_ahead_of_a_slow_one_by_so_many_batches_and_no_more(db, connection):
-    proceed, reached = threading.Event(), threading.Event()
-    slow = Seen(lambda delivery: proceed.wait(SECONDS))
+def test_a_fast_handler_is_ahead_of_a_slow_one_by_so_many_batches_and_no_more(db, connection, monkeypatch):
+    monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.01)
+    proceed, turns = threading.Event(), threading.Semaphore(0)
+    monkeypatch.setattr(Group, "stay", lambda self: turns.release())
+    slow, fast, reached = Seen(lambda delivery: proceed.wait(SECONDS)), Seen(), threading.Event()
 
-    def noticed(delivery):
+    def quick(delivery):
+        fast(delivery)
         if delivery.events[-1].payload["n"] == 39:
             reached.set()
 
-    fast = Seen(noticed)
     publish(connection, numbered(0, 100))
-    handlers = group(db, Handler("slow", slow), Handler("fast", fast), chunk_size=10, read_ahead=4)
+    handlers = group(db, Handler("slow", slow), Handler("fast", quick), chunk_size=10, read_ahead=4)
     joined = in_thread(handlers.run, "empty")
     assert reached.wait(SECONDS)
-    while stored_cursor(connection) is None and len(fast.deliveries) < 4:
-        time.sleep(0.01)
+    while turns.acquire(blocking=False):
+        pass
+    for _ in range(3):
+        assert turns.acquire(timeout=SECONDS)
     assert fast.numbers == list(range(40))
-    assert unread(connection) == list(range(100))
     proceed.set()
     joined()
     assert slow.numbers == fast.numbers == list(range(100))
@@ -491,27 +513,27 @@ def test_a_poisonous_key_takes_no_other_key_with_it(db, connection):
 
 
 def test_a_retry_and_later_events_of_its_key_are_not_in_work_at_once(db, connection):
-    at_work, overlaps = threading.Semaphore(1), []
-    fail = failing(1)
+    at_work, second, overlaps, fail = threading.Semaphore(1), threading.Event(), [], failing(1)
 
     def alone(delivery):
+        fail(delivery)
         if not at_work.acquire(blocking=False):
             overlaps.append(delivery)
+            second.set()
             return
-        try:
-            fail(delivery)
-            time.sleep(0.05)
-        finally:
-            at_work.release()
+        second.wait(0.1)
+        at_work.release()
 
     seen = Seen(alone)
-    split = Handler("split", seen, key=lambda event: 1, threads=4, retries=(0.0,))
+    handlers = group(db, Handler("split", seen, key=lambda event: 1, threads=4, retries=(LATER,)))
     publish(connection, numbered(0, 3))
-    group(db, split, chunk_size=3).run(0.0001)
+    handlers.run("empty")
+    assert hurry(connection) == 1
     publish(connection, numbered(3, 6))
-    run_until_quiet(group(db, split), connection)
+    done = handlers.run("empty")
+    assert done.batches == 1
     assert overlaps == []
-    assert sorted(seen.numbers) == list(range(6))
+    assert seen.numbers == list(range(6))
 
 
 def test_the_key_of_a_delivery_is_the_same_in_every_attempt_and_differs_for_each_handler(db, connection):
@@ -523,7 +545,7 @@ def test_the_key_of_a_delivery_is_the_same_in_every_attempt_and_differs_for_each
             raise ValueError("again")
 
     publish(connection, numbered(0, 3))
-    run_until_quiet(group(db, Handler("a", note, retries=(0.01, 0.01)), Handler("b", note)), connection)
+    run_with_retries(group(db, Handler("a", note, retries=(LATER, LATER)), Handler("b", note)), connection)
     assert {attempt for handler, attempt, _ in keys if handler == "a"} == {1, 2, 3}
     assert len({key for handler, _, key in keys if handler == "a"}) == 1
     assert len({key for _, _, key in keys}) == 2
@@ -554,8 +576,10 @@ def test_the_group_is_free_when_the_run_has_ended(db, connection):
     connection.execute("select * from pgmb.read_next_events('g')")
 
 
-def test_a_stop_finishes_what_runs_and_leaves_the_rest(db, connection):
-    started, proceed = threading.Event(), threading.Event()
+def test_a_stop_finishes_what_runs_and_leaves_the_rest(db, connection, monkeypatch):
+    started, proceed, stopping = threading.Event(), threading.Event(), threading.Event()
+    close = lanes.Lanes.close
+    monkeypatch.setattr(lanes.Lanes, "close", lambda self: (close(self), stopping.set()))
 
     def wait(delivery):
         started.set()
@@ -567,6 +591,7 @@ def test_a_stop_finishes_what_runs_and_leaves_the_rest(db, connection):
     joined = in_thread(handlers.run)
     assert started.wait(SECONDS)
     handlers.stop()
+    assert stopping.wait(SECONDS)
     proceed.set()
     joined()
     assert seen.numbers == list(range(10))
