@@ -22,6 +22,8 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.schema",
                 "operators.maintenance",
                 "operators.tube",
+                "operators.events",
+                "operators.handlers",
                 "operators.letters",
             )
         ],
