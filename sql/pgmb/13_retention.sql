@@ -51,6 +51,15 @@ $$;
 comment on function pgmb.trim_default(regclass, pgmb.event_id) is
     'Delete what is old in the default partition: rows that came with an id before the first partition.';
 
+create function pgmb.restored() returns boolean
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select (pgmb.dispatcher_now()).source <> pgmb.system_identifier()
+$$;
+comment on function pgmb.restored() is
+    'Whether this is a copy in another cluster that has not dispatched yet: till then nobody can tell what was dispatched.';
+
 create function pgmb.past_retention(tbl regclass, current_ts timestamptz default now())
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
 language sql stable
@@ -85,6 +94,10 @@ declare
     part record;
 begin
     perform pgmb.check_append_only(tbl);
+    if pgmb.restored() then
+        return next format('kept all of %s: it was restored here, and select pgmb.poll_for_events() comes first', tbl);
+        return;
+    end if;
     for part in select * from pgmb.past_retention(tbl, current_ts) loop
         if pgmb.empty_ones(array[part.partition_id]) = '{}' then
             return next pgmb.trim_partition(tbl, part.partition_id, part.lower_bound, part.upper_bound);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +22,7 @@ def widths(connection, table="pgmb.events"):
 
 def contiguous(connection, table="pgmb.events"):
     found = partitions(connection, table)
-    return all(a[2] == b[1] for a, b in zip(found, found[1:], strict=False))
+    return all(a[2] == b[1] for a, b in itertools.pairwise(found))
 
 
 @pytest.mark.parametrize("table", ["pgmb.events", "pgmb.dispatched"])

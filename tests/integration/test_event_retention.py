@@ -155,6 +155,18 @@ def test_a_retry_event_that_names_nothing_troubles_nobody(log, payload):
     assert any("emptied" in line for line in maintain(log, LATER))
 
 
+def test_a_restored_copy_lets_nothing_go_before_it_has_dispatched(log):
+    publish(log)
+    dispatch(log)
+    read(log)
+    ids = publish(log)
+    log.execute("update pgmb.dispatcher set source = 1")
+    assert any("it was restored here" in line for line in maintain(log, LATER))
+    assert kept(log)[-1:] == ids
+    dispatch(log)
+    assert read(log) == ids
+
+
 def test_an_event_written_while_the_partition_is_about_to_go_stays(log, connect):
     ids = publish(log)
     dispatch(log)
