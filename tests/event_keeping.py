@@ -43,12 +43,10 @@ def subscribe(connection: Connection, group: str = "g", topic: str | None = None
     return str(one(connection, query, group, *columns.values()))
 
 
-def dispatch(connection: Connection) -> int:
-    """Dispatch until nothing waits; how many."""
-    total = 0
-    while found := one(connection, "select pgmb.poll_for_events()"):
-        total += found
-    return total
+def dispatch(connection: Connection) -> None:
+    """Dispatch until nothing waits."""
+    while one(connection, "select more from pgmb.dispatch()"):
+        pass
 
 
 def read(connection: Connection, group: str = "g") -> list[str]:

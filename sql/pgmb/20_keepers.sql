@@ -57,8 +57,4 @@ alter table pgmb.push_fault enable row level security;
 create policy owned on pgmb.push_fault using (
     pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'));
 
-revoke all on all functions in schema pgmb from public;
-revoke all on all tables in schema pgmb from public;
-revoke all on schema pgmb from public;
-
 do $$ begin perform pgmb.maintain_events_table(); end $$;
