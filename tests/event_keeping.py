@@ -25,7 +25,9 @@ def publish(connection: Connection, n: int = 1, topic: str = "t", at: str | None
     """``n`` events, now or at a time that an SQL expression gives; their ids."""
     number = "nextval('pgmb.event_seq')"
     given = f"pgmb.create_event_id({at}, {number})" if at else None
-    columns, values = ("id, topic, payload", f"{given}, %s, '{{}}'") if given else ("topic, payload", "%s, '{}'")
+    columns, values = (
+        ("id, topic, payload", f"{given}, %s, '{{}}'") if given else ("topic, payload", "%s, '{}'")
+    )
     query = f"insert into pgmb.events ({columns}) select {values} from generate_series(1, %s) returning id"
     return [row[0] for row in connection.execute(query, [topic, n]).fetchall()]
 
@@ -41,12 +43,10 @@ def subscribe(connection: Connection, group: str = "g", topic: str | None = None
     return str(one(connection, query, group, *columns.values()))
 
 
-def dispatch(connection: Connection) -> int:
-    """Dispatch until nothing waits; how many."""
-    total = 0
-    while found := one(connection, "select pgmb.poll_for_events()"):
-        total += found
-    return total
+def dispatch(connection: Connection) -> None:
+    """Dispatch until nothing waits."""
+    while one(connection, "select more from pgmb.dispatch()"):
+        pass
 
 
 def read(connection: Connection, group: str = "g") -> list[str]:

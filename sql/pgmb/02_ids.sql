@@ -37,10 +37,9 @@ comment on function pgmb.create_subscription_id() is 'An id for a subscription t
 
 create function pgmb.extract_date_from_event_id(id text) returns timestamptz
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
-    select case when id ~ '^(pm|su)[0-9a-f]{13}' then to_timestamp(
-        ('x' || lpad(substr(id, 3, 13), 16, '0'))::bit(64)::bigint / 1000000.0::double precision) end
+    select case when id ~ '^(pm|su)[0-9a-f]{13}' then pg_catalog.to_timestamp(
+        ('x' || pg_catalog.substr(id, 3, 13))::bit(52)::bigint / 1000000.0::double precision) end
 $$;
 comment on function pgmb.extract_date_from_event_id(text) is 'The time in an id; null for what is no id.';
 

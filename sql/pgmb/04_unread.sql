@@ -1,51 +1,67 @@
 -- What is published and not dispatched yet: visible now, and not in the snapshot of the dispatcher.
 
 create function pgmb.snapshot_of(open_xids bigint[], xmax bigint) returns pg_snapshot
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select (coalesce(min(x), xmax) || ':' || xmax || ':' || coalesce(string_agg(x::text, ',' order by x), ''))::pg_snapshot
-    from (select distinct unnest(open_xids)) as o(x)
-    where x < xmax
+begin
+    return (
+        select (coalesce(min(x), xmax) || ':' || xmax || ':' || coalesce(string_agg(x::text, ',' order by x), ''))::pg_snapshot
+        from (select distinct unnest(open_xids)) as o(x)
+        where x < xmax
+    );
+end
 $$;
 comment on function pgmb.snapshot_of(bigint[], bigint) is
     'The snapshot that sees everything below xmax but the given transactions.';
 
 create function pgmb.snapshot_below(s pg_snapshot, xid xid8) returns pg_snapshot
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select pgmb.snapshot_of(
-        array(select x::text::bigint from pg_snapshot_xip(s) as o(x)),
-        least(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint))
+begin
+    return (
+        select pgmb.snapshot_of(
+            array(select x::text::bigint from pg_snapshot_xip(s) as o(x)),
+            least(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint))
+    );
+end
 $$;
 comment on function pgmb.snapshot_below(pg_snapshot, xid8) is 'What a snapshot sees below a transaction id.';
 
 create function pgmb.snapshot_union(a pg_snapshot, b pg_snapshot) returns pg_snapshot
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select pgmb.snapshot_of(
-        array(
-            select x::text::bigint
-            from (select pg_snapshot_xip(a) union select pg_snapshot_xip(b)) as o(x)
-            where not pg_visible_in_snapshot(x, a) and not pg_visible_in_snapshot(x, b)
-        ),
-        greatest(pg_snapshot_xmax(a)::text::bigint, pg_snapshot_xmax(b)::text::bigint))
+begin
+    return (
+        select pgmb.snapshot_of(
+            array(
+                select x::text::bigint
+                from (select pg_snapshot_xip(a) union select pg_snapshot_xip(b)) as o(x)
+                where not pg_visible_in_snapshot(x, a) and not pg_visible_in_snapshot(x, b)
+            ),
+            greatest(pg_snapshot_xmax(a)::text::bigint, pg_snapshot_xmax(b)::text::bigint))
+    );
+end
 $$;
 comment on function pgmb.snapshot_union(pg_snapshot, pg_snapshot) is 'The snapshot that sees what either of two sees.';
 
 create function pgmb.snapshot_with(s pg_snapshot, xid xid8) returns pg_snapshot
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select pgmb.snapshot_of(
-        array(
-            select x::text::bigint from pg_snapshot_xip(s) as o(x) where x <> xid
-            union all
-            select g from generate_series(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint - 1) as g
-        ),
-        greatest(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint + 1))
+begin
+    return (
+        select pgmb.snapshot_of(
+            array(
+                select x::text::bigint from pg_snapshot_xip(s) as o(x) where x <> xid
+                union all
+                select g from generate_series(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint - 1) as g
+            ),
+            greatest(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint + 1))
+    );
+end
 $$;
 comment on function pgmb.snapshot_with(pg_snapshot, xid8) is 'A snapshot that sees one transaction more.';
 

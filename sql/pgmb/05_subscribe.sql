@@ -24,7 +24,7 @@ $$;
 comment on function pgmb.compiles(text) is 'Why a statement does not compile; null where it does. It is not run.';
 
 create function pgmb.prepare_poll_for_events_fn(sql_statements text[]) returns void
-language plpgsql
+language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
@@ -50,7 +50,7 @@ comment on function pgmb.prepare_poll_for_events_fn(text[]) is
     'Refuse a condition that does not compile, with its text and the reason. Polls need no other preparation.';
 
 create function pgmb.condition_added() returns trigger
-language plpgsql
+language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin

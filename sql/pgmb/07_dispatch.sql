@@ -2,25 +2,22 @@
 
 create function pgmb.micros(id text) returns bigint
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
-    select ('x' || lpad(substr(id, 3, 13), 16, '0'))::bit(64)::bigint
+    select ('x' || pg_catalog.substr(id, 3, 13))::bit(52)::bigint
 $$;
 comment on function pgmb.micros(text) is 'The microseconds in an id.';
 
 create function pgmb.rank_of(id text) returns bigint
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
-    select ('x' || lpad(substr(id, 16, 9), 16, '0'))::bit(64)::bigint
+    select ('x' || pg_catalog.substr(id, 16, 9))::bit(36)::bigint
 $$;
 comment on function pgmb.rank_of(text) is 'The last 9 digits of an id: of a cursor the rank of the last event that was read.';
 
 create function pgmb.cursor_at(micros bigint, rank bigint) returns text
 language sql immutable
-set search_path = pg_catalog, pg_temp
 as $$
-    select 'pm' || lpad(to_hex(micros), 13, '0') || right(to_hex(rank + 68719476736), 9)
+    select 'pm' || pg_catalog.right(pg_catalog.to_hex(micros + 4503599627370496), 13) || pg_catalog.right(pg_catalog.to_hex(rank + 68719476736), 9)
 $$;
 comment on function pgmb.cursor_at(bigint, bigint) is 'The cursor of a dispatch and a rank.';
 
@@ -125,9 +122,14 @@ comment on function pgmb.take_published(pgmb.dispatcher, pg_snapshot, integer) i
     'Take the next slices, about so many events, and move the dispatcher behind them; the ids come in order.';
 
 create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
-language sql
+language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
 as $$
+declare
+    written_events bigint;
+begin
     with matched as (
         select m.group_id, m.subscription_id, m.ids, count(*) over (partition by m.group_id) as parts
         from unnest(matches) as m
@@ -147,15 +149,22 @@ as $$
         from whole as w cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
         returning cardinality(event_ids) as n
     )
-    select coalesce(sum(w.n), 0) from written as w
+    select coalesce(sum(w.n), 0) into written_events from written as w;
+    return written_events;
+end
 $$;
 comment on function pgmb.write_alone(pgmb.match[], bigint, bigint) is
     'Write the slices of the groups of which one subscription matched; returns how many events were dispatched.';
 
 create function pgmb.write_shared(matches pgmb.match[], base bigint, total bigint, cuts text[]) returns bigint
-language sql
+language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
 as $$
+declare
+    written_events bigint;
+begin
     with matched as (
         select m.group_id, m.subscription_id, m.ids from unnest(matches) as m
         where m.group_id in (
@@ -179,7 +188,9 @@ as $$
         cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
         returning cardinality(event_ids) as n
     )
-    select coalesce(sum(w.n), 0) from written as w
+    select coalesce(sum(w.n), 0) into written_events from written as w;
+    return written_events;
+end
 $$;
 comment on function pgmb.write_shared(pgmb.match[], bigint, bigint, text[]) is
     'Write the slices of the groups of which several subscriptions matched, in a dispatch of its own between each two of the cuts, '
@@ -220,6 +231,12 @@ begin
         return;
     end if;
     at := pgmb.dispatcher_now();
+    if at.source <> pgmb.system_identifier() then
+        -- Another snapshot for another cluster: this transaction has an id now, and the next one dispatches.
+        perform pgmb.stamp_anew();
+        more := true;
+        return;
+    end if;
     upto := pgmb.visible_now();
     due := pgmb.take_due(at, upto, chunk);
     fresh := pgmb.take_published(due.at, upto, chunk);
@@ -238,7 +255,12 @@ begin
     if events > 0 then
         found_matches := pgmb.matches(ids, coalesce(fresh.direct, true) or cardinality(due.ids) > 0);
         cuts := array(select ids[g] collate "C" from generate_series(1001, events, 1000) as g);
-        pairs := pgmb.write_alone(found_matches, base, at.total) + pgmb.write_shared(found_matches, base, at.total, cuts);
+        pairs := pgmb.write_alone(found_matches, base, at.total);
+        if exists (
+            select from unnest(found_matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
+        then
+            pairs := pairs + pgmb.write_shared(found_matches, base, at.total, cuts);
+        end if;
     end if;
     insert into pgmb.dispatcher (
         version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)

@@ -1,7 +1,8 @@
 -- Partitions of events and dispatched: made ahead of time, of the length that the settings say now.
 --
 -- The default partition stays, so that no publisher fails whatever its id. A new partition is made beside the table and
--- attached: writers of other partitions do not notice. Rows of the default one that belong in it are moved before.
+-- attached, and rows of the default one that belong in it are moved before. A publisher who was sent to the default one
+-- meanwhile would fail, as its row no longer belongs there: so for the moment of attaching there is none at work.
 
 create function pgmb.get_partitions_and_bounds(table_id oid)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
@@ -70,7 +71,7 @@ comment on function pgmb.end_of_partition(timestamptz, interval) is
 create function pgmb.add_partition(tbl regclass, lower timestamptz, upper timestamptz) returns text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
-set lock_timeout = '200ms'
+set lock_timeout = '50ms'
 as $$
 declare
     stem text := (select c.relname from pg_class as c where c.oid = tbl);
@@ -82,6 +83,7 @@ begin
     execute format('create table pgmb.%I (like %s including all)', name, tbl);
     execute format(
         'comment on table pgmb.%I is %L', name, format('Of %s, from %s to before %s.', stem, lower, upper));
+    execute format('lock table only %s in share row exclusive mode', tbl);
     execute format('lock table %s in access exclusive mode', pgmb.default_partition(tbl));
     execute format(
         'with moved as (delete from %s where id >= %L and id < %L returning *) insert into pgmb.%I select * from moved',
@@ -92,8 +94,8 @@ begin
 end
 $$;
 comment on function pgmb.add_partition(regclass, timestamptz, timestamptz) is
-    'Add a partition, with the rows of the default one that belong in it. Writers of other partitions are not held up; who '
-    'writes into the default one waits while its rows are moved.';
+    'Add a partition, with the rows of the default one that belong in it. Who writes into the table waits while it is attached; '
+    'nobody waits for longer than that, as it gives up where it would have to wait for others.';
 
 create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
 language plpgsql
@@ -198,7 +200,7 @@ begin
         begin
             return next pgmb.add_partition(tbl, lower, upper);
         exception when lock_not_available then
-            return next format('postponed the partition of %s from %s: the default one is in use', tbl, lower);
+            return next format('postponed the partition of %s from %s: it is being written', tbl, lower);
             return;
         end;
         lower := upper;

@@ -33,19 +33,26 @@ as $$
     cross join lateral pg_catalog.unnest(f.event_ids) as i(id)
     where i.id >= lower and i.id < upper
     union all
-    -- A retry names events that are to be read again when its time comes.
+    -- A retry that nobody has read yet names events that are to be read again.
     select 'retry', s.group_id, i.id, pgmb.extract_date_from_event_id(e.id)
-    from pgmb.events as e
+    from (
+        select u.event_id from pgmb.unread_events as u
+        union all
+        select o.id
+        from pgmb.cursors() as c
+        join pgmb.dispatched as d on d.group_id = c.group_id and d.id > c.cursor
+        cross join lateral pg_catalog.unnest(d.event_ids) as o(id)
+    ) as w
+    cross join lateral (
+        select e.* from pgmb.events as e where e.id = w.event_id and e.topic = 'pgmb-retry' offset 0) as e
     join pgmb.subscriptions as s on s.id = e.subscription_id
     cross join lateral pg_catalog.jsonb_array_elements_text(
         case when pg_catalog.jsonb_typeof(e.payload -> 'ids') = 'array' then e.payload -> 'ids' else '[]' end) as i(id)
-    where e.topic = 'pgmb-retry' and e.id >= upper and i.id >= lower and i.id < upper
+    where i.id >= lower and i.id < upper
 $$;
 comment on function pgmb.needs(pgmb.event_id, pgmb.event_id) is
     'Why events in a range of ids may not go, an event and holder each: it is undispatched, unread by a group, a condition '
-    'failed for it (fault), or a later event asks for it to be read again (retry).';
-
-create index events_retries on pgmb.events (id) where topic = 'pgmb-retry';
+    'failed for it (fault), or a retry that is still to be read names it.';
 
 create function pgmb.needs_dispatches(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
@@ -61,6 +68,9 @@ comment on function pgmb.needs_dispatches(pgmb.event_id, pgmb.event_id) is
 create function pgmb.holder_of(tbl regclass, lower pgmb.event_id, upper pgmb.event_id) returns text
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
 set jit = off
 as $$
 declare
@@ -86,6 +96,9 @@ create function pgmb.holders()
 returns table (partition regclass, reason text, holder text, events bigint, oldest_event_id text, since timestamptz)
 language sql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
 set jit = off
 as $$
     select p.partition_id, n.kind, n.holder, count(distinct n.event_id), min(n.event_id),

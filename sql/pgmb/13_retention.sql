@@ -51,22 +51,60 @@ $$;
 comment on function pgmb.trim_default(regclass, pgmb.event_id) is
     'Delete what is old in the default partition: rows that came with an id before the first partition.';
 
+create function pgmb.restored() returns boolean
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select (pgmb.dispatcher_now()).source <> pgmb.system_identifier()
+$$;
+comment on function pgmb.restored() is
+    'Whether this is a copy in another cluster that has not dispatched yet: till then nobody can tell what was dispatched.';
+
+create function pgmb.past_retention(tbl regclass, current_ts timestamptz default now())
+returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.*
+    from pgmb.get_partitions_and_bounds(tbl) as p
+    where p.upper_bound <= pgmb.create_event_id(
+        greatest(current_ts - pgmb.setting_as_interval('partition_retention_period'), 'epoch'), 0)
+$$;
+comment on function pgmb.past_retention(regclass, timestamptz) is
+    'The partitions that are older than partition_retention_period, with their bounds.';
+
+create function pgmb.overdue(current_ts timestamptz default now()) returns table (partition regclass, reason text)
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.partition_id, n.reason
+    from pgmb.past_retention('pgmb.events', current_ts) as p
+    cross join lateral pgmb.holder_of('pgmb.events', p.lower_bound, p.upper_bound) as n(reason)
+    where n.reason is not null and pgmb.empty_ones(array[p.partition_id]) = '{}'
+$$;
+comment on function pgmb.overdue(timestamptz) is
+    'The partitions of events that are kept although they are older than partition_retention_period, each with one reason; '
+    'pgmb.holders() says all.';
+
 create function pgmb.trim_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    cut pgmb.event_id := pgmb.create_event_id(
-        greatest(current_ts - pgmb.setting_as_interval('partition_retention_period'), 'epoch'), 0);
     part record;
 begin
     perform pgmb.check_append_only(tbl);
-    for part in select * from pgmb.get_partitions_and_bounds(tbl) as p where p.upper_bound <= cut loop
+    if pgmb.restored() then
+        return next format('kept all of %s: it was restored here, and select pgmb.poll_for_events() comes first', tbl);
+        return;
+    end if;
+    for part in select * from pgmb.past_retention(tbl, current_ts) loop
         if pgmb.empty_ones(array[part.partition_id]) = '{}' then
             return next pgmb.trim_partition(tbl, part.partition_id, part.lower_bound, part.upper_bound);
         end if;
     end loop;
-    return query select * from pgmb.trim_default(tbl, cut);
+    return query select * from pgmb.trim_default(tbl, pgmb.create_event_id(
+        greatest(current_ts - pgmb.setting_as_interval('partition_retention_period'), 'epoch'), 0));
 end
 $$;
 comment on function pgmb.trim_partitions(regclass, timestamptz) is
@@ -79,13 +117,10 @@ language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    cut pgmb.event_id := pgmb.create_event_id(
-        greatest(current_ts - pgmb.setting_as_interval('partition_retention_period'), 'epoch'), 0);
     emptied regclass[];
 begin
     perform pgmb.check_append_only(tbl);
-    emptied := pgmb.empty_ones(array(
-        select p.partition_id from pgmb.get_partitions_and_bounds(tbl) as p where p.upper_bound <= cut));
+    emptied := pgmb.empty_ones(array(select p.partition_id from pgmb.past_retention(tbl, current_ts) as p));
     if cardinality(emptied) > spare then
         return query select * from pgmb.drop_partitions(tbl, emptied);
     end if;

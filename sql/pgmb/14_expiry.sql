@@ -18,6 +18,34 @@ comment on function pgmb.keep_alive(pgmb.group_id, text[]) is
     'Say that the subscriptions of a group, or some of them, are in use: those that expire get their whole interval again. It '
     'writes at most every tenth of it, so it can be called with every batch.';
 
+create function pgmb.expire(gid pgmb.group_id, sids text[], current_ts timestamptz) returns text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    gone bigint;
+    left_without boolean;
+begin
+    -- Whoever is making another subscription of the group holds this row until it is there.
+    perform from pgmb.subscription_groups as g where g.id = gid for update;
+    delete from pgmb.subscriptions as s
+    where s.id = any (sids) and s.last_active_at + s.expiry_interval < current_ts;
+    get diagnostics gone = row_count;
+    left_without := not exists (select from pgmb.subscriptions as s where s.group_id = gid);
+    if left_without then
+        delete from pgmb.subscription_groups as g where g.id = gid;
+        delete from pgmb.claim as c where c.group_id = gid;
+    end if;
+    return format(
+        '%s subscriptions of group %s expired%s', gone, gid, case when left_without then ', and the group with them' else '' end);
+exception when lock_not_available then
+    return format('postponed the expiry of group %s: it is being changed', gid);
+end
+$$;
+comment on function pgmb.expire(pgmb.group_id, text[], timestamptz) is
+    'Remove some subscriptions of a group, and the group if it has none left.';
+
 create function pgmb.expire_subscriptions(current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -44,27 +72,3 @@ $$;
 comment on function pgmb.expire_subscriptions(timestamptz) is
     'Remove the subscriptions whose last_active_at is longer ago than their expiry_interval, and each group that this leaves '
     'without one, unless it is being read; a line for each group. What they had not read is nobody''s any more.';
-
-create function pgmb.expire(gid pgmb.group_id, sids text[], current_ts timestamptz) returns text
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    gone bigint;
-    left_without boolean;
-begin
-    delete from pgmb.subscriptions as s
-    where s.id = any (sids) and s.last_active_at + s.expiry_interval < current_ts;
-    get diagnostics gone = row_count;
-    -- A new subscription of the group holds its row until it commits.
-    perform from pgmb.subscription_groups as g where g.id = gid for update;
-    left_without := not exists (select from pgmb.subscriptions as s where s.group_id = gid);
-    if left_without then
-        delete from pgmb.subscription_groups as g where g.id = gid;
-        delete from pgmb.claim as c where c.group_id = gid;
-    end if;
-    return format(
-        '%s subscriptions of group %s expired%s', gone, gid, case when left_without then ', and the group with them' else '' end);
-end
-$$;
-comment on function pgmb.expire(pgmb.group_id, text[], timestamptz) is 'Remove some subscriptions of a group, and the group if it has none left.';

@@ -12,11 +12,12 @@ begin
         grant execute on function
             pgmb.get_config_value(pgmb.config_type), pgmb.get_partitions_and_bounds(oid),
             pgmb.get_current_partition(oid, timestamptz), pgmb.create_event_id(timestamptz, bigint),
-            pgmb.extract_date_from_event_id(text), pgmb.holders(), pgmb.make_partitions(regclass, timestamptz),
-            pgmb.trim_partitions(regclass, timestamptz), pgmb.drop_emptied(regclass, timestamptz, integer),
-            pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz),
+            pgmb.extract_date_from_event_id(text), pgmb.holders(), pgmb.overdue(timestamptz),
+            pgmb.make_partitions(regclass, timestamptz), pgmb.trim_partitions(regclass, timestamptz),
+            pgmb.drop_emptied(regclass, timestamptz, integer), pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(timestamptz),
-            pgmb.pushing(), pgmb.refresh()
+            pgmb.pushing(), pgmb.refresh(), pgmb.poll_for_events(), pgmb.dispatch(integer),
+            pgmb.status(integer), pgmb.dispatching()
             to %1$s
     $grants$, role);
 end
@@ -55,9 +56,5 @@ comment on function pgmb.grant_pusher(regrole) is
 alter table pgmb.push_fault enable row level security;
 create policy owned on pgmb.push_fault using (
     pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'));
-
-revoke all on all functions in schema pgmb from public;
-revoke all on all tables in schema pgmb from public;
-revoke all on schema pgmb from public;
 
 do $$ begin perform pgmb.maintain_events_table(); end $$;

@@ -34,7 +34,9 @@ def test_the_manual_s_statements_work_one_after_the_other(connect):
         connection.execute(f"update pgmb.config set value = '{value}' where key = '{key}'")
 
 
-@pytest.mark.parametrize("key", ["partition_retention_period", "future_intervals_to_create", "partition_interval"])
+@pytest.mark.parametrize(
+    "key", ["partition_retention_period", "future_intervals_to_create", "partition_interval"]
+)
 @pytest.mark.parametrize("value", ["soon", "", "-1 hour", "0", None])
 def test_a_length_of_time_that_is_none_is_refused(connect, key, value):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"{key} is to be a length of time"):
@@ -98,7 +100,10 @@ def test_a_setting_that_there_is_not_is_refused(connect):
 
 def test_a_setting_cannot_be_deleted_or_renamed(connect):
     connection = connect()
-    for statement in ("delete from pgmb.config", "update pgmb.config set id = 'plugin_version' where id = 'use_pg_cron'"):
+    for statement in (
+        "delete from pgmb.config",
+        "update pgmb.config set id = 'plugin_version' where id = 'use_pg_cron'",
+    ):
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="is needed"):
             connection.execute(statement)
 

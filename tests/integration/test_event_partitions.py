@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 
+from tests.commits import until
 from tests.event_keeping import configure, kept, lines, maintain, narrow, partitions, publish
 from tests.tubes import one
 
@@ -20,7 +22,7 @@ def widths(connection, table="pgmb.events"):
 
 def contiguous(connection, table="pgmb.events"):
     found = partitions(connection, table)
-    return all(a[2] == b[1] for a, b in zip(found, found[1:], strict=False))
+    return all(a[2] == b[1] for a, b in itertools.pairwise(found))
 
 
 @pytest.mark.parametrize("table", ["pgmb.events", "pgmb.dispatched"])
@@ -42,7 +44,8 @@ def test_an_event_goes_into_the_partition_of_its_time(connect):
     found = connection.execute("select tableoid::regclass::text from pgmb.events order by id").fetchall()
     current = one(connection, "select pgmb.get_current_partition('pgmb.events'::regclass)::text")
     later = one(
-        connection, "select pgmb.get_current_partition('pgmb.events'::regclass, now() + interval '2 hours')::text"
+        connection,
+        "select pgmb.get_current_partition('pgmb.events'::regclass, now() + interval '2 hours')::text",
     )
     assert found == [(current,), (later,)]
     assert current != later
@@ -143,42 +146,59 @@ def test_partitions_have_what_the_table_has(connect):
     assert one(connection, storage, part) == one(connection, storage, "pgmb.dispatched")
 
 
-def test_a_publisher_does_not_wait_for_maintenance_under_way(connect):
+def test_a_publisher_does_not_wait_for_maintenance_that_has_nothing_to_attach_or_drop(connect):
     connection, maintaining = connect(), connect(autocommit=False)
-    told = maintain(maintaining, "5 hours")
-    assert any("added pgmb.events" in line for line in told)
+    publish(connection)
+    maintain(connection)
+    assert any("not all in it is dispatched" in line for line in trimmed(maintaining, "5 hours"))
     connection.execute("set lock_timeout = '1s'")
     publish(connection, 3)
     maintaining.commit()
-    assert len(kept(connection)) == 3
+    assert len(kept(connection)) == 4
 
 
-def test_maintenance_does_not_wait_for_publishers(connect):
+def trimmed(connection, later):
+    return lines(connection, f"select pgmb.trim_partitions('pgmb.events', now() + interval '{later}')")
+
+
+@pytest.mark.parametrize("at", ["now()", "now() + interval '5 hours'", "now() - interval '5 hours'"])
+def test_a_partition_is_postponed_and_nobody_waits_while_a_publisher_is_at_work(connect, at):
     connection, publisher = connect(), connect(autocommit=False)
-    expected = publish(publisher)
-    connection.execute("set statement_timeout = '20s'")
-    assert any("added pgmb.events" in line for line in maintain(connection, "5 hours"))
-    publisher.commit()
-    assert kept(connection) == expected
-
-
-def test_maintenance_is_postponed_while_somebody_writes_into_the_default_partition(connect):
-    connection, publisher = connect(), connect(autocommit=False)
-    expected = publish(publisher, at="now() + interval '5 hours'")
+    expected = publish(publisher, at=at)
     connection.execute("set statement_timeout = '20s'")
     before = partitions(connection)
     assert any("postponed the partition of events" in line for line in maintain(connection, "5 hours"))
     assert partitions(connection) == before
+    expected += publish(publisher, at=at)
     publisher.commit()
     maintain(connection, "5 hours")
+    assert contiguous(connection)
     assert kept(connection) == expected
-    assert one(connection, DEFAULT) == 0
+
+
+def test_who_publishes_into_a_partition_that_is_being_attached_does_not_fail(connect, db):
+    """Sent to the default partition before, and there after it takes those rows no more: that fails."""
+    maintaining = connect(autocommit=False)
+    maintain(maintaining, "5 hours")
+    published = []
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as publisher:
+            published.extend(publish(publisher, at="now() + interval '5 hours'"))
+
+    publisher = threading.Thread(target=work)
+    publisher.start()
+    until(connect(), "select exists (select from pg_locks where mode = 'RowExclusiveLock' and not granted)")
+    maintaining.commit()
+    publisher.join()
+    assert kept(connect()) == published != []
+    assert one(connect(), DEFAULT) == 0
 
 
 def test_a_reader_of_what_is_there_does_not_wait_for_maintenance_under_way(connect):
     connection, maintaining = connect(), connect(autocommit=False)
     expected = publish(connection)
-    maintain(maintaining, "5 hours")
+    lines(maintaining, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
     connection.execute("set lock_timeout = '1s'")
     query = "select id from pgmb.events where id = %s"
     assert [row[0] for row in connection.execute(query, expected).fetchall()] == expected
@@ -263,4 +283,6 @@ def test_a_maintainer_needs_no_other_right(connect, role):
 def test_bounds_are_whole_multiples_of_the_interval(connect):
     connection = connect()
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    assert all((upper - epoch) % timedelta(minutes=30) == timedelta(0) for _, _, upper in partitions(connection))
+    assert all(
+        (upper - epoch) % timedelta(minutes=30) == timedelta(0) for _, _, upper in partitions(connection)
+    )
