@@ -27,7 +27,7 @@ PATIENCE = "5s"
 HIDDEN = "***"
 NAMED = re.compile(
     r"(?i)(\b\w*(?:password|passwd|pwd|secret|token|api_?key)['\"]?\s*[=:]\s*)"
-    r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s,;&'\"]+)"
+    r"((?:'(?:[^'\\]|\\.)*')+|\"(?:[^\"\\]|\\.)*\"|[^\s,;&'\"]+)"
 )
 IN_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s/]*(@)", re.IGNORECASE)
 

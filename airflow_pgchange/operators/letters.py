@@ -71,7 +71,7 @@ class DeadLettersOperator(BaseOperator):
         chosen: dict[str, Any] = {
             "ids": _numbers(self.letter_ids),
             "consumer": self.consumer or None,
-            "older_than": self.older_than or None,
+            "older_than": None if self.older_than == "" else self.older_than,
         }
         with ExitStack() as opened:
             connection = opened.enter_context(PgChangeHook(self.postgres_conn_id).get_conn(primary=True))

@@ -193,11 +193,21 @@ begin
         continue when letter is null and (
             not dead_letter.is_kept(chosen) or dead_letter.hindrance(chosen) is not null
             or (select l.on_its_way from dead_letter.letter as l where l.id = chosen));
-        perform dead_letter.check_keeper(chosen);
         perform dead_letter.check_sendable(chosen);
+        perform dead_letter.check_keeper(chosen);
         system := (select k.schema from dead_letter.kind as k join dead_letter.letter as l using (kind) where l.id = chosen);
-        execute format('select %I.send_again($1)', system) using chosen;
-        return next chosen;
+        begin
+            if system is null then
+                perform dead_letter.gone(chosen);
+            end if;
+            execute format('select %I.send_again($1)', system) using chosen;
+            return next chosen;
+        exception when sqlstate 'PC011' or sqlstate 'PC012' then
+            -- Somebody else was faster: of several the others go on.
+            if letter is not null then
+                raise;
+            end if;
+        end;
     end loop;
 end
 $$;
@@ -216,13 +226,11 @@ declare
 begin
     perform dead_letter.check_choice(letter, of_consumer, older_than);
     for chosen in select f.id from dead_letter.fitting(letter, of_consumer, older_than) as f(id) loop
-        if letter is not null then
-            perform dead_letter.check_keeper(chosen);
-        end if;
         delete from dead_letter.letter as l where l.id = chosen;
         if found then
             return next chosen;
         elsif letter is not null then
+            perform dead_letter.check_keeper(letter);
             perform dead_letter.gone(letter);
         end if;
     end loop;

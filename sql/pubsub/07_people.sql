@@ -87,7 +87,7 @@ set search_path = pg_catalog, pubsub, dead_letter, pg_temp
 as $$
 declare
     letter bigint := batch -> 'bounds' -> 'letter';
-    attempts integer := coalesce((batch ->> 'attempt')::integer, 1);
+    tried integer := coalesce((batch ->> 'attempt')::integer, 1);
 begin
     perform pubsub.take_idle(consumer_id, branch_id);
     if coalesce(trim(reason), '') = '' then
@@ -97,12 +97,12 @@ begin
     if letter is null then
         return dead_letter.write(
             'commit', format('%s/%s', consumer_id, branch_id), pubsub.address(consumer_id, branch_id),
-            batch - array['attempt', 'error'], (batch ->> 'count')::bigint, reason, batch ->> 'error', attempts,
+            batch - array['attempt', 'error'], (batch ->> 'count')::bigint, reason, batch ->> 'error', tried,
             (batch ->> 'id')::uuid);
     end if;
     update dead_letter.letter as l set
         on_its_way = false, reason = skip.reason, error = coalesce(batch ->> 'error', l.error),
-        attempts = l.attempts + skip.attempts, given_up_by = session_user, given_up_at = clock_timestamp()
+        attempts = l.attempts + tried, given_up_by = session_user, given_up_at = clock_timestamp()
     where l.id = letter and l.on_its_way and l.address = pubsub.address(skip.consumer_id, skip.branch_id);
     if not found then
         perform dead_letter.gone(letter);

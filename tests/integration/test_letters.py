@@ -1,0 +1,535 @@
+"""Dead letters of the commit queue: given up, sent again to that consumer alone, once."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange import letters
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers, points, watching
+from airflow_pgchange.feeds.errors import (
+    BatchGivenUp,
+    BatchNotFinished,
+    HistoryTrimmed,
+    LetterRefused,
+    SourceRestored,
+    StaleClaim,
+    UnknownLetter,
+)
+from airflow_pgchange.maintenance import maintain
+from tests.commits import FEED, Failed, claim_and_fail, commits, drain, narrow_partitions, use_up_transactions
+from tests.letters import give_up, only
+
+OTHER = CommitFeed("other", 0)
+IN_ORDER = CommitFeed("test", 0, in_order=True)
+
+
+@pytest.fixture
+def connection(connect):
+    return connect()
+
+
+def claimed(db, feed=FEED, limit=1000, source=None):
+    """A batch and its changes, acked."""
+    with ConsumerTransaction(feed, db, source) as consumer:
+        batch = consumer.claim(limit)
+        if batch is None:
+            return None, []
+        ids = [change.id for change in consumer.changes()]
+        consumer.ack()
+    return batch, ids
+
+
+def test_a_letter_tells_what_was_given_up_why_by_whom_and_after_how_many_attempts(db, connection):
+    ids = commits(connection, 3)
+    claim_and_fail(db)
+    batch = claim_and_fail(db)
+    consumers.skip(connection, connection, FEED, "cannot be parsed")
+    letter = only(connection)
+    assert (letter.kind, letter.consumer, letter.changes) == ("commit", "test/0", len(ids))
+    assert (str(letter.batch_id), letter.reason, letter.attempts) == (batch.id, "cannot be parsed", 2)
+    assert letter.given_up_by == connection.info.user
+    assert (letter.sent_at, letter.on_its_way, letter.hindrance) == (None, False, None)
+
+
+def test_a_letter_holds_the_error_of_the_last_attempt(db, connection):
+    commits(connection)
+    for n in (1, 2):
+        with pytest.raises(ValueError, match="row"), ConsumerTransaction(FEED, db) as consumer:
+            consumer.claim(1)
+            raise ValueError(f"row {n} is no JSON")
+    consumers.skip(connection, connection, FEED, "why")
+    assert only(connection).error == "ValueError: row 2 is no JSON"
+
+
+def test_an_error_of_an_attempt_before_is_kept_where_the_last_one_was_killed(db, connection):
+    commits(connection)
+    with pytest.raises(ValueError, match="first"), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1)
+        raise ValueError("first")
+    with pytest.raises(KeyboardInterrupt), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1)
+        raise KeyboardInterrupt
+    consumers.skip(connection, connection, FEED, "why")
+    assert only(connection).error == "ValueError: first"
+
+
+def test_an_error_does_not_outlive_its_batch(db, connection):
+    commits(connection)
+    claim_and_fail(db)
+    drain(db)
+    commits(connection)
+    with pytest.raises(KeyboardInterrupt), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1)
+        raise KeyboardInterrupt
+    consumers.skip(connection, connection, FEED, "why")
+    assert only(connection).error is None
+
+
+def test_a_failure_in_the_ack_is_noted_too(db, connection):
+    commits(connection)
+    with pytest.raises(ValueError, match="late"), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1)
+        consumer.ack()
+        raise ValueError("late")
+    consumers.skip(connection, connection, FEED, "why")
+    assert only(connection).error == "ValueError: late"
+
+
+def test_a_batch_of_many_changes_is_one_small_letter(db, connection):
+    commits(connection, 50_000)
+    claim_and_fail(db, limit=100_000)
+    consumers.skip(connection, connection, FEED, "why")
+    size = connection.execute("select pg_column_size(content), changes from dead_letter.letter").fetchall()
+    assert size[0][1] == 50_000
+    assert size[0][0] < 2000
+
+
+def test_a_letter_sent_again_is_the_same_batch_with_the_same_changes(db, connection):
+    ids = commits(connection, 3)
+    batch = claim_and_fail(db)
+    consumers.skip(connection, connection, FEED, "why")
+    later = commits(connection, 2)
+    assert drain(db) == later
+    letters.again(connection, ids=[only(connection).id])
+    again, got = claimed(db)
+    assert (again.id, got) == (batch.id, ids)
+    assert letters.listed(connection) == []
+    assert claimed(db) == (None, [])
+
+
+def test_only_the_consumer_that_gave_a_batch_up_gets_it_again(db, connection):
+    letter, ids = give_up(connection, db)
+    assert drain(db, feed=OTHER) == ids
+    letters.again(connection, ids=[letter])
+    assert drain(db, feed=OTHER) == []
+    assert drain(db, feed=CommitFeed("new", 0)) == ids
+    assert drain(db) == ids
+
+
+def test_what_was_committed_late_into_the_window_of_a_letter_is_not_doubled(db, connect, connection):
+    slow = connect(autocommit=False)
+    late = commits(slow, 2)
+    letter, ids = give_up(connection, db)
+    slow.commit()
+    letters.again(connection, ids=[letter])
+    assert sorted(drain(db)) == sorted(ids + late)
+    assert drain(db) == []
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_part_of_a_transaction_can_be_given_up_and_sent_again(db, connection, limit):
+    ids = commits(connection, 5)
+    assert claimed(db, limit=1)[1] == ids[:1]
+    claim_and_fail(db, limit=limit)
+    consumers.skip(connection, connection, FEED, "why")
+    letters.again(connection, ids=[only(connection).id])
+    assert claimed(db, limit=1)[1] == ids[1 : 1 + limit]
+    assert drain(db, limit=1) == ids[1 + limit :]
+
+
+def test_sending_again_moves_no_progress(db, connection):
+    letter, _ = give_up(connection, db)
+    commits(connection, 2)
+    assert claimed(db, limit=1)[0] is not None
+    query = (
+        "select snapshot::text, partial_txid, partial_id, commit_id, in_order, source from pubsub.watermark"
+    )
+    before = connection.execute(query).fetchone()
+    letters.again(connection, ids=[letter])
+    claimed(db)
+    assert connection.execute(query).fetchone() == before
+
+
+def test_a_consumer_in_order_goes_on_in_order_around_a_letter(own_database, connect_to):
+    db, connection = own_database, connect_to(own_database)
+    letter, ids = give_up(connection, db, feed=IN_ORDER)
+    rest = commits(connection, 4)
+    assert claimed(db, IN_ORDER, 2)[1] == rest[:2]
+    letters.again(connection, ids=[letter])
+    assert claimed(db, IN_ORDER, 2)[1] == ids
+    assert claimed(db, IN_ORDER, 2)[1] == rest[2:]
+    assert connection.execute("select in_order from pubsub.watermark").fetchone() == (True,)
+
+
+def test_a_letter_on_its_way_is_ready(db, connection):
+    letter, ids = give_up(connection, db)
+    assert watching.lag(connection, connection, FEED, 100).ready == 0
+    letters.again(connection, ids=[letter])
+    commits(connection, 2)
+    found = watching.lag(connection, connection, FEED, 100)
+    assert found.ready == len(ids) + 2
+    assert found.ready_age > 0
+
+
+def test_a_letter_that_fails_again_is_the_same_letter_with_more_attempts(db, connection):
+    letter, ids = give_up(connection, db)
+    letters.again(connection, ids=[letter])
+    for _ in range(2):
+        claim_and_fail(db)
+    consumers.skip(connection, connection, FEED, "still not")
+    found = only(connection)
+    assert (found.id, found.attempts, found.reason, found.on_its_way) == (letter, 3, "still not", False)
+    assert found.sent_at is not None
+    assert found.error.startswith("tests.commits.Failed")
+    letters.again(connection, ids=[letter])
+    assert drain(db) == ids
+
+
+def test_attempts_on_a_letter_are_counted_anew(db, connection):
+    letter, _ = give_up(connection, db)
+    letters.again(connection, ids=[letter])
+    for attempt in (1, 2):
+        with pytest.raises(Failed), ConsumerTransaction(FEED, db) as consumer:
+            assert consumer.claim(10, max_attempts=2).attempt == attempt
+            raise Failed
+    with pytest.raises(BatchGivenUp), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10, max_attempts=2)
+
+
+def test_a_batch_in_work_comes_before_a_letter_and_stays_the_same(db, connection):
+    letter, given = give_up(connection, db)
+    ids = commits(connection, 2)
+    batch = claim_and_fail(db)
+    letters.again(connection, ids=[letter])
+    commits(connection)
+    again, got = claimed(db)
+    assert (again.id, got) == (batch.id, ids)
+    assert claimed(db)[1] == given
+
+
+def test_letters_come_in_the_order_in_which_they_were_sent(db, connection):
+    (first, a), (second, b) = give_up(connection, db), give_up(connection, db)
+    letters.again(connection, ids=[second])
+    letters.again(connection, ids=[first])
+    assert claimed(db)[1] == b
+    assert claimed(db)[1] == a
+
+
+def test_a_letter_in_work_that_is_dropped_keeps_nothing(db, connection):
+    letter, _ = give_up(connection, db)
+    letters.again(connection, ids=[letter])
+    with pytest.raises(StaleClaim), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        letters.drop(connection, ids=[letter])
+        consumer.ack(lambda c: c.execute("create table kept ()"))
+    assert connection.execute("select to_regclass('kept')").fetchone() == (None,)
+    rest = commits(connection)
+    assert drain(db) == rest
+
+
+def test_a_batch_of_a_letter_that_was_dropped_in_work_is_not_tried_again(db, connection):
+    letter, _ = give_up(connection, db)
+    letters.again(connection, ids=[letter])
+    claim_and_fail(db)
+    letters.drop(connection, ids=[letter])
+    rest = commits(connection)
+    assert drain(db) == rest
+
+
+def test_a_letter_in_work_is_finished_by_who_has_it_and_by_nobody_else(db, connection):
+    letter, ids = give_up(connection, db)
+    letters.again(connection, ids=[letter])
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        with pytest.raises(LetterRefused, match="on its way"):
+            letters.again(connection, ids=[letter])
+        assert [change.id for change in consumer.changes()] == ids
+        consumer.ack()
+    with pytest.raises(UnknownLetter):
+        letters.again(connection, ids=[letter])
+
+
+def test_a_letter_goes_with_its_results_or_not_at_all(db, connection):
+    letter, ids = give_up(connection, db)
+    letters.again(connection, ids=[letter])
+    with pytest.raises(Failed), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        consumer.ack()
+        raise Failed
+    assert only(connection).on_its_way
+    assert drain(db) == ids
+
+
+def test_polling_by_hand_gives_a_letter_too(db, connection):
+    letter, ids = give_up(connection, db)
+    letters.again(connection, ids=[letter])
+    rows = connection.execute("select id from pubsub.poll('test', 0)").fetchall()
+    assert [row[0] for row in rows] == ids
+    assert letters.listed(connection) == []
+
+
+def test_a_point_is_passed_while_a_letter_is_open_as_it_was_when_it_was_given_up(db, connection):
+    letter, _ = give_up(connection, db)
+    point = points.point(connection, FEED)
+    letters.again(connection, ids=[letter])
+    assert points.has_passed(connection, connection, FEED, point)[0]
+
+
+def test_results_elsewhere_get_a_letter_from_the_source(db, other_db, connect_to, connection):
+    source = connect_to(other_db)
+    letter, ids = give_up(connection, db, source=other_db, at=source)
+    assert letters.listed(source) == []
+    letters.again(connection, source, ids=[letter])
+    assert watching.lag(connection, source, FEED, 100).ready == len(ids)
+    assert drain(db, other_db) == ids
+    assert letters.listed(connection) == []
+
+
+def test_a_letter_is_read_from_a_standby_too(own_cluster, own_database, connect_to):
+    connection = connect_to(own_database)
+    letter, ids = give_up(connection, own_database)
+    standby = own_cluster.standby()
+    try:
+        standby.wait_for_replay(own_cluster)
+        letters.again(connection, ids=[letter])
+        hosts = (
+            f"host=127.0.0.1,127.0.0.1 port={standby.port},{own_cluster.port} dbname=postgres user=postgres"
+        )
+        with ConsumerTransaction(FEED, own_database, hosts) as consumer:
+            assert consumer._on_standby
+            consumer.claim(10)
+            assert [change.id for change in consumer.changes()] == ids
+            consumer.ack()
+    finally:
+        standby.remove()
+
+
+def test_by_filter_everything_of_a_consumer_is_sent_that_can_be_and_nothing_else(db, connection):
+    (first, _), (second, _) = give_up(connection, db), give_up(connection, db)
+    other, _ = give_up(connection, db, n=6, feed=OTHER)
+    letters.again(connection, ids=[first])
+    connection.execute(
+        "update dead_letter.letter set given_up_at = now() - interval '8 days' where id = %s", [second]
+    )
+    assert letters.again(connection, older_than="7 days") == [second]
+    assert letters.again(connection, consumer="other/0") == [other]
+    assert letters.again(connection, consumer="test/0") == []
+
+
+def test_by_filter_letters_are_dropped_and_others_stay(db, connection):
+    (first, _), (second, _) = give_up(connection, db), give_up(connection, db)
+    connection.execute(
+        "update dead_letter.letter set given_up_at = now() - interval '8 days' where id = %s", [first]
+    )
+    assert letters.drop(connection, older_than="7 days") == [first]
+    assert letters.drop(connection, consumer="nobody/0") == []
+    assert [letter.id for letter in letters.listed(connection)] == [second]
+
+
+def test_sql_by_hand_does_the_same(db, connection):
+    letter, ids = give_up(connection, db)
+    give_up(connection, db)
+    assert connection.execute("select * from dead_letter.send_again(%s)", [letter]).fetchall() == [(letter,)]
+    assert drain(db) == ids
+    dropped = connection.execute("select dead_letter.drop(of_consumer => 'test/0')").fetchall()
+    assert len(dropped) == 1
+    assert connection.execute("select * from dead_letter.list()").fetchall() == []
+
+
+def trimmed(connection):
+    use_up_transactions(connection)
+    return consumers.trim(connection, "0 s")
+
+
+def test_a_letter_at_rest_holds_back_no_trimming_and_says_that_it_can_no_longer_be_sent(
+    own_database, connect_to
+):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    letter, _ = give_up(connection, own_database)
+    assert only(connection).hindrance is None
+    assert any("trimmed 3 commits" in line for line in trimmed(connection))
+    assert "3 of the 3 changes" in only(connection).hindrance
+    with pytest.raises(HistoryTrimmed, match="letters drop"):
+        letters.again(connection, ids=[letter])
+    assert letters.again(connection, consumer="test/0") == []
+    rest = commits(connection)
+    assert drain(own_database) == rest
+
+
+def test_trimming_of_other_history_hinders_no_letter(own_database, connect_to):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    slow = connect_to(own_database, autocommit=False)
+    slow.execute("select pg_current_xact_id()")
+    commits(connection)
+    drain(own_database)
+    use_up_transactions(connection, 120)
+    connection.execute("select revision.maintain_partitions(50, 2)")
+    letter, ids = give_up(connection, own_database)
+    slow.commit()
+    assert any("trimmed 1 commits" in line for line in consumers.trim(connection, "0 s"))
+    letters.again(connection, ids=[letter])
+    assert drain(own_database) == ids
+
+
+def test_what_a_letter_on_its_way_stands_for_is_not_trimmed(own_database, connect_to):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    letter, ids = give_up(connection, own_database)
+    letters.again(connection, ids=[letter])
+    assert any(f"letter {letter} of test/0 has not processed it" in line for line in trimmed(connection))
+    assert drain(own_database) == ids
+
+
+def test_a_letter_whose_source_trimmed_its_history_is_refused_before_its_consumer_gets_it(
+    own_database, connect_to, db
+):
+    connection, source = connect_to(db), connect_to(own_database)
+    narrow_partitions(source)
+    letter, _ = give_up(connection, db, source=own_database, at=source)
+    use_up_transactions(source)
+    commits(source)
+    drain(db, own_database)
+    trimmed(source)
+    assert letters.listed(connection)[0].hindrance is None
+    assert "3 of the 3 changes" in letters.listed(connection, source)[0].hindrance
+    with pytest.raises(HistoryTrimmed):
+        letters.again(connection, source, ids=[letter])
+    assert not only(connection).on_its_way
+
+
+def test_a_claim_refuses_a_letter_that_was_trimmed_on_its_way_until_it_is_dropped(
+    own_database, connect_to, db
+):
+    connection, source = connect_to(db), connect_to(own_database)
+    narrow_partitions(source)
+    letter, _ = give_up(connection, db, source=own_database, at=source)
+    use_up_transactions(source)
+    commits(source)
+    drain(db, own_database)
+    trimmed(source)
+    letters.again(connection, ids=[letter])
+    with (
+        pytest.raises(HistoryTrimmed, match="letters drop"),
+        ConsumerTransaction(FEED, db, own_database) as c,
+    ):
+        c.claim(10)
+    letters.drop(connection, ids=[letter])
+    rest = commits(source)
+    assert drain(db, own_database) == rest
+
+
+def test_a_letter_of_a_source_that_was_restored_is_refused_and_nobody_is_held_up(db, connection):
+    (first, _), (second, _) = give_up(connection, db), give_up(connection, db)
+    letters.again(connection, ids=[second])
+    connection.execute(
+        "update pubsub.origin set system_identifier = 1; update pubsub.watermark set source = 1;"
+        "update dead_letter.letter set content = jsonb_set(content, '{bounds,source}', '\"1\"')"
+    )
+    connection.execute("select pubsub.rebase_after_restore()")
+    with pytest.raises(SourceRestored, match="letters drop"):
+        letters.again(connection, ids=[first])
+    assert not any(letter.on_its_way for letter in letters.listed(connection))
+    rest = commits(connection)
+    assert drain(db) == rest
+
+
+def test_an_upgrade_that_keeps_transaction_ids_keeps_letters(own_database, connect_to):
+    connection = connect_to(own_database)
+    letter, ids = give_up(connection, own_database)
+    connection.execute(
+        "update pubsub.origin set system_identifier = 1; update pubsub.watermark set source = 1;"
+        "update dead_letter.letter set content = jsonb_set(content, '{bounds,source}', '\"1\"')"
+    )
+    connection.execute("select pubsub.rebase_after_restore(txids_kept => true)")
+    letters.again(connection, ids=[letter])
+    assert drain(own_database) == ids
+
+
+def test_a_letter_that_the_source_lost_with_its_tail_is_void_after_the_repair(db, other_db, connect_to):
+    connection, source = connect_to(db), connect_to(other_db)
+    kept, _ = give_up(connection, db, source=other_db, at=source)
+    mark = source.execute("select to_jsonb(c) from pubsub.claim as c").fetchone()[0]
+    lost, ids = give_up(connection, db, source=other_db, at=source)
+    letters.again(connection, ids=[lost])
+    # As a crash does it: the source knows the claim before the last one.
+    source.execute("delete from pubsub.claim")
+    source.execute(
+        "insert into pubsub.claim select (jsonb_populate_record(null::pubsub.claim, %s)).*",
+        [Jsonb(mark)],
+    )
+    assert consumers.repair(connection, source, FEED) == "at least once"
+    assert drain(db, other_db) == ids
+    with pytest.raises(LetterRefused, match="lost its latest transactions"):
+        letters.again(connection, source, ids=[lost])
+    assert letters.again(connection, source, consumer="test/0") == [kept]
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_letter_behind_which_its_consumer_was_moved_is_void_as_its_changes_come_by_themselves(
+    db, connection, sent
+):
+    letter, ids = give_up(connection, db)
+    if sent:
+        letters.again(connection, ids=[letter])
+    consumers.move(connection, connection, FEED, "beginning")
+    assert drain(db) == ids
+    with pytest.raises(LetterRefused, match="come by themselves"):
+        letters.again(connection, ids=[letter])
+    assert drain(db) == []
+
+
+def test_a_move_ahead_leaves_letters_as_they_are(db, connection):
+    letter, ids = give_up(connection, db)
+    commits(connection)
+    consumers.move(connection, connection, FEED, "now")
+    letters.again(connection, ids=[letter])
+    assert drain(db) == ids
+
+
+def test_with_a_consumer_its_letters_are_forgotten(db, connection):
+    give_up(connection, db)
+    other, _ = give_up(connection, db, n=6, feed=OTHER)
+    consumers.drop(connection, connection, FEED)
+    assert [letter.id for letter in letters.listed(connection)] == [other]
+
+
+def test_giving_up_in_the_consumers_own_transaction_needs_a_batch_that_was_left(db, connection):
+    commits(connection)
+    with pytest.raises(BatchNotFinished, match="no batch in work"), ConsumerTransaction(FEED, db) as consumer:
+        consumer.give_up("why")
+    with pytest.raises(BatchNotFinished, match="of its own"), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1)
+        consumer.give_up("why")
+
+
+def test_giving_up_is_rolled_back_with_its_transaction(db, connection):
+    ids = commits(connection)
+    claim_and_fail(db)
+    with pytest.raises(Failed), ConsumerTransaction(FEED, db) as consumer:
+        consumer.give_up("why")
+        raise Failed
+    assert letters.listed(connection) == []
+    assert drain(db) == ids
+
+
+def test_maintenance_names_letters_that_nobody_has_looked_at(db, connection):
+    give_up(connection, db)
+    letter, _ = give_up(connection, db)
+    (line,) = [line for line in maintain(connection).attention if "dead letters" in line]
+    assert line.startswith("test/0: 2 dead letters since ")
+    letters.again(connection, ids=[letter])
+    (line,) = [line for line in maintain(connection).attention if "dead letters" in line]
+    assert line.startswith("test/0: 1 dead letters since ")

@@ -1,0 +1,55 @@
+"""Short ways to make dead letters, for the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange import letters
+from airflow_pgchange.feeds import CommitFeed, consumers
+from airflow_pgchange.feeds.draining import Plan, drain
+from tests.commits import FEED, claim_and_fail, commits
+
+Connection = psycopg.Connection[Any]
+
+
+class Poison(Exception):
+    """What processing a bad batch raises."""
+
+
+def give_up(
+    connection: Connection, db: str, n: int = 3, feed: CommitFeed = FEED, source: str | None = None, **to: Any
+) -> tuple[int, list[int]]:
+    """``n`` commits that their consumer claimed and a person gave up: the letter's number, and the commits."""
+    at = to.get("at") or connection
+    ids = commits(at, n)
+    claim_and_fail(db, source, feed, limit=n)
+    consumers.skip(connection, at, feed, "cannot be parsed")
+    return letters.listed(connection)[-1].id, ids
+
+
+def only(connection: Connection) -> letters.Letter:
+    """The one letter that there is."""
+    (letter,) = letters.listed(connection)
+    return letter
+
+
+def plan(db: str, source: str | None = None, **options: Any) -> Plan:
+    given = {"feed": FEED, "max_batches": None, "max_attempts": 1, "on_give_up": "dead_letter", **options}
+    return Plan(results=db, source=source, **given)
+
+
+def drain_but(bad: set[int], given: Plan) -> list[int]:
+    """Drain as the plan says; batches with one of the bad commits fail. What was processed, in order."""
+    done: list[int] = []
+
+    def process(transaction: Any, batch: Any) -> None:
+        ids = [change.id for change in transaction.changes()]
+        if bad & set(ids):
+            raise Poison(f"cannot parse {min(bad & set(ids))}")
+        transaction.ack()
+        done.extend(ids)
+
+    drain(given, process)
+    return done
