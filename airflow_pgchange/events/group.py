@@ -128,27 +128,12 @@ class Group:
         return Retry(event, handler, number + 1, events, problem)
 
     def _retry_later(self, failure: Failure, events: Sequence[Event], pause: float) -> None:
-        query = (
-            "insert into pgmb.events (id, topic, payload, metadata, subscription_id) values (pgmb.create_event_id("
-            "clock_timestamp() + make_interval(secs => %s), nextval('pgmb.event_seq')), %s, %s, %s, %s)"
-        )
-        payload = {
-            "ids": [event.id for event in events],
-            "retryNumber": failure.attempt,
-            "handlerName": failure.handler,
-        }
-        # Copies, as the log may let go of events that the cursor has passed.
-        metadata = {"events": [_copy(event) for event in events], "error": failure.error}
-        subscription = events[0].subscriptions[0]
-        self._connection.execute(query, [pause, RETRY, Jsonb(payload), Jsonb(metadata), subscription])
+        query = "select pgmb.retry_events(%s, %s, %s, %s, %s, make_interval(secs => %s))"
+        self._connection.execute(query, [*_told(failure, events), pause])
 
     def _give_up(self, failure: Failure) -> None:
         query = "select pgmb.give_up_events(%s, %s, %s, %s, %s, %s)"
-        events = Jsonb([_copy(event) for event in failure.events])
-        subscription = failure.events[0].subscriptions[0]
-        self._connection.execute(
-            query, [self.name, failure.handler, subscription, events, failure.error, failure.attempt]
-        )
+        self._connection.execute(query, [self.name, *_told(failure, failure.events)])
 
 
 @contextmanager
@@ -176,7 +161,7 @@ def _lock(
     connection: psycopg.Connection[Any], name: str, wait: float | None, stopped: Callable[[], bool]
 ) -> None:
     """Take the lock that read_next_events takes, before anything is read."""
-    lock = sql.SQL("select pg_catalog.pg_try_advisory_lock({})").format(call("pgmb.group_key", name))
+    lock = sql.SQL("select pg_catalog.pg_try_advisory_lock({})").format(call("pgmb.lock_key", name))
     ends = math.inf if wait is None else time.monotonic() + wait
     pause = FIRST_PAUSE
     while not (ask(connection, lock) or stopped()):
@@ -197,13 +182,13 @@ def _event(row: Mapping[str, Any]) -> Event:
     )
 
 
-def _copy(event: Event) -> dict[str, Any]:
-    return {
-        "id": event.id,
-        "topic": event.topic,
-        "payload": event.payload,
-        "metadata": dict(event.metadata),
-    }
+def _told(failure: Failure, events: Sequence[Event]) -> list[Any]:
+    """What the database is told of events that failed, with copies, as the log lets go of what was read."""
+    copies = [
+        {"id": event.id, "topic": event.topic, "payload": event.payload, "metadata": dict(event.metadata)}
+        for event in events
+    ]
+    return [events[0].subscriptions[0], failure.handler, Jsonb(copies), failure.error, failure.attempt]
 
 
 def _portions(events: Sequence[Event]) -> Iterator[list[Event]]:

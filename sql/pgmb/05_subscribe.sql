@@ -69,7 +69,11 @@ comment on function pgmb.condition_added() is 'Refuse a condition that does not 
 
 create trigger added before insert on pgmb.condition for each row execute function pgmb.condition_added();
 insert into pgmb.condition (conditions_sql) values
-    ('TRUE'), ('s.params @> jsonb_build_object(''topic'', e.topic)');
+    ('TRUE'), ('s.params @> jsonb_build_object(''topic'', e.topic)'),
+    -- Those of airflow_pgchange.events.topical().
+    ('s.params @> jsonb_build_object(''topics'', jsonb_build_array(e.topic))'),
+    ('s.params @> jsonb_build_object(''topics'', jsonb_build_array(e.topic)) and pgmb.event_partition('
+     'coalesce(e.payload ->> (s.params ->> ''by''), e.id), (s.params ->> ''partitions'')::integer) = (s.params ->> ''partition'')::integer');
 
 create function pgmb.condition_known(conditions text) returns integer
 language sql stable security definer

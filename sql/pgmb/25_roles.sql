@@ -74,7 +74,9 @@ begin
             pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean), pgmb.release_group_lock(varchar),
             pgmb.set_group_cursor(varchar, pgmb.event_id, boolean), pgmb.read_events(pgmb.event_id[]),
             pgmb.replay_events(varchar, varchar, pgmb.event_id, integer), pgmb.keep_alive(pgmb.group_id, text[]),
-            pgmb.status(integer), pgmb.poll_for_events(), pgmb.dispatch(integer)
+            pgmb.status(integer), pgmb.poll_for_events(), pgmb.dispatch(integer),
+            pgmb.retry_events(pgmb.subscription_id, text, jsonb, text, integer, interval),
+            pgmb.give_up_events(pgmb.group_id, pgmb.subscription_id, text, jsonb, text, integer)
             to %1$s
     $grants$, role);
 end
@@ -95,9 +97,11 @@ begin
         grant execute on function
             pgmb.dispatcher_now(), pgmb.undispatched(pg_snapshot, xid8, bigint, pg_snapshot, xid8, bigint), pgmb.dispatching(),
             pgmb.pending(text, jsonb), pgmb.skip(text, jsonb, text), pgmb.skip_batch(text, text), pgmb.drop_group(text),
-            pgmb.replay_faults(varchar), pgmb.adopt_mark(text, jsonb)
+            pgmb.replay_faults(varchar), pgmb.adopt_mark(text, jsonb), pgmb.letter_rights(jsonb),
+            pgmb.check_letter(jsonb, jsonb), pgmb.send_again(bigint)
             to %1$s
     $grants$, role);
+    perform dead_letter.grant_keeper(role);
 end
 $$;
 comment on function pgmb.grant_keeper(regrole) is

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.events import Event, Selection, heartbeat, publish, subscribe, topical, unsubscribe
-from airflow_pgchange.feeds.errors import InvalidArgument, Refused
+from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Refused
 
 
 @pytest.fixture
@@ -141,5 +141,5 @@ def test_who_may_add_no_conditions_may_subscribe_to_topics(connection, role, sel
     connection.execute("select pgmb.grant_subscriber(%s::regrole)", [other.name])
     with psycopg.connect(other.conninfo, autocommit=True) as limited:
         subscribe(limited, "g", selection)
-        with pytest.raises(psycopg.Error, match="not known"):
+        with pytest.raises(PermissionDenied, match="not known"):
             subscribe(limited, "g", Selection("e.topic = 'a'"))

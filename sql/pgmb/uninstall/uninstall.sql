@@ -36,4 +36,5 @@ begin
     end if;
 end
 $$;
+delete from dead_letter.kind where schema = 'pgmb';
 drop schema pgmb cascade;
