@@ -32,10 +32,10 @@ declare
     reason text;
 begin
     foreach condition in array sql_statements loop
-        -- Where parentheses do not close what they open, one of the two does not compile.
+        -- What closes a bracket that it has not opened fails inside the other kind of bracket.
         reason := coalesce(
             pgmb.compiles(format(
-                'select case when (%s' || chr(10) || ') then 1 end from pgmb.events as e, pgmb.subscriptions as s limit 0', condition)),
+                'select array[%s' || chr(10) || ']::boolean[] from pgmb.events as e, pgmb.subscriptions as s limit 0', condition)),
             pgmb.compiles(format(
                 'select from pgmb.events as e, pgmb.subscriptions as s where (%s' || chr(10) || ') limit 0', condition)));
         if reason is not null then
