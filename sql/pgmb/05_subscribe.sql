@@ -95,7 +95,7 @@ as $$
 begin
     new.condition_id := pgmb.condition_known(new.conditions_sql);
     if new.condition_id is null then
-        if not has_table_privilege('pgmb.condition', 'insert') then
+        if not has_column_privilege('pgmb.condition', 'conditions_sql', 'insert') then
             raise insufficient_privilege using
                 message = format('the condition %L is not known, and %I may not add one', new.conditions_sql, current_user),
                 hint = 'conditions run with the rights of the owner of schema pgmb: let that owner insert it into '

@@ -18,7 +18,9 @@ def error(connection, query, *parameters):
 def test_chunks_follow_one_another_in_order_without_loss(connect):
     connection = connect()
     subscribe(connection)
-    connection.execute("insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 3000)")
+    connection.execute(
+        "insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 3000)"
+    )
     ids = [row[0] for row in connection.execute("select id from pgmb.events order by id").fetchall()]
     poll_all(connection)
     found = []
@@ -74,7 +76,12 @@ def test_an_unknown_group_is_named_and_takes_no_lock(connect):
     connection = connect()
     refused = error(connection, "select pgmb.read_next_events('nosuch')")
     assert (refused.sqlstate, "nosuch" in str(refused)) == ("PC002", True)
-    assert one(connection, "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()") == 0
+    assert (
+        one(
+            connection, "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+        )
+        == 0
+    )
 
 
 def test_a_lock_that_is_not_held_is_not_released(connect):
