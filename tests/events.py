@@ -61,7 +61,9 @@ def read(
 ) -> list[dict[str, Any]]:
     with connection.cursor(row_factory=psycopg.rows.dict_row) as rows:
         return rows.execute(
-            "select * from pgmb.read_next_events(%s, %s, %s, %s)", [group, cursor, chunk, peek]
+            "select id, topic, payload, metadata, subscription_ids::text[], next_cursor "
+            "from pgmb.read_next_events(%s, %s, %s, %s)",
+            [group, cursor, chunk, peek],
         ).fetchall()
 
 

@@ -32,10 +32,10 @@ declare
     reason text;
 begin
     foreach condition in array sql_statements loop
-        -- Where parentheses do not close what they open, one of the two does not compile.
+        -- What closes a bracket that it has not opened fails inside the other kind of bracket.
         reason := coalesce(
             pgmb.compiles(format(
-                'select case when (%s' || chr(10) || ') then 1 end from pgmb.events as e, pgmb.subscriptions as s limit 0', condition)),
+                'select array[%s' || chr(10) || ']::boolean[] from pgmb.events as e, pgmb.subscriptions as s limit 0', condition)),
             pgmb.compiles(format(
                 'select from pgmb.events as e, pgmb.subscriptions as s where (%s' || chr(10) || ') limit 0', condition)));
         if reason is not null then
@@ -99,7 +99,7 @@ as $$
 begin
     new.condition_id := pgmb.condition_known(new.conditions_sql);
     if new.condition_id is null then
-        if not has_table_privilege('pgmb.condition', 'insert') then
+        if not has_column_privilege('pgmb.condition', 'conditions_sql', 'insert') then
             raise insufficient_privilege using
                 message = format('the condition %L is not known, and %I may not add one', new.conditions_sql, current_user),
                 hint = 'conditions run with the rights of the owner of schema pgmb: let that owner insert it into '

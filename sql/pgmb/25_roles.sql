@@ -93,7 +93,8 @@ begin
     perform pgmb.grant_consumer(role);
     perform pgmb.grant_maintainer(role);
     execute format($grants$
-        grant select on pgmb.claim, pgmb.skipped, pgmb.fault, pgmb.condition, pgmb.unread_events to %1$s;
+        grant select on pgmb.claim, pgmb.skipped, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published,
+            pgmb.dispatcher to %1$s;
         grant execute on function
             pgmb.dispatcher_now(), pgmb.undispatched(pg_snapshot, xid8, bigint, pg_snapshot, xid8, bigint), pgmb.dispatching(),
             pgmb.pending(text, jsonb), pgmb.skip(text, jsonb, text), pgmb.skip_batch(text, text), pgmb.drop_group(text),

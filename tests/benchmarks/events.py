@@ -145,5 +145,3 @@ def dispatch(connection: psycopg.Connection[Any], groups: int, goal: float | Non
     with section(f"dispatch to {groups:,} groups, CPU of the backend"):
         report.say("an event", sorted(spent)[len(spent) // 2], "us", most=goal)
     connection.execute("delete from pgmb.subscription_groups")
-
-

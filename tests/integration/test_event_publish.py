@@ -75,7 +75,9 @@ def test_an_event_in_the_future_comes_when_its_time_has_come(connect):
     event = publish_at(connection, "clock_timestamp() + interval '0.3 seconds'")
     assert poll(connection) == 0
     assert one(connection, "select array_agg(event_id::text) from pgmb.unread_events") == [event]
-    connection.execute("select pg_sleep_until(pgmb.extract_date_from_event_id(%s) + interval '10 ms')", [event])
+    connection.execute(
+        "select pg_sleep_until(pgmb.extract_date_from_event_id(%s) + interval '10 ms')", [event]
+    )
     assert drain(connection) == [event]
 
 
@@ -83,9 +85,13 @@ def test_a_scheduled_event_committed_after_its_time_is_read(connect):
     connection, late = connect(), connect(autocommit=False)
     subscribe(connection)
     event = publish_at(late, "clock_timestamp() + interval '0.2 seconds'")
-    connection.execute("select pg_sleep_until(pgmb.extract_date_from_event_id(%s) + interval '10 ms')", [event])
+    connection.execute(
+        "select pg_sleep_until(pgmb.extract_date_from_event_id(%s) + interval '10 ms')", [event]
+    )
     other = publish_at(connection, "clock_timestamp() + interval '0.1 seconds'")
-    connection.execute("select pg_sleep_until(pgmb.extract_date_from_event_id(%s) + interval '10 ms')", [other])
+    connection.execute(
+        "select pg_sleep_until(pgmb.extract_date_from_event_id(%s) + interval '10 ms')", [other]
+    )
     assert drain(connection) == [other]
     late.commit()
     assert drain(connection) == [event]
@@ -122,7 +128,9 @@ def test_a_transaction_larger_than_a_chunk_is_dispatched_in_parts_once(connect):
     connection, other = connect(), connect()
     subscribe(connection)
     connection.execute("update pgmb.config set value = '1000' where id = 'poll_chunk_size'")
-    connection.execute("insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 5000)")
+    connection.execute(
+        "insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 5000)"
+    )
     found = []
     for _ in range(12):
         poll(connection)
@@ -135,7 +143,12 @@ def test_a_transaction_larger_than_a_chunk_is_dispatched_in_parts_once(connect):
 def test_writers_with_gaps_and_rollbacks_lose_and_double_nothing(db, connect):
     connection = connect()
     for number in range(10):
-        subscribe(connection, f"g{number}", "s.params @> jsonb_build_object('topic', e.topic)", {"topic": f"t{number}"})
+        subscribe(
+            connection,
+            f"g{number}",
+            "s.params @> jsonb_build_object('topic', e.topic)",
+            {"topic": f"t{number}"},
+        )
 
     def write(seed: int) -> None:
         with psycopg.connect(db, autocommit=False) as writer:
@@ -159,11 +172,13 @@ def test_writers_with_gaps_and_rollbacks_lose_and_double_nothing(db, connect):
             found[number] += take(connection, f"g{number}", 37)
         if over and not poll(connection):
             break
-    for number in found:
+    for number, ids in found.items():
         while taken := take(connection, f"g{number}", 1000):
-            found[number] += taken
-        wanted = connection.execute("select id from pgmb.events where topic = %s order by id", [f"t{number}"]).fetchall()
-        assert sorted(found[number]) == [row[0] for row in wanted]
+            ids += taken
+        wanted = connection.execute(
+            "select id from pgmb.events where topic = %s order by id", [f"t{number}"]
+        ).fetchall()
+        assert sorted(ids) == [row[0] for row in wanted]
 
 
 def test_a_transactions_own_order_is_kept_within_a_group(connect):
