@@ -97,6 +97,15 @@ class EventFeed:
     def ack(self, batch: Batch) -> sql.Composed:
         return select("pgmb.ack", self.group, batch.to_json())
 
+    def in_work(self, position: Position) -> sql.Composed:
+        return select("pgmb.in_work", self.group, position)
+
+    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
+        return select("pgmb.note_failure", self.group, batch.to_json(), error)
+
+    def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
+        return select("pgmb.skip", self.group, row, reason)
+
     def point(self) -> sql.Composed:
         return select("pgmb.point")
 

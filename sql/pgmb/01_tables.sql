@@ -183,6 +183,7 @@ create table pgmb.claim (
     from_version bigint not null,
     batch_id uuid not null,
     attempt integer not null,
+    error text,
     batch jsonb not null,
     after pgmb.event_id not null,
     upto pgmb.event_id not null,
@@ -192,18 +193,7 @@ create table pgmb.claim (
 comment on table pgmb.claim is
     'The batch that each group claimed last, in the database of the events: what a retry works on again, and the mark that shows '
     'whether this cluster still has all that the group saw. The cursor was after when it was claimed; elsewhere says that the '
-    'cursor is kept in another database, so that this row tells how far the group has read.';
-
-create table pgmb.skipped (
-    id bigint generated always as identity primary key,
-    group_id pgmb.group_id not null,
-    batch_id uuid not null,
-    batch jsonb not null,
-    reason text not null,
-    skipped_by name not null default session_user,
-    skipped_at timestamptz not null default now()
-);
-comment on table pgmb.skipped is 'Batches that a person gave up, with the reason, and enough to read their events again.';
+    'cursor is kept in another database, so that this row tells how far the group has read. error is what the attempt failed on.';
 
 create table pgmb.fault (
     id bigint generated always as identity primary key,

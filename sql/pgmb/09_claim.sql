@@ -213,6 +213,7 @@ begin
         coalesce("position" ->> 'database', '') <> pgmb.database_here())
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id, attempt = 1,
+        error = null,
         batch = excluded.batch, after = excluded.after, upto = excluded.upto, elsewhere = excluded.elsewhere,
         claimed_at = excluded.claimed_at;
     return batch;

@@ -126,51 +126,16 @@ end
 $$;
 comment on function pgmb.take_idle(text) is 'Take the lock of a group that exists and is not being read, or say so.';
 
-create function pgmb.skip(gid text, batch jsonb, reason text) returns bigint
-language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    perform pgmb.take_idle(gid);
-    if coalesce(trim(reason), '') = '' then
-        raise invalid_parameter_value using message = 'say why the batch is skipped';
-    end if;
-    insert into pgmb.skipped (group_id, batch_id, batch, reason) values (gid, (batch ->> 'id')::uuid, batch, reason);
-    return pgmb.ack(gid, batch);
-end
-$$;
-comment on function pgmb.skip(text, jsonb, text) is
-    'Give up a claimed batch, whose JSON the source''s claim has, and record it; the group goes on behind it.';
-
-create function pgmb.skip_batch(gid text, reason text) returns uuid
-language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    mark pgmb.claim;
-begin
-    perform pgmb.take_idle(gid);
-    mark := pgmb.pending(gid, pgmb.position(gid));
-    if mark.version is null then
-        raise exception using errcode = 'PC009', message = format('group %I has no batch in work', gid),
-            hint = 'only a batch that was claimed and not acked can be skipped';
-    end if;
-    perform pgmb.skip(gid, mark.batch, reason);
-    return mark.batch_id;
-end
-$$;
-comment on function pgmb.skip_batch(text, text) is
-    'Give up the batch that a group claimed and cannot finish, where its cursor and the events share a database.';
-
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
+set search_path = pg_catalog, pgmb, dead_letter, pg_temp
 as $$
 begin
     perform pgmb.take_idle(gid);
     delete from pgmb.fault as f where f.group_id = gid;
     delete from pgmb.claim as c where c.group_id = gid;
+    delete from dead_letter.letter as l where l.kind in ('event', 'handler') and l.address ->> 'group' = gid;
     delete from pgmb.subscription_groups as g where g.id = gid;
 end
 $$;
-comment on function pgmb.drop_group(text) is 'Forget a group, its subscriptions and its cursor; it no longer keeps events from going.';
+comment on function pgmb.drop_group(text) is 'Forget a group, its subscriptions, its cursor and its dead letters; it no longer keeps events from going.';

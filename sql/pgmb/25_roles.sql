@@ -75,7 +75,7 @@ begin
             pgmb.set_group_cursor(varchar, pgmb.event_id, boolean), pgmb.read_events(pgmb.event_id[]),
             pgmb.replay_events(varchar, varchar, pgmb.event_id, integer), pgmb.keep_alive(pgmb.group_id, text[]),
             pgmb.status(integer), pgmb.poll_for_events(), pgmb.dispatch(integer),
-            pgmb.retry_events(pgmb.subscription_id, text, jsonb, text, integer, interval),
+            pgmb.note_failure(text, jsonb, text), pgmb.retry_events(pgmb.subscription_id, text, jsonb, text, integer, interval),
             pgmb.give_up_events(pgmb.group_id, pgmb.subscription_id, text, jsonb, text, integer)
             to %1$s
     $grants$, role);
@@ -93,11 +93,11 @@ begin
     perform pgmb.grant_consumer(role);
     perform pgmb.grant_maintainer(role);
     execute format($grants$
-        grant select on pgmb.claim, pgmb.skipped, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published,
+        grant select on pgmb.claim, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published,
             pgmb.dispatcher to %1$s;
         grant execute on function
             pgmb.dispatcher_now(), pgmb.undispatched(pg_snapshot, xid8, bigint, pg_snapshot, xid8, bigint), pgmb.dispatching(),
-            pgmb.pending(text, jsonb), pgmb.skip(text, jsonb, text), pgmb.skip_batch(text, text), pgmb.drop_group(text),
+            pgmb.pending(text, jsonb), pgmb.in_work(text, jsonb), pgmb.skip(text, jsonb, text), pgmb.skip_batch(text, text), pgmb.drop_group(text),
             pgmb.replay_faults(varchar), pgmb.adopt_mark(text, jsonb), pgmb.letter_rights(jsonb),
             pgmb.check_letter(jsonb, jsonb), pgmb.send_again(bigint)
             to %1$s

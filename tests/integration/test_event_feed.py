@@ -246,7 +246,7 @@ def test_a_batch_that_failed_as_often_as_it_may_is_refused_and_can_be_skipped(db
     with pytest.raises(BatchGivenUp, match=r"pgmb\.skip_batch"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(100, max_attempts=1)
     connection.execute("select pgmb.skip_batch('g', 'cannot be parsed')")
-    assert one(connection, "select reason from pgmb.skipped") == "cannot be parsed"
+    assert one(connection, "select reason from dead_letter.list()") == "cannot be parsed"
     assert work(db) == []
 
 
