@@ -68,6 +68,28 @@ $$;
 comment on function pgmb.end_of_partition(timestamptz, interval) is
     'Where a partition that begins at a time ends: the next whole multiple of width since 1970, in UTC.';
 
+create function pgmb.fill_partition(tbl regclass, name text, lower_id pgmb.event_id, upper_id pgmb.event_id) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    rest regclass := pgmb.default_partition(tbl);
+    moved bigint;
+begin
+    execute format('lock table %s in access exclusive mode', rest);
+    execute format(
+        'with moved as (delete from %s where id >= %L and id < %L returning *) insert into pgmb.%I select * from moved',
+        rest, lower_id, upper_id, name);
+    get diagnostics moved = row_count;
+    -- This reads the default partition now, so that attaching, which holds everybody up, need not.
+    execute format('alter table %s add constraint pgchange_moved check (id < %L or id >= %L)', rest, lower_id, upper_id);
+    return moved;
+end
+$$;
+comment on function pgmb.fill_partition(regclass, text, pgmb.event_id, pgmb.event_id) is
+    'Move the rows of the default partition that belong in a new one; returns how many.';
+
 create function pgmb.add_partition(tbl regclass, lower timestamptz, upper timestamptz) returns text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -83,19 +105,22 @@ begin
     execute format('create table pgmb.%I (like %s including all)', name, tbl);
     execute format(
         'comment on table pgmb.%I is %L', name, format('Of %s, from %s to before %s.', stem, lower, upper));
+    execute format('alter table pgmb.%I add constraint pgchange_bounds check (id >= %L and id < %L)', name, lower_id, upper_id);
+    if lower <= clock_timestamp() then
+        -- Everybody writes into the default partition now: they must not be on their way there.
+        execute format('lock table only %s in share row exclusive mode', tbl);
+    end if;
+    moved := pgmb.fill_partition(tbl, name, lower_id, upper_id);
     execute format('lock table only %s in share row exclusive mode', tbl);
-    execute format('lock table %s in access exclusive mode', pgmb.default_partition(tbl));
-    execute format(
-        'with moved as (delete from %s where id >= %L and id < %L returning *) insert into pgmb.%I select * from moved',
-        pgmb.default_partition(tbl), lower_id, upper_id, name);
-    get diagnostics moved = row_count;
     execute format('alter table %s attach partition pgmb.%I for values from (%L) to (%L)', tbl, name, lower_id, upper_id);
+    execute format('alter table %s drop constraint pgchange_moved', pgmb.default_partition(tbl));
+    execute format('alter table pgmb.%I drop constraint pgchange_bounds', name);
     return format('added pgmb.%s, up to %s, %s rows moved into it', name, upper, moved);
 end
 $$;
 comment on function pgmb.add_partition(regclass, timestamptz, timestamptz) is
-    'Add a partition, with the rows of the default one that belong in it. Who writes into the table waits while it is attached; '
-    'nobody waits for longer than that, as it gives up where it would have to wait for others.';
+    'Add a partition, with the rows of the default one that belong in it. Who writes into the table waits while it is attached, '
+    'a moment, and who writes into the default one while its rows are moved; it gives up where it would have to wait for others.';
 
 create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
 language plpgsql
@@ -166,7 +191,9 @@ $$;
 comment on function pgmb.drop_misfits(regclass, timestamptz, interval) is
     'After the interval became shorter: drop what was made ahead longer and is still empty.';
 
-create function pgmb.make_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
+create function pgmb.make_partitions(
+    tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
+) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -197,6 +224,15 @@ begin
             continue;
         end if;
         upper := least(upper, pgmb.end_of_partition(greatest(lower, current_ts), width));
+        if lower <= clock_timestamp() and not stop_publishers
+           and pg_table_size(pgmb.default_partition(tbl)) > 16 * 1024 * 1024
+        then
+            return next format(
+                'postponed the partitions of %s: all that is written goes into the default one, and publishers would wait while '
+                'its %s are moved; when they may: select pgmb.make_partitions(%L, stop_publishers => true)',
+                tbl, pg_size_pretty(pg_table_size(pgmb.default_partition(tbl))), tbl);
+            return;
+        end if;
         begin
             return next pgmb.add_partition(tbl, lower, upper);
         exception when lock_not_available then
@@ -207,6 +243,7 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.make_partitions(regclass, timestamptz) is
+comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
     'Keep partitions of partition_interval ready for future_intervals_to_create from now, one at least; a line for each thing '
-    'done. Of those made ahead with a longer interval the empty ones are replaced.';
+    'done. Of those made ahead with a longer interval the empty ones are replaced. Where nobody made any for long and the '
+    'default partition has grown, it must be told that it may stop publishers while rows are moved.';

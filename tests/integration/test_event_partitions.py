@@ -134,6 +134,36 @@ def test_events_of_the_default_partition_are_moved_when_theirs_is_made(connect):
     assert one(connection, "select count(*) from pgmb.published") == 0
 
 
+def test_a_default_partition_that_has_grown_is_not_moved_before_somebody_says_so(connect):
+    connection = connect()
+    for name, _, _ in partitions(connection):
+        connection.execute(f"drop table {name}")
+    connection.execute("alter table pgmb.events_default alter column payload set storage plain")
+    connection.execute(
+        "insert into pgmb.events (topic, payload) "
+        "select 't', jsonb_build_object('x', repeat('x', 7000)) from generate_series(1, 3000)"
+    )
+    before = kept(connection)
+    (told,) = lines(connection, "select pgmb.make_partitions('pgmb.events')")
+    assert "stop_publishers => true" in told
+    assert partitions(connection) == []
+    told = lines(connection, "select pgmb.make_partitions('pgmb.events', stop_publishers => true)")
+    assert "3000 rows moved into it" in told[0]
+    assert kept(connection) == before
+
+
+def test_attaching_does_not_read_the_default_partition(connect):
+    connection = connect()
+    publish(connection, 10, at="now() + interval '5 days'")
+    told = []
+    connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    connection.execute("set client_min_messages = debug1")
+    assert any("added" in line for line in maintain(connection, "3 hours"))
+    implied = [line for line in told if "partition constraint for" in line]
+    assert implied != []
+    assert all("is implied by existing constraints" in line for line in implied)
+
+
 def test_partitions_have_what_the_table_has(connect):
     connection = connect()
     part = one(connection, "select pgmb.get_current_partition('pgmb.events'::regclass)::text")
