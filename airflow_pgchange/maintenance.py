@@ -74,18 +74,22 @@ def maintain(
         report.add(report.done, lambda: _lines(connection, "tube.refresh"))
         report.add(report.attention, lambda: _tubes(connection))
     if "pgmb" in held:
-        report.add(report.done, lambda: _dispatched(connection))
-        for step in ("make_partitions", "trim_partitions", "drop_emptied"):
-            for table in ("pgmb.dispatched", "pgmb.events"):
-                report.add(report.done, partial(_lines, connection, f"pgmb.{step}", table))
-        for step in ("expire_subscriptions", "trim_published", "refresh"):
-            report.add(report.done, partial(_lines, connection, f"pgmb.{step}"))
-        report.add(report.attention, lambda: _events(connection))
+        _keep_log(report, connection)
     if "dead_letters" in held:
         report.add(report.attention, lambda: _letters(connection))
     if "staging" in held:
         report.add(report.done, lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
     return report
+
+
+def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
+    report.add(report.done, lambda: _dispatched(connection))
+    for step in ("make_partitions", "trim_partitions", "drop_emptied"):
+        for table in ("pgmb.dispatched", "pgmb.events"):
+            report.add(report.done, partial(_lines, connection, f"pgmb.{step}", table))
+    for step in ("expire_subscriptions", "trim_published", "refresh"):
+        report.add(report.done, partial(_lines, connection, f"pgmb.{step}"))
+    report.add(report.attention, lambda: _events(connection))
 
 
 def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
