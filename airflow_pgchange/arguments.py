@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from airflow_pgchange.feeds import feed as feeds
 from airflow_pgchange.feeds.draining import check_count
@@ -15,6 +15,10 @@ from airflow_pgchange.feeds.feed import Feed, Watched
 
 FeedLike = Watched | Mapping[str, Any] | str
 """A feed, its JSON as a mapping or as text, or its asset URI."""
+
+
+Until = Literal["empty"] | float | str
+"""``empty``, or a number of seconds."""
 
 
 def feed_of(value: FeedLike) -> Feed:
@@ -52,6 +56,19 @@ def wake_rule(min_changes: int, max_wait: float | timedelta | None) -> tuple[int
     if seconds is not None and seconds < 0:
         raise InvalidArgument(f"max_wait must not be negative, and is {seconds:g} seconds")
     return min_changes, seconds
+
+
+def until_of(value: Until) -> Literal["empty"] | float:
+    """How long to work: until nothing is left, or so many seconds. Raises InvalidArgument."""
+    if value == "empty":
+        return "empty"
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < math.inf:
+        raise InvalidArgument(f"until must be 'empty' or a number of seconds, not {value!r}")
+    return seconds
 
 
 def json_of(value: FeedLike) -> Mapping[str, Any] | str:

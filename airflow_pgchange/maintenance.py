@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -15,6 +16,8 @@ from airflow_pgchange.feeds.calls import call
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, ServerUnavailable, translated
 
 MANY_ATTEMPTS = 3
+MANY_POLLS = 100
+"""After so many, what is still published is left to the next time."""
 
 
 @dataclass
@@ -70,11 +73,23 @@ def maintain(
     if "tube" in held:
         report.add(report.done, lambda: _lines(connection, "tube.refresh"))
         report.add(report.attention, lambda: _tubes(connection))
+    if "pgmb" in held:
+        _keep_log(report, connection)
     if "dead_letters" in held:
         report.add(report.attention, lambda: _letters(connection))
     if "staging" in held:
         report.add(report.done, lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
     return report
+
+
+def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
+    report.add(report.done, lambda: _dispatched(connection))
+    for step in ("make_partitions", "trim_partitions", "drop_emptied"):
+        for table in ("pgmb.dispatched", "pgmb.events"):
+            report.add(report.done, partial(_lines, connection, f"pgmb.{step}", table))
+    for step in ("expire_subscriptions", "trim_published", "refresh"):
+        report.add(report.done, partial(_lines, connection, f"pgmb.{step}"))
+    report.add(report.attention, lambda: _events(connection))
 
 
 def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
@@ -165,4 +180,60 @@ def _tubes(connection: psycopg.Connection[Any]) -> list[str]:
                 f"{worker.feed.name}: batch {worker.batch_id} has failed {worker.attempt} times; "
                 f"airflow pgchange skip {worker.feed.name} gives it up"
             )
+    return lines
+
+
+def _dispatched(connection: psycopg.Connection[Any]) -> list[str]:
+    """Dispatch the events that wait."""
+    total = 0
+    for _ in range(MANY_POLLS):
+        row = connection.execute("select events, more from pgmb.dispatch()").fetchone()
+        total += row[0] if row else 0
+        if row is None or not row[1]:
+            break
+    return [f"dispatched {total} events"] if total else []
+
+
+def _events(connection: psycopg.Connection[Any]) -> list[str]:
+    lines = []
+    for partition, reason in connection.execute(
+        "select partition::text, reason from pgmb.overdue()"
+    ).fetchall():
+        lines.append(f"{partition} is old and kept: {reason}; who holds what: select * from pgmb.holders()")
+    rows = connection.execute(
+        "select tbl::text, untriggered::text[], disabled::text[], stale, faults from pgmb.pushing()"
+    ).fetchall()
+    for table, untriggered, disabled, stale, faults in rows:
+        if untriggered or stale:
+            where = f" on {', '.join(untriggered)}" if untriggered else ""
+            lines.append(
+                f"{table}: its mutations are not published{where}; as its owner: select pgmb.refresh()"
+            )
+        if disabled:
+            lines.append(f"{table}: publishing its mutations is disabled on {', '.join(disabled)}")
+        if faults:
+            lines.append(
+                f"{table}: {faults} rows could not be made an event, see pgmb.push_fault; "
+                f"when mended: select pgmb.replay_push_faults('{table}')"
+            )
+    groups = connection.execute(
+        "select group_id, faults, at_work, batch_id, attempt from pgmb.status(1) "
+        "where faults > 0 or attempt >= %s",
+        [MANY_ATTEMPTS],
+    ).fetchall()
+    for group, faults, at_work, batch, attempt in groups:
+        if faults:
+            lines.append(
+                f"group {group}: its conditions failed for {faults} events, see pgmb.fault; "
+                f"when mended: select pgmb.replay_faults('{group}')"
+            )
+        if (attempt or 0) >= MANY_ATTEMPTS and not at_work:
+            lines.append(
+                f"group {group}: batch {batch} has failed {attempt} times; "
+                f"select pgmb.skip_batch('{group}', '<reason>') gives it up"
+            )
+    for (restored,) in connection.execute(
+        "select restored from pgmb.dispatching() where restored is not null"
+    ).fetchall():
+        lines.append(f"events: {restored}")
     return lines

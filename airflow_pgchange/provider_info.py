@@ -23,6 +23,8 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.maintenance",
                 "operators.tube",
                 "operators.tube_backfill",
+                "operators.events",
+                "operators.handlers",
                 "operators.letters",
             )
         ],

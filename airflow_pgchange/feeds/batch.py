@@ -12,10 +12,10 @@ from typing import Any
 class Change:
     """One thing that a feed hands out.
 
-    ``id`` is the key of the row that the change names; ``position`` orders it within its feed.
+    ``id`` is the key of the row that the change names, or an event's own id; ``position`` orders it within its feed.
     """
 
-    id: int
+    id: int | str
     position: str
     created_at: datetime
     data: Mapping[str, Any] = field(default_factory=dict)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 
@@ -115,6 +116,22 @@ class ServerUnavailable(PgChangeError):
     """PostgreSQL cannot be reached, or ended the connection. Check host, port and server, then try again."""
 
 
+class NotPublished(PgChangeError):
+    """Events that a publisher could not send: its list ``events`` has them. Mend them, or publish them again."""
+
+    def __init__(self, message: str, events: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.events = list(events)
+
+
+class PublisherFull(PgChangeError):
+    """As many events wait to be published as the publisher may keep. Put fewer, wait, or give it more memory."""
+
+
+class HandlerFailed(PgChangeError):
+    """A handler that is not to be tried again failed, or its calls do not end. Mend it; its events come again."""
+
+
 class MergeRefused(PgChangeError):
     """Staged results do not fit their target (columns, key, duplicates, counts). Nothing was written."""
 
@@ -144,7 +161,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "55P03": ConsumerBusy,
 }
 
-OURS = re.compile(r'\b(dead_letter|revision|pubsub|pgchange_staging|tube)"?[." ]')
+OURS = re.compile(r'\b(dead_letter|revision|pubsub|pgchange_staging|tube|pgmb)"?[." ]')
 
 ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",

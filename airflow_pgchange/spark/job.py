@@ -9,11 +9,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
+from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.merge import validate, write_manifest
 from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
@@ -32,6 +34,8 @@ SHARD = "shard"
 SMALL = 20_000
 """Changes below which the driver reads a batch itself, and rows up to which it stages its results: a data source costs
 seconds to start."""
+EVENT_COLUMNS = ("event_id", "topic")
+CORRUPT = "pgchange_corrupt"
 
 
 class Job:
@@ -71,6 +75,33 @@ class Job:
         ``shard``, here and below: only those of one shard.
         """
         return self._frame(Wanted(shard=shard))
+
+    def payloads(self, schema: str | StructType) -> DataFrame:
+        """The batch's events with their payloads as columns: ``event_id``, ``topic``, and the fields of ``schema``.
+
+        The schema is Spark's, or its DDL such as ``"carrier string, delay int"``. A field that a payload lacks is null;
+        a payload that does not fit fails what reads the frame, with the event's id. Take the payload as JSON from
+        ``changes()`` where it has no schema. Only of an event log's batch; raises InvalidArgument.
+        """
+        if not isinstance(self.feed, EventFeed):
+            raise InvalidArgument(f"{self.feed.name} is a {self.feed.kind} feed: only events have payloads")
+        fields = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        if not isinstance(fields, StructType):
+            raise InvalidArgument(f"{schema!r} says no fields: write it as 'carrier string, delay int'")
+        taken = sorted({*EVENT_COLUMNS, CORRUPT} & {name.lower() for name in fields.names})
+        if taken:
+            raise InvalidArgument(
+                f"a column of the frame is called {taken[0]} already: take that field with "
+                "from_json of the payload in changes()"
+            )
+        checked = StructType([*fields.fields, StructField(CORRUPT, StringType())])
+        parsed = f.from_json("payload", checked, {"columnNameOfCorruptRecord": CORRUPT})
+        problem = f.concat(
+            f.lit("the payload of event "), "id", f.lit(f" does not fit {fields.simpleString()}: "), "payload"
+        )
+        fitting = f.when(parsed[CORRUPT].isNull(), parsed).otherwise(f.raise_error(problem))
+        frame = self.changes().select(f.col("id").alias("event_id"), "topic", fitting.alias("payload"))
+        return frame.select(*EVENT_COLUMNS, *(f.col("payload")[name].alias(name) for name in fields.names))
 
     def rows(
         self,

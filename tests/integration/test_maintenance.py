@@ -7,8 +7,9 @@ import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.maintenance import maintain
-from tests.commits import drain
-from tests.tubes import attach, make, touched
+from tests.commits import drain, until
+from tests.event_keeping import configure, dispatch, kept, narrow, publish, read, subscribe
+from tests.tubes import attach, make, one, touched
 
 
 def test_maintenance_runs_as_the_role_that_the_readme_describes(db, connect, role):
@@ -19,6 +20,7 @@ def test_maintenance_runs_as_the_role_that_the_readme_describes(db, connect, rol
         "pubsub.grant_keeper",
         "pgchange_staging.grant_keeper",
         "tube.grant_use",
+        "pgmb.grant_maintainer",
     ):
         connection.execute(f"select {grant}(%s::regrole)", [keeper.name])
     drain(db)
@@ -30,14 +32,15 @@ def test_maintenance_runs_as_the_role_that_the_readme_describes(db, connect, rol
 def test_a_step_of_maintenance_that_fails_stops_no_other(db, connect, role):
     keeper = role("maintenance")
     connect().execute("select revision.grant_maintainer(%s::regrole)", [keeper.name])
-    connect().execute(f"grant usage on schema dead_letter, pubsub, pgchange_staging, tube to {keeper.name}")
+    connect().execute(f"grant usage on schema dead_letter, pubsub, pgchange_staging, tube, pgmb to {keeper.name}")
     connect().execute(
-        "grant select on dead_letter.installed, pubsub.installed, pgchange_staging.installed, tube.installed "
+        "grant select on dead_letter.installed, pubsub.installed, pgchange_staging.installed, tube.installed, "
+        "pgmb.installed "
         f"to {keeper.name}"
     )
     with psycopg.connect(keeper.conninfo, autocommit=True) as as_keeper:
         report = maintain(as_keeper)
-    assert len(report.failed) == 5
+    assert len(report.failed) == 16
 
 
 def test_maintenance_mends_the_capture_of_partitions_that_came_later(db, connect):
@@ -68,3 +71,99 @@ def test_maintenance_names_a_tube_whose_batch_fails_and_statements_it_could_not_
     attention = maintain(connection).attention
     assert any(line.startswith("item: 1 statements") for line in attention)
     assert any("airflow pgchange skip tube:q/0" in line for line in attention)
+
+
+@pytest.fixture
+def log(connect):
+    """An event log whose partitions are a second long, with a group that reads everything."""
+    connection = connect()
+    narrow(connection)
+    subscribe(connection)
+    return connection
+
+
+def attention(connection, text):
+    return [line for line in maintain(connection).attention if text in line]
+
+
+def until_old(connection):
+    """Return once the partition that holds what is there now is past its retention."""
+    until(
+        connection,
+        "select now() > '{}'::timestamptz + interval '2 seconds'".format(one(connection, "select now()")),
+    )
+
+
+def test_maintenance_dispatches_events_and_makes_their_partitions(log):
+    publish(log, 3)
+    report = maintain(log)
+    assert report.failed == []
+    assert "dispatched 3 events" in report.done
+    assert any("added pgmb.events" in line for line in report.done)
+    assert any("added pgmb.dispatched" in line for line in report.done)
+    assert len(read(log)) == 3
+
+
+def test_maintenance_names_who_holds_an_old_partition_and_lets_it_go_when_it_is_read(log):
+    maintain(log)
+    publish(log)
+    until_old(log)
+    (line,) = attention(log, "is old and kept")
+    assert "group g has not read it" in line
+    read(log)
+    assert attention(log, "is old and kept") == []
+    assert kept(log) == []
+
+
+def test_maintenance_expires_subscriptions(log):
+    subscribe(log, "passing", expiry_interval="1 second")
+    log.execute(
+        "update pgmb.subscriptions set last_active_at = now() - interval '1 hour' where group_id = 'passing'"
+    )
+    assert any("group passing expired" in line for line in maintain(log).done)
+
+
+def test_maintenance_names_a_condition_that_fails(log):
+    subscribe(log, "h", conditions_sql="1 / length(e.topic) > 0")
+    publish(log, topic="")
+    (line,) = attention(log, "group h")
+    assert "pgmb.replay_faults('h')" in line
+
+
+def test_maintenance_names_a_group_whose_batch_fails(log):
+    publish(log)
+    for _ in range(3):
+        log.execute("select pgmb.claim('g', pgmb.position('g'), 10)")
+    (line,) = attention(log, "has failed 3 times")
+    assert "pgmb.skip_batch('g'" in line
+
+
+def test_maintenance_names_rows_that_could_not_be_made_an_event(log):
+    log.execute("create table item (id int)")
+    log.execute("select pgmb.push_table_mutations('item')")
+    log.execute(
+        "insert into pgmb.push_fault (tbl, op, message) values ('item'::regclass, 'INSERT', 'planted')"
+    )
+    (line,) = attention(log, "item")
+    assert "pgmb.replay_push_faults('item')" in line
+
+
+def test_maintenance_mends_the_capture_of_mutations_and_names_a_disabled_one(log):
+    log.execute("create table item (id int) partition by range (id)")
+    log.execute("select pgmb.push_table_mutations('item')")
+    log.execute("create table item_1 partition of item for values from (0) to (10)")
+    assert "public.item: the capture of its mutations was mended" in maintain(log).done
+    log.execute("insert into item_1 values (1)")
+    assert one(log, "select topic from pgmb.events") == "public.item.insert"
+    log.execute("alter table item_1 disable trigger user")
+    assert attention(log, "is disabled on item_1") != []
+
+
+def test_maintenance_of_a_quiet_log_says_nothing(log):
+    configure(log, partition_interval="1 day", partition_retention_period="1 day")
+    configure(log, future_intervals_to_create="1 day")
+    publish(log)
+    dispatch(log)
+    maintain(log)
+    report = maintain(log)
+    assert (report.done, report.attention, report.failed) == ([], [], [])

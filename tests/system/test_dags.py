@@ -73,6 +73,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
         "pgchange_maintenance",
         "tube_replay",
         "tube_backfill",
+        "event_handlers",
     }
 
 
@@ -198,3 +199,27 @@ def test_a_backfill_from_the_form_takes_tables_of_any_name_and_whole_numbers_as_
 def test_the_form_of_a_backfill_refuses_nonsense(example: Example, nonsense: dict[str, Any]) -> None:
     with pytest.raises(ParamValidationError):
         example("tube_backfill").test(run_conf=nonsense)
+
+
+def test_event_handlers_keep_each_change_of_a_table_once(
+    example: Example, airline: psycopg.Connection[Any]
+) -> None:
+    airline.execute(
+        "create table public.flight (id bigint primary key, tail text);"
+        "create table flight_history (event_id text primary key, topic text not null, flight jsonb not null);"
+        "select pgmb.push_table_mutations('public.flight')"
+    )
+    for statement in (
+        "select 1",
+        "insert into flight values (1, 'N1'), (2, 'N2'); update flight set tail = null where id = 2",
+        "delete from flight where id = 1",
+    ):
+        airline.execute(statement)
+        assert states(example("event_handlers").test()) == {"subscribe": "success", "handle": "success"}
+    rows = airline.execute("select topic, flight from flight_history order by event_id").fetchall()
+    assert rows == [
+        ("public.flight.insert", {"id": 1, "tail": "N1"}),
+        ("public.flight.insert", {"id": 2, "tail": "N2"}),
+        ("public.flight.update", {"id": 2, "tail": None}),
+        ("public.flight.delete", {"id": 1, "tail": "N1"}),
+    ]

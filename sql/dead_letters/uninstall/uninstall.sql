@@ -3,7 +3,7 @@
 do $$
 declare
     needed_by text := (
-        select string_agg(k.schema, ', ' order by k.schema) from dead_letter.kind as k
+        select string_agg(distinct k.schema::text, ', ') from dead_letter.kind as k
         where pg_catalog.to_regnamespace(pg_catalog.quote_ident(k.schema)) is not null);
 begin
     if needed_by is not null then

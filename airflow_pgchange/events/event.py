@@ -1,0 +1,87 @@
+"""An event, and the ids by which events are ordered and scheduled."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow_pgchange.feeds.errors import InvalidArgument
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+LATEST = EPOCH + (2**52 - 1) * MICROSECOND
+"""The last time that the 13 hexadecimal digits of an id can say, in the year 2112."""
+ID = re.compile(r"pm[0-9a-f]{22}")
+TOPIC_LENGTH = 255
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of the log.
+
+    ``payload`` is anything that JSON can say. ``at`` is a time with a zone: the event is delivered when it has come.
+    ``subscription_id`` sends it to that subscription alone. ``id`` is given by the server unless you know one; the
+    same id twice is refused. ``subscriptions`` are those that it was dispatched to, of an event that was read.
+    Raises InvalidArgument for what no event can be.
+    """
+
+    topic: str
+    payload: Any = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    at: datetime | None = None
+    subscription_id: str | None = None
+    id: str | None = None
+    subscriptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.topic, str) or not 1 <= len(self.topic) <= TOPIC_LENGTH or "\0" in self.topic:
+            raise InvalidArgument(
+                f"a topic is 1 to {TOPIC_LENGTH} characters of text, not {self.topic!r:.300}"
+            )
+        if self.id is not None and not ID.fullmatch(self.id):
+            raise InvalidArgument(f"{self.id!r} is no id of an event: pm and 22 hexadecimal digits")
+        if self.at is not None and self.id is not None:
+            raise InvalidArgument(f"event {self.id} has a time in its id: give either at or id")
+        if self.at is not None and (self.at.tzinfo is None or not EPOCH <= self.at <= LATEST):
+            raise InvalidArgument(
+                f"at must be a time with a zone, from {EPOCH:%Y} to {LATEST:%Y}, not {self.at.isoformat()}"
+            )
+
+
+@dataclass(frozen=True)
+class Row:
+    """An event as it is sent: what JSON made of it, so that a payload that changes later changes nothing."""
+
+    event: Event
+    payload: str
+    metadata: str
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in memory."""
+        return 1000 + 2 * len(self.payload) + 2 * len(self.metadata)
+
+
+def row_of(event: Event) -> Row:
+    """The event as it is sent. Raises InvalidArgument where payload or metadata is no JSON."""
+    return Row(event, _json(event, "payload", event.payload), _json(event, "metadata", dict(event.metadata)))
+
+
+def event_id(at: datetime, number: int) -> str:
+    """The id of a time, to the microsecond, and a number of which the lowest 36 bits count."""
+    return id_of_microsecond((at - EPOCH) // MICROSECOND, number)
+
+
+def id_of_microsecond(microsecond: int, number: int) -> str:
+    return f"pm{microsecond:013x}{number & (2**36 - 1):09x}"
+
+
+def _json(event: Event, what: str, value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"the {what} of an event {event.topic!r} is no JSON: {error}") from error

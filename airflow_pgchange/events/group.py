@@ -1,0 +1,204 @@
+"""A group that is held: what its holder reads from it and writes for it, on one connection."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.events.event import Event
+from airflow_pgchange.events.handler import RETRY
+from airflow_pgchange.events.subscriptions import heartbeat
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, translated
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two tries for the lock of a group that another holds."""
+RETRY_BYTES = 8 * 2**20
+"""About how many bytes of events one retry carries at most; more go in several."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Events that come back to one handler, by ``event``. ``problem`` is why some cannot."""
+
+    event: Event
+    handler: str
+    attempt: int = 1
+    events: tuple[Event, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """A batch of a group, and the cursor behind it."""
+
+    events: tuple[Event, ...]
+    retries: tuple[Retry, ...]
+    cursor: str
+
+    @property
+    def count(self) -> int:
+        return len(self.events) + len(self.retries)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Events that a handler failed on in its so-manieth attempt; ``pause`` seconds to the next, None for none."""
+
+    handler: str
+    attempt: int
+    events: tuple[Event, ...]
+    error: str
+    pause: float | None
+
+
+class Group:
+    """Reads a group under its lock, and writes what is to be kept."""
+
+    def __init__(self, connection: psycopg.Connection[Any], name: str) -> None:
+        self.name = name
+        self._connection = connection
+
+    def read(self, cursor: str | None, limit: int) -> Read | None:
+        """The next batch behind a cursor, or behind the stored one, dispatched now if nothing waits. None where there is
+        none. Raises UnknownConsumer."""
+        rows = self._next(cursor, limit)
+        if not rows and ask(self._connection, sql.SQL("select pgmb.poll_for_events()")):
+            rows = self._next(cursor, limit)
+        if not rows:
+            return None
+        events = [_event(row) for row in rows]
+        return Read(
+            events=tuple(event for event in events if event.topic != RETRY),
+            retries=tuple(self._retry(event) for event in events if event.topic == RETRY),
+            cursor=rows[-1]["next_cursor"],
+        )
+
+    def keep(self, failures: Sequence[Failure], cursor: str | None) -> None:
+        """Schedule the failures' next attempts, write the dead letters of those that have none, and move the cursor: all
+        or none."""
+        with translated(), self._connection.transaction():
+            for failure in failures:
+                if failure.pause is None:
+                    self._give_up(failure)
+                else:
+                    for part in _portions(failure.events):
+                        self._retry_later(failure, part, failure.pause)
+            if cursor is not None:
+                ask(self._connection, select("pgmb.set_group_cursor", self.name, cursor, False))
+
+    def stay(self) -> None:
+        """Say that the group is in use; raises ConnectionLost where it is not held any more."""
+        heartbeat(self._connection, self.name)
+
+    def _next(self, cursor: str | None, limit: int) -> list[dict[str, Any]]:
+        query = sql.SQL(
+            "select id, topic, payload, metadata, subscription_ids::text[], next_cursor "
+            "from pgmb.read_next_events({}, {}, {})"
+        ).format(self.name, cursor, limit)
+        with translated(), self._connection.cursor(row_factory=dict_row) as found:
+            return found.execute(query).fetchall()
+
+    def _retry(self, event: Event) -> Retry:
+        payload = event.payload if isinstance(event.payload, Mapping) else {}
+        handler, number, ids = payload.get("handlerName"), payload.get("retryNumber"), payload.get("ids")
+        if not (isinstance(handler, str) and isinstance(number, int) and isinstance(ids, list)):
+            return Retry(event, RETRY, problem="its payload has no ids, retryNumber and handlerName")
+        copies = event.metadata.get("events")
+        if copies is None:
+            query = sql.SQL("select * from pgmb.read_events({}::text[]::pgmb.event_id[])").format(
+                sql.Literal(ids)
+            )
+            with translated(), self._connection.cursor(row_factory=dict_row) as found:
+                copies = found.execute(query).fetchall()
+        events = tuple(_event({**copy, "subscription_ids": event.subscriptions}) for copy in copies)
+        missing = sorted(set(ids) - {one.id for one in events})
+        problem = f"events that are not in the log any more: {', '.join(missing)}" if missing else None
+        return Retry(event, handler, number + 1, events, problem)
+
+    def _retry_later(self, failure: Failure, events: Sequence[Event], pause: float) -> None:
+        query = "select pgmb.retry_events(%s, %s, %s, %s, %s, make_interval(secs => %s))"
+        self._connection.execute(query, [*_told(failure, events), pause])
+
+    def _give_up(self, failure: Failure) -> None:
+        query = "select pgmb.give_up_events(%s, %s, %s, %s, %s, %s)"
+        self._connection.execute(query, [self.name, *_told(failure, failure.events)])
+
+
+@contextmanager
+def held(conninfo: str, name: str, wait: float | None, stopped: Callable[[], bool]) -> Iterator[Group]:
+    """A group whose lock is held, on a connection of its own, and released at the end.
+
+    Waits for another holder up to ``wait`` seconds. Raises ConsumerBusy and ConnectionLost.
+    """
+    connection = connect(conninfo, primary=True)
+    with connection:
+        try:
+            _lock(connection, name, wait, stopped)
+            yield Group(connection, name)
+            ask(connection, select("pgmb.release_group_lock", name))
+        except (psycopg.OperationalError, ServerUnavailable) as error:
+            if not connection.closed:
+                raise
+            raise ConnectionLost(
+                f"group {name}: the connection that held it ended ({str(error).strip()}); what was not stored "
+                "comes again to whoever reads the group next"
+            ) from error
+
+
+def _lock(
+    connection: psycopg.Connection[Any], name: str, wait: float | None, stopped: Callable[[], bool]
+) -> None:
+    """Take the lock that read_next_events takes, before anything is read."""
+    lock = sql.SQL("select pg_catalog.pg_try_advisory_lock({})").format(call("pgmb.lock_key", name))
+    ends = math.inf if wait is None else time.monotonic() + wait
+    pause = FIRST_PAUSE
+    while not (ask(connection, lock) or stopped()):
+        if time.monotonic() + pause > ends:
+            raise ConsumerBusy(f"group {name} is held by somebody else: stop that, or wait for it")
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _event(row: Mapping[str, Any]) -> Event:
+    return Event(
+        row["topic"],
+        row["payload"],
+        row["metadata"],
+        subscription_id=row.get("subscription_id"),
+        id=row["id"],
+        subscriptions=tuple(row["subscription_ids"]),
+    )
+
+
+def _told(failure: Failure, events: Sequence[Event]) -> list[Any]:
+    """What the database is told of events that failed, with copies, as the log lets go of what was read."""
+    copies = [
+        {"id": event.id, "topic": event.topic, "payload": event.payload, "metadata": dict(event.metadata)}
+        for event in events
+    ]
+    return [events[0].subscriptions[0], failure.handler, Jsonb(copies), failure.error, failure.attempt]
+
+
+def _portions(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """The events in order, in portions of bearable size."""
+    portion: list[Event] = []
+    size = 0
+    for event in events:
+        size += len(str(event.payload)) + len(str(event.metadata))
+        if portion and size > RETRY_BYTES:
+            yield portion
+            portion, size = [], 0
+        portion.append(event)
+    yield portion

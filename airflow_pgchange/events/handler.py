@@ -1,0 +1,89 @@
+"""What a handler is, and what it is called with."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_pgchange.events.event import Event
+from airflow_pgchange.feeds.draining import check_count
+from airflow_pgchange.feeds.errors import InvalidArgument
+
+RETRY = "pgmb-retry"
+"""The topic of events that bring others back to one handler."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What a handler is called with: events of its group in the order of dispatch, at least one.
+
+    ``attempt`` counts from 1. ``cancelled`` is set when the call has run past its timeout, or the group was lost:
+    nobody waits for it any more.
+    """
+
+    group: str
+    handler: str
+    events: tuple[Event, ...]
+    attempt: int = 1
+    cancelled: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+
+    @property
+    def key(self) -> str:
+        """The same for the same handler and events in every attempt, so that results elsewhere can be kept once.
+
+        A batch that was not finished when its group was left may be cut otherwise when it comes again: then the
+        events' own ids are what stays.
+        """
+        named = "\n".join([self.group, self.handler, *(str(event.id) for event in self.events)])
+        return hashlib.sha256(named.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A callable by the name under which its retries and dead letters go; ``run(delivery)``, ``def`` or ``async def``.
+
+    Reliable, each event comes at least once: a call that raises, or lasts longer than ``timeout`` seconds, is tried
+    again after each of the seconds of ``retries``, as an event of its own behind what follows meanwhile; after the last
+    try the events and the error become a dead letter. With ``retries=None`` a failed call ends the run instead, nothing
+    passes it, and the next run begins with its batch. Not reliable, at most once: a failure is logged, and nothing waits
+    for it. A ``def`` that runs past its timeout cannot be ended, only left to itself: give what it waits for a timeout
+    too, or look at ``delivery.cancelled``.
+
+    ``key`` splits a batch: events for which ``key(event)`` is the same come in one call, in order, others in parallel
+    on ``threads`` threads. ``subscriptions`` are the ids of those whose events it gets; None: all of its group.
+    """
+
+    name: str
+    run: Callable[[Delivery], Any]
+    reliable: bool = True
+    timeout: float = 60.0
+    retries: Sequence[float] | None = (60.0, 300.0)
+    key: Callable[[Event], Hashable] | None = None
+    threads: int = 4
+    subscriptions: Collection[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidArgument("a handler needs a name: its retries find it by that")
+        if not callable(self.run):
+            raise InvalidArgument(f"handler {self.name}: run must be callable, not {self.run!r}")
+        if not 0 < self.timeout < math.inf:
+            raise InvalidArgument(
+                f"handler {self.name}: timeout must be a number of seconds, not {self.timeout!r}"
+            )
+        if any(not 0 <= pause < math.inf for pause in self.retries or ()):
+            raise InvalidArgument(f"handler {self.name}: retries are seconds to wait, not {self.retries!r}")
+        check_count(f"handler {self.name}: threads", self.threads)
+
+    def wants(self, event: Event) -> bool:
+        """Whether the event comes from one of its subscriptions."""
+        return self.subscriptions is None or not set(event.subscriptions).isdisjoint(self.subscriptions)
+
+    def pause_after(self, attempt: int) -> float | None:
+        """Seconds from a failed attempt to the next; None after the last."""
+        pauses = self.retries or ()
+        return pauses[attempt - 1] if attempt <= len(pauses) else None

@@ -1,0 +1,131 @@
+"""Threads that make one handler's calls, and wait for none that runs too long."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from airflow_pgchange.events.handler import Delivery, Handler
+from airflow_pgchange.feeds.errors import HandlerFailed
+
+log = logging.getLogger(__name__)
+
+MOST_STUCK = 10
+"""Calls of one handler that may run on past their timeout; with one more the run ends."""
+
+
+@dataclass(eq=False)
+class Call:
+    """A delivery to a handler. ``rest`` are those to be made after it, one by one; ``owner`` is whose it is."""
+
+    delivery: Delivery
+    rest: deque[Delivery]
+    owner: Any
+    error: BaseException | None = None
+    deadline: float = 0.0
+    thread: threading.Thread | None = None
+    abandoned: bool = False
+
+
+class Lanes:
+    """A handler's threads. A call that has ended is put into ``ended``; one that was abandoned is not."""
+
+    def __init__(self, handler: Handler, ended: SimpleQueue[Call | None]) -> None:
+        self._handler = handler
+        self._ended = ended
+        self._changed = threading.Condition()
+        # All below is read and written under the condition.
+        self._waiting: deque[Call] = deque()
+        self._running: set[Call] = set()
+        self._stuck: list[threading.Thread] = []
+        self._closed = False
+        for _ in range(handler.threads if handler.key else 1):
+            self._start()
+
+    def submit(self, call: Call) -> None:
+        with self._changed:
+            if not self._closed:
+                self._waiting.append(call)
+                self._changed.notify()
+
+    def overdue(self) -> list[Call]:
+        """Abandon the calls that are past their timeout; each one's thread is left to itself, and another takes its
+        place. Raises HandlerFailed where too many of them still run."""
+        now = time.monotonic()
+        with self._changed:
+            late = [call for call in self._running if call.deadline <= now]
+            self._running.difference_update(late)
+            for call in late:
+                call.abandoned = True
+                call.error = TimeoutError(f"the call took longer than {self._handler.timeout:g} s")
+                call.delivery.cancelled.set()
+                self._stuck += [call.thread] if call.thread else []
+                self._start()
+            self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+            if len(self._stuck) > MOST_STUCK:
+                raise HandlerFailed(
+                    f"handler {self._handler.name}: {len(self._stuck)} calls run on past their timeout of "
+                    f"{self._handler.timeout:g} s: give what they wait for a timeout too; nothing is lost"
+                )
+        return late
+
+    def next_deadline(self) -> float | None:
+        """When the next call is overdue, by the monotonic clock; None where none runs."""
+        with self._changed:
+            return min((call.deadline for call in self._running), default=None)
+
+    def cancel(self) -> None:
+        """Tell the calls that run that nobody needs them any more."""
+        with self._changed:
+            for call in self._running:
+                call.delivery.cancelled.set()
+
+    def close(self) -> None:
+        """Make no call that has not begun; threads end with their calls."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._work, name=f"pgchange-{self._handler.name}", daemon=True).start()
+
+    def _work(self) -> None:
+        while (call := self._take()) is not None:
+            error = _error_of(self._handler, call.delivery)
+            with self._changed:
+                if call.abandoned:
+                    return
+                self._running.remove(call)
+                call.error = error
+                self._ended.put(call)
+
+    def _take(self) -> Call | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if not self._waiting:
+                return None
+            call = self._waiting.popleft()
+            call.thread = threading.current_thread()
+            call.deadline = time.monotonic() + self._handler.timeout
+            self._running.add(call)
+            return call
+
+
+def _error_of(handler: Handler, delivery: Delivery) -> BaseException | None:
+    """Make the call; what it failed with."""
+    try:
+        made = handler.run(delivery)
+        if inspect.iscoroutine(made):
+            asyncio.run(asyncio.wait_for(made, handler.timeout))
+    # A handler that calls sys.exit() has failed like any other.
+    except BaseException as error:  # noqa: BLE001
+        return error
+    return None

@@ -1,0 +1,98 @@
+"""Publishing in the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.events.event import Event, Row, event_id, id_of_microsecond, row_of
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.errors import InvalidArgument, translated
+
+COLUMNS = ("id", "topic", "payload", "metadata", "subscription_id")
+
+
+def publish(
+    connection: psycopg.Connection[Any], events: Event | Iterable[Event], *, returning: bool = False
+) -> list[str]:
+    """Publish one event or many in the connection's transaction, in their order: all or none.
+
+    They are dispatched after the commit, those with ``at`` when that time has come. Returns their ids if they are
+    asked for, in the same order, otherwise an empty list: then one round trip fewer is needed. Raises InvalidArgument
+    for a payload that is no JSON or that PostgreSQL cannot hold, and for an id that is there already.
+    """
+    rows = [row_of(event) for event in ([events] if isinstance(events, Event) else events)]
+    if returning or any(row.event.id or row.event.at for row in rows):
+        rows = with_ids(connection, rows)
+    copy_rows(connection, rows)
+    return [str(row.event.id) for row in rows] if returning else []
+
+
+def with_ids(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> list[Row]:
+    """The rows with ids by the server's clock, where they have none: ascending in the order of the rows."""
+    numbering = sql.SQL(
+        "select array[(date_part('epoch', clock_timestamp()) * 1000000)::bigint] || "
+        "array(select nextval('pgmb.event_seq') from generate_series(1, {}))"
+    )
+    now, *numbers = ask(connection, numbering.format(len(rows)))
+    return [_with_id(row, now, number) for row, number in zip(rows, numbers, strict=True)]
+
+
+def copy_rows(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
+    """Publish rows by COPY, which is quicker than INSERT even for one; all have ids or none has."""
+    if not rows:
+        return
+    columns = COLUMNS if rows[0].event.id else COLUMNS[1:]
+    command = sql.SQL("copy pgmb.events ({}) from stdin").format(_names(columns))
+    with _explained(), connection.cursor() as cursor, cursor.copy(command) as copy:
+        for row in rows:
+            copy.write_row(_values(row, columns))
+
+
+def insert_if_absent(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
+    """Publish rows of which nobody knows whether they are there: those whose ids are, are left alone.
+
+    Waits for a transaction that may still be about to commit one of them.
+    """
+    query = sql.SQL(
+        "insert into pgmb.events ({}) select * from unnest({}::text[], {}::text[], {}::text[]::jsonb[], "
+        "{}::text[]::jsonb[], {}::text[]) on conflict do nothing"
+    )
+    lists = zip(*(_values(row, COLUMNS) for row in rows), strict=True)
+    with _explained():
+        connection.execute(query.format(_names(COLUMNS), *(sql.Literal(list(values)) for values in lists)))
+
+
+def _with_id(row: Row, now: int, number: int) -> Row:
+    event = row.event
+    if event.id is not None:
+        return row
+    made = id_of_microsecond(now, number) if event.at is None else event_id(event.at, number)
+    return replace(row, event=replace(event, id=made, at=None))
+
+
+def _values(row: Row, columns: Sequence[str]) -> list[str | None]:
+    values = [row.event.id, row.event.topic, row.payload, row.metadata, row.event.subscription_id]
+    return values[-len(columns) :]
+
+
+def _names(columns: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, columns))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What PostgreSQL refuses about an event, as an error of ours."""
+    try:
+        with translated():
+            yield
+    except (psycopg.DataError, psycopg.IntegrityError) as error:
+        detail = error.diag.message_detail or error.diag.context or ""
+        raise InvalidArgument(
+            f"an event was refused: {error.diag.message_primary or error} {detail}".strip()
+        ) from error

@@ -1,0 +1,269 @@
+"""A buffer that publishes in the background."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import psycopg
+
+from airflow_pgchange.events.event import Event, Row, row_of
+from airflow_pgchange.events.publish import copy_rows, insert_if_absent, with_ids
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.draining import check_count
+from airflow_pgchange.feeds.errors import (
+    InvalidArgument,
+    NotPublished,
+    PgChangeError,
+    PublisherFull,
+    ServerUnavailable,
+)
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between two tries to reach a server that is away."""
+CLOSE_WITHIN = 30.0
+"""Seconds that a program waits at its end for what was put."""
+PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, ServerUnavailable)
+"""What another try may mend: a server that is away, stops, or has become a standby; a deadlock."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An event that PostgreSQL would not take, and why."""
+
+    row: Row
+    error: Exception
+
+
+class Publisher:
+    """Publishes what is put, in transactions of its own, in the order in which each thread put it.
+
+    A batch goes when ``flush_events`` wait or the oldest has waited ``flush_after`` seconds. While the server is away
+    it is tried again, for as long as it takes or until ``close``; a connection that is lost in a commit neither loses
+    nor doubles an event. ``memory`` bounds the bytes that may wait: ``put`` then waits, or with ``on_full="raise"``
+    raises PublisherFull. An event that PostgreSQL refuses holds no other up.
+
+    Use it as a context manager, or call ``close``; a program that ends without loses nothing either. ``flush`` and
+    ``close`` raise NotPublished with what could not be sent. A killed process loses what it had not flushed.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        *,
+        flush_events: int = 1000,
+        flush_after: float = 0.05,
+        memory: int = 64 * 2**20,
+        on_full: Literal["wait", "raise"] = "wait",
+    ) -> None:
+        check_count("flush_events", flush_events)
+        check_count("memory", memory)
+        if on_full not in ("wait", "raise"):
+            raise InvalidArgument(f"on_full must be wait or raise, not {on_full!r}")
+        self._conninfo = conninfo
+        self._flush_events = flush_events
+        self._flush_after = flush_after
+        self._memory = memory
+        self._on_full = on_full
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        # All below is read and written under the condition.
+        self._rows: deque[tuple[float, Row]] = deque()
+        self._in_flight: list[Row] = []
+        self._refused: list[Refused] = []
+        self._waiting_bytes = 0
+        self._hurried = 0
+        self._put = self._settled = 0
+        self._closing = self._given_up = False
+        self._trouble: Exception | None = None
+        self._connection: psycopg.Connection[Any] | None = None
+        self._thread = threading.Thread(target=self._work, name="pgchange-publisher", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def put(self, events: Event | Iterable[Event], timeout: float | None = None) -> None:
+        """Publish soon.
+
+        Raises InvalidArgument for what is no JSON; PublisherFull if the bound on memory was reached, and, where
+        ``put`` waits, still was after ``timeout`` seconds. Of many events those before the error are put.
+        """
+        for event in [events] if isinstance(events, Event) else events:
+            self._put_one(row_of(event), timeout)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when all that was put before is committed.
+
+        Raises NotPublished with the events that were refused, and after ``timeout`` seconds with those that still wait
+        too: these stay in the buffer.
+        """
+        self._check_process()
+        with self._changed:
+            goal = self._hurried = self._put
+            self._changed.notify_all()
+            done = self._changed.wait_for(lambda: self._settled >= goal or self._given_up, timeout)
+            self._raise_what_failed([] if done else self._unsent())
+
+    def close(self, timeout: float | None = CLOSE_WITHIN) -> None:
+        """Publish what waits, and stop.
+
+        Raises NotPublished with what was refused or could not be sent in ``timeout`` seconds; those that were being
+        committed just then may be there, under the ids that they have in the error.
+        """
+        atexit.unregister(self.close)
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._settled >= self._put, timeout):
+                self._given_up = True
+                self._changed.notify_all()
+            unsent = self._unsent()
+        if unsent:
+            # It may hang in a server that does not answer: as a daemon it holds nobody up.
+            self._thread.join(0.1)
+        else:
+            self._thread.join()
+        with self._changed:
+            self._rows.clear()
+            self._raise_what_failed(unsent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _put_one(self, row: Row, timeout: float | None) -> None:
+        self._check_process()
+        with self._changed:
+            if self._on_full == "wait":
+                self._changed.wait_for(lambda: self._closing or self._has_room(row), timeout)
+            if self._closing:
+                raise InvalidArgument("this publisher is closed: open another")
+            if not self._has_room(row):
+                trouble = f", as the server is away ({self._trouble})" if self._trouble else ""
+                raise PublisherFull(
+                    f"{self._waiting_bytes} bytes of events wait to be published{trouble}: put fewer, wait, "
+                    f"or give more memory than {self._memory} bytes"
+                )
+            self._rows.append((time.monotonic(), row))
+            self._waiting_bytes += row.size
+            self._put += 1
+            if len(self._rows) in (1, self._flush_events):
+                self._changed.notify_all()
+
+    def _has_room(self, row: Row) -> bool:
+        """An event that is larger than the bound goes alone."""
+        return self._waiting_bytes == 0 or self._waiting_bytes + row.size <= self._memory
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise InvalidArgument("this publisher was made in another process: make one after the fork")
+
+    def _unsent(self) -> list[Row]:
+        return [*self._in_flight, *(row for _, row in self._rows)]
+
+    def _raise_what_failed(self, unsent: list[Row]) -> None:
+        refused, self._refused = self._refused, []
+        events = [one.row.event for one in refused] + [row.event for row in unsent]
+        if not events:
+            return
+        reasons = [str(refused[0].error)] if refused else []
+        if unsent:
+            reasons.append(f"the server could not be reached ({self._trouble or 'it does not answer'})")
+        raise NotPublished(
+            f"events that were not published: {len(events)} ({len(refused)} refused, {len(unsent)} unsent); "
+            f"{'; '.join(reasons)}. The error has them in its list events: mend them, or publish them again",
+            events,
+        )
+
+    def _work(self) -> None:
+        while (batch := self._take()) is not None:
+            refused = self._send(batch)
+            with self._changed:
+                if refused is None:
+                    break
+                self._in_flight = []
+                self._refused += refused
+                self._settled += len(batch)
+                self._waiting_bytes -= sum(row.size for row in batch)
+                self._changed.notify_all()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _take(self) -> list[Row] | None:
+        """The next batch when its time has come; None when there is no more."""
+        with self._changed:
+            while not self._given_up:
+                due = self._due()
+                if due is not None and due <= 0:
+                    count = min(len(self._rows), self._flush_events)
+                    self._in_flight = [self._rows.popleft()[1] for _ in range(count)]
+                    return self._in_flight
+                if self._closing:
+                    return None
+                self._changed.wait(due)
+            return None
+
+    def _due(self) -> float | None:
+        """Seconds until a batch is to go; None where nothing waits."""
+        if not self._rows:
+            return None
+        if self._closing or self._hurried > self._settled or len(self._rows) >= self._flush_events:
+            return 0
+        return self._rows[0][0] + self._flush_after - time.monotonic()
+
+    def _send(self, rows: list[Row]) -> list[Refused] | None:
+        """Commit a batch, however long the server is away; what was refused of it, or None if it was given up."""
+        pause, write = FIRST_PAUSE, copy_rows
+        while True:
+            try:
+                if self._connection is None or self._connection.closed:
+                    self._connection = connect(self._conninfo, primary=True)
+                rows = with_ids(self._connection, rows)
+                with self._changed:
+                    self._in_flight = rows
+                return _commit(self._connection, rows, write)
+            except PASSING as error:
+                log.warning("%d events wait to be published: %s", len(rows), error)
+                # The commit may have been done all the same.
+                write = insert_if_absent
+                if self._connection is not None:
+                    self._connection.close()
+                with self._changed:
+                    self._trouble = error
+                    if self._changed.wait_for(lambda: self._given_up, pause):
+                        return None
+                pause = min(2 * pause, LONGEST_PAUSE)
+            except (PgChangeError, psycopg.Error) as error:
+                return [Refused(row, error) for row in rows]
+
+
+def _commit(
+    connection: psycopg.Connection[Any],
+    rows: list[Row],
+    write: Callable[[psycopg.Connection[Any], list[Row]], None],
+) -> list[Refused]:
+    """Commit all rows that PostgreSQL takes; the others."""
+    try:
+        with connection.transaction():
+            write(connection, rows)
+    except InvalidArgument as error:
+        if len(rows) == 1:
+            return [Refused(rows[0], error)]
+        half = len(rows) // 2
+        return _commit(connection, rows[:half], write) + _commit(connection, rows[half:], write)
+    return []

@@ -1,0 +1,56 @@
+"""Dispatching by hand, and giving again what was dispatched already, as far as the log still has it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.events.event import event_id
+from airflow_pgchange.events.group import held
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.calls import select
+from airflow_pgchange.feeds.errors import InvalidArgument, translated
+
+
+def poll(connection: psycopg.Connection[Any]) -> int:
+    """Dispatch the next chunk of published events; returns how many times an event went to a subscription.
+
+    0 where nothing is left, or while somebody else dispatches. The connection must be in autocommit.
+    """
+    return int(ask(connection, select("pgmb.poll_for_events")))
+
+
+def rewind(conninfo: str, group: str, since: datetime, wait: float | None = 0) -> None:
+    """Let a group read again all that was dispatched to it since a time.
+
+    For groups that are read by handlers or by ``read_next_events``. Raises ConsumerBusy while somebody holds the group
+    for longer than ``wait`` seconds, UnknownConsumer.
+    """
+    with held(conninfo, group, wait, lambda: False) as reading:
+        reading.keep([], event_id(_checked(since), 0))
+
+
+def replay(
+    connection: psycopg.Connection[Any], group: str, subscription_id: str, since: datetime, max_events: int
+) -> int:
+    """Publish the events since a time that fit a subscription once more, for it alone; returns how many.
+
+    In their order, at most ``max_events``, all or none. They are new events: of the same topic and payload, and with the
+    id of the old one as ``replay_of`` in their metadata.
+    """
+    query = (
+        "insert into pgmb.events (topic, payload, metadata, subscription_id) "
+        "select r.topic, r.payload, r.metadata || jsonb_build_object('replay_of', r.id), %s "
+        "from pgmb.replay_events(%s, %s, %s, %s) as r"
+    )
+    values = [subscription_id, group, subscription_id, event_id(_checked(since), 0), max_events]
+    with translated():
+        return connection.execute(query, values).rowcount
+
+
+def _checked(since: datetime) -> datetime:
+    if since.tzinfo is None:
+        raise InvalidArgument(f"since must be a time with a zone, not {since.isoformat()}")
+    return since

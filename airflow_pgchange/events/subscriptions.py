@@ -1,0 +1,103 @@
+"""Who gets which events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.calls import select
+from airflow_pgchange.feeds.errors import InvalidArgument, translated
+
+TOPICAL = "s.params @> jsonb_build_object('topics', jsonb_build_array(e.topic))"
+PART_OF = "pgmb.event_partition(coalesce(e.payload ->> (s.params ->> 'by'), e.id), (s.params ->> 'partitions')::integer)"
+PARTITIONED = f"{TOPICAL} and {PART_OF} = (s.params ->> 'partition')::integer"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which events a subscription gets.
+
+    ``conditions`` is SQL over ``e``, the event, and ``s``, the subscription, whose ``params`` it may use: the fewer
+    different conditions there are, the quicker is dispatching. It runs with the rights of the schema's owner. A
+    subscription that nobody uses for ``expiry`` is removed.
+    """
+
+    conditions: str = "TRUE"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    expiry: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if not self.conditions.strip():
+            raise InvalidArgument("conditions is SQL that says yes or no of an event: TRUE for every event")
+        if self.expiry is not None and self.expiry <= timedelta():
+            raise InvalidArgument(f"expiry must be longer than nothing, and is {self.expiry}")
+
+
+def topical(
+    topics: Sequence[str] | str,
+    *,
+    partition: tuple[int, int] | None = None,
+    by: str | None = None,
+    expiry: timedelta | None = None,
+) -> Selection:
+    """The events of some topics.
+
+    ``partition=(k, n)`` is part ``k`` of ``n``, counted from 0: the n parts together get every event, each once. Events
+    are parted by the field ``by`` of their payloads, so that those of one value stay together and in order; an event
+    without it, or without ``by``, goes by its id. All conditions of this kind are known to every database.
+    """
+    names = sorted({topics} if isinstance(topics, str) else set(topics))
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidArgument(f"name at least one topic, not {topics!r}")
+    if partition is None:
+        if by is not None:
+            raise InvalidArgument("by says how events are parted: say which part with partition=(k, n)")
+        return Selection(TOPICAL, {"topics": names}, expiry)
+    k, n = partition
+    if not (isinstance(n, int) and 0 <= k < n < 2**31):
+        raise InvalidArgument(
+            f"partition {k} of {n}: they are counted from 0 to the number of them, less one"
+        )
+    params = {"topics": names, "partition": k, "partitions": n, **({} if by is None else {"by": by})}
+    return Selection(PARTITIONED, params, expiry)
+
+
+def subscribe(connection: psycopg.Connection[Any], group: str, selection: Selection | None = None) -> str:
+    """Subscribe a group, which is made if it is not there, to events that are dispatched from now on.
+
+    Without a selection it gets all. Returns the subscription's id; the same twice is one subscription. Raises
+    InvalidArgument for a condition that PostgreSQL does not take.
+    """
+    chosen = selection or Selection()
+    if not isinstance(group, str) or not 1 <= len(group) <= 48:
+        raise InvalidArgument(f"the name of a group is 1 to 48 characters, not {group!r}")
+    query = (
+        "insert into pgmb.subscriptions (group_id, conditions_sql, params, expiry_interval) values (%s, %s, %s, %s) "
+        "on conflict (identity) do update set last_active_at = now(), expiry_interval = excluded.expiry_interval "
+        "returning id"
+    )
+    values = [group, chosen.conditions, Jsonb(dict(chosen.params)), chosen.expiry]
+    with translated():
+        row = connection.execute(query, values).fetchone()
+    return str(row[0]) if row else ""
+
+
+def unsubscribe(connection: psycopg.Connection[Any], subscription_id: str) -> bool:
+    """End a subscription, and with it what waits for it alone, such as retries. False where it is gone already."""
+    with translated():
+        query = "delete from pgmb.subscriptions where id = %s"
+        return connection.execute(query, [subscription_id]).rowcount == 1
+
+
+def heartbeat(connection: psycopg.Connection[Any], group: str) -> int:
+    """Say that a group's subscriptions are in use, so that they do not expire; returns how many it was time for.
+
+    Call it as often as you like: a row is written when a tenth of its time has passed.
+    """
+    return int(ask(connection, select("pgmb.keep_alive", group)))

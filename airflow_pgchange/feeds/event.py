@@ -1,0 +1,135 @@
+"""The event log: events with payloads, to each group those that its subscriptions choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, Literal
+
+from psycopg import sql
+
+from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
+from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class EventFeed:
+    """The events of one group, exactly once and in the order of dispatch, each with the subscriptions that chose it.
+
+    A group that has results in another database than its subscriptions keeps its cursor there. Claims and looks at the
+    lag dispatch what is published, so no other process is needed.
+    """
+
+    kind: ClassVar[str] = "event"
+    progress: ClassVar[Literal["results", "source"]] = "results"
+    schema_version: ClassVar[int] = 1
+    columns: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("id", "text"),
+        ("topic", "text"),
+        ("payload", "jsonb"),
+        ("metadata", "jsonb"),
+        ("subscription_ids", "text[]"),
+        ("dispatch", "text"),
+        ("rank", "bigint"),
+    )
+
+    group: str
+
+    def __post_init__(self) -> None:
+        if not self.group or not isinstance(self.group, str):
+            raise InvalidArgument("group must be the name of a group of subscriptions")
+        if len(self.group) > 48:
+            raise InvalidArgument(f"the name of a group has at most 48 characters, not {len(self.group)}")
+
+    @property
+    def name(self) -> str:
+        return f"events:{self.group}"
+
+    def register(self) -> sql.Composed:
+        return select("pgmb.register", self.group)
+
+    def lock(self) -> sql.Composed:
+        return sql.SQL("select pg_catalog.pg_try_advisory_xact_lock({})").format(
+            call("pgmb.lock_key", self.group)
+        )
+
+    def locked(self) -> sql.Composed:
+        return select("pgmb.locked", self.group)
+
+    def position(self) -> sql.Composed:
+        return select("pgmb.position", self.group)
+
+    def lag(self, position: Position, upto: int) -> sql.Composed:
+        return select("pgmb.lag", self.group, position, upto)
+
+    def choose(self, position: Position, limit: int) -> None:
+        return None
+
+    def claim(
+        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
+    ) -> sql.Composed:
+        return select("pgmb.claim", self.group, position, limit, max_attempts)
+
+    def batch(self, row: Mapping[str, Any]) -> Batch:
+        return Batch.from_json({**row, "feed": self.name})
+
+    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
+        if shard is not None:
+            raise InvalidArgument(f"the event log has no shards, so {self.name} has no shard {shard}")
+        return [
+            Partition(self._changes(batch, part).as_string(None), part.count)
+            for part in grouped(batch.slices, n)
+        ]
+
+    def shards(self, batch: Batch) -> list[int]:
+        return []
+
+    def change(self, row: Mapping[str, Any]) -> Change:
+        data = {name: row[name] for name in ("topic", "payload", "metadata", "subscription_ids")}
+        cursor = f"{row['dispatch']}{row['rank']:09x}"
+        return Change(id=row["id"], position=cursor, created_at=published_at(row["id"]), data=data)
+
+    def ack(self, batch: Batch) -> sql.Composed:
+        return select("pgmb.ack", self.group, batch.to_json())
+
+    def in_work(self, position: Position) -> sql.Composed:
+        return select("pgmb.in_work", self.group, position)
+
+    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
+        return select("pgmb.note_failure", self.group, batch.to_json(), error)
+
+    def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
+        return select("pgmb.skip", self.group, row, reason)
+
+    def point(self) -> sql.Composed:
+        return select("pgmb.point")
+
+    def passed(self, position: Position, goal: Goal) -> sql.Composed:
+        if "commit_id" in goal:
+            raise InvalidArgument(
+                f"{self.name}: the event log has no commits: wait for a point of it, without commit_id"
+            )
+        return select("pgmb.passed", self.group, position, goal)
+
+    def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        # Where each dispatch is of one subscription no order has to be made.
+        function = "pgmb.events_alone" if batch.bounds["alone"] else "pgmb.events_shared"
+        bounds = part.after, part.upto, batch.bounds["lowest"], batch.bounds["highest"]
+        columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns)
+        return sql.SQL("select {} from {}").format(columns, call(function, self.group, *bounds))
+
+
+def published_at(event_id: str) -> datetime:
+    """The time in an event's id: when it was published, or was to be delivered."""
+    try:
+        return EPOCH + timedelta(microseconds=int(event_id[2:15], 16))
+    except (ValueError, OverflowError):
+        return EPOCH
+
+
+FEEDS[EventFeed.kind] = EventFeed

@@ -1,0 +1,236 @@
+"""The event log: publishing, subscribing, dispatching, replaying, and running handlers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator
+
+from airflow_pgchange.arguments import Until, until_of
+from airflow_pgchange.events import Event, Selection, publish, subscribe, topical
+from airflow_pgchange.events.replay import poll, replay, rewind
+from airflow_pgchange.feeds.draining import check_count
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+GIVEN = ("topic", "payload", "metadata", "at", "subscription_id", "id")
+
+
+class PublishEventsOperator(BaseOperator):
+    """Publishes events, all in one transaction or none.
+
+    Guarantee: at least once. A task that is tried again after it had committed publishes again: give an event an
+    ``id`` of your own where it must not; then that try fails, and nothing is there twice.
+
+    :param events: events, or mappings with ``topic`` and, if you like, ``payload``, ``metadata``, ``at`` (a time with a
+        zone, or its ISO 8601 text: delivered when it has come), ``subscription_id`` (for it alone) and ``id``
+        (templated)
+    :param postgres_conn_id: the database of the event log
+    """
+
+    template_fields: Sequence[str] = ("events", "postgres_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"events": "json"}
+
+    def __init__(
+        self,
+        *,
+        events: Sequence[Event | Mapping[str, Any]],
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.events = [_given(event) if isinstance(event, Event) else event for event in events]
+        self.postgres_conn_id = postgres_conn_id
+
+    def execute(self, context: Context) -> int:
+        """Returns how many events were published."""
+        wanted = [_event(given) for given in self.events]
+        with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
+            publish(connection, wanted)
+        self.log.info("published %d events", len(wanted))
+        return len(wanted)
+
+
+class SubscribeOperator(BaseOperator):
+    """Subscribes a group to events that are dispatched from now on. Doing it twice does nothing.
+
+    :param group: the group, which is made if it is not there (templated)
+    :param topics: the topics that it gets (templated)
+    :param partition: ``(k, n)``: only part k of n, counted from 0; the n parts together get every event
+    :param by: the field of the payload by which events are parted; default: their ids
+    :param selection: instead of topics: any SQL over event and subscription, which runs with the rights of the owner
+        of the schema
+    :param expiry: remove the subscription when nobody has used it for so long
+    :param postgres_conn_id: the database of the event log
+    """
+
+    template_fields: Sequence[str] = ("group", "topics", "postgres_conn_id")
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        topics: Sequence[str] | str | None = None,
+        partition: tuple[int, int] | None = None,
+        by: str | None = None,
+        selection: Selection | None = None,
+        expiry: timedelta | None = None,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if (topics is None) == (selection is None):
+            raise InvalidArgument("say which events: either topics or selection")
+        self.group = group
+        self.topics = topics
+        self.partition = partition
+        self.by = by
+        self.selection = selection
+        self.expiry = expiry
+        self.postgres_conn_id = postgres_conn_id
+
+    def execute(self, context: Context) -> str:
+        """Returns the id of the subscription."""
+        chosen = self.selection
+        if chosen is None:
+            chosen = topical(self.topics or (), partition=self.partition, by=self.by, expiry=self.expiry)
+        with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
+            made = subscribe(connection, self.group, chosen)
+        self.log.info("group %s has subscription %s", self.group, made)
+        return made
+
+
+class PollEventsOperator(BaseOperator):
+    """Dispatches published events to the groups that subscribe to them. Safe to run side by side: one polls at a time.
+
+    Feeds and handlers dispatch by themselves; this is for readers that only call ``read_next_events``. Guarantee: each
+    event is dispatched to each matching subscription exactly once.
+
+    :param until: ``empty``: until nothing is left; or so many seconds (templated)
+    :param poll_every: seconds between two polls that find nothing
+    :param postgres_conn_id: the database of the event log
+    """
+
+    template_fields: Sequence[str] = ("until", "postgres_conn_id")
+
+    def __init__(
+        self,
+        *,
+        until: Until = "empty",
+        poll_every: float = 0.1,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.until = until
+        self.poll_every = poll_every
+        self.postgres_conn_id = postgres_conn_id
+        self._stopped = threading.Event()
+
+    def execute(self, context: Context) -> int:
+        """Returns how many pairs of event and subscription were dispatched."""
+        until, total = until_of(self.until), 0
+        ends = None if until == "empty" else time.monotonic() + float(until)
+        with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
+            while not self._stopped.is_set():
+                dispatched = poll(connection)
+                total += dispatched
+                if ends is None and not dispatched:
+                    break
+                if ends is not None and time.monotonic() >= ends:
+                    break
+                if not dispatched:
+                    self._stopped.wait(self.poll_every)
+        self.log.info("dispatched %d times an event to a subscription", total)
+        return total
+
+    def on_kill(self) -> None:
+        self._stopped.set()
+
+
+class ReplayEventsOperator(BaseOperator):
+    """Gives a group again what was published since a time, as far as the log still has it.
+
+    With ``subscription_id`` only what fits that subscription, only to it, and also what was published before it
+    subscribed: as new events behind all others, with ``replay_of`` in their metadata. Without it the group's cursor goes
+    back, so that all its handlers get again what was dispatched to the group. Guarantee: at least once; a task that is
+    tried again after it had committed replays again.
+
+    :param group: the group (templated)
+    :param since: the time, with a zone, or its ISO 8601 text (templated)
+    :param subscription_id: the subscription (templated)
+    :param max_events: events that are replayed to a subscription, at most
+    :param wait_for: seconds to wait for who holds the group, to move its cursor; None: as long as it takes
+    :param postgres_conn_id: the database of the event log
+    """
+
+    template_fields: Sequence[str] = ("group", "since", "subscription_id", "postgres_conn_id")
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        since: datetime | str,
+        subscription_id: str | None = None,
+        max_events: int = 100_000,
+        wait_for: float | None = None,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_count("max_events", max_events)
+        self.group = group
+        self.since = since
+        self.subscription_id = subscription_id
+        self.max_events = max_events
+        self.wait_for = wait_for
+        self.postgres_conn_id = postgres_conn_id
+
+    def execute(self, context: Context) -> int | None:
+        """Returns how many events were replayed to the subscription; None where the cursor was moved."""
+        hook, since = PgChangeHook(self.postgres_conn_id), _time("since", self.since)
+        if not self.subscription_id:
+            rewind(hook.conninfo(), self.group, since, self.wait_for)
+            self.log.info("group %s reads again from %s", self.group, since)
+            return None
+        with hook.get_conn(primary=True) as connection:
+            count = replay(connection, self.group, self.subscription_id, since, self.max_events)
+        if count == self.max_events:
+            self.log.warning("there may be more than the %d events that were replayed", count)
+        self.log.info("subscription %s gets %d events again", self.subscription_id, count)
+        return count
+
+
+def _time(name: str, value: datetime | str) -> datetime:
+    try:
+        return value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"{name}: {value!r} is no time: write it as 2026-01-31T12:00:00+00:00"
+        ) from error
+
+
+def _given(event: Event) -> dict[str, Any]:
+    """An event as something that Airflow can render, show and store."""
+    given = {name: getattr(event, name) for name in GIVEN}
+    at = None if event.at is None else event.at.isoformat()
+    return {name: value for name, value in {**given, "at": at}.items() if value is not None}
+
+
+def _event(given: Mapping[str, Any]) -> Event:
+    unknown = sorted(set(given) - set(GIVEN))
+    if unknown or "topic" not in given:
+        raise InvalidArgument(
+            f"an event has {', '.join(GIVEN)}, topic at least, and not {', '.join(unknown) or 'no topic'}"
+        )
+    values = {name: value for name, value in given.items() if value not in (None, "") or name == "payload"}
+    if "at" in values:
+        values["at"] = _time("at", values["at"])
+    return Event(**values)

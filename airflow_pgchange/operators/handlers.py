@@ -1,0 +1,99 @@
+"""A task that runs the handlers of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
+
+from airflow_pgchange.arguments import Until, until_of
+from airflow_pgchange.events import EventHandlers, Handler
+from airflow_pgchange.feeds.draining import OnBusy, check
+from airflow_pgchange.feeds.errors import ConsumerBusy, Stopped
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class EventHandlersOperator(BaseOperator):
+    """Holds a group and runs its handlers, each at its own pace, until nothing is left or for some time.
+
+    Guarantee: a reliable handler gets each event at least once, with ``delivery.key`` as the key for results elsewhere;
+    the others at most once. What a handler gives up after its last try is a dead letter. A task that is killed finishes
+    the calls that run and stores how far it came.
+
+    :param group: the group (templated)
+    :param handlers: its handlers
+    :param until: ``empty``: until nothing is ready, retries in the future left for a later run; or so many seconds
+        (templated)
+    :param chunk_size: events a batch, at most
+    :param read_ahead: batches that a fast handler may be ahead of the slowest
+    :param on_busy: while another holds the group: ``wait`` for it, ``skip`` the task, or ``fail``
+    :param wait_for: seconds to wait for it, with ``wait``; None: as long as it takes
+    :param skip_if_empty: skip the task where nothing was read; otherwise it succeeds
+    :param postgres_conn_id: the database of the event log; not by way of a pooler in transaction mode
+    """
+
+    template_fields: Sequence[str] = ("group", "until", "postgres_conn_id")
+    shallow_copy_attrs: Sequence[str] = ("handlers",)
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        handlers: Sequence[Handler],
+        until: Until = "empty",
+        chunk_size: int = 1000,
+        read_ahead: int = 10,
+        on_busy: OnBusy = "wait",
+        wait_for: float | None = None,
+        skip_if_empty: bool = False,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check(on_busy, chunk_size=chunk_size, read_ahead=read_ahead)
+        self.group = group
+        self.handlers = handlers
+        self.until = until
+        self.chunk_size = chunk_size
+        self.read_ahead = read_ahead
+        self.on_busy = on_busy
+        self.wait_for = wait_for
+        self.skip_if_empty = skip_if_empty
+        self.postgres_conn_id = postgres_conn_id
+        self._running: EventHandlers | None = None
+        self._killed = False
+
+    def execute(self, context: Context) -> dict[str, int]:
+        """Returns ``{batches, events, failed, retried, given_up}``."""
+        self._running = EventHandlers(
+            self.group,
+            self.handlers,
+            PgChangeHook(self.postgres_conn_id).conninfo(),
+            chunk_size=self.chunk_size,
+            read_ahead=self.read_ahead,
+            wait=self.wait_for if self.on_busy == "wait" else 0,
+        )
+        try:
+            done = self._running.run(until_of(self.until))
+        except ConsumerBusy as error:
+            if self.on_busy == "skip":
+                raise AirflowSkipException(f"group {self.group} is held by another run") from error
+            raise
+        self.log.info("group %s: %s", self.group, done)
+        if self._killed:
+            raise Stopped(f"group {self.group}: the task was killed; what it had not finished comes again")
+        if self.skip_if_empty and not done.batches:
+            raise AirflowSkipException(f"group {self.group}: nothing is ready")
+        return asdict(done)
+
+    def on_kill(self) -> None:
+        """Finish the calls that run, and no more."""
+        self._killed = True
+        if self._running is not None:
+            self._running.stop()

@@ -1,0 +1,67 @@
+"""Two handlers of the event log, run when events are ready: one keeps a flight's history, one announces what is new.
+
+Trigger it once by hand: its first task subscribes the group. The events are the changes of a table, published with
+``select pgmb.push_table_mutations('public.flight')``. Wants a table: create table flight_history (event_id text
+primary key, topic text not null, flight jsonb not null).
+"""
+
+import logging
+from typing import Any
+
+from airflow.sdk import dag
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.events import Delivery, Event, Handler
+from airflow_pgchange.feeds import EventFeed
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.operators.events import SubscribeOperator
+from airflow_pgchange.operators.handlers import EventHandlersOperator
+
+GROUP = "flights"
+TOPICS = ["public.flight.insert", "public.flight.update", "public.flight.delete"]
+
+log = logging.getLogger(__name__)
+
+
+def flight(event: Event) -> dict[str, Any]:
+    """The row after the change; of a deleted one, before: an update's payload has only what changed."""
+    return {**event.metadata.get("old", {}), **event.payload}
+
+
+def keep_history(delivery: Delivery) -> None:
+    """An event may come again, and is kept once."""
+    rows = [(event.id, event.topic, Jsonb(flight(event))) for event in delivery.events]
+    with PgChangeHook("airline").get_conn(primary=True) as connection, connection.transaction():
+        connection.cursor().executemany(
+            "insert into flight_history values (%s, %s, %s) on conflict do nothing", rows
+        )
+
+
+def announce(delivery: Delivery) -> None:
+    """Events of one flight come in order, others in parallel; what fails is tried again, then a dead letter."""
+    for event in delivery.events:
+        log.info("flight %s: %s", flight(event)["id"], event.topic)
+
+
+@dag(
+    schedule=[feed_asset(EventFeed(GROUP), postgres_conn_id="airline")],
+    max_active_runs=1,
+    tags=["pgchange"],
+    doc_md=__doc__,
+)
+def event_handlers() -> None:
+    subscribe = SubscribeOperator(task_id="subscribe", group=GROUP, topics=TOPICS, postgres_conn_id="airline")
+    handle = EventHandlersOperator(
+        task_id="handle",
+        group=GROUP,
+        handlers=[
+            Handler("history", keep_history, retries=(5, 60)),
+            Handler("announce", announce, reliable=False, key=lambda event: flight(event)["id"]),
+        ],
+        postgres_conn_id="airline",
+    )
+    subscribe >> handle
+
+
+event_handlers()

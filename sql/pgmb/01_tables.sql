@@ -1,0 +1,208 @@
+-- Events, who subscribes to them, and what was dispatched to whom.
+--
+-- An event goes three steps, each insert-only: it is published (a row of events, its id in a slice of published, or in
+-- scheduled while it lies in the future), dispatched (its id in the slices of the groups whose subscriptions match), and read
+-- (a group's cursor passes it). The order of dispatch is the order in which groups read.
+
+create schema pgmb;
+comment on schema pgmb is 'The event log: events in partitions, subscriptions that choose among them, groups that read by cursor.';
+
+create table pgmb.installed (
+    version integer not null,
+    checksum text,
+    installed_at timestamptz not null default now()
+);
+comment on table pgmb.installed is 'One row for each version of this schema that was installed here, the newest last.';
+insert into pgmb.installed (version) values (1);
+
+create domain pgmb.event_id as varchar(24) collate "C";
+comment on domain pgmb.event_id is
+    'pm, 13 hexadecimal digits of microseconds since 1970, 9 more digits. An event''s own id, the id of a dispatch, or a cursor.';
+create domain pgmb.subscription_id as varchar(24) collate "C";
+comment on domain pgmb.subscription_id is 'su and 22 more characters.';
+create domain pgmb.group_id as varchar(48) collate "C";
+comment on domain pgmb.group_id is 'The name of a group of subscriptions that one reader reads.';
+create domain pgmb.config_type as text check (value in (
+    'plugin_version', 'partition_retention_period', 'future_intervals_to_create', 'partition_interval', 'poll_chunk_size',
+    'use_pg_cron', 'pg_cron_poll_for_events_cron', 'pg_cron_partition_maintenance_cron'));
+comment on domain pgmb.config_type is 'The settings that there are.';
+
+create table pgmb.config (
+    id pgmb.config_type primary key,
+    value text,
+    key text generated always as (id) stored
+);
+comment on table pgmb.config is 'Settings; key is another name of id.';
+insert into pgmb.config (id, value) values
+    ('plugin_version', '1'),
+    ('partition_retention_period', '60 minutes'),
+    ('future_intervals_to_create', '3 hours'),
+    ('partition_interval', '30 minutes'),
+    ('poll_chunk_size', '10000'),
+    ('use_pg_cron', 'false'),
+    ('pg_cron_poll_for_events_cron', '1 second'),
+    ('pg_cron_partition_maintenance_cron', '*/5 * * * *');
+
+-- Each session takes numbers by the thousand: they only order what one session publishes within a microsecond.
+create sequence pgmb.event_seq minvalue 0 maxvalue 68719476735 start 0 cache 1000 cycle;
+comment on sequence pgmb.event_seq is 'The last 9 digits of event ids. Gaps are normal.';
+
+create table pgmb.events (
+    id pgmb.event_id not null default (
+        'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint)
+        || right(to_hex(nextval('pgmb.event_seq') + 68719476736), 9)),
+    topic varchar(255) not null,
+    payload jsonb not null,
+    metadata jsonb not null default '{}',
+    subscription_id pgmb.subscription_id,
+    primary key (id),
+    constraint events_id_form check (octet_length(id) = 24 and starts_with(id, 'pm'))
+) partition by range (id);
+comment on table pgmb.events is
+    'The log. An id in the future is delivered when its time has come; an event with a subscription_id goes to that one alone.';
+
+create table pgmb.events_default partition of pgmb.events default;
+comment on table pgmb.events_default is 'Takes what no other partition takes, so that no publisher ever fails.';
+
+create table pgmb.published (
+    slot smallint not null default ((extract(epoch from statement_timestamp())::bigint / 900) % 4),
+    txid xid8 not null default pg_current_xact_id(),
+    seq bigint generated always as identity,
+    direct boolean not null,
+    ids text[] collate "C" not null
+) partition by list (slot);
+comment on table pgmb.published is
+    'The ids of published events, a slice or a few a statement, with the transaction that wrote them; direct says that some are '
+    'for one subscription alone. The partition of each quarter of an hour is emptied before its turn comes again, when all in it '
+    'is dispatched.';
+create index published_order on pgmb.published (txid, seq);
+create table pgmb.published_0 partition of pgmb.published for values in (0);
+create table pgmb.published_1 partition of pgmb.published for values in (1);
+create table pgmb.published_2 partition of pgmb.published for values in (2);
+create table pgmb.published_3 partition of pgmb.published for values in (3);
+
+create table pgmb.scheduled (
+    event_id pgmb.event_id primary key,
+    txid xid8 not null default pg_current_xact_id()
+);
+comment on table pgmb.scheduled is 'Events whose time had not come when they were published.';
+create index scheduled_by_txid on pgmb.scheduled (txid);
+
+create table pgmb.dispatcher (
+    version bigint primary key,
+    snapshot pg_snapshot not null default '1:1:',
+    partial_txid xid8,
+    partial_seq bigint,
+    last_id pgmb.event_id not null,
+    scheduled_upto pgmb.event_id not null default '',
+    total bigint not null default 0,
+    source bigint not null,
+    restored text,
+    dispatched_at timestamptz not null default clock_timestamp(),
+    check ((partial_txid is null) = (partial_seq is null))
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
+comment on table pgmb.dispatcher is
+    'How far dispatching has come: the slices of every transaction that snapshot sees are dispatched, those of partial_txid up '
+    'to partial_seq, and of scheduled events those up to scheduled_upto that it saw. last_id is the last dispatch, total the '
+    'number of events so far, source the cluster that the transaction ids belong to, restored what was done when it changed. '
+    'Each poll puts a new row in the place of the last, so that the newest is found at once, however many dead ones there are.';
+insert into pgmb.dispatcher (version, last_id, source)
+select 0, 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || '000000000', s.system_identifier
+from pg_control_system() as s;
+
+create table pgmb.dispatched (
+    id pgmb.event_id not null,
+    group_id pgmb.group_id not null,
+    subscription_id pgmb.subscription_id not null,
+    event_ids text[] collate "C" not null,
+    alone boolean not null,
+    total bigint not null
+) partition by range (id);
+comment on table pgmb.dispatched is
+    'What was dispatched, in slices of a subscription''s events in the order of their ids. id is the cursor of who has read the '
+    'slice: its dispatch, and in the last 9 digits the rank, among the group''s events of the dispatch, of the last event. Where '
+    'the group has other subscriptions in the same dispatch the slice is not alone, and that rank is the dispatch''s last. '
+    'total is the dispatcher''s.';
+create index dispatched_order on pgmb.dispatched (group_id, id);
+create table pgmb.dispatched_default partition of pgmb.dispatched default;
+comment on table pgmb.dispatched_default is 'Takes what no other partition takes.';
+-- A slice fits a page, so that it is neither compressed nor moved out of the row.
+alter table pgmb.published alter column ids set storage plain;
+alter table pgmb.published_0 alter column ids set storage plain;
+alter table pgmb.published_1 alter column ids set storage plain;
+alter table pgmb.published_2 alter column ids set storage plain;
+alter table pgmb.published_3 alter column ids set storage plain;
+alter table pgmb.dispatched alter column event_ids set storage plain;
+alter table pgmb.dispatched_default alter column event_ids set storage plain;
+
+create table pgmb.subscription_groups (
+    id pgmb.group_id primary key check (id <> ''),
+    created_at timestamptz not null default now(),
+    last_read_event_id pgmb.event_id,
+    version bigint not null default 0,
+    source bigint,
+    updated_at timestamptz not null default now()
+);
+comment on table pgmb.subscription_groups is
+    'Groups and how far each has read: last_read_event_id is the cursor, null for one that has read nothing, version counts the '
+    'batches of its feed, source is the cluster that the events are in. Of a group whose results are in another database the '
+    'row that counts is there.';
+
+create table pgmb.condition (
+    id integer generated always as identity primary key,
+    conditions_sql text not null,
+    by_topic boolean not null default false,
+    by_params boolean not null default false,
+    known_since timestamptz not null default now()
+);
+comment on table pgmb.condition is
+    'Every condition that a subscription has or had. Who may insert here may use new ones. by_topic: of the event it looks at '
+    'the topic only, so it is evaluated once a topic and poll; by_params: the index on params finds the subscriptions.';
+create unique index condition_text on pgmb.condition (md5(conditions_sql));
+
+create table pgmb.subscriptions (
+    id pgmb.subscription_id primary key default ('su' || left(replace(gen_random_uuid()::text, '-', ''), 22)),
+    group_id pgmb.group_id not null references pgmb.subscription_groups on delete cascade,
+    conditions_sql text not null default 'TRUE',
+    params jsonb not null default '{}',
+    identity text not null unique generated always as (md5(group_id || '/' || md5(conditions_sql) || params::text)) stored,
+    last_active_at timestamptz not null default now(),
+    expiry_interval interval,
+    condition_id integer not null references pgmb.condition
+);
+comment on table pgmb.subscriptions is
+    'Who gets which events: those for which conditions_sql, an expression over e (the event) and s (this row), is true. A group '
+    'has each pair of conditions and params once: identity says so. One that was not active for expiry_interval expires.';
+create index subscriptions_group on pgmb.subscriptions (group_id);
+create index subscriptions_condition on pgmb.subscriptions (condition_id);
+create index subscriptions_params on pgmb.subscriptions using gin (params) with (fastupdate = off);
+
+create table pgmb.claim (
+    group_id pgmb.group_id primary key,
+    version bigint not null,
+    from_version bigint not null,
+    batch_id uuid not null,
+    attempt integer not null,
+    error text,
+    batch jsonb not null,
+    after pgmb.event_id not null,
+    upto pgmb.event_id not null,
+    elsewhere boolean not null,
+    claimed_at timestamptz not null default clock_timestamp()
+);
+comment on table pgmb.claim is
+    'The batch that each group claimed last, in the database of the events: what a retry works on again, and the mark that shows '
+    'whether this cluster still has all that the group saw. The cursor was after when it was claimed; elsewhere says that the '
+    'cursor is kept in another database, so that this row tells how far the group has read. error is what the attempt failed on.';
+
+create table pgmb.fault (
+    id bigint generated always as identity primary key,
+    group_id pgmb.group_id not null,
+    subscription_id pgmb.subscription_id not null,
+    event_ids text[] not null,
+    message text not null,
+    occurred_at timestamptz not null default clock_timestamp()
+);
+create index fault_by_group on pgmb.fault (group_id);
+comment on table pgmb.fault is
+    'Events for which a subscription''s condition failed: they were not dispatched to it. pgmb.replay_faults tries again.';

@@ -1,0 +1,64 @@
+-- Ids, settings, and the numbers that partition events among handlers.
+
+create function pgmb.create_event_id(ts timestamptz, rand bigint) returns pgmb.event_id
+language sql immutable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select ('pm' || lpad(to_hex((date_part('epoch', ts) * 1000000)::bigint), 13, '0')
+            || lpad(to_hex(rand & 68719476735), 9, '0'))::pgmb.event_id
+$$;
+comment on function pgmb.create_event_id(timestamptz, bigint) is
+    'The event id of a time, to the microsecond, and a number of which the lowest 36 bits count. With 0 it lies before every '
+    'other id of that microsecond.';
+
+create function pgmb.create_event_id_default() returns pgmb.event_id
+language sql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select pgmb.create_event_id(clock_timestamp(), nextval('pgmb.event_seq'))
+$$;
+comment on function pgmb.create_event_id_default() is 'An id for an event that happens now; what events.id has by default, only slower.';
+
+create function pgmb.create_random_bigint() returns bigint
+language sql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select floor(random() * 68719476736)::bigint
+$$;
+comment on function pgmb.create_random_bigint() is 'A random number for pgmb.create_event_id.';
+
+create function pgmb.create_subscription_id() returns pgmb.subscription_id
+language sql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select ('su' || substr(pgmb.create_event_id(clock_timestamp(), pgmb.create_random_bigint()), 3))::pgmb.subscription_id
+$$;
+comment on function pgmb.create_subscription_id() is 'An id for a subscription that is made now.';
+
+create function pgmb.extract_date_from_event_id(id text) returns timestamptz
+language sql immutable
+as $$
+    select case when id ~ '^(pm|su)[0-9a-f]{13}' then pg_catalog.to_timestamp(
+        ('x' || pg_catalog.substr(id, 3, 13))::bit(52)::bigint / 1000000.0::double precision) end
+$$;
+comment on function pgmb.extract_date_from_event_id(text) is 'The time in an id; null for what is no id.';
+
+create function pgmb.event_partition(key text, partitions integer) returns integer
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select mod(mod(hashtextextended(key, 0), partitions) + partitions, partitions)::integer
+$$;
+comment on function pgmb.event_partition(text, integer) is
+    'The number, from 0 to partitions - 1 and never negative, of the one among so many handlers that gets a key, such as an '
+    'event''s id: a condition may say pgmb.event_partition(e.id, 4) = (s.params ->> ''partition'')::int.';
+
+create function pgmb.get_config_value(config_id pgmb.config_type) returns text
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (select c.value from pgmb.config as c where c.id = config_id);
+end
+$$;
+comment on function pgmb.get_config_value(pgmb.config_type) is 'A setting.';

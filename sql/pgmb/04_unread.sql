@@ -1,0 +1,178 @@
+-- What is published and not dispatched yet: visible now, and not in the snapshot of the dispatcher.
+
+create function pgmb.snapshot_of(open_xids bigint[], xmax bigint) returns pg_snapshot
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+        select (coalesce(min(x), xmax) || ':' || xmax || ':' || coalesce(string_agg(x::text, ',' order by x), ''))::pg_snapshot
+        from (select distinct unnest(open_xids)) as o(x)
+        where x < xmax
+    );
+end
+$$;
+comment on function pgmb.snapshot_of(bigint[], bigint) is
+    'The snapshot that sees everything below xmax but the given transactions.';
+
+create function pgmb.snapshot_below(s pg_snapshot, xid xid8) returns pg_snapshot
+language plpgsql immutable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select pgmb.snapshot_of(
+            array(select x::text::bigint from pg_snapshot_xip(s) as o(x)),
+            least(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint))
+    );
+end
+$$;
+comment on function pgmb.snapshot_below(pg_snapshot, xid8) is 'What a snapshot sees below a transaction id.';
+
+create function pgmb.snapshot_union(a pg_snapshot, b pg_snapshot) returns pg_snapshot
+language plpgsql immutable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select pgmb.snapshot_of(
+            array(
+                select x::text::bigint
+                from (select pg_snapshot_xip(a) union select pg_snapshot_xip(b)) as o(x)
+                where not pg_visible_in_snapshot(x, a) and not pg_visible_in_snapshot(x, b)
+            ),
+            greatest(pg_snapshot_xmax(a)::text::bigint, pg_snapshot_xmax(b)::text::bigint))
+    );
+end
+$$;
+comment on function pgmb.snapshot_union(pg_snapshot, pg_snapshot) is 'The snapshot that sees what either of two sees.';
+
+create function pgmb.snapshot_with(s pg_snapshot, xid xid8) returns pg_snapshot
+language plpgsql immutable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select pgmb.snapshot_of(
+            array(
+                select x::text::bigint from pg_snapshot_xip(s) as o(x) where x <> xid
+                union all
+                select g from generate_series(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint - 1) as g
+            ),
+            greatest(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint + 1))
+    );
+end
+$$;
+comment on function pgmb.snapshot_with(pg_snapshot, xid8) is 'A snapshot that sees one transaction more.';
+
+create function pgmb.dispatcher_now() returns pgmb.dispatcher
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (select d from pgmb.dispatcher as d order by d.version desc limit 1);
+end
+$$;
+comment on function pgmb.dispatcher_now() is 'How far dispatching has come.';
+
+create function pgmb.visible_now() returns pg_snapshot
+language plpgsql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if pg_current_xact_id_if_assigned() is null then
+        return pg_current_snapshot();
+    end if;
+    -- This transaction may still publish. And the ids of those that began after it might be given anew after a crash that
+    -- this one survives.
+    return pgmb.snapshot_below(pg_current_snapshot(), pg_current_xact_id_if_assigned());
+end
+$$;
+comment on function pgmb.visible_now() is 'The snapshot up to which a poll may dispatch now. Read with a statement of its own afterwards.';
+
+create function pgmb.undispatched(
+    after pg_snapshot, partial_txid xid8, partial_seq bigint, upto pg_snapshot,
+    high_txid xid8 default '18446744073709551615', high_seq bigint default 9223372036854775807
+)
+returns table (txid xid8, seq bigint, direct boolean, ids text[])
+language sql stable
+as $$
+    (
+        select q.txid, q.seq, q.direct, q.ids
+        from pg_catalog.pg_snapshot_xip(undispatched.after) as late(txid)
+        cross join lateral (
+            select p.txid, p.seq, p.direct, p.ids
+            from pgmb.published as p
+            where p.txid = late.txid
+              and (p.txid <> undispatched.partial_txid or p.seq > undispatched.partial_seq or undispatched.partial_txid is null)
+              and (p.txid, p.seq) <= (undispatched.high_txid, undispatched.high_seq)
+            order by p.txid, p.seq
+        ) as q
+        where pg_catalog.pg_visible_in_snapshot(late.txid, undispatched.upto)
+        order by late.txid, q.seq
+    )
+    union all
+    (
+        select p.txid, p.seq, p.direct, p.ids
+        from pgmb.published as p
+        where p.txid >= greatest(pg_catalog.pg_snapshot_xmax(undispatched.after), undispatched.partial_txid)
+          and p.txid < pg_catalog.pg_snapshot_xmax(undispatched.upto)
+          and (p.txid, p.seq) > (
+              greatest(pg_catalog.pg_snapshot_xmax(undispatched.after), undispatched.partial_txid),
+              case when undispatched.partial_txid >= pg_catalog.pg_snapshot_xmax(undispatched.after)
+                   then undispatched.partial_seq else -1 end)
+          and (p.txid, p.seq) <= (undispatched.high_txid, undispatched.high_seq)
+          and pg_catalog.pg_visible_in_snapshot(p.txid, undispatched.upto)
+        order by p.txid, p.seq
+    )
+$$;
+comment on function pgmb.undispatched is
+    'The slices that upto sees and a dispatcher has not dispatched, in order of (txid, seq): first those of transactions that it '
+    'found open, then the range behind it. Its cost depends on neither backlog nor history.';
+
+create view pgmb.unread_events as
+select i.id::pgmb.event_id as event_id
+from pgmb.dispatcher_now() as d
+cross join lateral pgmb.undispatched(d.snapshot, d.partial_txid, d.partial_seq, pg_current_snapshot()) as u
+cross join lateral unnest(u.ids) as i(id)
+union all
+select s.event_id from pgmb.scheduled as s;
+comment on view pgmb.unread_events is 'Events that are not dispatched yet, those in the future included.';
+
+create function pgmb.trim_published() returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    -- The partitions of this quarter of an hour, and of the last one.
+    turn integer := extract(epoch from statement_timestamp())::bigint / 900 % 4;
+    part text;
+    filled boolean;
+    waits boolean;
+    at pgmb.dispatcher;
+begin
+    for part in select 'published_' || i from generate_series(0, 3) as i where i not in (turn, (turn + 3) % 4) loop
+        execute format('select exists (select from pgmb.%I)', part) into filled;
+        continue when not filled;
+        begin
+            execute format('lock table pgmb.%I in access exclusive mode', part);
+            at := pgmb.dispatcher_now();
+            execute format(
+                'select exists (select from pgmb.%I as p where not pg_visible_in_snapshot(p.txid, $1) '
+                'and (p.txid <> $2 or p.seq > $3 or $2 is null))', part)
+            into waits using at.snapshot, at.partial_txid, at.partial_seq;
+            if waits then
+                return next format('kept %s: not all in it is dispatched', part);
+            else
+                execute format('truncate pgmb.%I', part);
+                return next format('emptied %s', part);
+            end if;
+        exception when lock_not_available then
+            return next format('postponed %s: it is in use', part);
+        end;
+    end loop;
+end
+$$;
+comment on function pgmb.trim_published() is
+    'Empty the partitions of published whose quarter of an hour is over and that are dispatched; a line for each.';

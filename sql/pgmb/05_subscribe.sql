@@ -1,0 +1,119 @@
+-- Subscriptions and their conditions. A condition runs in every poll with the rights of the owner of this schema.
+
+create function pgmb.refuse(reason text, hint text default null) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC008', message = reason, hint = coalesce(hint, '');
+end
+$$;
+comment on function pgmb.refuse(text, text) is 'Refuse something, with the reason and what to do.';
+
+create function pgmb.compiles(statement text) returns text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    execute 'explain (costs off) ' || statement;
+    return null;
+exception when others then
+    return sqlerrm;
+end
+$$;
+comment on function pgmb.compiles(text) is 'Why a statement does not compile; null where it does. It is not run.';
+
+create function pgmb.prepare_poll_for_events_fn(sql_statements text[]) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    condition text;
+    reason text;
+begin
+    foreach condition in array sql_statements loop
+        -- What closes a bracket that it has not opened fails inside the other kind of bracket.
+        reason := coalesce(
+            pgmb.compiles(format(
+                'select array[%s' || chr(10) || ']::boolean[] from pgmb.events as e, pgmb.subscriptions as s limit 0', condition)),
+            pgmb.compiles(format(
+                'select from pgmb.events as e, pgmb.subscriptions as s where (%s' || chr(10) || ') limit 0', condition)));
+        if reason is not null then
+            perform pgmb.refuse(
+                format('the condition %L cannot be used: %s', condition, reason),
+                'write an expression over e, the event, and s, the subscription, that is true or false');
+        end if;
+    end loop;
+end
+$$;
+comment on function pgmb.prepare_poll_for_events_fn(text[]) is
+    'Refuse a condition that does not compile, with its text and the reason. Polls need no other preparation.';
+
+create function pgmb.condition_added() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.prepare_poll_for_events_fn(array[new.conditions_sql]);
+    new.by_params := new.conditions_sql ~ '\ms\.params\s*@>';
+    -- A mention of e other than as e.topic, even in a text, makes it one that looks at more than the topic.
+    new.by_topic := new.conditions_sql ~ '\me\.topic\M'
+        and regexp_replace(new.conditions_sql, '\me\.topic\M', '', 'g') !~* '\me\M'
+        and pgmb.compiles(format(
+            'select from (select null::varchar as topic) as e, pgmb.subscriptions as s where (%s' || chr(10) || ') limit 0',
+            new.conditions_sql)) is null;
+    return new;
+end
+$$;
+comment on function pgmb.condition_added() is 'Refuse a condition that does not compile, and see what it looks at.';
+
+create trigger added before insert on pgmb.condition for each row execute function pgmb.condition_added();
+insert into pgmb.condition (conditions_sql) values
+    ('TRUE'), ('s.params @> jsonb_build_object(''topic'', e.topic)'),
+    -- Those of airflow_pgchange.events.topical().
+    ('s.params @> jsonb_build_object(''topics'', jsonb_build_array(e.topic))'),
+    ('s.params @> jsonb_build_object(''topics'', jsonb_build_array(e.topic)) and pgmb.event_partition('
+     'coalesce(e.payload ->> (s.params ->> ''by''), e.id), (s.params ->> ''partitions'')::integer) = (s.params ->> ''partition'')::integer');
+
+create function pgmb.condition_known(conditions text) returns integer
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select c.id from pgmb.condition as c
+    where md5(c.conditions_sql) = md5(conditions) and c.conditions_sql = conditions
+$$;
+comment on function pgmb.condition_known(text) is 'The number of a condition that is known; null for another.';
+
+create function pgmb.make_group(gid pgmb.group_id) returns void
+language sql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    insert into pgmb.subscription_groups (id) values (gid) on conflict do nothing
+$$;
+comment on function pgmb.make_group(pgmb.group_id) is 'Make a group if it is not there yet.';
+
+create function pgmb.subscribing() returns trigger
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    new.condition_id := pgmb.condition_known(new.conditions_sql);
+    if new.condition_id is null then
+        if not has_column_privilege('pgmb.condition', 'conditions_sql', 'insert') then
+            raise insufficient_privilege using
+                message = format('the condition %L is not known, and %I may not add one', new.conditions_sql, current_user),
+                hint = 'conditions run with the rights of the owner of schema pgmb: let that owner insert it into '
+                       'pgmb.condition (conditions_sql), or use one that is there, with params of your own';
+        end if;
+        insert into pgmb.condition (conditions_sql) values (new.conditions_sql) on conflict do nothing;
+        new.condition_id := pgmb.condition_known(new.conditions_sql);
+    end if;
+    perform pgmb.make_group(new.group_id);
+    return new;
+end
+$$;
+comment on function pgmb.subscribing() is
+    'Let a subscription have a condition that is known, or a new one if the role may add it; make its group.';
+
+create trigger subscribing before insert or update of conditions_sql, group_id, condition_id on pgmb.subscriptions
+    for each row execute function pgmb.subscribing();

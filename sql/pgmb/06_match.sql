@@ -1,0 +1,126 @@
+-- Which subscriptions get which events. Conditions are evaluated inside exception blocks that write nothing.
+
+create type pgmb.match as (group_id text, subscription_id text, ids text[]);
+comment on type pgmb.match is 'Events that a subscription gets, in the order of their ids.';
+
+create function pgmb.chunk_sql(undirected boolean) returns text
+language sql immutable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    -- One look into the index for each id, whatever the statistics say; $2 and $3 leave out partitions.
+    select 'unnest($1) as o(id) cross join lateral (select x.* from pgmb.events as x '
+           'where x.id = o.id and x.id >= $2 and x.id <= $3 offset 0) as e'
+           || case when undirected then ' where e.subscription_id is null' else '' end
+$$;
+comment on function pgmb.chunk_sql(boolean) is
+    'The SQL of the events whose ids $1 lists, the lowest of them $2, the highest $3; undirected: but those for one subscription.';
+
+create function pgmb.match_sql(condition pgmb.condition, direct boolean) returns text
+language sql immutable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    with subscribed(query) as (
+        -- The planner takes one index for the other where a table has no statistics yet: we say which.
+        select format(
+            'cross join lateral (select s.id, s.group_id from pgmb.subscriptions as s where s.condition_id %s = %s '
+            'and ($4 is null or s.id = any ($4)) and (%s' || chr(10) || ') offset 0) as s',
+            case when condition.by_params then '+ 0' else '' end, condition.id, condition.conditions_sql)
+    )
+    select case when condition.by_topic then format(
+        'select s.group_id, s.id as subscription_id, e.ids from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',
+        pgmb.chunk_sql(direct), query)
+    else format(
+        'select s.group_id, s.id as subscription_id, array_agg(e.id::text) as ids from (select e.* from %s offset 0) as e %s group by s.group_id, s.id',
+        pgmb.chunk_sql(direct), query)
+    end
+    from subscribed
+$$;
+comment on function pgmb.match_sql(pgmb.condition, boolean) is
+    'The SQL of the matches of a condition; direct: some events are for one subscription alone. $4 are the subscriptions to ask, '
+    'null for all.';
+
+create function pgmb.evaluate(
+    condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer, out matches pgmb.match[]
+)
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
+set enable_sort = off
+set max_parallel_workers_per_gather = 0
+set jit = off
+as $$
+declare
+    reason text;
+    half integer;
+    part record;
+begin
+    begin
+        execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from (' || query || ') as m'
+        into matches using ids, ids[1], ids[cardinality(ids)], subscriptions;
+        return;
+    exception when others or assert_failure then
+        reason := sqlerrm;
+    end;
+    -- What fails is found by halving: first the event, then the subscription.
+    if subscriptions is null and (cardinality(ids) = 1 or budget <= 0) then
+        subscriptions := array(select s.id::text from pgmb.subscriptions as s where s.condition_id = condition.id order by 1);
+    end if;
+    if budget <= 0 or (cardinality(ids) = 1 and cardinality(subscriptions) = 1) then
+        insert into pgmb.fault (group_id, subscription_id, event_ids, message)
+        select s.group_id, s.id, ids, reason from pgmb.subscriptions as s where s.id = any (subscriptions);
+        budget := budget - cardinality(subscriptions);
+        return;
+    end if;
+    half := (case when cardinality(ids) = 1 then cardinality(subscriptions) else cardinality(ids) end + 1) / 2;
+    part := pgmb.evaluate(
+        condition, query, case when cardinality(ids) = 1 then ids else ids[:half] end,
+        case when cardinality(ids) = 1 then subscriptions[:half] else subscriptions end, budget);
+    matches := part.matches;
+    part := pgmb.evaluate(
+        condition, query, case when cardinality(ids) = 1 then ids else ids[half + 1:] end,
+        case when cardinality(ids) = 1 then subscriptions[half + 1:] else subscriptions end, part.budget);
+    matches := matches || part.matches;
+    budget := part.budget;
+end
+$$;
+comment on function pgmb.evaluate(pgmb.condition, text, text[], text[], integer) is
+    'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are noted as faults and '
+    'left out; after budget of them what fails is noted without looking for the pairs.';
+
+create function pgmb.matches(ids text[], direct boolean) returns pgmb.match[]
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+declare
+    condition pgmb.condition;
+    part record;
+    more pgmb.match[];
+    found_all pgmb.match[] := '{}';
+begin
+    for condition in
+        select c.* from pgmb.condition as c
+        where exists (select from pgmb.subscriptions as s where s.condition_id = c.id)
+        order by c.id
+    loop
+        part := pgmb.evaluate(condition, pgmb.match_sql(condition, direct), ids, null, 1000);
+        found_all := found_all || part.matches;
+    end loop;
+    if direct then
+        execute 'select array_agg(row(m.group_id, m.id, m.ids)::pgmb.match) from ('
+                'select s.group_id, s.id, array_agg(e.id::text) as ids from ('
+                || 'select e.* from ' || pgmb.chunk_sql(false) || ' where e.subscription_id is not null offset 0) as e '
+                'join pgmb.subscriptions as s on s.id = e.subscription_id group by s.group_id, s.id) as m'
+        into more using ids, ids[1], ids[cardinality(ids)];
+        found_all := found_all || more;
+    end if;
+    return found_all;
+end
+$$;
+comment on function pgmb.matches(text[], boolean) is
+    'Who gets which of the events, whose ids are given in order. direct: some are for one subscription alone. A subscription may '
+    'be listed several times, each time with other events.';

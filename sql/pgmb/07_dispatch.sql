@@ -1,0 +1,295 @@
+-- Dispatching: a poll takes the next chunk of what is published, finds who gets it, and writes their slices.
+
+create function pgmb.micros(id text) returns bigint
+language sql immutable
+as $$
+    select ('x' || pg_catalog.substr(id, 3, 13))::bit(52)::bigint
+$$;
+comment on function pgmb.micros(text) is 'The microseconds in an id.';
+
+create function pgmb.rank_of(id text) returns bigint
+language sql immutable
+as $$
+    select ('x' || pg_catalog.substr(id, 16, 9))::bit(36)::bigint
+$$;
+comment on function pgmb.rank_of(text) is 'The last 9 digits of an id: of a cursor the rank of the last event that was read.';
+
+create function pgmb.cursor_at(micros bigint, rank bigint) returns text
+language sql immutable
+as $$
+    select 'pm' || pg_catalog.right(pg_catalog.to_hex(micros + 4503599627370496), 13) || pg_catalog.right(pg_catalog.to_hex(rank + 68719476736), 9)
+$$;
+comment on function pgmb.cursor_at(bigint, bigint) is 'The cursor of a dispatch and a rank.';
+
+create function pgmb.take_due(
+    inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out more boolean
+)
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+as $$
+declare
+    now_id text := 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g';
+    late text[];
+begin
+    -- Those that became visible when their time was over already; deleted ones are not stepped over again.
+    with gone as (
+        delete from pgmb.scheduled as s
+        where s.event_id <= at.scheduled_upto
+          and (s.txid = any (array(select x from pg_snapshot_xip(at.snapshot) as x)) or s.txid >= pg_snapshot_xmax(at.snapshot))
+        returning s.event_id
+    )
+    select array_agg(g.event_id::text) into late from gone as g;
+    with next as (
+        select s.event_id from pgmb.scheduled as s
+        where s.event_id > at.scheduled_upto and s.event_id < now_id
+        order by s.event_id limit most
+    ), gone as (
+        delete from pgmb.scheduled as s using next as n where s.event_id = n.event_id returning s.event_id
+    )
+    select array_agg(g.event_id::text) into ids from gone as g;
+    more := coalesce(cardinality(ids), 0) >= most;
+    at.scheduled_upto := case when more then (select max(i) from unnest(ids) as i) else now_id end;
+    ids := coalesce(late, '{}') || coalesce(ids, '{}');
+end
+$$;
+comment on function pgmb.take_due(pgmb.dispatcher, pg_snapshot, integer) is
+    'Take the scheduled events whose time has come, at most so many and those that were committed too late.';
+
+create function pgmb.take_published(
+    inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out direct boolean, out more boolean
+)
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    -- The transaction that was dispatched in part is finished first.
+    only_txid xid8 := at.partial_txid;
+    high_txid xid8 := coalesce(only_txid, '18446744073709551615');
+    high_seq bigint := 9223372036854775807;
+    taken bigint := 0;
+    last record;
+    slice record;
+begin
+    more := false;
+    for slice in
+        select u.txid, u.seq, cardinality(u.ids) as n
+        from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid => high_txid) as u
+        where only_txid is null or u.txid = only_txid
+    loop
+        more := taken >= most;
+        exit when more;
+        taken := taken + slice.n;
+        last := slice;
+    end loop;
+    if taken = 0 and only_txid is null then
+        return;
+    end if;
+    if taken > 0 then
+        high_txid := last.txid;
+        high_seq := last.seq;
+        select array_agg(i.id order by i.id collate "C"), bool_or(u.direct) into ids, direct
+        from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid, high_seq) as u
+        cross join lateral unnest(u.ids) as i(id)
+        where only_txid is null or u.txid = only_txid;
+    end if;
+    if more and slice.txid = last.txid then
+        at.snapshot := case when only_txid is null
+            then pgmb.snapshot_union(at.snapshot, pgmb.snapshot_below(upto, last.txid)) else at.snapshot end;
+        at.partial_txid := last.txid;
+        at.partial_seq := last.seq;
+        return;
+    end if;
+    at.snapshot := case
+        when only_txid is not null then pgmb.snapshot_with(at.snapshot, only_txid)
+        when more then pgmb.snapshot_union(
+            at.snapshot, pgmb.snapshot_below(upto, (last.txid::text::bigint + 1)::text::xid8))
+        else pgmb.snapshot_union(at.snapshot, upto) end;
+    more := more or only_txid is not null;
+    at.partial_txid := null;
+    at.partial_seq := null;
+end
+$$;
+comment on function pgmb.take_published(pgmb.dispatcher, pg_snapshot, integer) is
+    'Take the next slices, about so many events, and move the dispatcher behind them; the ids come in order.';
+
+create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+declare
+    written_events bigint;
+begin
+    with matched as (
+        select m.group_id, m.subscription_id, m.ids, count(*) over (partition by m.group_id) as parts
+        from unnest(matches) as m
+    ), whole as (
+        select m.group_id, m.subscription_id, m.ids from matched as m where m.parts = 1
+        union all
+        -- One subscription with several topics.
+        select m.group_id, min(m.subscription_id), array_agg(i.id order by i.id collate "C")
+        from matched as m cross join lateral unnest(m.ids) as i(id)
+        where m.parts > 1
+        group by m.group_id
+        having min(m.subscription_id) = max(m.subscription_id)
+    ), written as (
+        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
+        select pgmb.cursor_at(base, least(g.first + 279, cardinality(w.ids))), w.group_id, w.subscription_id,
+               w.ids[g.first:g.first + 279], true, write_alone.total
+        from whole as w cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
+        returning cardinality(event_ids) as n
+    )
+    select coalesce(sum(w.n), 0) into written_events from written as w;
+    return written_events;
+end
+$$;
+comment on function pgmb.write_alone(pgmb.match[], bigint, bigint) is
+    'Write the slices of the groups of which one subscription matched; returns how many events were dispatched.';
+
+create function pgmb.write_shared(matches pgmb.match[], base bigint, total bigint, cuts text[]) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+declare
+    written_events bigint;
+begin
+    with matched as (
+        select m.group_id, m.subscription_id, m.ids from unnest(matches) as m
+        where m.group_id in (
+            select x.group_id from unnest(matches) as x group by x.group_id
+            having min(x.subscription_id) <> max(x.subscription_id))
+    ), pairs as (
+        select distinct m.group_id, m.subscription_id, i.id,
+               width_bucket(i.id collate "C", cuts) as slice
+        from matched as m cross join lateral unnest(m.ids) as i(id)
+    ), ranked as (
+        select p.group_id, p.slice, count(distinct p.id) as ranks from pairs as p group by p.group_id, p.slice
+    ), whole as (
+        select p.group_id, p.subscription_id, p.slice, array_agg(p.id order by p.id collate "C") as ids
+        from pairs as p group by p.group_id, p.subscription_id, p.slice
+    ), written as (
+        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
+        select pgmb.cursor_at(base + w.slice, r.ranks), w.group_id, w.subscription_id, w.ids[g.first:g.first + 279], false,
+               write_shared.total
+        from whole as w
+        join ranked as r on (r.group_id, r.slice) = (w.group_id, w.slice)
+        cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
+        returning cardinality(event_ids) as n
+    )
+    select coalesce(sum(w.n), 0) into written_events from written as w;
+    return written_events;
+end
+$$;
+comment on function pgmb.write_shared(pgmb.match[], bigint, bigint, text[]) is
+    'Write the slices of the groups of which several subscriptions matched, in a dispatch of its own between each two of the cuts, '
+    'for their readers read a dispatch whole; returns how many pairs of event and subscription were dispatched.';
+
+create function pgmb.dispatch_key() returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('pgchange dispatch pgmb', 0)
+$$;
+comment on function pgmb.dispatch_key() is 'The advisory lock of who dispatches, held until the transaction ends: dispatches are committed in order.';
+
+create function pgmb.dispatch(most integer default null, out events bigint, out pairs bigint, out more boolean)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    chunk integer := coalesce(most, pgmb.get_config_value('poll_chunk_size')::integer);
+    at pgmb.dispatcher;
+    upto pg_snapshot;
+    due record;
+    fresh record;
+    ids text[];
+    found_matches pgmb.match[];
+    base bigint;
+    cuts text[];
+begin
+    events := 0;
+    pairs := 0;
+    more := false;
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007',
+            message = 'events are dispatched in a read committed transaction: under a stricter level one would not see what '
+                      'another poll has just committed',
+            hint = 'begin isolation level read committed';
+    end if;
+    if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
+        return;
+    end if;
+    at := pgmb.dispatcher_now();
+    if at.source <> pgmb.system_identifier() then
+        -- Another snapshot for another cluster: this transaction has an id now, and the next one dispatches.
+        perform pgmb.stamp_anew();
+        more := true;
+        return;
+    end if;
+    upto := pgmb.visible_now();
+    due := pgmb.take_due(at, upto, chunk);
+    fresh := pgmb.take_published(due.at, upto, chunk);
+    ids := case when cardinality(due.ids) = 0 then fresh.ids
+                else array(select i.id from unnest(due.ids || fresh.ids) as i(id) order by i.id collate "C") end;
+    events := coalesce(cardinality(ids), 0);
+    more := due.more or fresh.more;
+    if events = 0 and (fresh.at).partial_txid is not distinct from at.partial_txid then
+        return;
+    end if;
+    at := fresh.at;
+    base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
+    if fresh.ids is null and not more then
+        at.snapshot := pgmb.snapshot_union(at.snapshot, upto);
+    end if;
+    if events > 0 then
+        found_matches := pgmb.matches(ids, coalesce(fresh.direct, true) or cardinality(due.ids) > 0);
+        cuts := array(select ids[g] collate "C" from generate_series(1001, events, 1000) as g);
+        pairs := pgmb.write_alone(found_matches, base, at.total);
+        if exists (
+            select from unnest(found_matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
+        then
+            pairs := pairs + pgmb.write_shared(found_matches, base, at.total, cuts);
+        end if;
+    end if;
+    insert into pgmb.dispatcher (
+        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
+    values (
+        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq,
+        pgmb.cursor_at(base + coalesce(cardinality(cuts), 0), 0), at.scheduled_upto, at.total + events, at.source, at.restored);
+    delete from pgmb.dispatcher as d where d.version = at.version;
+end
+$$;
+comment on function pgmb.dispatch(integer) is
+    'Dispatch the next chunk: how many events it took, how many pairs of event and subscription it wrote, and whether more is '
+    'there. Nothing while another transaction dispatches.';
+
+create function pgmb.poll_for_events() returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    part record;
+begin
+    -- Nobody may want a whole chunk: 0 is to say that nothing is left.
+    for i in 1..10 loop
+        part := pgmb.dispatch();
+        exit when part.pairs > 0 or not part.more;
+    end loop;
+    return part.pairs;
+end
+$$;
+comment on function pgmb.poll_for_events() is
+    'Dispatch the next chunk of events to the subscriptions whose conditions they fulfil; returns how many pairs of event and '
+    'subscription that were. 0 while another poll runs: its lock is held until its transaction ends, so poll in transactions of '
+    'their own.';

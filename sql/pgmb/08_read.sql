@@ -1,0 +1,178 @@
+-- Reading: a group's events in the order of dispatch, behind a cursor.
+
+create view pgmb.subscription_events as
+select d.id, d.group_id, i.id::pgmb.event_id as event_id, d.subscription_id
+from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id);
+comment on view pgmb.subscription_events is 'What was dispatched, an event and subscription a row; id is the cursor of its slice.';
+
+create function pgmb.lock_key(gid text) returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('pgchange group ' || gid, 0)
+$$;
+comment on function pgmb.lock_key(text) is
+    'The advisory lock of a group: of the session that reads it by read_next_events, of the transaction that works a batch.';
+
+create function pgmb.slices(gid text, after text, upto text)
+returns table (id text, subscription_ids text[], alone boolean, event_ids text[], before bigint, low bigint, high bigint)
+language sql stable
+as $$
+    select d.id, array[d.subscription_id::text], d.alone, d.event_ids, b.before,
+           case when pg_catalog.left(d.id, 15) = pg_catalog.left(slices.after, 15)
+                then pgmb.rank_of(slices.after) - b.before else 0 end,
+           case when pg_catalog.left(d.id, 15) = pg_catalog.left(slices.upto, 15)
+                then pgmb.rank_of(slices.upto) - b.before else 1000000 end
+    from pgmb.dispatched as d
+    cross join lateral (
+        select case when d.alone then pgmb.rank_of(d.id) - pg_catalog.cardinality(d.event_ids) else 0 end) as b(before)
+    where d.group_id = slices.gid and d.id > slices.after
+      and d.id <= pg_catalog.left(slices.upto, 15) || 'g'
+      and (d.id <= slices.upto or b.before < pgmb.rank_of(slices.upto) or not d.alone)
+    order by d.id
+    offset 0
+$$;
+comment on function pgmb.slices(text, text, text) is
+    'The slices of a group above a cursor up to another: before is the rank before the first event of each, low and high cut it.';
+
+create function pgmb.events_alone(gid text, after text, upto text, lowest text, highest text)
+returns table (
+    id text, topic varchar, payload jsonb, metadata jsonb, subscription_ids text[], dispatch text, rank bigint
+)
+language sql stable
+as $$
+    -- In order without a sort: slices come in order, and each is unnested and looked up as it comes.
+    select e.id::text, e.topic, e.payload, e.metadata, d.subscription_ids, pg_catalog.left(d.id, 15), d.before + i.n
+    from pgmb.slices(events_alone.gid, events_alone.after, events_alone.upto) as d
+    cross join lateral pg_catalog.unnest(d.event_ids) with ordinality as i(id, n)
+    cross join lateral (
+        select x.* from pgmb.events as x
+        where x.id = i.id and x.id >= events_alone.lowest and x.id <= events_alone.highest offset 0) as e
+    where i.n > d.low and i.n <= d.high
+$$;
+comment on function pgmb.events_alone(text, text, text, text, text) is
+    'The events of a group above a cursor up to another, in order, where all slices between them are alone. Their ids lie '
+    'between lowest and highest: partitions outside are not looked into.';
+
+create function pgmb.events_shared(gid text, after text, upto text, lowest text, highest text)
+returns table (
+    id text, topic varchar, payload jsonb, metadata jsonb, subscription_ids text[], dispatch text, rank bigint
+)
+language sql stable
+as $$
+    select e.id::text, e.topic, e.payload, e.metadata, r.subscription_ids, pg_catalog.left(r.dispatch, 15), r.rank
+    from (
+        select g.*
+        from (
+            select d.id as dispatch, i.id,
+                   pg_catalog.array_agg(d.subscription_ids[1] order by d.subscription_ids[1]) as subscription_ids,
+                   pg_catalog.min(d.before) + pg_catalog.row_number() over (partition by d.id order by i.id collate "C") as rank,
+                   pg_catalog.min(d.low + d.before) as low, pg_catalog.min(d.high + d.before) as high
+            from pgmb.slices(events_shared.gid, events_shared.after, events_shared.upto) as d
+            cross join lateral pg_catalog.unnest(d.event_ids) as i(id)
+            group by d.id, i.id
+        ) as g
+        where g.rank > g.low and g.rank <= g.high
+        order by g.dispatch collate "C", g.rank
+        offset 0
+    ) as r
+    cross join lateral (
+        select x.* from pgmb.events as x
+        where x.id = r.id and x.id >= events_shared.lowest and x.id <= events_shared.highest offset 0) as e
+$$;
+comment on function pgmb.events_shared(text, text, text, text, text) is
+    'The events of a group above a cursor up to another, in order, each once with the subscriptions that it was dispatched to.';
+
+create function pgmb.ahead(gid text, after text, most bigint, step bigint default null)
+returns table (upto text, count bigint, alone boolean, lowest text, highest text)
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+declare
+    slice record;
+    seen text;
+    begun bigint;
+    n bigint;
+    taken bigint := 0;
+begin
+    count := 0;
+    alone := true;
+    upto := after;
+    for slice in
+        select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
+        from pgmb.dispatched as d
+        where d.group_id = ahead.gid and d.id > ahead.after
+        order by d.group_id, d.id
+    loop
+        -- The slices of several subscriptions have one id.
+        if slice.id is distinct from seen then
+            exit when taken = most;
+            if count >= step then
+                return next;
+                count := 0;
+            end if;
+            begun := case when left(slice.id, 15) = left(upto, 15) then pgmb.rank_of(upto) else 0 end;
+            n := least(pgmb.rank_of(slice.id) - begun, most - taken);
+            taken := taken + n;
+            count := count + n;
+            upto := pgmb.cursor_at(pgmb.micros(slice.id), begun + n);
+            seen := slice.id;
+        end if;
+        alone := alone and slice.alone;
+        lowest := least(lowest, slice.lowest collate "C");
+        highest := greatest(highest, slice.highest collate "C");
+    end loop;
+    if count > 0 then
+        return next;
+    end if;
+end
+$$;
+comment on function pgmb.ahead(text, text, bigint, bigint) is
+    'Where the next events of a group end, at most so many of them, in runs of about step: the cursor behind each run and how many '
+    'events it has; so far, whether all slices are alone, and ids between which all the events are.';
+
+create function pgmb.check_group(gid text) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if not exists (select from pgmb.subscription_groups as g where g.id = gid) then
+        raise exception using errcode = 'PC002', message = format('there is no group %L', gid),
+            hint = 'the first subscription of a group makes it; select id from pgmb.subscription_groups lists them';
+    end if;
+end
+$$;
+comment on function pgmb.check_group(text) is 'Refuse a group that does not exist.';
+
+create function pgmb.check_cursor(gid text, cursor text) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    at text := (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid);
+    rewind text := 'a time does: pgmb.create_event_id(<timestamp>, 0); or what pgmb.read_next_events() of this group returned';
+begin
+    if cursor !~ '^pm[0-9a-f]{22}$' then
+        raise invalid_parameter_value using message = format('%L is no cursor', cursor), hint = rewind;
+    end if;
+    if cursor collate "C" > greatest(
+        (pgmb.dispatcher_now()).last_id || 'g', pgmb.create_event_id(clock_timestamp(), 0)::text) collate "C"
+       and left(cursor, 15) <> left((pgmb.dispatcher_now()).last_id, 15)
+    then
+        raise invalid_parameter_value using message = format('the cursor %L lies in the future', cursor), hint = rewind;
+    end if;
+    if pgmb.rank_of(cursor) > 0 and cursor is distinct from at and not exists (
+        select from pgmb.dispatched as d
+        where d.group_id = gid and d.id >= cursor and d.id < left(cursor, 15) || 'g')
+    then
+        raise invalid_parameter_value using
+            message = format('the cursor %L is none of group %L: no event of it was dispatched there', cursor, gid), hint = rewind;
+    end if;
+end
+$$;
+comment on function pgmb.check_cursor(text, text) is 'Refuse a cursor that is malformed, lies in the future, or belongs to another group.';
+

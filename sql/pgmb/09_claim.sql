@@ -1,0 +1,248 @@
+-- Lock, claim, ack. The lock, the cursor and the ack are where the results are; the claim is where the events are.
+
+create function pgmb.locked(gid text) returns boolean
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select exists (
+        select from pg_locks as l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and (l.classid::bigint << 32 | l.objid::bigint) = pgmb.lock_key(gid))
+$$;
+comment on function pgmb.locked(text) is 'Whether a group is being read.';
+
+create function pgmb.system_identifier() returns bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select s.system_identifier from pg_control_system() as s
+    );
+end
+$$;
+comment on function pgmb.system_identifier() is 'The cluster that this database is in now.';
+
+create function pgmb.database_here() returns text
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select pgmb.system_identifier() || '/' || d.oid from pg_database as d where d.datname = current_database()
+    );
+end
+$$;
+comment on function pgmb.database_here() is 'This database, as no other of any cluster.';
+
+create function pgmb.register(gid text) returns boolean
+language sql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    insert into pgmb.subscription_groups (id)
+    select register.gid
+    where pg_try_advisory_xact_lock(pgmb.lock_key(register.gid))
+    on conflict do nothing
+    returning true
+$$;
+comment on function pgmb.register(text) is
+    'Make a group''s row, with nothing read, if it is not there yet and nobody reads it: where its results are, if that is another '
+    'database than that of its subscriptions.';
+
+create function pgmb.position(gid text) returns jsonb
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select jsonb_build_object(
+            'schema', (select max(i.version) from pgmb.installed as i),
+            'group', g.id, 'version', g.version, 'cursor', coalesce(g.last_read_event_id, ''), 'source', g.source,
+            'database', pgmb.database_here())
+        from pgmb.subscription_groups as g where g.id = gid);
+end
+$$;
+comment on function pgmb.position(text) is 'How far a group has read, as a position; null for one that is not here.';
+
+create function pgmb.check_position(gid text, "position" jsonb) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    at bigint := "position" ->> 'version';
+    known bigint;
+begin
+    perform pgmb.check_group(gid);
+    if pg_is_in_recovery() or coalesce(at, 0) = 0 then
+        return;
+    end if;
+    if "position" ->> 'database' <> pgmb.database_here() and ("position" ->> 'source')::bigint <> pgmb.system_identifier() then
+        raise exception using errcode = 'PC004',
+            message = format('the cursor of group %I belongs to another cluster than this source', gid),
+            hint = 'if the source was restored or upgraded: repair the group''s feed; else check the source''s connection';
+    end if;
+    known := coalesce((select c.version from pgmb.claim as c where c.group_id = gid), 0);
+    if at > known then
+        raise exception using errcode = 'PC003',
+            message = format('group %I is at batch %s, but this source knows only %s: it lost its latest transactions', gid, at, known),
+            hint = 'repair the group''s feed: it starts again from what survived; events then come at least once';
+    end if;
+end
+$$;
+comment on function pgmb.check_position(text, jsonb) is
+    'Refuse a position that belongs to another cluster, or that is ahead of what this source knows.';
+
+create function pgmb.pending(gid text, "position" jsonb) returns pgmb.claim
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select c from pgmb.claim as c
+        where c.group_id = gid
+          and c.from_version = coalesce(("position" ->> 'version')::bigint, 0)
+          and c.version > c.from_version
+          and c.after = coalesce("position" ->> 'cursor', ''));
+end
+$$;
+comment on function pgmb.pending(text, jsonb) is 'The claim that a position has not acked yet, if there is one.';
+
+create function pgmb.may_dispatch() returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select not pg_is_in_recovery() and current_setting('transaction_read_only') = 'off'
+           and current_setting('transaction_isolation') = 'read committed'
+    );
+end
+$$;
+comment on function pgmb.may_dispatch() is 'Whether this transaction can dispatch events.';
+
+create function pgmb.choose(gid text, after text, max_changes integer) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    run record;
+    low text := after;
+    taken bigint := 0;
+    slices jsonb := '[]';
+    alone boolean := true;
+    lowest text;
+    highest text;
+begin
+    for run in select * from pgmb.ahead(gid, after, max_changes, greatest(10000, max_changes / 256)) loop
+        slices := slices || jsonb_build_object('count', run.count, 'after', low, 'upto', run.upto);
+        low := run.upto;
+        taken := taken + run.count;
+        alone := run.alone;
+        lowest := run.lowest;
+        highest := run.highest;
+    end loop;
+    return jsonb_build_object(
+        'count', taken, 'slices', slices, 'oldest', pgmb.extract_date_from_event_id(lowest),
+        'bounds', jsonb_build_object(
+            'after', after, 'upto', low, 'alone', alone, 'lowest', lowest, 'highest', highest));
+end
+$$;
+comment on function pgmb.choose(text, text, integer) is 'The next events of a group that are dispatched, at most so many, as a batch.';
+
+create function pgmb.claim(gid text, "position" jsonb, max_changes integer, max_attempts integer default null) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
+    after text := coalesce("position" ->> 'cursor', '');
+    mark pgmb.claim;
+    choice jsonb;
+    polled record;
+    batch jsonb;
+    id uuid;
+begin
+    perform pgmb.check_position(gid, "position");
+    if max_changes < 1 then
+        raise invalid_parameter_value using message = 'a batch has at least 1 change';
+    end if;
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
+            hint = 'claim in a transaction of its own';
+    end if;
+    if current_setting('synchronous_commit') in ('off', 'local') then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+
+    mark := pgmb.pending(gid, "position");
+    if mark.attempt >= max_attempts then
+        raise exception using errcode = 'PC010',
+            message = format('batch %s of group %I has failed, at attempt %s', mark.batch_id, gid, mark.attempt),
+            hint = 'mend what it fails on and raise max_attempts, or give it up: pgmb.skip_batch(...)';
+    end if;
+    if mark.version is not null then
+        update pgmb.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
+        where c.group_id = gid
+        returning c.attempt into mark.attempt;
+        -- What the first attempt dispatched was committed behind the point that it noted.
+        return mark.batch || jsonb_build_object('attempt', mark.attempt, 'lsn', pg_current_wal_insert_lsn());
+    end if;
+
+    choice := pgmb.choose(gid, after, max_changes);
+    while (choice ->> 'count')::bigint < max_changes and pgmb.may_dispatch() loop
+        polled := pgmb.dispatch();
+        if polled.pairs > 0 then
+            choice := pgmb.choose(gid, after, max_changes);
+        end if;
+        exit when not polled.more;
+    end loop;
+    if choice ->> 'count' = '0' then
+        return null;
+    end if;
+    perform pgmb.keep_alive(gid);
+    id := md5(concat_ws('|', gid, choice -> 'bounds', choice -> 'count', began_at))::uuid;
+    batch := choice || jsonb_build_object(
+        'id', id, 'attempt', 1, 'lsn', pg_current_wal_insert_lsn(),
+        'version', greatest(began_at, (select c.version from pgmb.claim as c where c.group_id = gid)) + 1,
+        'bounds', choice -> 'bounds' || jsonb_build_object(
+            'from_version', began_at, 'source', pgmb.system_identifier()::text));
+    insert into pgmb.claim as c (group_id, version, from_version, batch_id, attempt, batch, after, upto, elsewhere)
+    values (
+        gid, (batch ->> 'version')::bigint, began_at, id, 1, batch, after, choice -> 'bounds' ->> 'upto',
+        coalesce("position" ->> 'database', '') <> pgmb.database_here())
+    on conflict on constraint claim_pkey do update set
+        version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id, attempt = 1,
+        error = null,
+        batch = excluded.batch, after = excluded.after, upto = excluded.upto, elsewhere = excluded.elsewhere,
+        claimed_at = excluded.claimed_at;
+    return batch;
+end
+$$;
+comment on function pgmb.claim(text, jsonb, integer, integer) is
+    'Record and return the next batch of a group, or the one that it claimed and never acked, with the attempt counted; null when '
+    'nothing is ready. It dispatches first where too little is. Call it on the primary of the source, in a transaction of its '
+    'own, holding the lock.';
+
+create function pgmb.ack(gid text, batch jsonb) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    bounds jsonb := batch -> 'bounds';
+begin
+    update pgmb.subscription_groups as g set
+        version = (batch ->> 'version')::bigint, last_read_event_id = bounds ->> 'upto',
+        source = (bounds ->> 'source')::bigint, updated_at = now()
+    where g.id = gid and g.version = (bounds ->> 'from_version')::bigint
+      and coalesce(g.last_read_event_id, '') = bounds ->> 'after';
+    if not found then
+        raise exception using errcode = 'PC006',
+            message = format('group %I is not where batch %s began', gid, batch ->> 'id'),
+            hint = 'somebody moved its cursor; roll back and claim again';
+    end if;
+    return (batch ->> 'version')::bigint;
+end
+$$;
+comment on function pgmb.ack(text, jsonb) is
+    'Move a group''s cursor behind a batch, in the transaction that holds the group''s lock and writes the results.';

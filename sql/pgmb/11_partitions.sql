@@ -1,0 +1,249 @@
+-- Partitions of events and dispatched: made ahead of time, of the length that the settings say now.
+--
+-- The default partition stays, so that no publisher fails whatever its id. A new partition is made beside the table and
+-- attached, and rows of the default one that belong in it are moved before. A publisher who was sent to the default one
+-- meanwhile would fail, as its row no longer belongs there: so for the moment of attaching there is none at work.
+
+create function pgmb.get_partitions_and_bounds(table_id oid)
+returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select i.inhrelid::regclass, b.bound[1], b.bound[2]
+    from pg_inherits as i
+    join pg_class as c on c.oid = i.inhrelid
+    cross join lateral regexp_match(
+        pg_get_expr(c.relpartbound, c.oid), $re$FROM \('(\w+)'\) TO \('(\w+)'\)$re$) as b(bound)
+    where i.inhparent = table_id and b.bound is not null
+    order by 2
+$$;
+comment on function pgmb.get_partitions_and_bounds(oid) is
+    'The partitions of a table with the ids that they take, from the lower bound to below the upper one, in their order; the '
+    'default one excepted.';
+
+create function pgmb.get_current_partition(table_id oid, current_ts timestamptz default now()) returns regclass
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.partition_id
+    from pgmb.get_partitions_and_bounds(table_id) as p
+    where pgmb.create_event_id(current_ts, 0) >= p.lower_bound and pgmb.create_event_id(current_ts, 0) < p.upper_bound
+$$;
+comment on function pgmb.get_current_partition(oid, timestamptz) is
+    'The partition that takes the ids of a time; null where that is the default one.';
+
+create function pgmb.check_append_only(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
+        perform pgmb.refuse(
+            format('%s is not a table that is kept by time', coalesce(tbl::text, 'null')),
+            'these are: pgmb.events, pgmb.dispatched');
+    end if;
+    -- What is looked at again under a lock must be what is there then.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007', message = 'partitions are maintained in a read committed transaction only',
+            hint = 'begin isolation level read committed';
+    end if;
+end
+$$;
+comment on function pgmb.check_append_only(regclass) is 'Refuse to maintain any other table than those kept here, or unsafely.';
+
+create function pgmb.default_partition(tbl regclass) returns regclass
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select p.partdefid::regclass from pg_partitioned_table as p where p.partrelid = tbl
+$$;
+comment on function pgmb.default_partition(regclass) is 'The partition that takes what no other one takes.';
+
+create function pgmb.end_of_partition(lower timestamptz, width interval) returns timestamptz
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select date_bin(width, lower, 'epoch') + width
+$$;
+comment on function pgmb.end_of_partition(timestamptz, interval) is
+    'Where a partition that begins at a time ends: the next whole multiple of width since 1970, in UTC.';
+
+create function pgmb.fill_partition(tbl regclass, name text, lower_id pgmb.event_id, upper_id pgmb.event_id) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    rest regclass := pgmb.default_partition(tbl);
+    moved bigint;
+begin
+    execute format('lock table %s in access exclusive mode', rest);
+    execute format(
+        'with moved as (delete from %s where id >= %L and id < %L returning *) insert into pgmb.%I select * from moved',
+        rest, lower_id, upper_id, name);
+    get diagnostics moved = row_count;
+    -- This reads the default partition now, so that attaching, which holds everybody up, need not.
+    execute format('alter table %s add constraint pgchange_moved check (id < %L or id >= %L)', rest, lower_id, upper_id);
+    return moved;
+end
+$$;
+comment on function pgmb.fill_partition(regclass, text, pgmb.event_id, pgmb.event_id) is
+    'Move the rows of the default partition that belong in a new one; returns how many.';
+
+create function pgmb.add_partition(tbl regclass, lower timestamptz, upper timestamptz) returns text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    stem text := (select c.relname from pg_class as c where c.oid = tbl);
+    name text := stem || to_char(lower at time zone 'UTC', '_YYYYMMDD_HH24MISS');
+    lower_id pgmb.event_id := pgmb.create_event_id(lower, 0);
+    upper_id pgmb.event_id := pgmb.create_event_id(upper, 0);
+    moved bigint;
+begin
+    execute format('create table pgmb.%I (like %s including all)', name, tbl);
+    execute format(
+        'comment on table pgmb.%I is %L', name, format('Of %s, from %s to before %s.', stem, lower, upper));
+    execute format('alter table pgmb.%I add constraint pgchange_bounds check (id >= %L and id < %L)', name, lower_id, upper_id);
+    if lower <= clock_timestamp() then
+        -- Everybody writes into the default partition now: they must not be on their way there.
+        execute format('lock table only %s in share row exclusive mode', tbl);
+    end if;
+    moved := pgmb.fill_partition(tbl, name, lower_id, upper_id);
+    execute format('lock table only %s in share row exclusive mode', tbl);
+    execute format('alter table %s attach partition pgmb.%I for values from (%L) to (%L)', tbl, name, lower_id, upper_id);
+    execute format('alter table %s drop constraint pgchange_moved', pgmb.default_partition(tbl));
+    execute format('alter table pgmb.%I drop constraint pgchange_bounds', name);
+    return format('added pgmb.%s, up to %s, %s rows moved into it', name, upper, moved);
+end
+$$;
+comment on function pgmb.add_partition(regclass, timestamptz, timestamptz) is
+    'Add a partition, with the rows of the default one that belong in it. Who writes into the table waits while it is attached, '
+    'a moment, and who writes into the default one while its rows are moved; it gives up where it would have to wait for others.';
+
+create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    part regclass;
+    filled boolean;
+    done text[] := '{}';
+begin
+    -- The parent first, as every reader and writer does.
+    execute format('lock table only %s in access exclusive mode', tbl);
+    foreach part in array unwanted loop
+        execute format('lock table %s in access exclusive mode', part);
+        execute format('select exists (select from %s)', part) into filled;
+        if not filled then
+            done := done || format('dropped the empty partition %s', part);
+            execute format('drop table %s', part);
+        end if;
+    end loop;
+    return query select unnest(done);
+exception when lock_not_available then
+    return next format('postponed dropping empty partitions of %s: it is in use', tbl);
+end
+$$;
+comment on function pgmb.drop_partitions(regclass, regclass[]) is
+    'Drop those of some partitions that are empty. For a moment it locks the whole table, so it is done rarely, and not at all '
+    'where somebody would have to wait long.';
+
+create function pgmb.empty_ones(parts regclass[]) returns regclass[]
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    part regclass;
+    filled boolean;
+    found regclass[] := '{}';
+begin
+    foreach part in array parts loop
+        execute format('select exists (select from %s)', part) into filled;
+        if not filled then
+            found := found || part;
+        end if;
+    end loop;
+    return found;
+end
+$$;
+comment on function pgmb.empty_ones(regclass[]) is 'Those of some partitions that hold nothing.';
+
+create function pgmb.drop_misfits(tbl regclass, current_ts timestamptz, width interval) returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    unwanted regclass[] := pgmb.empty_ones(array(
+        select p.partition_id from pgmb.get_partitions_and_bounds(tbl) as p
+        where p.lower_bound > pgmb.create_event_id(current_ts, 0)
+          and pgmb.extract_date_from_event_id(p.upper_bound) > pgmb.end_of_partition(
+              pgmb.extract_date_from_event_id(p.lower_bound), width)
+    ));
+begin
+    if unwanted <> '{}' then
+        return query select * from pgmb.drop_partitions(tbl, unwanted);
+    end if;
+end
+$$;
+comment on function pgmb.drop_misfits(regclass, timestamptz, interval) is
+    'After the interval became shorter: drop what was made ahead longer and is still empty.';
+
+create function pgmb.make_partitions(
+    tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
+) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    width interval := pgmb.setting_as_interval('partition_interval');
+    upto timestamptz := current_ts + greatest(width, pgmb.setting_as_interval('future_intervals_to_create'));
+    lower timestamptz;
+    upper timestamptz;
+    covered timestamptz;
+begin
+    perform pgmb.check_append_only(tbl);
+    return query select * from pgmb.drop_misfits(tbl, current_ts, width);
+    lower := coalesce(
+        (select pgmb.extract_date_from_event_id(max(p.upper_bound)) from pgmb.get_partitions_and_bounds(tbl) as p
+         where p.lower_bound <= pgmb.create_event_id(current_ts, 0)),
+        date_bin(width, current_ts, 'epoch'));
+    while lower < upto loop
+        -- Up to the next partition that is there. In which nobody made any, one partition for all of the time.
+        select case when min(p.lower_bound) > pgmb.create_event_id(lower, 0)
+                    then pgmb.extract_date_from_event_id(min(p.lower_bound)) end,
+               pgmb.extract_date_from_event_id(min(p.upper_bound) filter (
+                   where p.lower_bound = pgmb.create_event_id(lower, 0)))
+        into upper, covered
+        from pgmb.get_partitions_and_bounds(tbl) as p
+        where p.lower_bound >= pgmb.create_event_id(lower, 0);
+        if covered is not null then
+            lower := covered;
+            continue;
+        end if;
+        upper := least(upper, pgmb.end_of_partition(greatest(lower, current_ts), width));
+        if lower <= clock_timestamp() and not stop_publishers
+           and pg_table_size(pgmb.default_partition(tbl)) > 16 * 1024 * 1024
+        then
+            return next format(
+                'postponed the partitions of %s: all that is written goes into the default one, and publishers would wait while '
+                'its %s are moved; when they may: select pgmb.make_partitions(%L, stop_publishers => true)',
+                tbl, pg_size_pretty(pg_table_size(pgmb.default_partition(tbl))), tbl);
+            return;
+        end if;
+        begin
+            return next pgmb.add_partition(tbl, lower, upper);
+        exception when lock_not_available then
+            return next format('postponed the partition of %s from %s: it is being written', tbl, lower);
+            return;
+        end;
+        lower := upper;
+    end loop;
+end
+$$;
+comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
+    'Keep partitions of partition_interval ready for future_intervals_to_create from now, one at least; a line for each thing '
+    'done. Of those made ahead with a longer interval the empty ones are replaced. Where nobody made any for long and the '
+    'default partition has grown, it must be told that it may stop publishers while rows are moved.';

@@ -1,0 +1,114 @@
+-- Who still needs what: an event is kept until every group has read it, whatever its age.
+
+create function pgmb.cursors() returns table (group_id pgmb.group_id, cursor pgmb.event_id, since timestamptz)
+language sql stable
+as $$
+    -- Of a group whose cursor is in another database the last claim says where it was.
+    select g.id, coalesce(case when c.elsewhere then c.after else g.last_read_event_id end, ''),
+           case when c.elsewhere then c.claimed_at else g.updated_at end
+    from pgmb.subscription_groups as g
+    left join pgmb.claim as c on c.group_id = g.id
+$$;
+comment on function pgmb.cursors() is 'How far each group has read for certain, and when it last moved; empty is from the start.';
+
+-- Each branch is a pipeline that ends when its reader has seen enough: pinned paths would keep them from being inlined.
+create function pgmb.needs(lower pgmb.event_id, upper pgmb.event_id)
+returns table (kind text, holder text, event_id text, since timestamptz)
+language sql stable
+as $$
+    select 'undispatched', null, u.event_id, null::timestamptz
+    from pgmb.unread_events as u
+    where u.event_id >= lower and u.event_id < upper
+    union all
+    select 'unread', c.group_id, i.id, c.since
+    from pgmb.cursors() as c
+    join pgmb.dispatched as d on d.group_id = c.group_id and d.id > c.cursor
+    cross join lateral pg_catalog.unnest(d.event_ids) as i(id)
+    where d.event_ids[1] < upper and d.event_ids[pg_catalog.cardinality(d.event_ids)] >= lower
+      and i.id >= lower and i.id < upper
+    union all
+    select 'fault', f.group_id, i.id, f.occurred_at
+    from pgmb.fault as f
+    join pgmb.subscriptions as s on s.id = f.subscription_id
+    cross join lateral pg_catalog.unnest(f.event_ids) as i(id)
+    where i.id >= lower and i.id < upper
+    union all
+    -- A retry that nobody has read yet names events that are to be read again.
+    select 'retry', s.group_id, i.id, pgmb.extract_date_from_event_id(e.id)
+    from (
+        select u.event_id from pgmb.unread_events as u
+        union all
+        select o.id
+        from pgmb.cursors() as c
+        join pgmb.dispatched as d on d.group_id = c.group_id and d.id > c.cursor
+        cross join lateral pg_catalog.unnest(d.event_ids) as o(id)
+    ) as w
+    cross join lateral (
+        select e.* from pgmb.events as e where e.id = w.event_id and e.topic = 'pgmb-retry' offset 0) as e
+    join pgmb.subscriptions as s on s.id = e.subscription_id
+    cross join lateral pg_catalog.jsonb_array_elements_text(
+        case when pg_catalog.jsonb_typeof(e.payload -> 'ids') = 'array' then e.payload -> 'ids' else '[]' end) as i(id)
+    where i.id >= lower and i.id < upper
+$$;
+comment on function pgmb.needs(pgmb.event_id, pgmb.event_id) is
+    'Why events in a range of ids may not go, an event and holder each: it is undispatched, unread by a group, a condition '
+    'failed for it (fault), or a retry that is still to be read names it.';
+
+create function pgmb.needs_dispatches(lower pgmb.event_id, upper pgmb.event_id)
+returns table (kind text, holder text, event_id text, since timestamptz)
+language sql stable
+as $$
+    select 'unread', c.group_id, d.event_ids[1], c.since
+    from pgmb.cursors() as c
+    join pgmb.dispatched as d on d.group_id = c.group_id and d.id > c.cursor and d.id >= lower and d.id < upper
+$$;
+comment on function pgmb.needs_dispatches(pgmb.event_id, pgmb.event_id) is
+    'The groups that have not read a range of dispatches.';
+
+create function pgmb.holder_of(tbl regclass, lower pgmb.event_id, upper pgmb.event_id) returns text
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    need record;
+begin
+    if tbl = 'pgmb.dispatched'::regclass then
+        select n.* into need from pgmb.needs_dispatches(lower, upper) as n limit 1;
+    else
+        select n.* into need from pgmb.needs(lower, upper) as n limit 1;
+    end if;
+    return case need.kind
+        when 'unread' then format('group %I has not read it', need.holder)
+        when 'undispatched' then 'not all in it is dispatched'
+        when 'fault' then format('a condition of group %I failed for events in it: see pgmb.fault', need.holder)
+        when 'retry' then format('group %I is to read events in it again', need.holder)
+    end;
+end
+$$;
+comment on function pgmb.holder_of(regclass, pgmb.event_id, pgmb.event_id) is
+    'One reason why a range of events, or of dispatches, may not go; null where there is none.';
+
+create function pgmb.holders()
+returns table (partition regclass, reason text, holder text, events bigint, oldest_event_id text, since timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
+set jit = off
+as $$
+    select p.partition_id, n.kind, n.holder, count(distinct n.event_id), min(n.event_id),
+           coalesce(min(n.since), pgmb.extract_date_from_event_id(min(n.event_id)))
+    from pgmb.get_partitions_and_bounds('pgmb.events'::regclass) as p
+    cross join lateral pgmb.needs(p.lower_bound, p.upper_bound) as n
+    group by 1, 2, 3
+    order by 1, 2, 3
+$$;
+comment on function pgmb.holders() is
+    'Who holds which partition of the events, and why: undispatched events, groups that have not read theirs (unread), failed '
+    'conditions (fault), retries to come (retry); how many events, the oldest of them, and since when. Counts every event: '
+    'not for a sensor.';

@@ -1,0 +1,130 @@
+-- What is older than partition_retention_period goes, a partition at a time, when nobody needs anything in it.
+--
+-- A partition is emptied under a lock of its own that nobody waits for long, after a second look: an insert may have come
+-- before the lock. Emptied ones are dropped by and by.
+
+create function pgmb.trim_partition(tbl regclass, part regclass, lower pgmb.event_id, upper pgmb.event_id) returns text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    holder text := pgmb.holder_of(tbl, lower, upper);
+begin
+    if holder is not null then
+        return format('kept %s: %s', part, holder);
+    end if;
+    execute format('lock table only %s in access exclusive mode', part);
+    holder := pgmb.holder_of(tbl, lower, upper);
+    if holder is not null then
+        return format('kept %s: %s', part, holder);
+    end if;
+    execute format('truncate %s', part);
+    return format('emptied %s', part);
+exception when lock_not_available then
+    return format('postponed %s: it is in use', part);
+end
+$$;
+comment on function pgmb.trim_partition(regclass, regclass, pgmb.event_id, pgmb.event_id) is
+    'Empty one partition that nobody needs; says what it did, or why not.';
+
+create function pgmb.trim_default(tbl regclass, cut pgmb.event_id) returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    part regclass := pgmb.default_partition(tbl);
+    old boolean;
+    gone bigint;
+begin
+    execute format('select exists (select from %s where id < %L)', part, cut) into old;
+    if not old then
+        return;
+    end if;
+    -- In one statement the rows and who needs them are seen at one moment.
+    execute format('delete from %s where id < $1 and (select pgmb.holder_of($2, '''', $1)) is null', part) using cut, tbl;
+    get diagnostics gone = row_count;
+    return next case when gone > 0 then format('deleted %s rows of %s', gone, part)
+                     else format('kept old rows of %s: %s', part, coalesce(pgmb.holder_of(tbl, '', cut), 'they came into use')) end;
+end
+$$;
+comment on function pgmb.trim_default(regclass, pgmb.event_id) is
+    'Delete what is old in the default partition: rows that came with an id before the first partition.';
+
+create function pgmb.restored() returns boolean
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select (pgmb.dispatcher_now()).source <> pgmb.system_identifier()
+$$;
+comment on function pgmb.restored() is
+    'Whether this is a copy in another cluster that has not dispatched yet: till then nobody can tell what was dispatched.';
+
+create function pgmb.past_retention(tbl regclass, current_ts timestamptz default now())
+returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.*
+    from pgmb.get_partitions_and_bounds(tbl) as p
+    where p.upper_bound <= pgmb.create_event_id(
+        greatest(current_ts - pgmb.setting_as_interval('partition_retention_period'), 'epoch'), 0)
+$$;
+comment on function pgmb.past_retention(regclass, timestamptz) is
+    'The partitions that are older than partition_retention_period, with their bounds.';
+
+create function pgmb.overdue(current_ts timestamptz default now()) returns table (partition regclass, reason text)
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.partition_id, n.reason
+    from pgmb.past_retention('pgmb.events', current_ts) as p
+    cross join lateral pgmb.holder_of('pgmb.events', p.lower_bound, p.upper_bound) as n(reason)
+    where n.reason is not null and pgmb.empty_ones(array[p.partition_id]) = '{}'
+$$;
+comment on function pgmb.overdue(timestamptz) is
+    'The partitions of events that are kept although they are older than partition_retention_period, each with one reason; '
+    'pgmb.holders() says all.';
+
+create function pgmb.trim_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    part record;
+begin
+    perform pgmb.check_append_only(tbl);
+    if pgmb.restored() then
+        return next format('kept all of %s: it was restored here, and select pgmb.poll_for_events() comes first', tbl);
+        return;
+    end if;
+    for part in select * from pgmb.past_retention(tbl, current_ts) loop
+        if pgmb.empty_ones(array[part.partition_id]) = '{}' then
+            return next pgmb.trim_partition(tbl, part.partition_id, part.lower_bound, part.upper_bound);
+        end if;
+    end loop;
+    return query select * from pgmb.trim_default(tbl, pgmb.create_event_id(
+        greatest(current_ts - pgmb.setting_as_interval('partition_retention_period'), 'epoch'), 0));
+end
+$$;
+comment on function pgmb.trim_partitions(regclass, timestamptz) is
+    'Empty the partitions that are older than partition_retention_period and that nobody needs; a line for each thing done or '
+    'kept, and for whom.';
+
+create function pgmb.drop_emptied(tbl regclass, current_ts timestamptz default now(), spare integer default 8)
+returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    emptied regclass[];
+begin
+    perform pgmb.check_append_only(tbl);
+    emptied := pgmb.empty_ones(array(select p.partition_id from pgmb.past_retention(tbl, current_ts) as p));
+    if cardinality(emptied) > spare then
+        return query select * from pgmb.drop_partitions(tbl, emptied);
+    end if;
+end
+$$;
+comment on function pgmb.drop_emptied(regclass, timestamptz, integer) is
+    'Drop the old partitions that are empty, when there are more than spare of them.';

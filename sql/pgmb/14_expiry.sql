@@ -1,0 +1,74 @@
+-- Subscriptions that nobody has used for longer than they asked for expire, and a group that is left without any goes.
+
+create function pgmb.keep_alive(gid pgmb.group_id, sids text[] default null) returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    kept integer;
+begin
+    update pgmb.subscriptions as s set last_active_at = now()
+    where s.group_id = gid and (sids is null or s.id = any (sids)) and s.expiry_interval is not null
+      and s.last_active_at + s.expiry_interval / 10 < now();
+    get diagnostics kept = row_count;
+    return kept;
+end
+$$;
+comment on function pgmb.keep_alive(pgmb.group_id, text[]) is
+    'Say that the subscriptions of a group, or some of them, are in use: those that expire get their whole interval again. It '
+    'writes at most every tenth of it, so it can be called with every batch.';
+
+create function pgmb.expire(gid pgmb.group_id, sids text[], current_ts timestamptz) returns text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    gone bigint;
+    left_without boolean;
+begin
+    -- Whoever is making another subscription of the group holds this row until it is there.
+    perform from pgmb.subscription_groups as g where g.id = gid for update;
+    delete from pgmb.subscriptions as s
+    where s.id = any (sids) and s.last_active_at + s.expiry_interval < current_ts;
+    get diagnostics gone = row_count;
+    left_without := not exists (select from pgmb.subscriptions as s where s.group_id = gid);
+    if left_without then
+        delete from pgmb.subscription_groups as g where g.id = gid;
+        delete from pgmb.claim as c where c.group_id = gid;
+    end if;
+    return format(
+        '%s subscriptions of group %s expired%s', gone, gid, case when left_without then ', and the group with them' else '' end);
+exception when lock_not_available then
+    return format('postponed the expiry of group %s: it is being changed', gid);
+end
+$$;
+comment on function pgmb.expire(pgmb.group_id, text[], timestamptz) is
+    'Remove some subscriptions of a group, and the group if it has none left.';
+
+create function pgmb.expire_subscriptions(current_ts timestamptz default now()) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    idle record;
+begin
+    for idle in
+        select s.group_id, array_agg(s.id) filter (where s.last_active_at + s.expiry_interval < current_ts) as expired,
+               bool_and(coalesce(s.last_active_at + s.expiry_interval < current_ts, false)) as all_of_them
+        from pgmb.subscriptions as s
+        group by 1
+        having bool_or(s.last_active_at + s.expiry_interval < current_ts)
+        order by 1
+    loop
+        if idle.all_of_them and not pg_try_advisory_xact_lock(pgmb.lock_key(idle.group_id)) then
+            return next format('postponed the expiry of group %s: it is being read', idle.group_id);
+            continue;
+        end if;
+        return next pgmb.expire(idle.group_id, idle.expired, current_ts);
+    end loop;
+end
+$$;
+comment on function pgmb.expire_subscriptions(timestamptz) is
+    'Remove the subscriptions whose last_active_at is longer ago than their expiry_interval, and each group that this leaves '
+    'without one, unless it is being read; a line for each group. What they had not read is nobody''s any more.';

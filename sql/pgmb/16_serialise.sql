@@ -1,0 +1,74 @@
+-- What an event about a change in a table says: its topic, its payload, and what of a row has changed.
+
+create function pgmb.create_topic(schema_name text, table_name text, kind text) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select lower(schema_name || '.' || table_name || '.' || kind)
+$$;
+comment on function pgmb.create_topic(text, text, text) is
+    'The topic of the changes in a table, schema.table.insert, update or delete, all in lower case.';
+
+create function pgmb.serialise_record_for_event(tabl oid, op text, record record, out serialised jsonb, out emit boolean)
+language plpgsql stable
+as $$
+begin
+    serialised := pg_catalog.to_jsonb(record);
+    emit := true;
+end
+$$;
+comment on function pgmb.serialise_record_for_event(oid, text, record) is
+    'What the events of a table say about one of its rows, and whether there is to be an event at all. op is INSERT, UPDATE or '
+    'DELETE; an update asks for the row before and after it, and is sent where either is to be. The owner of schema pgmb may '
+    'replace it, to leave columns out or to send some rows only. It runs with the rights of the owner of the table, with '
+    'search_path pg_catalog, pgmb: name functions of your own with their schema.';
+
+create function pgmb.jsonb_diff(a jsonb, b jsonb) returns jsonb
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if a = b then
+        return null;
+    end if;
+    if jsonb_typeof(a) = 'object' and jsonb_typeof(b) = 'object' then
+        -- Only where b has keys that a lacks is there more to do than to look at those of a.
+        if b || a <> a then
+            a := (select jsonb_object_agg(o.key, null) from jsonb_object_keys(b) as o(key)) || a;
+        end if;
+        return (select jsonb_object_agg(n.key, n.value) from jsonb_each(a) as n where n.value is distinct from b -> n.key);
+    end if;
+    return a;
+end
+$$;
+comment on function pgmb.jsonb_diff(jsonb, jsonb) is
+    'Of a, the entries that b lacks or has otherwise, and null for each that only b has; null where nothing differs. Of '
+    'anything but two objects a itself.';
+
+create type pgmb.serialised as (serialised jsonb, emit boolean, error text);
+comment on type pgmb.serialised is 'A row as its events are to show it; or why that failed, and the row as it is.';
+
+create function pgmb.serialised(tbl oid, op text, one record) returns pgmb.serialised
+language plpgsql stable
+as $$
+declare
+    answer pgmb.serialised;
+begin
+    begin
+        select s.serialised, s.emit into answer.serialised, answer.emit
+        from pgmb.serialise_record_for_event(tbl, op, one) as s;
+    exception when others or assert_failure then
+        answer.error := sqlerrm;
+    end;
+    if answer.error is not null then
+        begin
+            answer.serialised := pg_catalog.to_jsonb(one);
+        exception when others or assert_failure then
+            answer.serialised := null;
+        end;
+    end if;
+    return answer;
+end
+$$;
+comment on function pgmb.serialised(oid, text, record) is
+    'Ask serialise_record_for_event about a row, whatever it does: nothing of ours fails a user''s write.';

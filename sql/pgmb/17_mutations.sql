@@ -1,0 +1,158 @@
+-- The capture of table mutations: each statement that inserts, updates or deletes rows publishes an event for each of them.
+--
+-- A trigger function belongs to the owner of its table and runs with that owner's rights: a plain writer needs none of ours,
+-- and what a cast or a serialisation does it does as the owner. It names no column of the table.
+
+create table pgmb.pushed_table (
+    tbl regclass primary key,
+    inserts boolean not null,
+    updates boolean not null,
+    deletes boolean not null,
+    pushed_at timestamptz not null default now()
+);
+comment on table pgmb.pushed_table is 'The tables whose mutations are published, and which of them.';
+
+create table pgmb.push_fault (
+    id bigint generated always as identity primary key,
+    tbl regclass not null,
+    op text not null,
+    message text not null,
+    before jsonb,
+    after jsonb,
+    occurred_at timestamptz not null default pg_catalog.statement_timestamp()
+);
+create index push_fault_by_table on pgmb.push_fault (tbl);
+comment on table pgmb.push_fault is
+    'Rows that were written and could not be made an event, as they were before and after. When mended: '
+    'pgmb.replay_push_faults(tbl).';
+
+create function pgmb.descendants(tbl regclass) returns setof regclass
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with recursive tree(relid) as (
+        select tbl::oid
+        union
+        select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
+    )
+    select relid::regclass from tree
+$$;
+comment on function pgmb.descendants(regclass) is
+    'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
+
+create function pgmb.push_comment(tbl regclass) returns text
+language sql immutable
+as $$
+    select pg_catalog.format('Publishes mutations of table %s, by its oid.', tbl::oid)
+$$;
+comment on function pgmb.push_comment(regclass) is 'How the trigger functions of a table are known, whatever it is called.';
+
+create function pgmb.pushes(tbl regclass)
+returns table (relid regclass, op text, function oid, enabled boolean)
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select t.tgrelid::regclass, split_part(t.tgname, '_', 3), t.tgfoid, t.tgenabled in ('O', 'A')
+    from pg_trigger as t
+    where t.tgname in ('pgmb_push_insert', 'pgmb_push_update', 'pgmb_push_delete')
+      and obj_description(t.tgfoid, 'pg_proc') = pgmb.push_comment(tbl)
+$$;
+comment on function pgmb.pushes(regclass) is
+    'The triggers that publish the mutations of a table, on it, on its partitions and on those that have left it.';
+
+create function pgmb.topic_of(tbl regclass, op text) returns text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select pgmb.create_topic(n.nspname, c.relname, op)
+    from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = tbl
+$$;
+comment on function pgmb.topic_of(regclass, text) is 'The topic of one kind of change in a table, by today''s name of it.';
+
+create function pgmb.note_push_fault(tbl oid, op text, message text, before jsonb, after jsonb) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    insert into pgmb.push_fault (tbl, op, message, before, after) values (tbl, op, message, before, after);
+    return false;
+end
+$$;
+comment on function pgmb.note_push_fault(oid, text, text, jsonb, jsonb) is 'Note a row that cannot be sent: false.';
+
+create function pgmb.push_rows(tbl regclass, op text) returns text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select format($body$
+    insert into pgmb.events (topic, payload)
+    select %5$L, (m.s).serialised
+    from (select pgmb.serialised(%1$s, %2$L, pgchange_row.*) as s from %3$s as pgchange_row offset 0) as m
+    where case when (m.s).error is null then (m.s).emit and (m.s).serialised is not null
+               else pgmb.note_push_fault(%1$s, %2$L, (m.s).error, %4$s) end;
+$body$, tbl::oid, upper(op), case op when 'insert' then 'pgchange_added' else 'pgchange_removed' end,
+        case op when 'insert' then 'null, (m.s).serialised' else '(m.s).serialised, null' end, pgmb.topic_of(tbl, op))
+$$;
+comment on function pgmb.push_rows(regclass, text) is 'The statement that publishes inserted or deleted rows.';
+
+create function pgmb.push_update(tbl regclass) returns text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    -- The rows before and after are in the same order. One that is moved to a partition which does not take it is among the
+    -- former only: then nobody can tell which belongs to which.
+    select format($body$
+    insert into pgmb.events (topic, payload, metadata)
+    select %2$L, m.changed, case when m.before is null then '{}' else jsonb_build_object('old', m.before) end
+    from (
+        select p.i, (p.a).serialised as after, (p.b).serialised as before, (p.a).emit or (p.b).emit as emit,
+               coalesce((p.a).error, (p.b).error) as error,
+               pgmb.jsonb_diff(coalesce((p.a).serialised, '{}'), coalesce((p.b).serialised, '{}')) as changed
+        from (
+            select s.i, (array_agg(s.s) filter (where s.is_new))[1] as a,
+                   (array_agg(s.s) filter (where not s.is_new))[1] as b
+            from (
+                select row_number() over () as i, true as is_new, pgmb.serialised(%1$s, 'UPDATE', pgchange_row.*) as s
+                from pgchange_added as pgchange_row
+                union all
+                select row_number() over (), false, pgmb.serialised(%1$s, 'UPDATE', pgchange_row.*)
+                from pgchange_removed as pgchange_row
+                where (select count(*) from pgchange_added) = (select count(*) from pgchange_removed)
+            ) as s
+            group by s.i
+        ) as p
+        offset 0
+    ) as m
+    where case when m.error is null then m.emit and m.changed is not null
+               else pgmb.note_push_fault(%1$s, 'UPDATE', m.error, m.before, m.after) end
+    order by m.i;
+$body$, tbl::oid, pgmb.topic_of(tbl, 'update'))
+$$;
+comment on function pgmb.push_update(regclass) is
+    'The statement that publishes updated rows: the columns that changed, and in the metadata the row as it was.';
+
+create function pgmb.push_body(tbl regclass, op text) returns text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select format($body$
+#variable_conflict use_column
+declare
+    pgchange_open boolean;
+begin
+    begin
+        pgchange_open := has_schema_privilege('pgmb', 'usage') and has_table_privilege('pgmb.push_fault', 'delete')
+            and has_column_privilege('pgmb.events', 'payload', 'insert');
+    exception when others or assert_failure then
+        pgchange_open := false;
+    end;
+    if pgchange_open is not true then
+        raise warning 'a change of %% is not published: its owner may not publish events', tg_relid::regclass;
+        return null;
+    end if;
+%s
+    return null;
+end
+$body$, case op when 'update' then pgmb.push_update(tbl) else pgmb.push_rows(tbl, op) end)
+$$;
+comment on function pgmb.push_body(regclass, text) is 'The body of a trigger function of one table.';

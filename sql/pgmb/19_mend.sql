@@ -1,0 +1,96 @@
+-- What the capture of mutations has become: partitions that came later, a table that was renamed, rows that failed.
+
+create function pgmb.pushing()
+returns table (
+    tbl regclass, inserts boolean, updates boolean, deletes boolean, untriggered regclass[], disabled regclass[], stale boolean,
+    faults bigint
+)
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select t.tbl, t.inserts, t.updates, t.deletes,
+           array(
+               select d.relid from pgmb.descendants(t.tbl) as d(relid)
+               left join pgmb.pushes(t.tbl) as p on p.relid = d.relid
+               group by d.relid having count(p.op) < t.inserts::integer + t.updates::integer + t.deletes::integer
+               order by d.relid
+           ),
+           array(select distinct p.relid from pgmb.pushes(t.tbl) as p where not p.enabled),
+           exists (
+               select from pgmb.pushes(t.tbl) as p
+               join pg_proc as f on f.oid = p.function
+               where f.prosrc <> pgmb.push_body(t.tbl, p.op) or f.proowner <> c.relowner
+                  or p.relid not in (select d.relid from pgmb.descendants(t.tbl) as d(relid))
+           ),
+           (select count(*) from (select from pgmb.push_fault as f where f.tbl = t.tbl limit 1000) as bounded)
+    from pgmb.pushed_table as t
+    join pg_class as c on c.oid = t.tbl
+$$;
+comment on function pgmb.pushing() is
+    'Every table whose mutations are published, with what is not captured as it should be: partitions that lack a trigger, '
+    'disabled ones, a capture that no longer fits because the table was renamed, has another owner, or lost a partition; and '
+    'faults, up to 1000. pgmb.refresh() mends.';
+
+create function pgmb.refresh() returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    pushed record;
+begin
+    for pushed in
+        select p.* from pgmb.pushing() as p join pg_class as c on c.oid = p.tbl
+        where pg_has_role(current_user, c.relowner, 'usage') and (p.untriggered <> '{}' or p.stale)
+    loop
+        begin
+            perform pgmb.push_table_mutations(pushed.tbl, pushed.inserts, pushed.deletes, pushed.updates);
+            return next format('%s: the capture of its mutations was mended', pushed.tbl);
+        exception when lock_not_available then
+            return next format('%s: postponed, it is being written', pushed.tbl);
+        end;
+    end loop;
+end
+$$;
+comment on function pgmb.refresh() is
+    'Mend the capture of the tables that the caller owns: partitions that came later, a renamed table; a line for each.';
+
+create function pgmb.replay_push_faults(tbl regclass) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    failed pgmb.push_fault;
+    before pgmb.serialised;
+    after pgmb.serialised;
+    payload jsonb;
+    replayed bigint := 0;
+begin
+    for failed in select f.* from pgmb.push_fault as f where f.tbl = replay_push_faults.tbl order by f.id for update loop
+        continue when failed.before is null and failed.after is null;
+        before := null;
+        after := null;
+        if failed.before is not null then
+            execute format('select s.* from pgmb.serialised($1, $2, jsonb_populate_record(null::%s, $3)) as s', tbl)
+            using tbl::oid, failed.op, failed.before into before;
+        end if;
+        if failed.after is not null then
+            execute format('select s.* from pgmb.serialised($1, $2, jsonb_populate_record(null::%s, $3)) as s', tbl)
+            using tbl::oid, failed.op, failed.after into after;
+        end if;
+        continue when coalesce(before.error, after.error) is not null;
+        payload := case failed.op when 'UPDATE' then pgmb.jsonb_diff(
+            coalesce(after.serialised, '{}'), coalesce(before.serialised, '{}')) else coalesce(after.serialised, before.serialised) end;
+        if (coalesce(before.emit, false) or coalesce(after.emit, false)) and payload is not null then
+            insert into pgmb.events (topic, payload, metadata)
+            values (pgmb.topic_of(tbl, failed.op), payload,
+                    case when failed.op = 'UPDATE' and before.serialised is not null
+                         then jsonb_build_object('old', before.serialised) else '{}' end);
+        end if;
+        delete from pgmb.push_fault as f where f.id = failed.id;
+        replayed := replayed + 1;
+    end loop;
+    return replayed;
+end
+$$;
+comment on function pgmb.replay_push_faults(regclass) is
+    'Publish now the rows of a table that could not be made an event, in their order; returns how many. What fails again stays.';

@@ -1,0 +1,187 @@
+-- For SQL by hand: read by cursor, under a lock of the session.
+
+create function pgmb.held_here(gid text) returns boolean
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select exists (
+        select from pg_locks as l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted and l.pid = pg_backend_pid()
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and (l.classid::bigint << 32 | l.objid::bigint) = pgmb.lock_key(gid))
+$$;
+comment on function pgmb.held_here(text) is 'Whether this session, or its transaction, holds the lock of a group.';
+
+create function pgmb.read_next_events(
+    gid varchar, cursor pgmb.event_id default null,
+    chunk_size integer default pgmb.get_config_value('poll_chunk_size')::integer, peek boolean default false
+)
+returns table (
+    id pgmb.event_id, topic varchar, payload jsonb, metadata jsonb, subscription_ids pgmb.subscription_id[], next_cursor pgmb.event_id
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    after text := cursor;
+    run record;
+begin
+    perform pgmb.check_group(gid);
+    if chunk_size < 1 then
+        raise invalid_parameter_value using message = 'chunk_size must be at least 1 event';
+    end if;
+    if after is null then
+        after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
+    else
+        perform pgmb.check_cursor(gid, after);
+    end if;
+    if not peek then
+        -- Each call that takes the lock wants one that releases it: a session takes it once.
+        if not pgmb.held_here(gid) and not pg_try_advisory_lock(pgmb.lock_key(gid)) then
+            return;
+        end if;
+        perform pgmb.keep_alive(gid);
+        if cursor is null then
+            after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
+        end if;
+    end if;
+    select * into run from pgmb.ahead(gid, after, chunk_size);
+    if run.alone then
+        return query
+            select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[],
+                   run.upto::pgmb.event_id
+            from pgmb.events_alone(gid, after, run.upto, run.lowest, run.highest) as e;
+    else
+        return query
+            select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[],
+                   run.upto::pgmb.event_id
+            from pgmb.events_shared(gid, after, run.upto, run.lowest, run.highest) as e;
+    end if;
+end
+$$;
+comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean) is
+    'The next events of a group in the order of dispatch, behind its own cursor or a given one, with next_cursor, the same in '
+    'every row, to go on from or to give to pgmb.set_group_cursor. It takes the group''s lock for the session, and returns '
+    'nothing where another holds it; a peek takes no lock. Not behind a pooler in transaction mode.';
+
+create function pgmb.release_group_lock(gid varchar) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return pgmb.held_here(gid) and pg_advisory_unlock(pgmb.lock_key(gid));
+end
+$$;
+comment on function pgmb.release_group_lock(varchar) is 'Let go of the lock of a group; false where this session did not have it.';
+
+create function pgmb.set_group_cursor(gid varchar, new_cursor pgmb.event_id, release_lock boolean default false) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    last text := (pgmb.dispatcher_now()).last_id;
+begin
+    perform pgmb.check_group(gid);
+    if new_cursor is not null then
+        perform pgmb.check_cursor(gid, new_cursor);
+    end if;
+    if not pg_try_advisory_xact_lock(pgmb.lock_key(gid)) then
+        raise lock_not_available using message = format('group %I is being read by another session', gid),
+            hint = 'stop it, or wait until it lets go of the group';
+    end if;
+    -- What is dispatched from now on comes in any case.
+    update pgmb.subscription_groups as g set
+        last_read_event_id = case when left(new_cursor, 15) > left(last, 15) then left(last, 15) || 'fffffffff' else new_cursor end,
+        updated_at = now()
+    where g.id = gid;
+    if release_lock then
+        perform pgmb.release_group_lock(gid);
+    end if;
+end
+$$;
+comment on function pgmb.set_group_cursor(varchar, pgmb.event_id, boolean) is
+    'Move a group''s cursor: behind what was read, to a time (pgmb.create_event_id(<timestamp>, 0)), or to null, the beginning.';
+
+create function pgmb.read_events(event_ids pgmb.event_id[]) returns setof pgmb.events
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select e.* from unnest(event_ids) with ordinality as i(id, n)
+    cross join lateral (select x.* from pgmb.events as x where x.id = i.id offset 0) as e
+    order by i.n
+$$;
+comment on function pgmb.read_events(pgmb.event_id[]) is 'Events by their ids, in the order of the ids; those that are gone are left out.';
+
+create function pgmb.replay_older(sid text, from_event_id text, below text, max_events integer) returns text[]
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    condition pgmb.condition := (
+        select c from pgmb.condition as c join pgmb.subscriptions as s on s.condition_id = c.id where s.id = sid);
+    low text := from_event_id;
+    ids text[];
+    wanted text[] := '{}';
+    part record;
+begin
+    loop
+        ids := array(
+            select e.id::text from pgmb.events as e where e.id > low and e.id < below order by e.id limit greatest(1000, max_events));
+        exit when cardinality(ids) = 0;
+        part := pgmb.evaluate(condition, pgmb.match_sql(condition, true), ids, array[sid], 1000);
+        wanted := wanted || array(
+            select i.id from unnest(part.matches) as m cross join lateral unnest(m.ids) as i(id) order by i.id collate "C");
+        exit when cardinality(wanted) >= max_events;
+        low := ids[cardinality(ids)];
+    end loop;
+    return wanted;
+end
+$$;
+comment on function pgmb.replay_older(text, text, text, integer) is
+    'The events between two ids that a subscription would have got, in order.';
+
+create function pgmb.replay_events(gid varchar, sid varchar, from_event_id pgmb.event_id, max_events integer)
+returns setof pgmb.events
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    earliest record;
+    seen record;
+    ids text[];
+begin
+    perform pgmb.check_group(gid);
+    if not exists (select from pgmb.subscriptions as s where s.id = sid and s.group_id = gid) then
+        raise exception using errcode = 'PC002', message = format('group %L has no subscription %L', gid, sid),
+            hint = 'select id, group_id from pgmb.subscriptions lists them';
+    end if;
+    if from_event_id !~ '^pm[0-9a-f]{22}$' then
+        raise invalid_parameter_value using message = format('%L is no event id', from_event_id);
+    end if;
+    select d.event_ids[1] as id into earliest from pgmb.dispatched as d
+    where d.group_id = gid and d.subscription_id = sid order by d.group_id, d.id limit 1;
+    ids := pgmb.replay_older(
+        sid, from_event_id, coalesce(earliest.id, pgmb.create_event_id(clock_timestamp(), 0)), max_events);
+    -- Behind the event itself where it was dispatched, else behind its time.
+    select d.id, i.n into seen
+    from pgmb.dispatched as d cross join lateral unnest(d.event_ids) with ordinality as i(id, n)
+    where d.group_id = gid and d.subscription_id = sid and d.id > from_event_id and i.id = from_event_id limit 1;
+    if cardinality(ids) < max_events then
+        ids := ids || array(
+            select i.id
+            from pgmb.dispatched as d cross join lateral unnest(d.event_ids) with ordinality as i(id, n)
+            where d.group_id = gid and d.subscription_id = sid
+              and (d.id > coalesce(seen.id, from_event_id) or d.id = seen.id and i.n > seen.n)
+              and i.id <> all (ids)
+            order by d.id, i.n limit max_events - cardinality(ids));
+    end if;
+    return query select e.* from pgmb.read_events(ids[:max_events]::pgmb.event_id[]) as e;
+end
+$$;
+comment on function pgmb.replay_events(varchar, varchar, pgmb.event_id, integer) is
+    'The events of a subscription after one that it had, at most so many: those older than the subscription by its condition, '
+    'the others as they were dispatched. It moves no cursor.';

@@ -1,0 +1,136 @@
+-- What is ready for a group, and whether it has come to a point.
+
+create function pgmb.faults(gid text) returns bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select count(*) from (
+            select from pgmb.fault as f cross join lateral unnest(f.event_ids) where f.group_id = gid limit 1000) as found_faults
+    );
+end
+$$;
+comment on function pgmb.faults(text) is 'Events for which a condition of a group failed, up to a thousand.';
+
+create function pgmb.waiting(upto integer, out counted bigint, out age double precision)
+language plpgsql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    at pgmb.dispatcher := pgmb.dispatcher_now();
+    slice record;
+    later bigint;
+    oldest text;
+begin
+    counted := 0;
+    for slice in
+        select cardinality(u.ids) as n, u.ids[1] as id
+        from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, pgmb.visible_now()) as u
+    loop
+        oldest := coalesce(oldest, slice.id);
+        counted := counted + slice.n;
+        exit when counted > upto;
+    end loop;
+    select count(*), least(oldest, min(s.event_id)) into later, oldest
+    from (
+        select x.event_id from pgmb.scheduled as x where x.event_id > at.scheduled_upto order by x.event_id
+        limit greatest(upto - counted, 0) + 1
+    ) as s;
+    counted := counted + later;
+    age := greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(oldest)), 0);
+end
+$$;
+comment on function pgmb.waiting(integer) is 'How many events are not dispatched yet or in the future, counted up to about so many.';
+
+create function pgmb.lag(gid text, "position" jsonb, upto integer) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    after text := coalesce("position" ->> 'cursor', '');
+    ready record;
+    waiting record;
+    exact boolean;
+    counted bigint;
+begin
+    perform pgmb.check_position(gid, "position");
+    if upto < 0 then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    select r.* into ready from pgmb.ahead(gid, after, upto::bigint + 1) as r;
+    if coalesce(ready.count, 0) <= upto and pgmb.may_dispatch() then
+        perform pgmb.dispatch();
+        select r.* into ready from pgmb.ahead(gid, after, upto::bigint + 1) as r;
+    end if;
+    counted := coalesce(ready.count, 0);
+    exact := counted <= upto;
+    if not exact then
+        -- The distance of the dispatcher's totals counts other groups' events too.
+        counted := greatest(counted, (pgmb.dispatcher_now()).total - (
+            select d.total from pgmb.dispatched as d
+            where d.group_id = gid and d.id > after order by d.group_id, d.id limit 1));
+    end if;
+    waiting := pgmb.waiting(upto);
+    return jsonb_build_object(
+        'ready', counted, 'ready_exact', exact,
+        'ready_age', greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(ready.lowest)), 0),
+        'waiting', waiting.counted, 'waiting_exact', waiting.counted = 0, 'waiting_age', waiting.age,
+        'faults', pgmb.faults(gid));
+end
+$$;
+comment on function pgmb.lag(text, jsonb, integer) is
+    'How many events are dispatched to a group and unread, and how many wait to be dispatched, to whomever. On a primary it '
+    'dispatches a chunk first where too little is ready. What an open transaction has published nobody can see.';
+
+create function pgmb.point() returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return jsonb_build_object(
+        'snapshot', pgmb.visible_now(), 'source', pgmb.system_identifier(), 'until', clock_timestamp()::timestamptz(0));
+end
+$$;
+comment on function pgmb.point() is 'A point to wait for: all that is published now, and due.';
+
+create function pgmb.passed(gid text, "position" jsonb, goal jsonb) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    at pgmb.dispatcher;
+    upto text := goal ->> 'cursor';
+begin
+    perform pgmb.check_position(gid, "position");
+    if (goal ->> 'source')::bigint <> pgmb.system_identifier() then
+        raise exception using errcode = 'PC004', message = 'the point was taken in another cluster than this source',
+            hint = 'the source was restored, upgraded or exchanged since: take a new point';
+    end if;
+    if upto is null then
+        if pgmb.may_dispatch() then
+            perform pgmb.dispatch();
+        end if;
+        at := pgmb.dispatcher_now();
+        -- Dispatched is all of it when the dispatcher left nothing of it: from then on it is a matter of the cursor.
+        if not exists (
+            select from pgmb.undispatched(
+                at.snapshot, at.partial_txid, at.partial_seq, (goal ->> 'snapshot')::pg_snapshot))
+        then
+            upto := at.last_id;
+        end if;
+    end if;
+    return jsonb_build_object(
+        'goal', goal || jsonb_build_object('cursor', upto),
+        'passed', upto is not null and not exists (
+            select from pgmb.dispatched as d
+            where d.group_id = gid and d.id > coalesce("position" ->> 'cursor', '') and left(d.id, 15) <= left(upto, 15)));
+end
+$$;
+comment on function pgmb.passed(text, jsonb, jsonb) is
+    'Whether a position has come to a point; and the goal to ask with the next time.';

@@ -1,0 +1,33 @@
+-- What a handler failed on: it comes back to that handler alone by a retry, and after the last one it becomes a dead letter. Both
+-- hold copies of the events, as the log lets go of what was read.
+
+create function pgmb.retry_events(
+    sid pgmb.subscription_id, handler text, events jsonb, error text, attempts integer, pause interval
+) returns pgmb.event_id
+language sql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    insert into pgmb.events (id, topic, payload, metadata, subscription_id)
+    values (
+        pgmb.create_event_id(clock_timestamp() + pause, nextval('pgmb.event_seq')), 'pgmb-retry',
+        jsonb_build_object(
+            'ids', jsonb_path_query_array(events, '$[*].id'), 'retryNumber', attempts, 'handlerName', handler),
+        jsonb_build_object('events', events, 'error', error), sid)
+    returning id
+$$;
+comment on function pgmb.retry_events(pgmb.subscription_id, text, jsonb, text, integer, interval) is
+    'Give events, as [{id, topic, payload, metadata}, ...], back to a handler after a pause; attempts is how many it has failed.';
+
+create function pgmb.give_up_events(
+    gid pgmb.group_id, sid pgmb.subscription_id, handler text, events jsonb, error text, attempts integer
+) returns bigint
+language sql security definer
+set search_path = pg_catalog, pgmb, dead_letter, pg_temp
+as $$
+    select dead_letter.write(
+        'handler', format('events:%s/%s', gid, handler),
+        jsonb_build_object('group', gid, 'handler', handler, 'subscription', sid), jsonb_build_object('events', events),
+        jsonb_array_length(events), format('handler %s gave them up', handler), error, attempts)
+$$;
+comment on function pgmb.give_up_events(pgmb.group_id, pgmb.subscription_id, text, jsonb, text, integer) is
+    'Keep the events that a handler of a group gave up as a dead letter, whose number is returned.';

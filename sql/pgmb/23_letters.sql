@@ -1,0 +1,161 @@
+-- Dead letters of the event log: batches of a group's feed that were given up (kind event), and what a handler gave up (kind
+-- handler). They hold copies of the events, as the log lets go of what was read.
+
+insert into dead_letter.kind (kind, schema) values ('event', 'pgmb'), ('handler', 'pgmb');
+
+create function pgmb.letter_rights(address jsonb) returns text[]
+language sql immutable
+as $$
+    select '{see,keep}'::pg_catalog.text[]
+$$;
+comment on function pgmb.letter_rights(jsonb) is 'What who may execute this may do with dead letters of the event log.';
+
+create function pgmb.in_work(gid text, "position" jsonb) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.batch || jsonb_build_object('attempt', p.attempt, 'error', p.error, 'elsewhere', p.elsewhere)
+    from pgmb.pending(gid, "position") as p
+    where p.version is not null
+$$;
+comment on function pgmb.in_work(text, jsonb) is
+    'In the database of the events: the batch that a position has not acked yet, with its attempts and the error of the last '
+    'one, and whether the cursor is in another database; or null.';
+
+create function pgmb.note_failure(gid text, batch jsonb, error text) returns void
+language sql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    update pgmb.claim as c set error = note_failure.error
+    where c.group_id = gid and c.version = (note_failure.batch ->> 'version')::bigint
+      and c.attempt = (note_failure.batch ->> 'attempt')::integer
+$$;
+comment on function pgmb.note_failure(text, jsonb, text) is 'Note what the attempt on a batch failed on, for its dead letter.';
+
+create function pgmb.copies(gid text, batch jsonb) returns table (part bigint, events jsonb)
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select e.n / 1000, jsonb_agg(jsonb_build_object(
+        'id', e.id, 'topic', e.topic, 'payload', e.payload, 'metadata', e.metadata, 'subscriptions', e.subscription_ids)
+        order by e.n)
+    from (
+        select x.id, x.topic, x.payload, x.metadata, x.subscription_ids, row_number() over (order by x.dispatch, x.rank) - 1 as n
+        from pgmb.events_shared(
+            gid, batch -> 'bounds' ->> 'after', batch -> 'bounds' ->> 'upto', batch -> 'bounds' ->> 'lowest',
+            batch -> 'bounds' ->> 'highest') as x
+    ) as e
+    group by e.n / 1000
+    order by 1
+$$;
+comment on function pgmb.copies(text, jsonb) is 'The events of a batch, as [{id, topic, payload, metadata, subscriptions}, ...], by the thousand.';
+
+create function pgmb.skip(gid text, batch jsonb, reason text) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, dead_letter, pg_temp
+as $$
+declare
+    here boolean := not (batch -> 'elsewhere')::boolean;
+    copied record;
+    letter bigint;
+begin
+    perform pgmb.take_idle(gid);
+    if coalesce(trim(reason), '') = '' then
+        raise invalid_parameter_value using message = 'say why the batch is skipped';
+    end if;
+    for copied in
+        select c.part, jsonb_build_object('events', c.events) as content, jsonb_array_length(c.events) as n
+        from pgmb.copies(gid, batch) as c where here
+        union all
+        select 0, jsonb_build_object('batch', batch - array['attempt', 'error', 'elsewhere']), (batch ->> 'count')::integer where not here
+        order by part
+    loop
+        letter := dead_letter.write(
+            'event', 'events:' || gid, jsonb_build_object('group', gid), copied.content, copied.n, reason, batch ->> 'error',
+            coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
+    end loop;
+    perform pgmb.ack(gid, batch);
+    return letter;
+end
+$$;
+comment on function pgmb.skip(text, jsonb, text) is
+    'Give up a claimed batch, as pgmb.in_work() has it: its events become dead letters, one for each thousand, and the number of '
+    'the last is returned; the group goes on behind it.';
+
+create function pgmb.skip_batch(gid text, reason text) returns uuid
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    batch jsonb;
+begin
+    perform pgmb.take_idle(gid);
+    batch := pgmb.in_work(gid, pgmb.position(gid));
+    if batch is null then
+        raise exception using errcode = 'PC009', message = format('group %I has no batch in work', gid),
+            hint = 'only a batch that was claimed and not acked can be skipped';
+    end if;
+    perform pgmb.skip(gid, batch, reason);
+    return (batch ->> 'id')::uuid;
+end
+$$;
+comment on function pgmb.skip_batch(text, text) is
+    'Give up the batch that a group claimed and cannot finish, where its cursor and the events share a database.';
+
+create function pgmb.way_to(gid text, wanted jsonb) returns text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select s.id from pgmb.subscriptions as s where s.group_id = gid order by wanted ? s.id desc, s.id limit 1
+$$;
+comment on function pgmb.way_to(text, jsonb) is 'The subscription by which an event is sent to a group again: one that chose it, or else any; null for none.';
+
+create function pgmb.check_letter(address jsonb, content jsonb) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if not content ? 'events' then
+        raise exception using errcode = 'PC012',
+            message = format('the events of this batch of group %I are in another database than its cursor', address ->> 'group'),
+            hint = 'there, publish those that pgmb.replay_events() still gives; nothing but dropping the letter is left here';
+    end if;
+    if address ? 'subscription' and not exists (select from pgmb.subscriptions as s where s.id = address ->> 'subscription')
+       or pgmb.way_to(address ->> 'group', '[]') is null
+    then
+        raise exception using errcode = 'PC012',
+            message = format('the way to group %I is gone with its subscription%s', address ->> 'group',
+                             coalesce(' ' || (address ->> 'subscription'), '')),
+            hint = 'the letter''s content still has the events: publish them anew, or drop it';
+    end if;
+end
+$$;
+comment on function pgmb.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose events can reach its consumer no more.';
+
+create function pgmb.send_again(letter bigint) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, dead_letter, pg_temp
+as $$
+declare
+    wanted record;
+begin
+    delete from dead_letter.letter as l where l.id = letter and l.kind in ('event', 'handler')
+    returning l.kind, l.address, l.content -> 'events' as events, l.error into wanted;
+    if not found then
+        perform dead_letter.gone(letter);
+    end if;
+    if wanted.kind = 'handler' then
+        perform pgmb.retry_events(
+            wanted.address ->> 'subscription', wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0');
+    else
+        insert into pgmb.events (topic, payload, metadata, subscription_id)
+        select x.event ->> 'topic', x.event -> 'payload', x.event -> 'metadata' || jsonb_build_object('replay_of', x.event -> 'id'),
+               pgmb.way_to(wanted.address ->> 'group', x.event -> 'subscriptions')
+        from jsonb_array_elements(wanted.events) with ordinality as x(event, n)
+        order by x.n;
+    end if;
+end
+$$;
+comment on function pgmb.send_again(bigint) is
+    'Publish the events of a dead letter once more: for their handler alone, with all its attempts before it; or for their group '
+    'alone, as new events with replay_of in their metadata. The letter goes in the same transaction.';

@@ -1,0 +1,141 @@
+-- What people ask and do: status, faults, skip, drop.
+
+create function pgmb.status(upto integer default 1000)
+returns table (
+    group_id pgmb.group_id, subscriptions bigint, ready bigint, ready_exact boolean, oldest_seconds double precision,
+    waiting bigint, faults bigint, at_work boolean, cursor pgmb.event_id, elsewhere boolean, version bigint, batch_id uuid,
+    attempt integer, claimed_at timestamptz, updated_at timestamptz
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set jit = off
+as $$
+declare
+    known record;
+    ahead record;
+    waits record := pgmb.waiting(upto);
+begin
+    for known in
+        select g.id, coalesce(c.elsewhere, false) as elsewhere, c.batch_id, c.attempt, c.claimed_at, c.version as claimed,
+               case when c.elsewhere then c.after else coalesce(g.last_read_event_id, '') end as cursor,
+               case when c.elsewhere then c.from_version else g.version end as version,
+               case when c.elsewhere then c.claimed_at else g.updated_at end as updated_at
+        from pgmb.subscription_groups as g left join pgmb.claim as c on c.group_id = g.id
+        order by g.id
+    loop
+        select a.* into ahead from pgmb.ahead(known.id, known.cursor, upto::bigint + 1) as a;
+        return query select
+            known.id::pgmb.group_id, (select count(*) from pgmb.subscriptions as s where s.group_id = known.id),
+            coalesce(ahead.count, 0), coalesce(ahead.count, 0) <= upto,
+            greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(ahead.lowest)), 0)::double precision,
+            waits.counted, pgmb.faults(known.id), pgmb.locked(known.id), known.cursor::pgmb.event_id, known.elsewhere,
+            known.version,
+            case when known.claimed > known.version then known.batch_id end,
+            case when known.claimed > known.version then known.attempt end,
+            case when known.claimed > known.version then known.claimed_at end,
+            known.updated_at::timestamptz;
+    end loop;
+end
+$$;
+comment on function pgmb.status(integer) is
+    'Every group: its subscriptions, what is ready for it and how old, what waits to be dispatched, to whomever, its faults, '
+    'whether it is being read, its cursor, and the batch that it claimed last and has not acked. Of a group whose cursor is '
+    'elsewhere the last claim tells, so that a batch that is done may be shown as in work.';
+
+create function pgmb.dispatching()
+returns table (dispatched_at timestamptz, events bigint, waiting bigint, at_work boolean, restored text, faults bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return query
+        select d.dispatched_at, d.total, w.counted,
+               exists (
+                   select from pg_locks as l
+                   where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+                     and l.database = (select b.oid from pg_database as b where b.datname = current_database())
+                     and (l.classid::bigint << 32 | l.objid::bigint) = pgmb.dispatch_key()),
+               d.restored, (select count(*) from pgmb.fault)
+        from pgmb.dispatcher_now() as d, pgmb.waiting(1000) as w;
+end
+$$;
+comment on function pgmb.dispatching() is
+    'The last poll that had something to dispatch, how many events there were ever, how many wait, up to a thousand, whether one '
+    'is at work, what was done after a restore, and the faults.';
+
+create function pgmb.replay_faults(gid varchar default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    known record;
+    part record;
+    at pgmb.dispatcher;
+    base bigint;
+    found_matches pgmb.match[] := '{}';
+    written bigint;
+begin
+    if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
+        raise lock_not_available using message = 'events are being dispatched', hint = 'try again in a moment';
+    end if;
+    for known in
+        with gone as (
+            delete from pgmb.fault as f where gid is null or f.group_id = gid
+            returning f.subscription_id, f.event_ids
+        )
+        select g.subscription_id, c as condition, array_agg(distinct i.id collate "C" order by i.id collate "C") as ids
+        from gone as g
+        join pgmb.subscriptions as s on s.id = g.subscription_id
+        join pgmb.condition as c on c.id = s.condition_id
+        cross join lateral unnest(g.event_ids) as i(id)
+        group by 1, 2
+    loop
+        part := pgmb.evaluate(known.condition, pgmb.match_sql(known.condition, true), known.ids, array[known.subscription_id], 1000);
+        found_matches := found_matches || part.matches;
+    end loop;
+    if cardinality(found_matches) = 0 then
+        return 0;
+    end if;
+    at := pgmb.dispatcher_now();
+    base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
+    written := pgmb.write_alone(found_matches, base, at.total) + pgmb.write_shared(found_matches, base, at.total, '{}');
+    insert into pgmb.dispatcher (
+        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
+    values (
+        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, pgmb.cursor_at(base, 0), at.scheduled_upto, at.total,
+        at.source, at.restored);
+    delete from pgmb.dispatcher as d where d.version = at.version;
+    return written;
+end
+$$;
+comment on function pgmb.replay_faults(varchar) is
+    'Evaluate the conditions that failed once more, of one group or of all: what matches is dispatched now, what fails again is '
+    'noted again. Returns how many pairs of event and subscription were dispatched.';
+
+create function pgmb.take_idle(gid text) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.check_group(gid);
+    if not pg_try_advisory_xact_lock(pgmb.lock_key(gid)) then
+        raise lock_not_available using message = format('group %I is being read', gid),
+            hint = 'stop it, or wait until its batch has ended';
+    end if;
+end
+$$;
+comment on function pgmb.take_idle(text) is 'Take the lock of a group that exists and is not being read, or say so.';
+
+create function pgmb.drop_group(gid text) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, dead_letter, pg_temp
+as $$
+begin
+    perform pgmb.take_idle(gid);
+    delete from pgmb.fault as f where f.group_id = gid;
+    delete from pgmb.claim as c where c.group_id = gid;
+    delete from dead_letter.letter as l where l.kind in ('event', 'handler') and l.address ->> 'group' = gid;
+    delete from pgmb.subscription_groups as g where g.id = gid;
+end
+$$;
+comment on function pgmb.drop_group(text) is 'Forget a group, its subscriptions, its cursor and its dead letters; it no longer keeps events from going.';

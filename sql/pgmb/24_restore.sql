@@ -1,0 +1,92 @@
+-- After a restore, an upgrade, or a source that lost its tail.
+
+create function pgmb.full_xid(xid xid) returns bigint
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select near.n + ((xid::text::bigint - near.n) & 4294967295 | case
+        when (xid::text::bigint - near.n) & 2147483648 > 0 then -4294967296 else 0 end)
+    from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) as near(n)
+$$;
+comment on function pgmb.full_xid(xid) is 'A transaction id near today''s, with its epoch.';
+
+create function pgmb.stamp_anew() returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    at pgmb.dispatcher := pgmb.dispatcher_now();
+    here bigint := pgmb.system_identifier();
+    -- What an open transaction publishes meanwhile is not in it, and comes with the next poll.
+    upto pg_snapshot := pgmb.visible_now();
+    restored_at bigint := (select pgmb.full_xid(d.xmin) from pgmb.dispatcher as d where d.version = at.version);
+    waiting bigint;
+begin
+    -- Dispatched is what the old cluster's snapshot saw, unless it was published here since.
+    with gone as (
+        delete from pgmb.published as p
+        returning p.txid, p.seq, p.direct, p.ids,
+            p.txid::text::bigint > restored_at and p.txid::text::bigint <= pgmb.full_xid(p.xmin)
+            or not (
+                pg_visible_in_snapshot(p.txid, at.snapshot)
+                or coalesce(p.txid = at.partial_txid and p.seq <= at.partial_seq, false)) as waits
+    ), stamped as (
+        insert into pgmb.published (direct, ids)
+        select g.direct, g.ids from gone as g where g.waits order by g.txid, g.seq
+        returning cardinality(ids) as n
+    )
+    select coalesce(sum(s.n), 0) into waiting from stamped as s;
+    update pgmb.scheduled set txid = default;
+    insert into pgmb.dispatcher (version, snapshot, last_id, total, source, restored)
+    values (at.version + 1, upto, at.last_id, at.total, here, format(
+        '%s: cluster %s became %s, and %s undispatched events were stamped anew', clock_timestamp()::timestamptz(0), at.source,
+        here, waiting));
+    delete from pgmb.dispatcher as d where d.version = at.version;
+end
+$$;
+comment on function pgmb.stamp_anew() is
+    'In a restored or upgraded cluster, whose transaction ids mean something else: give what waits this transaction''s id, so that '
+    'the next poll dispatches it.';
+
+create function pgmb.mark(gid text) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select jsonb_build_object(
+        'source', pgmb.system_identifier()::text, 'version', c.version, 'cursor', c.upto,
+        'from_version', c.from_version, 'after', c.after)
+    from pgmb.claim as c where c.group_id = gid
+$$;
+comment on function pgmb.mark(text) is
+    'What this source knows of a group whose cursor is elsewhere: the cursors before and behind the batch that it claimed last.';
+
+create function pgmb.adopt_mark(gid text, mark jsonb) returns text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    at bigint;
+    before boolean;
+begin
+    perform pgmb.take_idle(gid);
+    at := (select g.version from pgmb.subscription_groups as g where g.id = gid);
+    if mark is null then
+        mark := jsonb_build_object('version', 0, 'from_version', 0, 'after', null, 'cursor', null);
+    end if;
+    before := at = (mark ->> 'from_version')::bigint;
+    if not before and at < (mark ->> 'version')::bigint then
+        raise exception using errcode = 'PC009',
+            message = format('group %I is at batch %s, before the last claim that the source knows', gid, at),
+            hint = 'choose a cursor: pgmb.set_group_cursor(...)';
+    end if;
+    update pgmb.subscription_groups as g set
+        version = (mark ->> case when before then 'from_version' else 'version' end)::bigint,
+        last_read_event_id = nullif(mark ->> case when before then 'after' else 'cursor' end, ''),
+        source = (mark ->> 'source')::bigint, updated_at = now()
+    where g.id = gid;
+    return case when before or at = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
+end
+$$;
+comment on function pgmb.adopt_mark(text, jsonb) is
+    'Go on from what pgmb.mark() of the source says; returns the guarantee: exactly once where the source knows the last batch, '
+    'at least once from the mark on where it lost batches that were processed.';

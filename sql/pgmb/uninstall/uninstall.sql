@@ -1,0 +1,40 @@
+-- Take out the schema pgmb, with every event in it, and the capture on every table whose mutations were published; the tables
+-- themselves stay as they are, and so does the role pgmb_reader. What others have made of ours must go first, by their hand.
+
+do $$
+declare
+    pushed regclass;
+    theirs text;
+begin
+    for pushed in
+        select t.tbl from pgmb.pushed_table as t join pg_catalog.pg_class as c on c.oid = t.tbl
+    loop
+        begin
+            perform pgmb.stop_table_mutations_push(pushed);
+        exception when insufficient_privilege then
+            raise insufficient_privilege using
+                message = format('the capture on %s cannot be taken off: %s', pushed, sqlerrm),
+                hint = format('as its owner: select pgmb.stop_table_mutations_push(%L); then again', pushed);
+        end;
+    end loop;
+
+    with ours as (
+        select d.classid, d.objid from pg_catalog.pg_depend as d
+        where d.refclassid = 'pg_catalog.pg_namespace'::regclass and d.refobjid = 'pgmb'::regnamespace
+    ), using_ours as (
+        select distinct d.classid, d.objid, d.objsubid from pg_catalog.pg_depend as d
+        join ours as o on (o.classid, o.objid) = (d.refclassid, d.refobjid)
+    )
+    select string_agg(distinct i.type || ' ' || i.identity, ', ') into theirs
+    from using_ours as u
+    cross join lateral pg_catalog.pg_identify_object(u.classid, u.objid, u.objsubid) as i
+    cross join lateral pg_catalog.pg_identify_object_as_address(u.classid, u.objid, u.objsubid) as a
+    where coalesce(i.schema, a.object_names[1]) not in ('pgmb', 'pg_toast');
+    if theirs is not null then
+        raise exception using errcode = 'PC008', message = format('schema pgmb is used by others: %s', theirs),
+            hint = 'removing pgmb would remove these too: drop or change them first';
+    end if;
+end
+$$;
+delete from dead_letter.kind where schema = 'pgmb';
+drop schema pgmb cascade;

@@ -1,0 +1,146 @@
+"""What keeping the event log costs those who publish, and what publishing a table's mutations costs its writers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from tests.benchmarks.measure import Report, cpu_of, ratio, section, side_by_side
+from tests.benchmarks.tubes import FLIGHT, ROWS
+
+STATEMENTS = {1: 2_000, 100: 200, 10_000: 2}
+WRITERS, SECONDS, ROUNDS, BATCH = 2, 10, 5, 100
+PUBLISH = (
+    "insert into pgmb.events (topic, payload) "
+    f"select 'load', jsonb_build_object('n', g, 'filler', repeat('x', 1000)) from generate_series(1, {BATCH}) as g"
+)
+GOAL = 0.8
+"""Of the median second, what publishers do in their slowest one while maintenance runs."""
+
+
+def run(conninfo: str, report: Report) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        mutations(connection, report)
+        upkeep(connection, conninfo, report)
+
+
+def upkeep(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
+    """Publishers at full speed, and a dispatcher; partitions of two seconds come and go every second."""
+    for table in ("events", "dispatched"):
+        connection.execute(f"truncate pgmb.{table}, pgmb.published")
+        for (part,) in connection.execute(
+            f"select partition_id::text from pgmb.get_partitions_and_bounds('pgmb.{table}'::regclass)"
+        ).fetchall():
+            connection.execute(f"drop table {part}")
+    for name, value in (
+        ("partition_interval", "2 seconds"),
+        ("partition_retention_period", "4 seconds"),
+        ("future_intervals_to_create", "6 seconds"),
+    ):
+        connection.execute("update pgmb.config set value = %s where id = %s", [value, name])
+    maintain(connection)
+    with section(f"{WRITERS} publishers of 1 kB by {BATCH}, slowest second / median second"):
+        connection.execute("alter system set autovacuum = on")
+        connection.execute("select pg_reload_conf()")
+        without, during = [], []
+        done: list[str] = []
+        for _ in range(ROUNDS):
+            without.append(slowest(conninfo, None))
+            during.append(slowest(conninfo, done))
+        report.say("without maintenance", statistics.median(without), "x")
+        report.say("maintenance every second", statistics.median(during), "x", least=GOAL)
+        for what in ("added", "emptied", "dropped", "postponed"):
+            report.say(f"partitions {what}", sum(what in line for line in done), "")
+
+
+def slowest(conninfo: str, told: list[str] | None) -> float:
+    """What publishers did in their slowest second, as a part of their median one; with maintenance where ``told``."""
+    stop = multiprocessing.Event()
+    counts = [multiprocessing.Array("q", SECONDS + 2) for _ in range(WRITERS)]
+    began = time.time() + 1
+    work = [
+        multiprocessing.Process(target=publisher, args=(conninfo, began, count, stop)) for count in counts
+    ]
+    work.append(multiprocessing.Process(target=dispatcher, args=(conninfo, stop)))
+    for process in work:
+        process.start()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        while time.time() < began + SECONDS + 1:
+            time.sleep(1 - (time.time() - began) % 1)
+            if told is not None:
+                told += maintain(connection)
+    stop.set()
+    for process in work:
+        process.join()
+    if told is None:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            maintain(connection)
+    seconds = [sum(count[n] for count in counts) for n in range(1, SECONDS + 1)]
+    return min(seconds) / statistics.median(seconds)
+
+
+def publisher(conninfo: str, began: float, count: Any, stop: Any) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        while not stop.is_set():
+            connection.execute(PUBLISH)
+            second = int(time.time() - began)
+            if 0 <= second < len(count):
+                count[second] += BATCH
+
+
+def dispatcher(conninfo: str, stop: Any) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        while not stop.is_set():
+            connection.execute("select pgmb.poll_for_events()")
+            time.sleep(0.1)
+
+
+def maintain(connection: psycopg.Connection) -> list[str]:
+    """What the maintenance does, a transaction a step."""
+    steps = ["pgmb.trim_published()"]
+    for step in ("make_partitions", "trim_partitions", "drop_emptied"):
+        steps += [f"pgmb.{step}('pgmb.{table}')" for table in ("dispatched", "events")]
+    return [row[0] for step in steps for row in connection.execute(f"select {step}").fetchall()]
+
+
+def mutations(connection: psycopg.Connection, report: Report) -> None:
+    for name in ("unwatched", "watched"):
+        connection.execute(f"create table {name} ({FLIGHT})")
+    connection.execute("select pgmb.push_table_mutations('watched')")
+    for rows, statements in STATEMENTS.items():
+        with section(f"mutations as events / no trigger, {rows:,} rows a statement"):
+            for op in ("insert", "update", "delete"):
+                write = partial(written, connection, op, rows, statements)
+                plain, watched = side_by_side(5, partial(write, "unwatched"), partial(write, "watched"))
+                report.say(op, ratio(watched, plain), "x")
+                each = statistics.median(a - b for a, b in zip(watched, plain, strict=True))
+                report.say(f"{op}, an event", each / rows / statements * 1e6, "us CPU")
+
+
+def written(connection: psycopg.Connection, op: str, rows: int, statements: int, table: str) -> float:
+    """CPU of so many statements on a table that has just what they need."""
+    connection.execute(f"truncate {table}, pgmb.events, pgmb.published")
+    if op != "insert":
+        connection.execute("set session_replication_role = replica")
+        connection.execute(ROWS.format(table, 1, rows * statements))
+        connection.execute("reset session_replication_role")
+        connection.execute(f"vacuum analyze {table}")
+
+    def work() -> None:
+        for n in range(statements):
+            first, last = n * rows + 1, (n + 1) * rows
+            if op == "insert":
+                connection.execute(ROWS.format(table, first, last))
+            elif op == "update":
+                connection.execute(
+                    f"update {table} set arr_delay = arr_delay + 1 where id between {first} and {last}"
+                )
+            else:
+                connection.execute(f"delete from {table} where id between {first} and {last}")
+
+    return cpu_of(connection, work)

@@ -1,0 +1,147 @@
+"""What the event log costs: publishing and consuming at once against COPY and SELECT of the same rows, and dispatch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing import get_context
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.feeds import Batch, EventFeed
+from tests.benchmarks.measure import Report, cpu_of, ratio, section, side_by_side
+
+PAYLOAD = json.dumps({"k": "x" * 980})
+EVENTS = {1000: 200_000, 100: 100_000}
+DISPATCHED, CHUNKS = 10_000, 5
+TOPICAL = "s.params @> jsonb_build_object('topic', e.topic)"
+COLUMNS = "topic varchar(255) not null, payload jsonb not null, metadata jsonb not null default '{}'"
+PAGES_A_BATCH = {1000: 143, 100: 15}
+
+
+def run(conninfo: str, report: Report) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        together(connection, conninfo, report)
+        for groups, goal in ((10, None), (1000, 4.5)):
+            dispatch(connection, groups, goal, report)
+
+
+def copied_in(connection: psycopg.Connection[Any], table: str, batch: int, events: int) -> None:
+    """``events`` rows, a transaction for each batch."""
+    data = f"t\t{PAYLOAD}\n".encode() * batch
+    with connection.cursor() as cursor:
+        for _ in range(events // batch):
+            with cursor.copy(f"copy {table} (topic, payload) from stdin") as copy:
+                copy.write(data)
+
+
+def rows_of(connection: psycopg.Connection[Any], query: str) -> int:
+    """How many rows a query gives, all of them read."""
+    with connection.cursor() as cursor:
+        with cursor.copy(f"copy ({query}) to stdout") as copy:  # type: ignore[arg-type]
+            deque(copy, maxlen=0)
+        return cursor.rowcount
+
+
+def publisher(conninfo: str, table: str, batch: int, events: int) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        copied_in(connection, table, batch, events)
+
+
+def together(connection: psycopg.Connection[Any], conninfo: str, report: Report) -> None:
+    """Events a second of one publisher and one consumer at once, both at work to the end."""
+    connection.execute(f"create table plain (id varchar(24), {COLUMNS}, subscription_id varchar(24))")
+    connection.execute("create table filled (like plain including all)")
+    connection.execute("insert into pgmb.subscriptions (group_id) values ('bench')")
+
+    def plain(batch: int) -> float:
+        connection.execute("truncate plain, filled")
+        copied_in(connection, "filled", 1000, EVENTS[batch])
+        return beside("plain", batch, lambda: selected(conninfo, batch))
+
+    def ours(batch: int) -> float:
+        connection.execute("truncate pgmb.events, pgmb.published, pgmb.dispatched")
+        return beside("pgmb.events", batch, lambda: consumed(conninfo, batch))
+
+    def beside(table: str, batch: int, consume: Callable[[], int]) -> float:
+        writer = get_context("fork").Process(target=publisher, args=(conninfo, table, batch, EVENTS[batch]))
+        connection.execute("checkpoint")
+        began = time.perf_counter()
+        writer.start()
+        found = consume()
+        writer.join()
+        assert found == EVENTS[batch], found
+        return EVENTS[batch] / (time.perf_counter() - began)
+
+    for batch in EVENTS:
+        with section(f"publish and consume at once, 1 kB, batches of {batch:,}, events a second"):
+            ours(batch)
+            figures = side_by_side(5, lambda batch=batch: plain(batch), lambda batch=batch: ours(batch))
+            report.say("COPY and SELECT", sorted(figures[0])[2], "events/s")
+            report.say("event log", sorted(figures[1])[2], "events/s")
+            report.say("event log / COPY and SELECT", ratio(figures[1], figures[0]), "x", least=0.55)
+    connection.execute("delete from pgmb.subscription_groups")
+
+
+def selected(conninfo: str, batch: int) -> int:
+    found, page, step = 0, 0, PAGES_A_BATCH[batch]
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        while rows := rows_of(
+            connection, f"select * from filled where ctid >= '({page},0)' and ctid < '({page + step},0)'"
+        ):
+            found, page = found + rows, page + step
+    return found
+
+
+def consumed(conninfo: str, batch: int) -> int:
+    """The steps of a consumer transaction, on connections that are kept open."""
+    feed, found = EventFeed("bench"), 0
+    with (
+        psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as keeper,
+        psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as claims,
+    ):
+        begin = sql.SQL("; ").join([sql.SQL("begin"), feed.lock(), feed.position()])
+        while found < EVENTS[batch]:
+            cursor = keeper.execute(begin)
+            cursor.nextset()
+            cursor.nextset()
+            position = cursor.fetchone()[0]
+            claimed = claims.execute(feed.claim(position, batch, None, None)).fetchone()[0]
+            if claimed is None:
+                keeper.execute("rollback")
+                time.sleep(0.001)
+                continue
+            taken: Batch = feed.batch(claimed)
+            for part in feed.partitions(taken, 1):
+                rows = rows_of(claims, part.query)
+                assert rows == part.count
+                found += rows
+            keeper.execute(sql.SQL("; ").join([feed.ack(taken), sql.SQL("commit")]))
+    return found
+
+
+def dispatch(connection: psycopg.Connection[Any], groups: int, goal: float | None, report: Report) -> None:
+    """CPU of dispatching events, each to one of so many groups under one condition."""
+    connection.execute(
+        "insert into pgmb.subscriptions (group_id, conditions_sql, params) "
+        "select 'g' || g, %s, jsonb_build_object('topic', 't' || g) from generate_series(1, %s::int) as g",
+        [TOPICAL, groups],
+    )
+    spent = []
+    for _ in range(CHUNKS):
+        for _ in range(10):
+            connection.execute(
+                "insert into pgmb.events (topic, payload) select 't' || 1 + g %% %s, %s "
+                "from generate_series(1, %s::int) as g",
+                [groups, PAYLOAD, DISPATCHED // 10],
+            )
+        spent.append(
+            cpu_of(connection, lambda: connection.execute("select pgmb.dispatch()")) / DISPATCHED * 1e6
+        )
+    with section(f"dispatch to {groups:,} groups, CPU of the backend"):
+        report.say("an event", sorted(spent)[len(spent) // 2], "us", most=goal)
+    connection.execute("delete from pgmb.subscription_groups")

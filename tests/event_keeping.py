@@ -1,0 +1,96 @@
+"""Short ways to publish, dispatch and look at the partitions of the event log, for the tests of its upkeep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from tests.tubes import one
+
+Connection = psycopg.Connection[Any]
+
+
+def lines(connection: Connection, query: str) -> list[str]:
+    """What a function of ours says that it did."""
+    return [row[0] for row in connection.execute(query).fetchall()]
+
+
+def maintain(connection: Connection, later: str = "0") -> list[str]:
+    """Maintenance, as it were that much later."""
+    return lines(connection, f"select pgmb.maintain_events_table(now() + interval '{later}')")
+
+
+def publish(connection: Connection, n: int = 1, topic: str = "t", at: str | None = None) -> list[str]:
+    """``n`` events, now or at a time that an SQL expression gives; their ids."""
+    number = "nextval('pgmb.event_seq')"
+    given = f"pgmb.create_event_id({at}, {number})" if at else None
+    columns, values = (
+        ("id, topic, payload", f"{given}, %s, '{{}}'") if given else ("topic, payload", "%s, '{}'")
+    )
+    query = f"insert into pgmb.events ({columns}) select {values} from generate_series(1, %s) returning id"
+    return [row[0] for row in connection.execute(query, [topic, n]).fetchall()]
+
+
+def subscribe(connection: Connection, group: str = "g", topic: str | None = None, **columns: Any) -> str:
+    """A subscription to one topic, or to all; its id."""
+    if topic is not None:
+        columns |= {"conditions_sql": "s.params @> jsonb_build_object('topic', e.topic)"}
+        columns |= {"params": psycopg.types.json.Jsonb({"topic": topic})}
+    names = ", ".join(["group_id", *columns])
+    places = ", ".join(["%s"] * (1 + len(columns)))
+    query = f"insert into pgmb.subscriptions ({names}) values ({places}) returning id"
+    return str(one(connection, query, group, *columns.values()))
+
+
+def dispatch(connection: Connection) -> None:
+    """Dispatch until nothing waits."""
+    while one(connection, "select more from pgmb.dispatch()"):
+        pass
+
+
+def read(connection: Connection, group: str = "g") -> list[str]:
+    """Read what a group has to read, and move its cursor; the ids in their order."""
+    rows = connection.execute(
+        "select id, next_cursor from pgmb.read_next_events(%s, chunk_size => 100000)", [group]
+    ).fetchall()
+    cursor = rows[-1][1] if rows else None
+    if cursor is not None:
+        connection.execute("select pgmb.set_group_cursor(%s, %s, true)", [group, cursor])
+    else:
+        connection.execute("select pgmb.release_group_lock(%s)", [group])
+    return [row[0] for row in rows]
+
+
+def partitions(connection: Connection, table: str = "pgmb.events") -> list[tuple[Any, ...]]:
+    """(name, from, to) of the partitions."""
+    return connection.execute(
+        "select partition_id::text, pgmb.extract_date_from_event_id(lower_bound), "
+        "pgmb.extract_date_from_event_id(upper_bound) from pgmb.get_partitions_and_bounds(%s::regclass)",
+        [table],
+    ).fetchall()
+
+
+def configure(connection: Connection, **settings: str) -> None:
+    """Change settings in one transaction."""
+    with connection.transaction():
+        for name, value in settings.items():
+            connection.execute("update pgmb.config set value = %s where id = %s", [value, name])
+
+
+def narrow(connection: Connection, ahead: str = "2 seconds") -> None:
+    """Partitions of a second each, so that a test sees them come and go."""
+    for table in ("pgmb.events", "pgmb.dispatched"):
+        for name, _, _ in partitions(connection, table):
+            connection.execute(f"drop table {name}")
+    configure(
+        connection,
+        partition_interval="1 second",
+        partition_retention_period="1 second",
+        future_intervals_to_create=ahead,
+    )
+
+
+def kept(connection: Connection) -> list[str]:
+    """The ids of the events that are there, in order."""
+    return [row[0] for row in connection.execute("select id from pgmb.events order by id").fetchall()]

@@ -1,0 +1,101 @@
+"""Subscriptions that nobody uses any more go, and with the last of them their group and what it held."""
+
+from __future__ import annotations
+
+from tests.event_keeping import dispatch, kept, lines, maintain, publish, read, subscribe
+from tests.tubes import one
+
+
+def groups(connection):
+    return [
+        row[0] for row in connection.execute("select id from pgmb.subscription_groups order by 1").fetchall()
+    ]
+
+
+def subscriptions(connection):
+    return [row[0] for row in connection.execute("select id from pgmb.subscriptions").fetchall()]
+
+
+def expire(connection, later="20 minutes"):
+    return lines(connection, f"select pgmb.expire_subscriptions(now() + interval '{later}')")
+
+
+def test_a_subscription_that_was_not_active_for_its_interval_expires_with_its_group(connect):
+    connection = connect()
+    subscribe(connection, "passing", expiry_interval="15 minutes")
+    kept_on = subscribe(connection, "lasting")
+    assert expire(connection, "14 minutes") == []
+    assert expire(connection) == ["1 subscriptions of group passing expired, and the group with them"]
+    assert groups(connection) == ["lasting"]
+    assert subscriptions(connection) == [kept_on]
+
+
+def test_a_group_that_has_another_subscription_stays(connect):
+    connection = connect()
+    subscribe(connection, "g", "a", expiry_interval="15 minutes")
+    other = subscribe(connection, "g", "b")
+    assert expire(connection) == ["1 subscriptions of group g expired"]
+    assert groups(connection) == ["g"]
+    assert subscriptions(connection) == [other]
+
+
+def test_a_group_without_subscriptions_that_never_expired_stays(connect):
+    connection = connect()
+    subscribe(connection, "g")
+    connection.execute("delete from pgmb.subscriptions")
+    assert expire(connection, "10 years") == []
+    assert groups(connection) == ["g"]
+
+
+def test_a_subscription_that_is_said_to_be_in_use_does_not_expire(connect):
+    connection = connect()
+    one_of_them = subscribe(connection, "g", "a", expiry_interval="15 minutes")
+    other = subscribe(connection, "g", "b", expiry_interval="15 minutes")
+    connection.execute("update pgmb.subscriptions set last_active_at = now() - interval '10 minutes'")
+    assert one(connection, "select pgmb.keep_alive('g', %s)", [one_of_them]) == 1
+    assert one(connection, "select pgmb.keep_alive('g', %s)", [one_of_them]) == 0
+    assert expire(connection, "10 minutes") == ["1 subscriptions of group g expired"]
+    assert subscriptions(connection) == [one_of_them]
+    assert other
+
+
+def test_events_are_held_no_longer_for_a_group_that_expired(connect):
+    connection = connect()
+    subscribe(connection, "passing", expiry_interval="15 minutes")
+    publish(connection, 3)
+    dispatch(connection)
+    maintain(connection, "10 minutes")
+    assert len(kept(connection)) == 3
+    maintain(connection, "5 hours")
+    assert kept(connection) == []
+    assert connection.execute("select * from pgmb.holders()").fetchall() == []
+
+
+def test_a_group_that_is_being_read_does_not_expire(connect):
+    connection, reader = connect(), connect()
+    subscribe(connection, "g", expiry_interval="15 minutes")
+    publish(connection)
+    dispatch(connection)
+    reader.execute("select * from pgmb.read_next_events('g')")
+    assert expire(connection) == ["postponed the expiry of group g: it is being read"]
+    reader.execute("select pgmb.release_group_lock('g')")
+    assert len(read(connection, "g")) == 1
+    assert expire(connection) != []
+    assert groups(connection) == []
+
+
+def test_a_subscription_that_comes_while_its_group_expires_is_kept(connect):
+    connection, other = connect(), connect(autocommit=False)
+    subscribe(connection, "g", "a", expiry_interval="15 minutes")
+    new = subscribe(other, "g", "b")
+    connection.execute("set statement_timeout = '20s'")
+    assert expire(connection) == ["postponed the expiry of group g: it is being changed"]
+    other.commit()
+    assert expire(connection) == ["1 subscriptions of group g expired"]
+    assert subscriptions(connection) == [new]
+
+
+def test_maintenance_expires_subscriptions(connect):
+    connection = connect()
+    subscribe(connection, "passing", expiry_interval="15 minutes")
+    assert any("group passing expired" in line for line in maintain(connection, "20 minutes"))

@@ -1,0 +1,415 @@
+"""The feed of a group under the consumer transaction: what it gets, and what of it is kept."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, points, watching
+from airflow_pgchange.feeds.errors import (
+    BatchGivenUp,
+    InvalidArgument,
+    ServerUnavailable,
+    SourceLostTail,
+    SourceRestored,
+    StaleClaim,
+    TransactionNotClean,
+    UnknownConsumer,
+)
+from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from tests.events import TOPICAL, claim, lag, poll_all, position, publish, publish_at, read, subscribe
+from tests.tubes import one
+
+FEED = EventFeed("g")
+
+
+def work(db, feed=FEED, limit=1000, source=None, write=None):
+    """The ids of the next batch, done."""
+    with ConsumerTransaction(feed, db, source) as consumer:
+        if consumer.claim(limit) is None:
+            return []
+        ids = [change.id for change in consumer.changes()]
+        consumer.ack(write)
+    return ids
+
+
+def work_all(db, **options):
+    found = []
+    while taken := work(db, **options):
+        found += taken
+    return found
+
+
+def test_an_event_feed_keeps_the_contract():
+    assert isinstance(FEED, Feed)
+    assert from_json(to_json(FEED)) == FEED
+    assert from_uri(to_uri(FEED, "airline")) == (FEED, "airline")
+
+
+@pytest.mark.parametrize("group", ["", 7, "g" * 49])
+def test_a_group_that_cannot_be_is_refused(group):
+    with pytest.raises(InvalidArgument):
+        EventFeed(group)
+
+
+def test_an_unknown_group_is_named(db):
+    with pytest.raises(UnknownConsumer, match="nosuch"), ConsumerTransaction(EventFeed("nosuch"), db):
+        pass
+
+
+def test_a_batch_has_events_with_payload_time_and_subscriptions(db, connect):
+    connection = connect()
+    sid = subscribe(connection)
+    publish(connection, "a", payload={"k": 1})
+    with ConsumerTransaction(FEED, db) as consumer:
+        assert consumer.claim(10).count == 1
+        [change] = consumer.changes()
+        consumer.ack()
+    assert change.data == {"topic": "a", "payload": {"k": 1}, "metadata": {}, "subscription_ids": [sid]}
+    assert change.created_at == one(connection, "select pgmb.extract_date_from_event_id(%s)", change.id)
+
+
+def test_batches_follow_one_another_in_order_without_any_other_process(db, connect):
+    connection = connect()
+    subscribe(connection)
+    ids = publish(connection, *["t"] * 250)
+    assert work_all(db, limit=100) == ids
+
+
+def test_a_group_with_several_subscriptions_gets_each_event_once_in_order(db, connect):
+    connection = connect()
+    subscribe(connection)
+    subscribe(connection, "g", TOPICAL, {"topic": "a"})
+    ids = publish(connection, *["a", "b"] * 120)
+    assert work_all(db, limit=33) == ids
+
+
+def test_positions_are_cursors_that_lead_on(db, connect):
+    connection = connect()
+    subscribe(connection)
+    subscribe(connection, "g", TOPICAL, {"topic": "a"})
+    ids = publish(connection, "a", "b", "a")
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        changes = list(consumer.changes())
+        consumer.ack()
+    assert [row["id"] for row in read(connection, cursor=changes[1].position)] == ids[2:]
+
+
+def test_any_number_of_partitions_together_are_the_batch(db, connect):
+    connection = connect()
+    subscribe(connection)
+    connection.execute(
+        "insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 25000)"
+    )
+    with ConsumerTransaction(FEED, db) as consumer:
+        batch = consumer.claim(24_000)
+        assert batch.count == 24_000
+        partitions = FEED.partitions(batch, 2)
+        parts = [[row[0] for row in connection.execute(part.query).fetchall()] for part in partitions]
+        consumer.ack()
+    assert [len(part) for part in parts] == [part.count for part in partitions]
+    wanted = connection.execute("select id from pgmb.events order by id limit 24000").fetchall()
+    assert (len(parts), [each for part in parts for each in part]) == (2, [row[0] for row in wanted])
+
+
+def test_results_and_the_cursor_are_kept_together_or_not_at_all(db, connect):
+    connection = connect()
+    connection.execute("create table copied (id text)")
+    subscribe(connection)
+    ids = publish(connection, "a", "b")
+
+    def write(results):
+        results.execute("insert into copied select id from pgmb.events")
+
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(100)
+        consumer.ack(write)
+        raise ZeroDivisionError
+    assert one(connection, "select count(*) from copied") == 0
+    assert work(db, write=write) == ids
+    assert one(connection, "select count(*) from copied") == 2
+    assert work(db) == []
+
+
+def test_results_elsewhere_come_exactly_once_with_their_cursor(db, other_db, connect_to):
+    results, source = connect_to(db), connect_to(other_db)
+    results.execute("create table copied (id text)")
+    subscribe(source)
+    ids = publish(source, *"abcde")
+
+    def write(connection):
+        connection.execute("insert into copied select 'x' from generate_series(1, 2)")
+
+    with pytest.raises(ServerUnavailable), ConsumerTransaction(FEED, db, other_db) as consumer:
+        consumer.claim(2)
+        consumer.ack(write)
+        results.execute("select pg_terminate_backend(%s)", [consumer.connection.info.backend_pid])
+    assert one(results, "select count(*) from copied") == 0
+    assert work(db, source=other_db, limit=2, write=write) == ids[:2]
+    assert work_all(db, source=other_db) == ids[2:]
+    assert position(source)["cursor"] == ""
+    assert one(source, "select cursor from pgmb.cursors()") > ids[2]
+
+
+def test_a_crash_with_writers_at_work_loses_and_doubles_nothing(own_cluster, own_database):
+    with psycopg.connect(own_database, autocommit=True) as connection:
+        connection.execute("create table copied (id text)")
+        subscribe(connection)
+    committed = []
+
+    def write(writer_number):
+        with psycopg.connect(own_database, autocommit=True) as writer:
+            try:
+                for _ in range(10_000):
+                    committed.extend(publish(writer, *["t"] * 7))
+            except psycopg.OperationalError:
+                return
+
+    def copy_to(consumer):
+        ids = [change.id for change in consumer.changes()]
+        consumer.ack(lambda c: c.execute("insert into copied select unnest(%s::text[])", [ids]))
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    for _ in range(20):
+        with ConsumerTransaction(FEED, own_database) as consumer:
+            if consumer.claim(200):
+                copy_to(consumer)
+    own_cluster.stop("immediate")
+    for writer in writers:
+        writer.join()
+    own_cluster.start()
+    while True:
+        with ConsumerTransaction(FEED, own_database) as consumer:
+            if not consumer.claim(5000):
+                break
+            copy_to(consumer)
+    with psycopg.connect(own_database, autocommit=True) as connection:
+        copied = [row[0] for row in connection.execute("select id from copied").fetchall()]
+        there = {row[0] for row in connection.execute("select id from pgmb.events").fetchall()}
+    assert len(copied) == len(set(copied))
+    assert set(copied) == there
+    assert set(committed) <= there
+
+
+def test_while_a_batch_is_in_work_no_snapshot_is_open(db, connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(100)
+        list(consumer.changes())
+        consumer.ping()
+        held = one(
+            connection,
+            "select count(*) from pg_stat_activity where application_name = 'airflow_pgchange' "
+            "and datname = current_database() and (backend_xid is not null or backend_xmin is not null)",
+        )
+        locks = one(
+            connection,
+            "select count(*) from pg_locks where locktype = 'relation' and pid = %s",
+            consumer.connection.info.backend_pid,
+        )
+        consumer.ack()
+    assert (held, locks) == (0, 0)
+
+
+def test_a_retry_is_the_same_batch_whatever_was_published_meanwhile(db, connect):
+    connection, late = connect(), connect(autocommit=False)
+    subscribe(connection)
+    publish(late, "late")
+    ids = publish(connection, "a", "b")
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        first = consumer.claim(100)
+        raise ZeroDivisionError
+    late.commit()
+    publish(connection, "c")
+    poll_all(connection)
+    with ConsumerTransaction(FEED, db) as consumer:
+        again = consumer.claim(100)
+        assert (again.id, again.attempt) == (first.id, 2)
+        assert [change.id for change in consumer.changes()] == ids
+        consumer.ack()
+
+
+def test_a_batch_that_failed_as_often_as_it_may_is_refused_and_can_be_skipped(db, connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(100)
+        raise ZeroDivisionError
+    with pytest.raises(BatchGivenUp, match=r"pgmb\.skip_batch"), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(100, max_attempts=1)
+    connection.execute("select pgmb.skip_batch('g', 'cannot be parsed')")
+    assert one(connection, "select reason from dead_letter.list()") == "cannot be parsed"
+    assert work(db) == []
+
+
+def test_the_session_that_reads_by_hand_and_the_feed_exclude_each_other(db, connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    read(connection, peek=False)
+    with ConsumerTransaction(FEED, db) as consumer:
+        assert consumer.busy
+    connection.execute("select pgmb.release_group_lock('g')")
+    with ConsumerTransaction(FEED, db) as consumer:
+        assert not consumer.busy
+        assert read(connection, peek=False) == []
+
+
+def test_a_group_that_was_moved_meanwhile_is_not_acked(db, connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    with pytest.raises(StaleClaim), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(100)
+        connection.execute("update pgmb.subscription_groups set last_read_event_id = 'pm' || repeat('0', 22)")
+        consumer.ack()
+
+
+def test_a_claim_in_a_transaction_that_has_written_is_refused(db, connect):
+    connection = connect()
+    subscribe(connection)
+    with pytest.raises(TransactionNotClean), ConsumerTransaction(FEED, db) as consumer:
+        consumer.connection.execute("select pg_current_xact_id()")
+        consumer.claim(1)
+
+
+def test_the_lag_is_what_a_claim_would_give(db, connect):
+    connection = connect()
+    subscribe(connection)
+    assert watching.lag(connection, connection, FEED, 100).ready == 0
+    publish(connection, *["t"] * 30)
+    found = watching.lag(connection, connection, FEED, 100)
+    assert (found.ready, found.ready_exact, found.waiting) == (30, True, 0)
+    assert work(db, limit=20)
+    assert watching.lag(connection, connection, FEED, 100).ready == 10
+
+
+def test_the_lag_beyond_what_was_asked_for_is_an_estimate_that_is_not_too_low(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, *["t"] * 3000)
+    found = lag(connection, upto=10)
+    assert (found["ready"] >= 3000, found["ready_exact"]) == (True, False)
+
+
+def test_a_group_with_several_subscriptions_lags_by_events_not_by_pairs(connect):
+    connection = connect()
+    subscribe(connection)
+    subscribe(connection, "g", TOPICAL, {"topic": "t"})
+    publish(connection, *["t"] * 30)
+    assert lag(connection)["ready"] == 30
+
+
+def test_events_in_the_future_wait(connect):
+    connection = connect()
+    subscribe(connection)
+    publish_at(connection, "now() + interval '1 hour'")
+    found = lag(connection)
+    assert (found["ready"], found["waiting"], found["waiting_exact"]) == (0, 1, False)
+
+
+def test_what_a_condition_failed_on_shows_in_the_lag(connect):
+    connection = connect()
+    subscribe(connection, "g", "(e.payload ->> 'n')::int > 0")
+    publish(connection, "t", payload={"n": "none"})
+    assert lag(connection)["faults"] == 1
+
+
+def test_the_lag_asked_in_a_read_only_transaction_dispatches_nothing_and_says_what_waits(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    connection.execute("set default_transaction_read_only = on")
+    found = lag(connection)
+    assert (found["ready"], found["waiting"]) == (0, 1)
+
+
+def test_the_lag_on_a_standby_says_what_is_ready(own_cluster, own_database, connect_to):
+    connection = connect_to(own_database)
+    subscribe(connection)
+    publish(connection, "a", "b")
+    poll_all(connection)
+    standby = own_cluster.standby()
+    try:
+        standby.wait_for_replay(own_cluster)
+        assert watching.lag(connection, connect_to(standby.conninfo()), FEED, 10).ready == 2
+    finally:
+        standby.remove()
+
+
+def test_a_point_is_passed_when_all_that_was_published_before_it_is_done(db, connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    point = points.point(connection, FEED)
+    publish(connection, "b")
+    assert not points.has_passed(connection, connection, FEED, point)[0]
+    work_all(db, limit=10)
+    passed, goal = points.has_passed(connection, connection, FEED, point)
+    assert passed
+    assert points.has_passed(connection, connection, FEED, goal)[0]
+
+
+def test_a_point_is_passed_by_a_group_that_gets_nothing_of_it(connect):
+    connection = connect()
+    subscribe(connection, "g", "false")
+    publish(connection, "a")
+    assert points.has_passed(connection, connection, FEED, points.point(connection, FEED))[0]
+
+
+def test_a_source_that_lost_its_tail_is_told_and_repaired(db, other_db, connect_to):
+    results, source = connect_to(db), connect_to(other_db)
+    subscribe(source)
+    publish(source, *"abc")
+    work(db, source=other_db, limit=1)
+    work(db, source=other_db, limit=1)
+    source.execute("update pgmb.claim set version = 1, from_version = 0, upto = after, after = ''")
+    with pytest.raises(SourceLostTail, match="repair"):
+        watching.lag(results, source, FEED)
+    mark = one(source, "select pgmb.mark('g')")
+    assert one(results, "select pgmb.adopt_mark('g', %s)", psycopg.types.json.Jsonb(mark)) == "at least once"
+    assert len(work_all(db, source=other_db)) == 2
+
+
+def test_another_source_than_the_cursors_is_told(db, other_db, connect_to):
+    results, source = connect_to(db), connect_to(other_db)
+    subscribe(source)
+    publish(source, "a")
+    work(db, source=other_db)
+    results.execute("update pgmb.subscription_groups set source = 1")
+    with pytest.raises(SourceRestored, match="another cluster"):
+        watching.lag(results, source, FEED)
+
+
+def test_status_tells_of_every_group(db, connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, *"ab")
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1)
+        shown = connection.execute(
+            "select group_id, subscriptions, ready, at_work, attempt, batch_id::text from pgmb.status()"
+        ).fetchone()
+        assert shown == ("g", 1, 2, True, 1, consumer.batch.id)
+        consumer.ack()
+    shown = connection.execute("select ready, at_work, batch_id from pgmb.status()").fetchone()
+    assert shown == (1, False, None)
+
+
+def test_a_dropped_group_is_forgotten(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    claim(connection)
+    connection.execute("select pgmb.drop_group('g')")
+    for table in ("subscription_groups", "subscriptions", "claim", "fault"):
+        assert one(connection, f"select count(*) from pgmb.{table}") == 0

@@ -1,0 +1,718 @@
+"""Handlers of a group: at least once, in order, each at its own pace, and nothing lost by faults."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psycopg
+import pytest
+
+from airflow_pgchange import letters
+from airflow_pgchange.events import (
+    Event,
+    EventHandlers,
+    Handler,
+    lanes,
+    publish,
+    subscribe,
+    topical,
+    unsubscribe,
+)
+from airflow_pgchange.events import handlers as handlers_module
+from airflow_pgchange.events.group import Group
+from airflow_pgchange.feeds.errors import (
+    ConnectionLost,
+    ConsumerBusy,
+    HandlerFailed,
+    InvalidArgument,
+    UnknownConsumer,
+)
+
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+SECONDS = 30
+"""As long as a test waits for what must come."""
+
+
+@pytest.fixture
+def connection(connect):
+    connection = connect()
+    subscribe(connection, "g", topical(["t", "u"]))
+    return connection
+
+
+class Seen:
+    """A handler that notes what it was called with."""
+
+    def __init__(self, before=lambda delivery: None):
+        self.deliveries = []
+        self._before = before
+
+    def __call__(self, delivery):
+        self._before(delivery)
+        self.deliveries.append(delivery)
+
+    @property
+    def numbers(self):
+        return [event.payload["n"] for delivery in self.deliveries for event in delivery.events]
+
+    @property
+    def attempts(self):
+        return [delivery.attempt for delivery in self.deliveries]
+
+
+def numbered(start, stop, topic="t", **payload):
+    return [Event(topic, {"n": n, **payload}) for n in range(start, stop)]
+
+
+def group(db, *handlers, **options):
+    return EventHandlers("g", handlers, db, **{"poll_every": 0.01, **options})
+
+
+LATER = 3600.0
+"""A pause before a retry that no test lives to see: ``hurry`` ends it."""
+
+
+def hurry(connection):
+    """Make the time of every retry come; how many there were."""
+    connection.execute("delete from pgmb.scheduled")
+    rows = connection.execute(
+        "delete from pgmb.events where id > pgmb.create_event_id(now() + interval '30 minutes', 0) "
+        "returning topic, payload, metadata, subscription_id"
+    ).fetchall()
+    publish(connection, [Event(*row[:3], subscription_id=row[3]) for row in rows])
+    return len(rows)
+
+
+def run_with_retries(handlers, connection):
+    """Run until nothing is left, retries included."""
+    handlers.run("empty")
+    while hurry(connection):
+        handlers.run("empty")
+
+
+def stored_cursor(connection, gid="g"):
+    return connection.execute(
+        "select last_read_event_id from pgmb.subscription_groups where id = %s", [gid]
+    ).fetchone()[0]
+
+
+def unread(connection, gid="g"):
+    connection.execute("select pgmb.poll_for_events()")
+    rows = connection.execute(
+        "select payload ->> 'n' from pgmb.read_next_events(%s, peek => true) where topic <> 'pgmb-retry'",
+        [gid],
+    )
+    return [int(n) for (n,) in rows.fetchall()]
+
+
+def held(connection):
+    """Whether anybody holds the group."""
+    return connection.execute("select pgmb.locked('g')").fetchone()[0]
+
+
+def failing(times, error=ValueError):
+    """Raises at the first so many calls."""
+    left = [times]
+
+    def fail(delivery):
+        if left[0] > 0:
+            left[0] -= 1
+            raise error("poison")
+
+    return fail
+
+
+def in_thread(function, *arguments):
+    """Run it; a function that waits for its end and returns what came of it."""
+    came = []
+
+    def work():
+        try:
+            came.append(function(*arguments))
+        except Exception as error:  # noqa: BLE001
+            came.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+
+    def joined():
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+        return came[0]
+
+    return joined
+
+
+def test_every_handler_gets_every_event_in_order(db, connection):
+    first, second = Seen(), Seen()
+    publish(connection, numbered(0, 250))
+    done = group(db, Handler("a", first), Handler("b", second), chunk_size=100).run("empty")
+    assert first.numbers == second.numbers == list(range(250))
+    assert (done.batches, done.events, done.failed) == (3, 250, 0)
+    assert unread(connection) == []
+
+
+def test_what_was_handled_does_not_come_again(db, connection):
+    seen = Seen()
+    publish(connection, numbered(0, 10))
+    for _ in range(2):
+        group(db, Handler("a", seen)).run("empty")
+    publish(connection, numbered(10, 20))
+    group(db, Handler("a", seen)).run("empty")
+    assert seen.numbers == list(range(20))
+
+
+def test_a_delivery_says_everything_about_its_events(db, connection):
+    seen = Seen()
+    sid = subscribe(connection, "g", topical("v"))
+    (made,) = publish(connection, Event("v", [1, 2], {"by": "me"}), returning=True)
+    group(db, Handler("a", seen)).run("empty")
+    (delivery,) = seen.deliveries
+    assert delivery.events == (Event("v", [1, 2], {"by": "me"}, id=made, subscriptions=(sid,)),)
+    assert (delivery.group, delivery.handler, delivery.attempt) == ("g", "a", 1)
+
+
+def test_a_handler_of_some_subscriptions_gets_their_events_alone(db, connection):
+    mine, all_of_them = Seen(), Seen()
+    sid = subscribe(connection, "g", topical("v"))
+    publish(connection, [*numbered(0, 3), *numbered(3, 5, "v"), *numbered(5, 6)])
+    group(db, Handler("mine", mine, subscriptions=[sid]), Handler("all", all_of_them)).run("empty")
+    assert mine.numbers == [3, 4]
+    assert all_of_them.numbers == list(range(6))
+
+
+def test_an_async_handler_is_awaited(db, connection):
+    seen = []
+
+    async def handle(delivery):
+        await asyncio.sleep(0)
+        seen.append(len(delivery.events))
+
+    publish(connection, numbered(0, 5))
+    group(db, Handler("a", handle)).run("empty")
+    assert seen == [5]
+
+
+def test_events_that_are_published_by_a_handler_are_handled_too(db, connect, connection):
+    def answer(delivery):
+        n = delivery.events[0].payload["n"]
+        if n < 3:
+            with psycopg.connect(db) as own:
+                publish(own, Event("t", {"n": n + 1}))
+
+    seen = Seen(answer)
+    publish(connection, Event("t", {"n": 0}))
+    group(db, Handler("a", seen)).run("empty")
+    assert seen.numbers == [0, 1, 2, 3]
+
+
+def test_a_run_for_some_time_handles_what_comes_meanwhile(db, connection):
+    got = threading.Event()
+    handlers = group(db, Handler("a", lambda delivery: got.set()))
+    joined = in_thread(handlers.run, 3600.0)
+    publish(connection, numbered(0, 1))
+    assert got.wait(SECONDS)
+    handlers.stop()
+    assert joined().events == 1
+
+
+def test_a_run_ends_when_its_time_is_over_and_finishes_what_it_read(db, connection):
+    seen = Seen()
+    publish(connection, numbered(0, 50))
+    done = group(db, Handler("a", seen), chunk_size=10).run(0.05)
+    assert seen.numbers == list(range(done.events))
+    assert unread(connection) == list(range(done.events, 50))
+
+
+def test_a_failed_call_is_tried_again_by_itself_and_the_others_are_left_alone(db, connection):
+    good, bad = Seen(), Seen(failing(2))
+    publish(connection, numbered(0, 5))
+    handlers = group(db, Handler("good", good), Handler("bad", bad, retries=(LATER, LATER)))
+    run_with_retries(handlers, connection)
+    assert good.numbers == list(range(5))
+    assert bad.attempts == [3]
+    assert bad.numbers == list(range(5))
+    assert letters.listed(connection) == []
+
+
+def test_a_retry_is_an_event_as_everybody_knows_them(db, connection):
+    ids = publish(connection, numbered(0, 3), returning=True)
+    group(db, Handler("bad", failing(1), retries=(LATER,))).run("empty")
+    row = connection.execute(
+        "select payload, subscription_id is not null, "
+        "extract(epoch from pgmb.extract_date_from_event_id(id) - now()) between 3500 and 3600 "
+        "from pgmb.events where topic = 'pgmb-retry'"
+    ).fetchone()
+    assert row == ({"ids": ids, "retryNumber": 1, "handlerName": "bad"}, True, True)
+    assert connection.execute("select count(*) from pgmb.scheduled").fetchone() == (1,)
+
+
+def test_a_retry_that_another_client_published_is_handled(db, connection):
+    """Without copies: its events are read from the log."""
+    first, other = Seen(), Seen()
+    handlers = group(db, Handler("a", first), Handler("b", other))
+    ids = publish(connection, numbered(0, 3), returning=True)
+    handlers.run("empty")
+    sid = connection.execute("select id from pgmb.subscriptions").fetchone()[0]
+    payload = {"ids": ids[1:], "retryNumber": 4, "handlerName": "a"}
+    publish(connection, Event("pgmb-retry", payload, subscription_id=sid))
+    handlers.run("empty")
+    assert first.numbers == [0, 1, 2, 1, 2]
+    assert first.attempts == [1, 5]
+    assert other.numbers == [0, 1, 2]
+
+
+def test_a_retry_finds_its_events_when_the_log_has_let_go_of_them(db, connection):
+    seen = Seen(failing(1))
+    publish(connection, numbered(0, 3))
+    handlers = group(db, Handler("a", seen, retries=(LATER,)))
+    handlers.run("empty")
+    connection.execute("delete from pgmb.events where topic = 't'")
+    assert hurry(connection) == 1
+    handlers.run("empty")
+    assert seen.numbers == [0, 1, 2]
+
+
+def test_after_the_last_try_the_events_and_their_error_are_a_dead_letter(db, connection):
+    publish(connection, numbered(0, 3))
+    handlers = group(db, Handler("bad", failing(99), retries=(LATER,)))
+    run_with_retries(handlers, connection)
+    (letter,) = letters.listed(connection)
+    assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
+        "handler",
+        "events:g/bad",
+        3,
+        2,
+    )
+    assert letter.error == "ValueError: poison"
+    assert unread(connection) == []
+
+
+def test_a_dead_letter_that_is_sent_again_goes_to_its_handler_alone(db, connection):
+    publish(connection, numbered(0, 3))
+    mended, other = Seen(failing(1)), Seen()
+    handlers = group(db, Handler("bad", mended, retries=()), Handler("other", other))
+    handlers.run("empty")
+    (letter,) = letters.listed(connection)
+    assert letter.hindrance is None
+    connection.execute("delete from pgmb.events")
+    letters.again(connection, ids=[letter.id])
+    assert letters.listed(connection) == []
+    handlers.run("empty")
+    assert mended.numbers == other.numbers == [0, 1, 2]
+    assert mended.attempts == [1]
+
+
+def test_a_dead_letter_whose_subscription_is_gone_says_so_and_stays(db, connection):
+    publish(connection, numbered(0, 3))
+    group(db, Handler("bad", failing(1), retries=())).run("empty")
+    unsubscribe(connection, connection.execute("select id from pgmb.subscriptions").fetchone()[0])
+    (letter,) = letters.listed(connection)
+    assert "is gone" in letter.hindrance
+
+
+def test_a_password_in_an_error_does_not_reach_the_dead_letter(db, connection):
+    publish(connection, numbered(0, 1))
+
+    def fail(delivery):
+        raise ValueError("cannot reach postgres://me:hunter2@host/db")
+
+    group(db, Handler("bad", fail, retries=())).run("empty")
+    (letter,) = letters.listed(connection)
+    assert "hunter2" not in letter.error
+    assert "cannot reach" in letter.error
+
+
+def test_what_comes_back_to_a_handler_that_is_gone_is_a_dead_letter(db, connection):
+    ids = publish(connection, numbered(0, 3), returning=True)
+    sid = connection.execute("select id from pgmb.subscriptions").fetchone()[0]
+    payload = {"ids": ids, "retryNumber": 1, "handlerName": "old"}
+    publish(connection, Event("pgmb-retry", payload, subscription_id=sid))
+    group(db, Handler("new", Seen())).run("empty")
+    (letter,) = letters.listed(connection)
+    assert (letter.consumer, letter.changes) == ("events:g/old", 3)
+    assert "no handler of this name" in letter.error
+
+
+def test_a_retry_that_says_nothing_useful_is_a_dead_letter(db, connection):
+    sid = connection.execute("select id from pgmb.subscriptions").fetchone()[0]
+    publish(connection, Event("pgmb-retry", {"ids": "all"}, subscription_id=sid))
+    done = group(db, Handler("a", Seen())).run("empty")
+    assert done.given_up == 1
+    assert "ids, retryNumber and handlerName" in letters.listed(connection)[0].error
+
+
+def test_without_retries_a_failure_ends_the_run_and_nothing_passes_it(db, connection):
+    before, after = Seen(), Seen(failing(1))
+    publish(connection, numbered(0, 20))
+    first = group(db, Handler("strict", after, retries=None), chunk_size=10)
+    with pytest.raises(HandlerFailed, match="handler strict failed on 10 events"):
+        first.run("empty")
+    assert unread(connection) == list(range(20))
+    group(db, Handler("strict", after, retries=None), Handler("b", before), chunk_size=10).run("empty")
+    assert after.numbers == list(range(20))
+    assert letters.listed(connection) == []
+
+
+def test_a_call_that_takes_too_long_is_left_alone_and_tried_again(db, connection):
+    released, noted, cancelled = threading.Event(), threading.Event(), []
+
+    def slow(delivery):
+        if delivery.attempt == 1:
+            released.wait(SECONDS)
+            cancelled.append(delivery.cancelled.is_set())
+            noted.set()
+
+    seen = Seen(slow)
+    publish(connection, numbered(0, 3))
+    handlers = group(db, Handler("slow", seen, timeout=0.05, retries=(LATER,)))
+    run_with_retries(handlers, connection)
+    assert seen.attempts == [2]
+    released.set()
+    assert noted.wait(SECONDS)
+    assert cancelled == [True]
+
+
+def test_an_async_call_that_takes_too_long_is_ended(db, connection):
+    ended = threading.Event()
+
+    async def slow(delivery):
+        try:
+            await asyncio.sleep(10 * SECONDS)
+        finally:
+            ended.set()
+
+    publish(connection, numbered(0, 3))
+    done = group(db, Handler("slow", slow, timeout=0.05, retries=())).run("empty")
+    assert ended.wait(SECONDS)
+    assert done.given_up == 1
+    assert "TimeoutError" in letters.listed(connection)[0].error
+
+
+def test_a_handler_whose_calls_never_end_ends_the_run(db, connection, monkeypatch):
+    monkeypatch.setattr(lanes, "MOST_STUCK", 2)
+    released = threading.Event()
+    publish(connection, numbered(0, 10))
+    handlers = group(
+        db, Handler("stuck", lambda delivery: released.wait(SECONDS), timeout=0.02, retries=()), chunk_size=1
+    )
+    with pytest.raises(HandlerFailed, match="3 calls run on past their timeout"):
+        handlers.run("empty")
+    released.set()
+
+
+def test_a_fast_handler_is_ahead_of_a_slow_one_by_so_many_batches_and_no_more(db, connection, monkeypatch):
+    monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.01)
+    proceed, turns = threading.Event(), threading.Semaphore(0)
+    monkeypatch.setattr(Group, "stay", lambda self: turns.release())
+    slow, fast, reached = Seen(lambda delivery: proceed.wait(SECONDS)), Seen(), threading.Event()
+
+    def quick(delivery):
+        fast(delivery)
+        if delivery.events[-1].payload["n"] == 39:
+            reached.set()
+
+    publish(connection, numbered(0, 100))
+    handlers = group(db, Handler("slow", slow), Handler("fast", quick), chunk_size=10, read_ahead=4)
+    joined = in_thread(handlers.run, "empty")
+    assert reached.wait(SECONDS)
+    while turns.acquire(blocking=False):
+        pass
+    for _ in range(3):
+        assert turns.acquire(timeout=SECONDS)
+    assert fast.numbers == list(range(40))
+    proceed.set()
+    joined()
+    assert slow.numbers == fast.numbers == list(range(100))
+
+
+def test_the_stored_cursor_is_where_the_slowest_is(db, connection):
+    gate, at_third = threading.Semaphore(0), threading.Event()
+
+    def wait_from_third(delivery):
+        if delivery.events[0].payload["n"] == 20:
+            at_third.set()
+            gate.acquire(timeout=SECONDS)
+
+    slow, fast = Seen(wait_from_third), Seen()
+    publish(connection, numbered(0, 50))
+    handlers = group(db, Handler("slow", slow), Handler("fast", fast), chunk_size=10)
+    joined = in_thread(handlers.run, "empty")
+    assert at_third.wait(SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while unread(connection) != list(range(20, 50)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    gate.release()
+    joined()
+    assert unread(connection) == []
+
+
+def test_one_that_is_not_reliable_holds_the_cursor_up_for_nobody(db, connection):
+    proceed, started = threading.Event(), threading.Event()
+
+    def wait(delivery):
+        started.set()
+        proceed.wait(SECONDS)
+
+    loose, reliable = Seen(wait), Seen()
+    publish(connection, numbered(0, 20))
+    handlers = group(db, Handler("loose", loose, reliable=False), Handler("r", reliable), chunk_size=10)
+    joined = in_thread(handlers.run, "empty")
+    assert started.wait(SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while unread(connection):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    proceed.set()
+    joined()
+    assert loose.numbers == list(range(20))
+
+
+def test_a_failure_of_one_that_is_not_reliable_is_only_logged(db, connection, caplog):
+    publish(connection, numbered(0, 5))
+    done = group(db, Handler("loose", failing(1), reliable=False)).run("empty")
+    assert (done.failed, done.retried, done.given_up) == (1, 0, 0)
+    assert "handler loose failed" in caplog.text
+    assert unread(connection) == []
+    assert connection.execute("select count(*) from pgmb.events where topic = 'pgmb-retry'").fetchone() == (
+        0,
+    )
+
+
+def test_events_of_one_key_come_in_order_and_others_in_parallel(db, connection):
+    together = threading.Barrier(4)
+
+    def meet(delivery):
+        if delivery.events[0].payload["n"] < 40:
+            together.wait(SECONDS)
+
+    seen = Seen(meet)
+    publish(connection, [Event("t", {"n": n, "k": n % 4}) for n in range(80)])
+    split = Handler("split", seen, key=lambda event: event.payload["k"], threads=4)
+    group(db, split, chunk_size=40).run("empty")
+    by_key: dict[int, list[int]] = {}
+    for delivery in seen.deliveries:
+        assert len({event.payload["k"] for event in delivery.events}) == 1
+        by_key.setdefault(delivery.events[0].payload["k"], []).extend(e.payload["n"] for e in delivery.events)
+    assert by_key == {k: list(range(k, 80, 4)) for k in range(4)}
+
+
+def test_a_poisonous_key_takes_no_other_key_with_it(db, connection):
+    def poison(delivery):
+        if delivery.events[0].payload["k"] == 2:
+            raise ValueError("poison")
+
+    seen = Seen(poison)
+    publish(connection, [Event("t", {"n": n, "k": n % 4}) for n in range(40)])
+    group(db, Handler("split", seen, key=lambda event: event.payload["k"], retries=())).run("empty")
+    assert sorted(seen.numbers) == [n for n in range(40) if n % 4 != 2]
+    (letter,) = letters.listed(connection)
+    assert letter.changes == 10
+
+
+def test_a_retry_and_later_events_of_its_key_are_not_in_work_at_once(db, connection):
+    at_work, second, overlaps, fail = threading.Semaphore(1), threading.Event(), [], failing(1)
+
+    def alone(delivery):
+        fail(delivery)
+        if not at_work.acquire(blocking=False):
+            overlaps.append(delivery)
+            second.set()
+            return
+        second.wait(0.1)
+        at_work.release()
+
+    seen = Seen(alone)
+    handlers = group(db, Handler("split", seen, key=lambda event: 1, threads=4, retries=(LATER,)))
+    publish(connection, numbered(0, 3))
+    handlers.run("empty")
+    assert hurry(connection) == 1
+    publish(connection, numbered(3, 6))
+    done = handlers.run("empty")
+    assert done.batches == 1
+    assert overlaps == []
+    assert seen.numbers == list(range(6))
+
+
+def test_the_key_of_a_delivery_is_the_same_in_every_attempt_and_differs_for_each_handler(db, connection):
+    keys = []
+
+    def note(delivery):
+        keys.append((delivery.handler, delivery.attempt, delivery.key))
+        if delivery.handler == "a" and delivery.attempt < 3:
+            raise ValueError("again")
+
+    publish(connection, numbered(0, 3))
+    run_with_retries(group(db, Handler("a", note, retries=(LATER, LATER)), Handler("b", note)), connection)
+    assert {attempt for handler, attempt, _ in keys if handler == "a"} == {1, 2, 3}
+    assert len({key for handler, _, key in keys if handler == "a"}) == 1
+    assert len({key for _, _, key in keys}) == 2
+
+
+def test_a_group_has_one_reader(db, connection):
+    started, proceed = threading.Event(), threading.Event()
+
+    def wait(delivery):
+        started.set()
+        proceed.wait(SECONDS)
+
+    publish(connection, numbered(0, 1))
+    joined = in_thread(group(db, Handler("a", wait)).run, "empty")
+    assert started.wait(SECONDS)
+    with pytest.raises(ConsumerBusy):
+        group(db, Handler("a", Seen())).run("empty")
+    assert connection.execute("select * from pgmb.read_next_events('g')").fetchall() == []
+    assert held(connection)
+    waiting = in_thread(group(db, Handler("a", Seen()), wait=SECONDS).run, "empty")
+    proceed.set()
+    joined()
+    assert waiting().events == 0
+
+
+def test_the_group_is_free_when_the_run_has_ended(db, connection):
+    group(db, Handler("a", Seen())).run("empty")
+    assert not held(connection)
+
+
+def test_a_stop_finishes_what_runs_and_leaves_the_rest(db, connection, monkeypatch):
+    started, proceed, stopping = threading.Event(), threading.Event(), threading.Event()
+    close = lanes.Lanes.close
+    monkeypatch.setattr(lanes.Lanes, "close", lambda self: (close(self), stopping.set()))
+
+    def wait(delivery):
+        started.set()
+        proceed.wait(SECONDS)
+
+    seen = Seen(wait)
+    publish(connection, numbered(0, 100))
+    handlers = group(db, Handler("a", seen), chunk_size=10)
+    joined = in_thread(handlers.run)
+    assert started.wait(SECONDS)
+    handlers.stop()
+    assert stopping.wait(SECONDS)
+    proceed.set()
+    joined()
+    assert seen.numbers == list(range(10))
+    assert unread(connection) == list(range(10, 100))
+
+
+@pytest.fixture
+def pids(connection):
+    """The backends that hold a group."""
+
+    def find():
+        rows = connection.execute(
+            "select pid from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid() "
+            "and database = (select oid from pg_database where datname = current_database())"
+        )
+        return [pid for (pid,) in rows.fetchall()]
+
+    return find
+
+
+def test_a_lost_connection_is_named_and_nothing_is_lost(db, connection, pids):
+    killed = []
+
+    def kill(delivery):
+        if not killed and delivery.events[0].payload["n"] == 20:
+            killed.extend(pids())
+            connection.execute("select pg_terminate_backend(%s, 10000)", killed)
+
+    publish(connection, numbered(0, 100))
+    seen = Seen(kill)
+    with pytest.raises(ConnectionLost, match="comes again"):
+        group(db, Handler("a", seen), chunk_size=10, read_ahead=1).run("empty")
+    assert len(killed) == 1
+    handled = seen.numbers
+    group(db, Handler("a", seen), chunk_size=10).run("empty")
+    assert sorted(set(seen.numbers)) == list(range(100))
+    assert set(range(20)).isdisjoint(seen.numbers[len(handled) :])
+
+
+def test_who_loses_the_group_is_told_while_its_calls_run(db, connection, pids, monkeypatch):
+    monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.02)
+    told = []
+
+    def wait(delivery):
+        (pid,) = pids()
+        connection.execute("select pg_terminate_backend(%s, 10000)", [pid])
+        told.append(delivery.cancelled.wait(SECONDS))
+
+    publish(connection, numbered(0, 1))
+    with pytest.raises(ConnectionLost):
+        group(db, Handler("a", wait), read_ahead=1).run("empty")
+    assert told == [True]
+
+
+PROGRAM = """
+import sys, time
+import psycopg
+from airflow_pgchange.events import EventHandlers, Handler
+
+def handle(delivery):
+    with psycopg.connect(sys.argv[1]) as own:
+        for event in delivery.events:
+            own.execute("insert into handled values (%s)", [event.payload["n"]])
+    time.sleep(0.02)
+
+EventHandlers("g", [Handler("a", handle)], sys.argv[1], chunk_size=10).run("empty")
+"""
+
+
+def test_a_killed_process_loses_nothing(db, connection):
+    connection.execute("create table handled (n int)")
+    publish(connection, numbered(0, 300))
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, db])
+    while connection.execute("select count(*) from handled").fetchone()[0] < 50:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = connection.execute("select count(distinct n) from handled").fetchone()[0]
+    assert 50 <= before < 300
+    subprocess.run([sys.executable, "-c", PROGRAM.replace("=10)", "=10, wait=30)"), db], check=True)
+    assert connection.execute("select count(distinct n) from handled").fetchone() == (300,)
+
+
+def test_an_unknown_group_is_refused_by_name_and_not_held(db, connection):
+    with pytest.raises(UnknownConsumer, match="nobody"):
+        EventHandlers("nobody", [Handler("a", Seen())], db).run("empty")
+
+
+def test_a_group_keeps_its_subscriptions_alive(db, connection, monkeypatch):
+    monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.01)
+    connection.execute(
+        "update pgmb.subscriptions set expiry_interval = interval '10 minutes', "
+        "last_active_at = now() - interval '9 minutes'"
+    )
+    group(db, Handler("a", Seen())).run(0.1)
+    row = connection.execute("select last_active_at > now() - interval '1 minute' from pgmb.subscriptions")
+    assert row.fetchone() == (True,)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"name": ""},
+        {"run": None},
+        {"timeout": 0},
+        {"timeout": float("inf")},
+        {"retries": (-1,)},
+        {"threads": 0},
+    ],
+)
+def test_what_no_handler_can_be_is_refused(given):
+    with pytest.raises(InvalidArgument):
+        Handler(**{"name": "a", "run": print, **given})
+
+
+def test_two_handlers_of_one_name_are_refused(db):
+    with pytest.raises(InvalidArgument, match="a name of its own"):
+        group(db, Handler("a", print), Handler("a", print))

@@ -1,0 +1,104 @@
+"""Dead letters of a group's feed: batches that were given up, with their events, whatever the log keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_pgchange import letters
+from airflow_pgchange.events import Event, publish, subscribe, topical, unsubscribe
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
+from airflow_pgchange.feeds.draining import Plan, drain
+from airflow_pgchange.feeds.errors import LetterRefused
+
+FEED = EventFeed("g")
+
+
+@pytest.fixture
+def connection(connect):
+    connection = connect()
+    subscribe(connection, "g", topical("t"))
+    return connection
+
+
+def numbers(start, stop):
+    return [Event("t", {"n": n}) for n in range(start, stop)]
+
+
+def given_up(db, results=None, **plan):
+    """Try the next batch once, in vain."""
+
+    def fail(transaction, batch):
+        raise ValueError("poison")
+
+    asked = {"limit": 5000, "max_batches": 1, "max_attempts": 1, "on_give_up": "dead_letter", **plan}
+    return drain(Plan(FEED, results or db, db, **asked), fail)
+
+
+def taken(db):
+    with ConsumerTransaction(FEED, db) as consumer:
+        if consumer.claim(10_000) is None:
+            return []
+        changes = [(change.data["payload"]["n"], change.data["metadata"]) for change in consumer.changes()]
+        consumer.ack()
+    return changes
+
+
+def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_group_goes_on(db, connection):
+    publish(connection, numbers(0, 3))
+    assert len(given_up(db).letters) == 1
+    publish(connection, numbers(3, 5))
+    assert [n for n, _ in taken(db)] == [3, 4]
+    (letter,) = letters.listed(connection)
+    assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == ("event", "events:g", 3, 1)
+    assert letter.error == "ValueError: poison"
+    assert letter.hindrance is None
+
+
+def test_a_letter_that_is_sent_again_brings_its_events_to_its_group_alone_and_in_order(db, connection):
+    subscribe(connection, "other")
+    ids = publish(connection, numbers(0, 3), returning=True)
+    given_up(db)
+    (letter,) = letters.listed(connection)
+    connection.execute("delete from pgmb.events")
+    letters.again(connection, ids=[letter.id])
+    assert letters.listed(connection) == []
+    assert taken(db) == [(n, {"replay_of": ids[n]}) for n in range(3)]
+    rows = connection.execute("select * from pgmb.read_next_events('other', peek => true)").fetchall()
+    assert rows == []
+
+
+def test_a_large_batch_is_a_letter_for_each_thousand(db, connection):
+    publish(connection, numbers(0, 2500))
+    given_up(db)
+    found = letters.listed(connection, consumer="events:g")
+    assert [letter.changes for letter in found] == [1000, 1000, 500]
+    letters.again(connection, consumer="events:g")
+    assert [n for n, _ in taken(db)] == list(range(2500))
+
+
+def test_a_letter_whose_group_has_no_subscription_any_more_stays_and_says_so(db, connection):
+    publish(connection, numbers(0, 3))
+    given_up(db)
+    unsubscribe(connection, connection.execute("select id from pgmb.subscriptions").fetchone()[0])
+    (letter,) = letters.listed(connection)
+    assert "the way to group g is gone" in letter.hindrance
+    with pytest.raises(LetterRefused):
+        letters.again(connection, ids=[letter.id])
+    assert len(letters.listed(connection)) == 1
+
+
+def test_a_letter_in_another_database_than_its_events_says_that_it_cannot_be_sent(
+    db, other_db, connection, connect_to
+):
+    publish(connection, numbers(0, 3))
+    given_up(db, other_db)
+    (letter,) = letters.listed(connect_to(other_db))
+    assert letter.changes == 3
+    assert "in another database" in letter.hindrance
+
+
+def test_dropping_a_group_drops_its_letters(db, connection):
+    publish(connection, numbers(0, 3))
+    given_up(db)
+    connection.execute("select pgmb.drop_group('g')")
+    assert letters.listed(connection) == []

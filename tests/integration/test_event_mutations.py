@@ -1,0 +1,489 @@
+"""Mutations of tables as events: what they say, whoever writes, whatever the columns are called."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from tests.tubes import one
+
+
+@pytest.fixture
+def item(connect):
+    """A table of which every mutation is an event."""
+    connection = connect()
+    connection.execute("create table item (id bigint primary key, kind text, amount int)")
+    push(connection)
+    return connection
+
+
+def push(connection, table="item", **options):
+    given = sql.SQL("").join(sql.SQL(", {} => {}").format(sql.Identifier(k), v) for k, v in options.items())
+    query = sql.SQL("select pgmb.push_table_mutations({}::regclass{})")
+    connection.execute(query.format(sql.Literal(table), given))
+
+
+def stop(connection, table="item"):
+    connection.execute("select pgmb.stop_table_mutations_push(%s)", [table])
+
+
+def events(connection):
+    """(topic, payload, metadata) in the order of the ids, and none of them twice."""
+    rows = connection.execute("delete from pgmb.events returning id, topic, payload, metadata").fetchall()
+    return [row[1:] for row in sorted(rows)]
+
+
+def faults(connection):
+    return connection.execute("select op, message, before, after from pgmb.push_fault order by id").fetchall()
+
+
+def serialise(connection, body):
+    """Replace what events say about a row."""
+    connection.execute(
+        "create or replace function pgmb.serialise_record_for_event("
+        "tabl oid, op text, record record, out serialised jsonb, out emit boolean) "
+        f"language plpgsql stable as $$ begin {body} end $$"
+    )
+
+
+def test_an_insert_sends_the_row(item):
+    item.execute("insert into item values (1, 'a', 5), (2, null, 6)")
+    assert events(item) == [
+        ("public.item.insert", {"id": 1, "kind": "a", "amount": 5}, {}),
+        ("public.item.insert", {"id": 2, "kind": None, "amount": 6}, {}),
+    ]
+
+
+def test_a_delete_sends_the_row_that_was(item):
+    item.execute("insert into item values (1, 'a', 5)")
+    events(item)
+    item.execute("delete from item")
+    assert events(item) == [("public.item.delete", {"id": 1, "kind": "a", "amount": 5}, {})]
+
+
+def test_an_update_sends_only_what_changed_and_the_row_as_it_was(item):
+    item.execute("insert into item values (1, 'a', 5), (2, 'b', 6)")
+    events(item)
+    item.execute("update item set amount = amount + 1")
+    assert events(item) == [
+        ("public.item.update", {"amount": 6}, {"old": {"id": 1, "kind": "a", "amount": 5}}),
+        ("public.item.update", {"amount": 7}, {"old": {"id": 2, "kind": "b", "amount": 6}}),
+    ]
+
+
+def test_an_update_to_null_is_sent(item):
+    item.execute("insert into item values (1, 'a', 5)")
+    events(item)
+    item.execute("update item set kind = null")
+    assert events(item) == [
+        ("public.item.update", {"kind": None}, {"old": {"id": 1, "kind": "a", "amount": 5}})
+    ]
+    item.execute("update item set kind = 'b'")
+    assert events(item)[0][1] == {"kind": "b"}
+
+
+def test_an_update_that_changes_nothing_sends_nothing(item):
+    item.execute("insert into item values (1, 'a', 5), (2, 'b', 6)")
+    events(item)
+    item.execute("update item set kind = 'a'")
+    assert [payload for _, payload, _ in events(item)] == [{"kind": "a"}]
+    item.execute("update item set amount = amount")
+    item.execute("update item set amount = 1 where false")
+    item.execute("delete from item where false")
+    assert events(item) == []
+
+
+def test_each_row_of_an_update_is_paired_with_itself(item):
+    item.execute("insert into item select g, 'a', g from generate_series(1, 3000) as g")
+    events(item)
+    item.execute("update item set amount = -amount, id = id + 10000 where id % 3 > 0")
+    sent = events(item)
+    assert len(sent) == 2000
+    assert all(
+        payload == {"id": was["old"]["id"] + 10000, "amount": -was["old"]["id"]} for _, payload, was in sent
+    )
+
+
+def test_an_update_after_a_small_one_is_not_planned_as_small(item):
+    item.execute("insert into item select g, 'a', g from generate_series(1, 20000) as g")
+    for n in range(10):
+        item.execute("update item set amount = 0 where id = %s", [n])
+    item.execute("set statement_timeout = '30s'")
+    item.execute("update item set amount = amount + 1")
+    assert one(item, "select count(*) from pgmb.events where topic = 'public.item.update'") > 20000
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["n", "o", "e", "old", "new", "s", "m", "p", "i", "a", "b"],
+        ["tg_relid", "sqlerrm", "pgchange_row", "pgchange_open", "pgchange_added", "pgchange_removed"],
+        [
+            "record",
+            "serialised",
+            "emit",
+            "op",
+            "tabl",
+            "tbl",
+            "topic",
+            "payload",
+            "metadata",
+            "after",
+            "before",
+        ],
+        ["id", "select", "a b", "it's", 'q"q', "100%", "$body$", "Größe"],
+    ],
+)
+def test_columns_may_have_any_name(connect, names):
+    connection = connect()
+    columns = sql.SQL(", ").join(sql.SQL("{} int").format(sql.Identifier(name)) for name in names)
+    connection.execute(sql.SQL("create table item ({})").format(columns))
+    push(connection)
+    connection.execute(sql.SQL("insert into item ({}) values (1)").format(sql.Identifier(names[0])))
+    connection.execute(sql.SQL("update item set {} = 2").format(sql.Identifier(names[1])))
+    connection.execute("delete from item")
+    before = dict.fromkeys(names) | {names[0]: 1}
+    assert events(connection) == [
+        ("public.item.insert", before, {}),
+        ("public.item.update", {names[1]: 2}, {"old": before}),
+        ("public.item.delete", before | {names[1]: 2}, {}),
+    ]
+    assert faults(connection) == []
+
+
+@pytest.mark.parametrize("name", ["it's", "100%", 'a "b"', "$body$", "Größe", "select", "x" * 63])
+def test_tables_and_schemas_may_have_any_name(connect, name):
+    connection = connect()
+    table = sql.SQL("{0}.{0}").format(sql.Identifier(name))
+    connection.execute(sql.SQL("create schema {}").format(sql.Identifier(name)))
+    connection.execute(sql.SQL("create table {} (id int)").format(table))
+    push(connection, table.as_string(connection))
+    connection.execute(sql.SQL("insert into {} values (1)").format(table))
+    connection.execute(sql.SQL("update {} set id = 2").format(table))
+    assert [topic for topic, _, _ in events(connection)] == [
+        f"{name}.{name}.insert".lower(),
+        f"{name}.{name}.update".lower(),
+    ]
+    stop(connection, table.as_string(connection))
+    connection.execute(sql.SQL("insert into {} values (1)").format(table))
+    assert events(connection) == []
+    assert one(connection, "select count(*) from pg_proc where proname like 'pgchange\\_push%'") == 0
+
+
+def test_only_the_kinds_that_were_asked_for_are_sent_and_that_can_change(item):
+    push(item, insert=False, update=False)
+    item.execute("insert into item values (1, 'a', 5)")
+    item.execute("update item set amount = 6")
+    item.execute("delete from item")
+    assert [topic for topic, _, _ in events(item)] == ["public.item.delete"]
+    push(item, delete=False)
+    item.execute("insert into item values (1, 'a', 5)")
+    item.execute("delete from item")
+    assert [topic for topic, _, _ in events(item)] == ["public.item.insert"]
+
+
+def test_stopped_and_stopped_again_nothing_is_sent(item):
+    stop(item)
+    stop(item)
+    item.execute("insert into item values (1, 'a', 5)")
+    assert events(item) == []
+    assert item.execute("select * from pgmb.pushed_table").fetchall() == []
+
+
+def test_what_is_rolled_back_sends_nothing(item):
+    with pytest.raises(ZeroDivisionError), item.transaction():
+        item.execute("insert into item values (1, 'a', 5)")
+        raise ZeroDivisionError
+    assert events(item) == []
+
+
+def test_what_is_written_in_whatever_way_is_sent(item):
+    item.execute("insert into item values (1), (2) on conflict do nothing")
+    item.execute("insert into item values (2), (3) on conflict (id) do update set kind = 'b'")
+    item.execute("with w as (insert into item values (4) returning id) insert into item select id + 1 from w")
+    item.execute(
+        "merge into item as t using (values (6::bigint), (1), (3)) as s(id) on t.id = s.id "
+        "when matched and t.id = 1 then delete when matched then update set amount = 1 "
+        "when not matched then insert values (s.id)"
+    )
+    with item.cursor().copy("copy item from stdin") as copy:
+        copy.write("8\ta\t5\n")
+    sent = [(topic.split(".")[2], (was.get("old") or payload)["id"]) for topic, payload, was in events(item)]
+    expected = [("insert", n) for n in (1, 2, 3, 4, 5, 6, 8)]
+    assert sorted(sent) == sorted([*expected, ("update", 2), ("update", 3), ("delete", 1)])
+
+
+def test_partitions_are_captured_through_the_parent_and_by_themselves(connect):
+    connection = connect()
+    connection.execute("create table item (id int, day int, kind text) partition by range (day)")
+    # The columns of a partition may lie in another order.
+    connection.execute("create table p1 (kind text, gone int, day int, id int)")
+    connection.execute("alter table p1 drop column gone")
+    connection.execute("alter table item attach partition p1 for values from (1) to (10)")
+    push(connection)
+    connection.execute("insert into item values (1, 1, 'a')")
+    connection.execute("insert into p1 (id, day, kind) values (2, 2, 'a')")
+    connection.execute("update p1 set kind = 'b' where id = 1")
+    assert [(topic, payload) for topic, payload, _ in events(connection)] == [
+        ("public.item.insert", {"id": 1, "day": 1, "kind": "a"}),
+        ("public.item.insert", {"id": 2, "day": 2, "kind": "a"}),
+        ("public.item.update", {"kind": "b"}),
+    ]
+
+
+@pytest.fixture
+def parts(connect):
+    connection = connect()
+    connection.execute("create table item (id int, day int, primary key (id, day)) partition by range (day)")
+    connection.execute("create table p1 partition of item for values from (1) to (10)")
+    connection.execute("create table p2 partition of item for values from (10) to (20)")
+    push(connection)
+    return connection
+
+
+def test_a_row_that_moves_to_another_partition_is_an_update(parts):
+    parts.execute("insert into item values (1, 1), (2, 2)")
+    events(parts)
+    parts.execute("update item set day = day + 10 where id = 2")
+    assert events(parts) == [("public.item.update", {"day": 12}, {"old": {"id": 2, "day": 2}})]
+
+
+def test_rows_that_cannot_be_paired_are_sent_whole(parts):
+    parts.execute(
+        "create function swallow() returns trigger language plpgsql as $$ begin "
+        "if new.id = 1 then return null; end if; return new; end $$"
+    )
+    parts.execute("create trigger swallow before insert on p2 for each row execute function swallow()")
+    parts.execute("insert into item values (1, 1), (2, 2), (3, 3)")
+    events(parts)
+    parts.execute("update item set day = day + 10")
+    assert sorted(payload["id"] for _, payload, _ in events(parts)) == [2, 3]
+    assert one(parts, "select count(*) from item") == 2
+
+
+def test_a_partition_that_came_later_is_named_and_then_captured(parts):
+    parts.execute("create table p3 partition of item for values from (20) to (30)")
+    assert one(parts, "select untriggered::text from pgmb.pushing()") == "{p3}"
+    assert "mended" in one(parts, "select pgmb.refresh()")
+    parts.execute("insert into p3 values (1, 20)")
+    assert len(events(parts)) == 1
+    assert parts.execute("select pgmb.refresh()").fetchall() == []
+
+
+def test_a_partition_that_left_is_captured_no_more(parts):
+    parts.execute("alter table item detach partition p1")
+    assert one(parts, "select stale from pgmb.pushing()") is True
+    parts.execute("select pgmb.refresh()")
+    assert one(parts, "select stale from pgmb.pushing()") is False
+    parts.execute("insert into p1 values (1, 1)")
+    assert events(parts) == []
+
+
+def test_a_table_with_a_partition_that_left_can_be_stopped(parts):
+    parts.execute("alter table item detach partition p1")
+    stop(parts)
+    parts.execute("insert into p1 values (1, 1)")
+    assert events(parts) == []
+    assert one(parts, "select count(*) from pg_proc where proname like 'pgchange\\_push%'") == 0
+
+
+def test_a_column_that_came_later_is_sent_and_one_that_went_is_not(item):
+    item.execute("insert into item values (1, 'a', 5)")
+    item.execute("alter table item add column more int default 7")
+    item.execute("alter table item drop column kind")
+    item.execute("update item set more = 8")
+    assert events(item)[1:] == [
+        ("public.item.update", {"more": 8}, {"old": {"id": 1, "amount": 5, "more": 7}})
+    ]
+
+
+def test_a_renamed_table_is_named_stale_and_mended(item):
+    item.execute("alter table item rename to thing")
+    assert one(item, "select stale from pgmb.pushing()") is True
+    item.execute("select pgmb.refresh()")
+    item.execute("insert into thing values (1)")
+    assert events(item)[0][0] == "public.thing.insert"
+    assert item.execute("select pgmb.refresh()").fetchall() == []
+
+
+def test_a_disabled_capture_is_named(item):
+    item.execute("alter table item disable trigger pgmb_push_update")
+    assert one(item, "select disabled::text from pgmb.pushing()") == "{item}"
+
+
+def test_the_owner_of_the_log_may_say_what_is_sent(item):
+    serialise(item, "serialised := to_jsonb(record) - 'kind'; emit := (serialised ->> 'amount')::int > 5;")
+    item.execute("insert into item values (1, 'secret', 5), (2, 'secret', 6)")
+    item.execute("update item set kind = 'b'")
+    item.execute("update item set amount = 1")
+    assert events(item) == [
+        ("public.item.insert", {"id": 2, "amount": 6}, {}),
+        ("public.item.update", {"amount": 1}, {"old": {"id": 2, "amount": 6}}),
+    ]
+
+
+def test_a_row_that_cannot_be_serialised_does_not_fail_the_write_and_is_kept_for_later(item):
+    failing = (
+        "serialised := to_jsonb(record) || jsonb_build_object('x', 12 / (record.amount - 5)); emit := true;"
+    )
+    serialise(item, failing)
+    item.execute("insert into item values (1, 'a', 5), (2, 'b', 6)")
+    item.execute("update item set kind = 'c'")
+    item.execute("delete from item")
+    assert [topic for topic, _, _ in events(item)] == [
+        f"public.item.{op}" for op in ("insert", "update", "delete")
+    ]
+    row = {"id": 1, "kind": "a", "amount": 5}
+    assert faults(item) == [
+        ("INSERT", "division by zero", None, row),
+        ("UPDATE", "division by zero", row, row | {"kind": "c"}),
+        ("DELETE", "division by zero", row | {"kind": "c"}, None),
+    ]
+    assert one(item, "select faults from pgmb.pushing()") == 3
+    assert one(item, "select pgmb.replay_push_faults('item')") == 0
+    serialise(item, "serialised := to_jsonb(record); emit := true;")
+    assert one(item, "select pgmb.replay_push_faults('item')") == 3
+    assert events(item) == [
+        ("public.item.insert", row, {}),
+        ("public.item.update", {"kind": "c"}, {"old": row}),
+        ("public.item.delete", row | {"kind": "c"}, {}),
+    ]
+    assert faults(item) == []
+
+
+def test_a_failed_assertion_in_a_serialisation_does_not_fail_the_write(item):
+    serialise(item, "assert record.amount > 5, 'too small';")
+    item.execute("insert into item values (1, 'a', 5)")
+    assert faults(item)[0][1] == "too small"
+
+
+def test_capture_costs_no_second_transaction_id(item):
+    before = int(one(item, "select pg_current_xact_id()::text"))
+    item.execute("insert into item values (1, 'a', 5)")
+    item.execute("update item set amount = 6")
+    assert int(one(item, "select pg_current_xact_id()::text")) == before + 3
+
+
+def test_a_captured_transaction_can_be_prepared(item):
+    with item.transaction():
+        item.execute("insert into item values (1, 'a', 5)")
+        item.execute("prepare transaction 'captured'")
+    item.execute("commit prepared 'captured'")
+    assert len(events(item)) == 1
+
+
+def test_a_plain_writer_needs_no_right_of_ours(item, role):
+    writer = role("writer")
+    item.execute(f"grant select, insert, update, delete on item to {writer.name}")
+    with psycopg.connect(writer.conninfo) as as_writer:
+        as_writer.execute("create temporary table events (id int, topic text, payload jsonb, metadata jsonb)")
+        as_writer.execute("set search_path = pg_temp, public")
+        as_writer.execute("insert into item values (1, 'a', 5)")
+        as_writer.execute("update item set amount = 6")
+        as_writer.execute("delete from item")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), as_writer.transaction():
+            as_writer.execute("select * from pgmb.events")
+    assert len(events(item)) == 3
+
+
+def test_an_owner_publishes_its_own_tables_and_no_others(item, role):
+    owner = role("owner")
+    item.execute(f"create schema own authorization {owner.name}")
+    item.execute(f"grant usage on schema public to {owner.name}")
+    with psycopg.connect(owner.conninfo, autocommit=True) as as_owner:
+        as_owner.execute("create table own.thing (id int)")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            push(as_owner, "own.thing")
+        item.execute(f"select pgmb.grant_pusher('{owner.name}')")
+        push(as_owner, "own.thing")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="only the owner of public.item"):
+            push(as_owner, "item")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            stop(as_owner, "item")
+        as_owner.execute("insert into own.thing values (1)")
+        assert as_owner.execute("select pgmb.refresh()").fetchall() == []
+        stop(as_owner, "own.thing")
+        as_owner.execute("insert into own.thing values (1)")
+    item.execute("insert into item values (1, 'a', 5)")
+    assert [topic for topic, _, _ in events(item)] == ["own.thing.insert", "public.item.insert"]
+
+
+def test_faults_show_rows_to_the_owner_of_the_table_only(item, role):
+    other = role("other")
+    item.execute(f"select pgmb.grant_pusher('{other.name}')")
+    serialise(item, "serialised := 1 / 0;")
+    item.execute("insert into item values (1, 'a', 5)")
+    with psycopg.connect(other.conninfo, autocommit=True) as as_other:
+        assert faults(as_other) == []
+    assert len(faults(item)) == 1
+
+
+def test_an_owner_who_may_publish_no_more_still_may_write(item, role):
+    owner = role("owner")
+    item.execute(f"create schema own authorization {owner.name}; select pgmb.grant_pusher('{owner.name}')")
+    with psycopg.connect(owner.conninfo, autocommit=True) as as_owner:
+        as_owner.execute("create table own.thing (id int)")
+        push(as_owner, "own.thing")
+        item.execute(f"revoke insert (topic, payload, metadata) on pgmb.events from {owner.name}")
+        told = []
+        as_owner.add_notice_handler(lambda notice: told.append(notice.message_primary))
+        as_owner.execute("insert into own.thing values (1)")
+        assert told == ["a change of own.thing is not published: its owner may not publish events"]
+
+
+def test_a_log_that_somebody_dropped_by_hand_does_not_fail_a_write(item):
+    item.execute("drop schema pgmb cascade")
+    for statement in ("insert into item values (1)", "update item set amount = 1", "delete from item"):
+        item.execute(statement)
+
+
+@pytest.mark.parametrize(
+    ("make", "table", "reason"),
+    [
+        ("create view seen as select 1 as id", "seen", "is not a table"),
+        ("create temporary table passing (id int)", "passing", "is a temporary table"),
+        ("create table whole (id int) partition by range (id); create table part partition of whole default",
+         "part", "is a partition"),
+        ("select 1", "pgmb.config", "is not a table of your own"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_captured_is_refused(connect, make, table, reason):
+    connection = connect()
+    connection.execute(make)
+    with pytest.raises(psycopg.Error, match=reason) as refused:
+        push(connection, table)
+    assert refused.value.sqlstate == "PC008"
+
+
+def test_to_publish_nothing_is_refused(item):
+    with pytest.raises(psycopg.Error, match="no mutation of public.item"):
+        push(item, insert=False, update=False, delete=False)
+
+
+def test_a_capture_does_not_wait_long_for_writers(item, connect):
+    item.execute("create table busy (id int)")
+    writer = connect(autocommit=False)
+    writer.execute("insert into busy values (1)")
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="is being written by transactions"):
+        push(item, "busy")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ({"x": 1, "y": 2}, {"x": 1, "y": 2}, None),
+        ({"x": 1, "y": 2}, {"x": 1, "y": 3}, {"y": 2}),
+        ({"x": 1, "y": None}, {"x": 1, "y": 3}, {"y": None}),
+        ({"x": 1, "y": None}, {"x": 1}, {"y": None}),
+        ({"x": 1}, {"x": 1, "y": 2}, {"y": None}),
+        ({"x": {"deep": 1}}, {"x": {"deep": 2}}, {"x": {"deep": 1}}),
+        ({}, {}, None),
+        ([1], [2], [1]),
+        ([1], [1], None),
+        (5, {"x": 1}, 5),
+    ],
+)
+def test_a_difference_is_what_one_value_has_and_the_other_has_not(connect, a, b, expected):
+    assert one(connect(), "select pgmb.jsonb_diff(%s, %s)", Jsonb(a), Jsonb(b)) == expected

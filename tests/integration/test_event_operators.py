@@ -1,0 +1,249 @@
+"""The operators of the event log, run as a worker runs them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.sdk.exceptions import AirflowSkipException
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange.events import Event, Handler, Selection, publish, subscribe, topical
+from airflow_pgchange.feeds.errors import ConsumerBusy, HandlerFailed, InvalidArgument, Stopped
+from airflow_pgchange.operators.events import (
+    PollEventsOperator,
+    PublishEventsOperator,
+    ReplayEventsOperator,
+    SubscribeOperator,
+)
+from airflow_pgchange.operators.handlers import EventHandlersOperator
+
+Connect = Callable[..., psycopg.Connection[Any]]
+SECONDS = 30
+
+
+@pytest.fixture
+def conn_id(db: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    server = conninfo_to_dict(db)
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_AIRLINE", f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
+    )
+    return "airline"
+
+
+@pytest.fixture
+def log(connect: Connect) -> psycopg.Connection[Any]:
+    return connect()
+
+
+def run(task: Any) -> Any:
+    return task.execute({})
+
+
+def numbers(connection: psycopg.Connection[Any], group: str = "g") -> list[int]:
+    """What a group has not read."""
+    connection.execute("select pgmb.poll_for_events()")
+    rows = connection.execute(
+        "select (payload ->> 'n')::int from pgmb.read_next_events(%s, peek => true)", [group]
+    )
+    return [n for (n,) in rows.fetchall()]
+
+
+def publishing(conn_id: str, *events: Any) -> PublishEventsOperator:
+    return PublishEventsOperator(task_id="publish", events=events, postgres_conn_id=conn_id)
+
+
+def handling(conn_id: str, *handlers: Handler, **more: Any) -> EventHandlersOperator:
+    return EventHandlersOperator(
+        task_id="handle", group="g", handlers=handlers, postgres_conn_id=conn_id, **more
+    )
+
+
+def test_events_are_published_as_they_were_given(conn_id: str, log: psycopg.Connection[Any]) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    events = [
+        Event("a", {"n": 1}, {"by": "me"}),
+        {"topic": "b", "payload": None, "at": at.isoformat()},
+        {"topic": "c", "subscription_id": "su1"},
+    ]
+    assert run(publishing(conn_id, *events)) == 3
+    rows = log.execute("select topic, payload, metadata, subscription_id from pgmb.events order by topic")
+    assert rows.fetchall() == [
+        ("a", {"n": 1}, {"by": "me"}, None),
+        ("b", None, {}, None),
+        ("c", {}, {}, "su1"),
+    ]
+    assert log.execute("select count(*) from pgmb.scheduled").fetchone() == (1,)
+
+
+def test_what_is_given_as_an_event_can_be_rendered_and_stored(conn_id: str) -> None:
+    task = publishing(conn_id, Event("a", at=datetime(2030, 1, 1, tzinfo=UTC)))
+    assert task.events == [{"topic": "a", "payload": {}, "metadata": {}, "at": "2030-01-01T00:00:00+00:00"}]
+    assert "events" in task.template_fields
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"payload": 1}, {"topic": "a", "colour": "red"}, {"topic": "a", "at": "soon"}]
+)
+def test_what_is_no_event_is_refused_and_nothing_is_published(
+    conn_id: str, log: psycopg.Connection[Any], wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgument):
+        run(publishing(conn_id, Event("a"), wrong))
+    assert log.execute("select count(*) from pgmb.events").fetchone() == (0,)
+
+
+def test_a_group_is_subscribed_once_however_often_the_task_runs(
+    conn_id: str, log: psycopg.Connection[Any]
+) -> None:
+    task = SubscribeOperator(task_id="s", group="g", topics=["a", "b"], postgres_conn_id=conn_id)
+    assert run(task) == run(task)
+    publish(log, [Event("a", {"n": 1}), Event("c", {"n": 2})])
+    assert numbers(log) == [1]
+
+
+def test_a_group_is_subscribed_by_any_sql(conn_id: str, log: psycopg.Connection[Any]) -> None:
+    odd = Selection("(e.payload ->> 'n')::int % 2 = 1")
+    run(SubscribeOperator(task_id="s", group="g", selection=odd, postgres_conn_id=conn_id))
+    publish(log, [Event("t", {"n": n}) for n in range(4)])
+    assert numbers(log) == [1, 3]
+
+
+def test_a_subscription_that_says_both_or_nothing_is_refused(conn_id: str) -> None:
+    for given in ({}, {"topics": "a", "selection": Selection()}):
+        with pytest.raises(InvalidArgument, match="either topics or selection"):
+            SubscribeOperator(task_id="s", group="g", **given)
+
+
+def test_polling_dispatches_until_nothing_is_left(conn_id: str, log: psycopg.Connection[Any]) -> None:
+    subscribe(log, "g")
+    log.execute("update pgmb.config set value = '10' where id = 'poll_chunk_size'")
+    publish(log, [Event("t", {"n": n}) for n in range(95)])
+    assert run(PollEventsOperator(task_id="p", postgres_conn_id=conn_id)) == 95
+    assert log.execute("select count(*) from pgmb.unread_events").fetchone() == (0,)
+
+
+def test_polling_for_a_time_dispatches_what_comes_meanwhile_and_ends_when_killed(
+    conn_id: str, log: psycopg.Connection[Any]
+) -> None:
+    subscribe(log, "g")
+    task = PollEventsOperator(task_id="p", until="3600", poll_every=0.01, postgres_conn_id=conn_id)
+    thread = threading.Thread(target=run, args=[task])
+    thread.start()
+    publish(log, Event("t", {"n": 1}))
+    waited = threading.Event()
+    while log.execute("select count(*) from pgmb.unread_events").fetchone() != (0,):
+        waited.wait(0.01)
+    task.on_kill()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("until", ["soon", "-1", 0, float("inf")])
+def test_a_time_that_is_none_is_refused(conn_id: str, until: Any) -> None:
+    with pytest.raises(InvalidArgument, match="until"):
+        run(PollEventsOperator(task_id="p", until=until, postgres_conn_id=conn_id))
+
+
+def test_handlers_handle_until_nothing_is_left(conn_id: str, log: psycopg.Connection[Any]) -> None:
+    subscribe(log, "g")
+    publish(log, [Event("t", {"n": n}) for n in range(25)])
+    seen: list[int] = []
+    handler = Handler("h", lambda delivery: seen.extend(event.payload["n"] for event in delivery.events))
+    done = run(handling(conn_id, handler, chunk_size=10))
+    assert done == {"batches": 3, "events": 25, "failed": 0, "retried": 0, "given_up": 0}
+    assert seen == list(range(25))
+
+
+def test_nothing_to_do_is_skipped_where_that_is_asked_for(conn_id: str, log: psycopg.Connection[Any]) -> None:
+    subscribe(log, "g")
+    assert run(handling(conn_id, Handler("h", print)))["batches"] == 0
+    with pytest.raises(AirflowSkipException):
+        run(handling(conn_id, Handler("h", print), skip_if_empty=True))
+
+
+def test_a_group_that_another_holds_is_waited_for_skipped_or_fails_the_task(
+    conn_id: str, log: psycopg.Connection[Any], connect: Connect
+) -> None:
+    subscribe(log, "g")
+    other = connect()
+    other.execute("select pg_advisory_lock(pgmb.lock_key('g'))")
+    with pytest.raises(AirflowSkipException):
+        run(handling(conn_id, Handler("h", print), on_busy="skip"))
+    with pytest.raises(ConsumerBusy):
+        run(handling(conn_id, Handler("h", print), on_busy="fail"))
+    with pytest.raises(ConsumerBusy):
+        run(handling(conn_id, Handler("h", print), wait_for=0.1))
+    threading.Timer(0.2, other.close).start()
+    assert run(handling(conn_id, Handler("h", print)))["batches"] == 0
+
+
+def test_a_failure_without_retries_fails_the_task(conn_id: str, log: psycopg.Connection[Any]) -> None:
+    subscribe(log, "g")
+    publish(log, Event("t", {"n": 1}))
+
+    def fail(delivery: Any) -> None:
+        raise ValueError("poison")
+
+    with pytest.raises(HandlerFailed):
+        run(handling(conn_id, Handler("h", fail, retries=None)))
+    assert numbers(log) == [1]
+
+
+def test_a_killed_task_finishes_the_calls_that_run_and_stores_how_far_it_came(
+    conn_id: str, log: psycopg.Connection[Any]
+) -> None:
+    subscribe(log, "g")
+    publish(log, [Event("t", {"n": n}) for n in range(30)])
+    tasks: list[EventHandlersOperator] = []
+    task = handling(conn_id, Handler("h", lambda delivery: tasks[0].on_kill()), chunk_size=10)
+    tasks.append(task)
+    with pytest.raises(Stopped):
+        run(task)
+    assert numbers(log) == list(range(10, 30))
+
+
+def test_a_group_reads_again_from_a_time(conn_id: str, log: psycopg.Connection[Any]) -> None:
+    subscribe(log, "g")
+    publish(log, [Event("t", {"n": n}) for n in range(5)])
+    handler = Handler("h", lambda delivery: None)
+    run(handling(conn_id, handler))
+    since = log.execute("select now()").fetchone()
+    publish(log, [Event("t", {"n": n}) for n in range(5, 8)])
+    run(handling(conn_id, handler))
+    assert numbers(log) == []
+    assert since is not None
+    task = ReplayEventsOperator(task_id="r", group="g", since=since[0].isoformat(), postgres_conn_id=conn_id)
+    assert run(task) is None
+    assert numbers(log) == [5, 6, 7]
+
+
+def test_a_subscription_alone_gets_again_what_was_published_before_it_came(
+    conn_id: str, log: psycopg.Connection[Any]
+) -> None:
+    subscribe(log, "old")
+    ids = publish(log, [Event("t", {"n": n}) for n in range(5)] + [Event("u", {"n": 9})], returning=True)
+    log.execute("select pgmb.poll_for_events()")
+    mine = subscribe(log, "g", topical("t"))
+    long_ago = datetime.now(UTC) - timedelta(days=1)
+    task = ReplayEventsOperator(
+        task_id="r", group="g", subscription_id=mine, since=long_ago, postgres_conn_id=conn_id
+    )
+    assert run(task) == 5
+    assert numbers(log) == list(range(5))
+    assert numbers(log, "old") == [0, 1, 2, 3, 4, 9]
+    rows = log.execute(
+        "select metadata ->> 'replay_of' from pgmb.read_next_events('g', peek => true)"
+    ).fetchall()
+    assert [row[0] for row in rows] == ids[:5]
+
+
+def test_a_time_without_a_zone_is_refused(conn_id: str, log: psycopg.Connection[Any]) -> None:
+    subscribe(log, "g")
+    for since in ("2026-01-01T00:00:00", "yesterday"):
+        with pytest.raises(InvalidArgument, match="since"):
+            run(ReplayEventsOperator(task_id="r", group="g", since=since, postgres_conn_id=conn_id))

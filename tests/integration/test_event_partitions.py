@@ -1,0 +1,318 @@
+"""Partitions of the event log: made ahead, in the length that is wanted now, and in nobody's way."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from tests.commits import until
+from tests.event_keeping import configure, kept, lines, maintain, narrow, partitions, publish
+from tests.tubes import one
+
+DEFAULT = "select count(*) from pgmb.events_default"
+
+
+def widths(connection, table="pgmb.events"):
+    return {upper - lower for _, lower, upper in partitions(connection, table)}
+
+
+def contiguous(connection, table="pgmb.events"):
+    found = partitions(connection, table)
+    return all(a[2] == b[1] for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("table", ["pgmb.events", "pgmb.dispatched"])
+def test_an_installed_log_has_partitions_for_the_time_to_come(connect, table):
+    connection = connect()
+    now = one(connection, "select now()")
+    found = partitions(connection, table)
+    assert found[0][1] <= now
+    assert found[-1][2] >= now + timedelta(hours=2.5)
+    assert contiguous(connection, table)
+
+
+def test_an_event_goes_into_the_partition_of_its_time(connect):
+    connection = connect()
+    configure(connection, partition_interval="1 hour")
+    maintain(connection)
+    publish(connection)
+    publish(connection, at="now() + interval '2 hours'")
+    found = connection.execute("select tableoid::regclass::text from pgmb.events order by id").fetchall()
+    current = one(connection, "select pgmb.get_current_partition('pgmb.events'::regclass)::text")
+    later = one(
+        connection,
+        "select pgmb.get_current_partition('pgmb.events'::regclass, now() + interval '2 hours')::text",
+    )
+    assert found == [(current,), (later,)]
+    assert current != later
+
+
+def test_a_second_maintenance_does_nothing(connect):
+    connection = connect()
+    maintain(connection)
+    before = partitions(connection)
+    assert maintain(connection) == []
+    assert partitions(connection) == before
+
+
+def test_partitions_follow_time(connect):
+    connection = connect()
+    for hours in range(1, 6):
+        maintain(connection, f"{hours} hours")
+    assert contiguous(connection)
+    assert widths(connection) == {timedelta(minutes=30)}
+
+
+def test_a_log_that_nobody_maintained_gets_one_partition_for_all_of_that_time(connect):
+    connection = connect()
+    before = len(partitions(connection))
+    maintain(connection, "30 days")
+    assert contiguous(connection)
+    assert len(partitions(connection)) < before + 9
+    assert max(widths(connection)) > timedelta(days=29)
+
+
+@pytest.mark.parametrize("table", ["pgmb.events", "pgmb.dispatched"])
+def test_another_interval_holds_from_the_next_maintenance_on(connect, table):
+    connection = connect()
+    configure(
+        connection,
+        partition_interval="1 day",
+        partition_retention_period="7 days",
+        future_intervals_to_create="14 days",
+    )
+    maintain(connection)
+    assert contiguous(connection, table)
+    assert max(widths(connection, table)) == timedelta(days=1)
+    assert partitions(connection, table)[-1][2] >= one(connection, "select now()") + timedelta(days=14)
+    configure(connection, partition_interval="1 minute", future_intervals_to_create="10 minutes")
+    maintain(connection)
+    assert contiguous(connection, table)
+    now = one(connection, "select now()")
+    ahead = [(lower, upper) for _, lower, upper in partitions(connection, table) if lower > now]
+    assert {upper - lower for lower, upper in ahead} <= {timedelta(minutes=1), timedelta(minutes=30)} | {
+        upper - lower for lower, upper in ahead[-1:]
+    }
+    assert not [line for line in maintain(connection) if "dropped" in line]
+
+
+def test_events_that_wait_in_a_partition_made_ahead_stay_when_the_interval_changes(connect):
+    connection = connect()
+    configure(connection, partition_interval="1 day", partition_retention_period="2 days")
+    configure(connection, future_intervals_to_create="4 days")
+    maintain(connection)
+    waiting = publish(connection, at="now() + interval '2 days'")
+    configure(connection, partition_interval="1 hour")
+    maintain(connection)
+    assert contiguous(connection)
+    assert kept(connection) == waiting
+    assert one(connection, DEFAULT) == 0
+
+
+def test_an_event_beyond_the_last_partition_or_before_the_first_is_taken(connect):
+    connection = connect()
+    early = publish(connection, at="now() - interval '3 days'")
+    late = publish(connection, at="now() + interval '3 days'")
+    assert kept(connection) == [*early, *late]
+    assert one(connection, DEFAULT) == 2
+
+
+def test_events_of_the_default_partition_are_moved_when_theirs_is_made(connect):
+    connection = connect()
+    expected = publish(connection, 100, at="now() + interval '5 hours'")
+    publish(connection, at="now() + interval '5 days'")
+    assert one(connection, DEFAULT) == 101
+    told = maintain(connection, "3 hours")
+    assert any("100 rows moved into it" in line for line in told)
+    assert one(connection, DEFAULT) == 1
+    assert kept(connection)[:100] == expected
+    assert one(connection, "select count(*) from pgmb.scheduled") == 101
+    assert one(connection, "select count(*) from pgmb.published") == 0
+
+
+def test_a_default_partition_that_has_grown_is_not_moved_before_somebody_says_so(connect):
+    connection = connect()
+    for name, _, _ in partitions(connection):
+        connection.execute(f"drop table {name}")
+    connection.execute("alter table pgmb.events_default alter column payload set storage plain")
+    connection.execute(
+        "insert into pgmb.events (topic, payload) "
+        "select 't', jsonb_build_object('x', repeat('x', 7000)) from generate_series(1, 3000)"
+    )
+    before = kept(connection)
+    (told,) = lines(connection, "select pgmb.make_partitions('pgmb.events')")
+    assert "stop_publishers => true" in told
+    assert partitions(connection) == []
+    told = lines(connection, "select pgmb.make_partitions('pgmb.events', stop_publishers => true)")
+    assert "3000 rows moved into it" in told[0]
+    assert kept(connection) == before
+
+
+def test_attaching_does_not_read_the_default_partition(connect):
+    connection = connect()
+    publish(connection, 10, at="now() + interval '5 days'")
+    told = []
+    connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    connection.execute("set client_min_messages = debug1")
+    assert any("added" in line for line in maintain(connection, "3 hours"))
+    implied = [line for line in told if "partition constraint for" in line]
+    assert implied != []
+    assert all("is implied by existing constraints" in line for line in implied)
+
+
+def test_partitions_have_what_the_table_has(connect):
+    connection = connect()
+    part = one(connection, "select pgmb.get_current_partition('pgmb.events'::regclass)::text")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        connection.execute(f"insert into {part} (id, topic, payload) values ('pm', 't', '{{}}')")
+    indexes = "select count(*) from pg_index where indrelid = %s::regclass"
+    assert one(connection, indexes, part) == one(connection, indexes, "pgmb.events")
+    storage = "select attstorage from pg_attribute where attname = 'event_ids' and attrelid = %s::regclass"
+    part = one(connection, "select pgmb.get_current_partition('pgmb.dispatched'::regclass)::text")
+    assert one(connection, storage, part) == one(connection, storage, "pgmb.dispatched")
+
+
+def test_a_publisher_does_not_wait_for_maintenance_that_has_nothing_to_attach_or_drop(connect):
+    connection, maintaining = connect(), connect(autocommit=False)
+    publish(connection)
+    maintain(connection)
+    assert any("not all in it is dispatched" in line for line in trimmed(maintaining, "5 hours"))
+    connection.execute("set lock_timeout = '1s'")
+    publish(connection, 3)
+    maintaining.commit()
+    assert len(kept(connection)) == 4
+
+
+def trimmed(connection, later):
+    return lines(connection, f"select pgmb.trim_partitions('pgmb.events', now() + interval '{later}')")
+
+
+@pytest.mark.parametrize("at", ["now()", "now() + interval '5 hours'", "now() - interval '5 hours'"])
+def test_a_partition_is_postponed_and_nobody_waits_while_a_publisher_is_at_work(connect, at):
+    connection, publisher = connect(), connect(autocommit=False)
+    expected = publish(publisher, at=at)
+    connection.execute("set statement_timeout = '20s'")
+    before = partitions(connection)
+    assert any("postponed the partition of events" in line for line in maintain(connection, "5 hours"))
+    assert partitions(connection) == before
+    expected += publish(publisher, at=at)
+    publisher.commit()
+    maintain(connection, "5 hours")
+    assert contiguous(connection)
+    assert kept(connection) == expected
+
+
+def test_who_publishes_into_a_partition_that_is_being_attached_does_not_fail(connect, db):
+    """Sent to the default partition before, and there after it takes those rows no more: that fails."""
+    maintaining = connect(autocommit=False)
+    maintain(maintaining, "5 hours")
+    published = []
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as publisher:
+            published.extend(publish(publisher, at="now() + interval '5 hours'"))
+
+    publisher = threading.Thread(target=work)
+    publisher.start()
+    until(connect(), "select exists (select from pg_locks where mode = 'RowExclusiveLock' and not granted)")
+    maintaining.commit()
+    publisher.join()
+    assert kept(connect()) == published != []
+    assert one(connect(), DEFAULT) == 0
+
+
+def test_a_reader_of_what_is_there_does_not_wait_for_maintenance_under_way(connect):
+    connection, maintaining = connect(), connect(autocommit=False)
+    expected = publish(connection)
+    lines(maintaining, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
+    connection.execute("set lock_timeout = '1s'")
+    query = "select id from pgmb.events where id = %s"
+    assert [row[0] for row in connection.execute(query, expected).fetchall()] == expected
+
+
+def test_publishers_lose_nothing_while_partitions_come_and_go(connect, db):
+    connection = connect()
+    narrow(connection)
+    published, stop = [], threading.Event()
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as publisher:
+            publisher.execute("set lock_timeout = '5s'")
+            while not stop.is_set():
+                published.extend(publish(publisher, 3))
+                published.extend(publish(publisher, 1, at="now() + interval '3 seconds'"))
+
+    writers = [threading.Thread(target=work) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    told = []
+    while sum("added" in line for line in told) < 4:
+        for step in ("make_partitions", "trim_partitions", "drop_emptied"):
+            told += lines(connection, f"select pgmb.{step}('pgmb.events')")
+    stop.set()
+    for writer in writers:
+        writer.join()
+    assert kept(connection) == sorted(published)
+
+
+def test_two_maintenances_at_once_do_not_disturb_each_other(connect, db):
+    failures = []
+
+    def work():
+        try:
+            with psycopg.connect(db, autocommit=True) as connection:
+                for hours in range(1, 5):
+                    maintain(connection, f"{hours} hours")
+        except psycopg.Error as error:
+            failures.append(error)
+
+    both = [threading.Thread(target=work) for _ in range(2)]
+    for one_of_them in both:
+        one_of_them.start()
+    for one_of_them in both:
+        one_of_them.join()
+    assert failures == []
+    assert contiguous(connect())
+
+
+def test_the_manual_s_spelling_of_maintenance_works_and_call_says_what_does(connect):
+    connection = connect()
+    connection.execute("SELECT pgmb.maintain_events_table()")
+    connection.execute("select pgmb.maintain_append_only_table('pgmb.events', now())")
+    with pytest.raises(psycopg.errors.WrongObjectType) as refused:
+        connection.execute("call pgmb.maintain_events_table()")
+    assert "use SELECT" in refused.value.diag.message_hint
+
+
+@pytest.mark.parametrize("table", ["pgmb.config", None])
+def test_a_table_that_is_not_kept_by_time_is_refused(connect, table):
+    with pytest.raises(psycopg.Error, match="not a table that is kept by time"):
+        connect().execute("select pgmb.maintain_append_only_table(%s)", [table])
+
+
+def test_maintenance_that_could_not_look_twice_is_refused(connect):
+    connection = connect(autocommit=False)
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with pytest.raises(psycopg.Error, match="read committed") as refused:
+        maintain(connection)
+    assert refused.value.sqlstate == "PC007"
+
+
+def test_a_maintainer_needs_no_other_right(connect, role):
+    keeper = role("keeper")
+    connect().execute(f"select pgmb.grant_maintainer('{keeper.name}')")
+    with psycopg.connect(keeper.conninfo, autocommit=True) as as_keeper:
+        assert any("added" in line for line in maintain(as_keeper, "5 hours"))
+        assert as_keeper.execute("select * from pgmb.holders()").fetchall() == []
+
+
+def test_bounds_are_whole_multiples_of_the_interval(connect):
+    connection = connect()
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    assert all(
+        (upper - epoch) % timedelta(minutes=30) == timedelta(0) for _, _, upper in partitions(connection)
+    )

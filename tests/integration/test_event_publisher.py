@@ -1,0 +1,341 @@
+"""Publishing: in the caller's transaction, and from a buffer that loses and doubles nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from airflow_pgchange.events import Event, Publisher, publish
+from airflow_pgchange.events import publisher as publisher_module
+from airflow_pgchange.events.event import event_id
+from airflow_pgchange.feeds.errors import InvalidArgument, NotPublished, PublisherFull
+
+HOUR = timedelta(hours=1)
+POISON = {"word": "\0"}
+"""JSON, but nothing that PostgreSQL can hold."""
+
+
+def numbers(count, **more):
+    return [Event("t", {"n": n}, **more) for n in range(count)]
+
+
+def stored(connection):
+    rows = connection.execute("select payload ->> 'n' from pgmb.events order by id").fetchall()
+    return [int(n) for (n,) in rows]
+
+
+def topics(connection):
+    return [topic for (topic,) in connection.execute("select topic from pgmb.events order by id")]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(publisher_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(publisher_module, "LONGEST_PAUSE", 0.05)
+
+
+@pytest.mark.parametrize("count", [1, 7, 3000])
+def test_events_are_kept_in_the_order_in_which_they_were_published(connect, count):
+    connection = connect()
+    publish(connection, numbers(count))
+    assert stored(connection) == list(range(count))
+
+
+def test_everything_of_an_event_is_kept(connect):
+    connection = connect()
+    payload = {"text": 'quote " tab \t newline \n backslash \\ \\N é', "none": None, "deep": [1, {"a": 2.5}]}
+    publish(connection, Event("a.b", payload, {"by": "me"}, subscription_id="su1"))
+    row = connection.execute("select topic, payload, metadata, subscription_id from pgmb.events").fetchone()
+    assert row == ("a.b", payload, {"by": "me"}, "su1")
+
+
+@pytest.mark.parametrize("payload", [None, True, 7, "text", [], {}])
+def test_any_json_is_a_payload(connect, payload):
+    connection = connect()
+    publish(connection, Event("t", payload))
+    assert connection.execute("select payload from pgmb.events").fetchone() == (payload,)
+
+
+def test_nothing_is_published_by_a_transaction_that_is_rolled_back(connect):
+    connection = connect()
+    with connection.transaction(force_rollback=True):
+        publish(connection, numbers(3))
+        assert stored(connection) == [0, 1, 2]
+    assert stored(connection) == []
+
+
+def test_ids_are_returned_in_the_order_of_the_events(connect):
+    connection = connect()
+    later = datetime.now(UTC) + HOUR
+    events = [Event("now"), Event("later", at=later), Event("given", id=event_id(later, 5)), Event("now")]
+    ids = publish(connection, events, returning=True)
+    found = {row[0]: row[1] for row in connection.execute("select id, topic from pgmb.events")}
+    assert [found[one] for one in ids] == [event.topic for event in events]
+    assert ids[0] < ids[3] < ids[2]
+
+
+def test_an_event_with_a_time_is_scheduled_for_it(connect):
+    connection = connect()
+    at = datetime.now(UTC).replace(microsecond=123456) + HOUR
+    publish(connection, [Event("t", {"n": 1}), Event("t", {"n": 2}, at=at)])
+    row = connection.execute(
+        "select pgmb.extract_date_from_event_id(id) = %s, id in (select event_id from pgmb.scheduled) "
+        "from pgmb.events where payload ->> 'n' = '2'",
+        [at],
+    ).fetchone()
+    assert row == (True, True)
+    assert connection.execute("select count(*) from pgmb.scheduled").fetchone() == (1,)
+
+
+def test_many_events_of_one_moment_keep_their_order(connect):
+    connection = connect()
+    at = datetime.now(UTC) + HOUR
+    for start in range(0, 300, 100):
+        publish(connection, [Event("t", {"n": n}, at=at) for n in range(start, start + 100)])
+    assert stored(connection) == list(range(300))
+
+
+@pytest.mark.parametrize("payload", [POISON, {"half": "\ud800"}], ids=["nul", "surrogate"])
+def test_what_postgresql_cannot_hold_is_refused_by_name(connect, payload):
+    connection = connect()
+    with pytest.raises(InvalidArgument, match="an event was refused"):
+        publish(connection, [Event("t", {"n": 1}), Event("t", payload)])
+    assert stored(connection) == []
+
+
+def test_an_id_that_is_there_already_is_refused(connect):
+    connection = connect()
+    (made,) = publish(connection, Event("t"), returning=True)
+    with pytest.raises(InvalidArgument, match="already exists"):
+        publish(connection, Event("t", id=made))
+
+
+def test_nothing_is_published_of_no_events(connect):
+    assert publish(connect(), [], returning=True) == []
+
+
+def test_publishing_needs_no_session_of_its_own(pgbouncer, connect):
+    with psycopg.connect(pgbouncer, prepare_threshold=None) as connection:
+        publish(connection, numbers(50), returning=True)
+    assert stored(connect()) == list(range(50))
+
+
+def test_a_buffer_flushes_by_size(db, connect):
+    connection = connect()
+    with Publisher(db, flush_events=10, flush_after=3600) as publisher:
+        publisher.put(numbers(25))
+        with publisher._changed:
+            assert publisher._changed.wait_for(lambda: publisher._settled == 20, 30)
+        assert stored(connection) == list(range(20))
+    assert stored(connection) == list(range(25))
+
+
+def test_a_buffer_flushes_by_time(db, connect):
+    with Publisher(db, flush_events=1000, flush_after=0.01) as publisher:
+        publisher.put(Event("t", {"n": 0}))
+        with publisher._changed:
+            assert publisher._changed.wait_for(lambda: publisher._settled == 1, 30)
+        assert stored(connect()) == [0]
+
+
+def test_a_flush_returns_when_all_is_committed(db, connect):
+    with Publisher(db, flush_after=3600) as publisher:
+        publisher.put(numbers(5))
+        publisher.flush()
+        assert stored(connect()) == list(range(5))
+
+
+def test_each_thread_keeps_its_order(db, connect):
+    with Publisher(db, flush_events=7) as publisher:
+
+        def work(topic):
+            for n in range(500):
+                publisher.put(Event(topic, {"n": n}))
+
+        threads = [threading.Thread(target=work, args=[f"t{k}"]) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    connection = connect()
+    for k in range(4):
+        rows = connection.execute(
+            "select (payload ->> 'n')::int from pgmb.events where topic = %s order by id", [f"t{k}"]
+        )
+        assert [n for (n,) in rows] == list(range(500))
+
+
+PROGRAM = """
+import sys
+from airflow_pgchange.events import Event, Publisher
+publisher = Publisher(sys.argv[1], flush_after=3600)
+publisher.put([Event("t", {"n": n}) for n in range(100)])
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise ValueError('oops')"])
+def test_a_program_that_ends_without_closing_loses_nothing(db, connect, end):
+    subprocess.run([sys.executable, "-c", PROGRAM + end, db], check=False, capture_output=True)
+    assert stored(connect()) == list(range(100))
+
+
+def test_a_program_that_ends_while_the_server_is_away_says_what_it_could_not_send(db):
+    away = make_conninfo(db, port=1)
+    code = "from airflow_pgchange.events import publisher as p; p.Publisher.close.__defaults__ = (0.2,)\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", code + PROGRAM, away], check=False, capture_output=True, text=True
+    )
+    assert "NotPublished: events that were not published: 100 (0 refused, 100 unsent)" in ended.stderr
+
+
+def test_a_refused_event_holds_no_other_up_and_is_told(db, connect):
+    publisher = Publisher(db)
+    publisher.put(
+        [Event("t", {"n": 1}), Event("t", POISON), Event("t", {"n": 2}), Event("t", POISON, {"k": 1})]
+    )
+    with pytest.raises(NotPublished, match="2 refused, 0 unsent") as raised:
+        publisher.close()
+    assert [(event.payload, event.metadata) for event in raised.value.events] == [
+        (POISON, {}),
+        (POISON, {"k": 1}),
+    ]
+    assert stored(connect()) == [1, 2]
+
+
+def test_what_was_told_once_is_not_told_again(db):
+    with Publisher(db) as publisher:
+        publisher.put(Event("t", POISON))
+        with pytest.raises(NotPublished):
+            publisher.flush()
+        publisher.flush()
+
+
+def test_a_database_without_the_schema_is_told_and_the_events_with_it(bare_db):
+    publisher = Publisher(bare_db)
+    publisher.put(numbers(3))
+    with pytest.raises(NotPublished, match="pgmb") as raised:
+        publisher.close()
+    assert [event.payload["n"] for event in raised.value.events] == [0, 1, 2]
+
+
+def test_what_is_no_json_is_refused_when_it_is_put(db, connect):
+    with Publisher(db) as publisher, pytest.raises(InvalidArgument, match="no JSON"):
+        publisher.put([Event("t", {"n": 1}), Event("t", object())])
+    assert stored(connect()) == [1]
+
+
+def test_a_server_that_comes_back_gets_everything_once_and_in_order(own_cluster, own_database):
+    with Publisher(own_database, flush_events=50, flush_after=0.01) as publisher:
+        publisher.put(numbers(100))
+        publisher.flush()
+        own_cluster.stop("immediate")
+        publisher.put(Event("t", {"n": n}) for n in range(100, 400))
+        with publisher._changed:
+            assert publisher._changed.wait_for(lambda: publisher._trouble is not None, 30)
+        own_cluster.start()
+    with psycopg.connect(own_database) as connection:
+        assert stored(connection) == list(range(400))
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_connection_lost_in_the_commit_neither_loses_nor_doubles(db, connect, monkeypatch, committed):
+    """The backend dies before or after the commit, and the publisher cannot know which."""
+    killer, died = connect(), []
+    commit = publisher_module._commit
+
+    def dying(connection, rows, write):
+        if died:
+            return commit(connection, rows, write)
+        died.append(connection.info.backend_pid)
+        if committed:
+            commit(connection, rows, write)
+        killer.execute("select pg_terminate_backend(%s, 10000)", died)
+        connection.execute("select 1")
+        raise AssertionError("the backend lives")
+
+    monkeypatch.setattr(publisher_module, "_commit", dying)
+    with Publisher(db) as publisher:
+        publisher.put([*numbers(20), Event("t", {"n": 20}, at=datetime.now(UTC) + HOUR)])
+    assert len(died) == 1
+    assert stored(connect()) == list(range(21))
+    assert connect().execute("select sum(cardinality(ids)) from pgmb.published").fetchone() == (20,)
+
+
+def test_killed_backends_in_the_middle_of_publishing_lose_nothing(db, connect):
+    killer, killed = connect(), []
+
+    def kill():
+        rows = killer.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = current_database() and application_name = 'victim'"
+        )
+        killed.extend(rows.fetchall())
+
+    with Publisher(make_conninfo(db, application_name="victim"), flush_events=20) as publisher:
+        for n in range(3000):
+            publisher.put(Event("t", {"n": n}))
+            if n % 300 == 150:
+                kill()
+    assert len(killed) >= 1
+    assert stored(connect()) == list(range(3000))
+
+
+def test_the_memory_is_bounded_and_who_puts_more_is_told(db, connect):
+    away = make_conninfo(db, port=1)
+    publisher = Publisher(away, memory=10_000, on_full="raise")
+    with pytest.raises(PublisherFull, match="server is away|events wait"):
+        publisher.put(numbers(100))
+    with pytest.raises(NotPublished) as raised:
+        publisher.close(timeout=0.1)
+    assert [event.payload["n"] for event in raised.value.events] == list(range(len(raised.value.events)))
+    assert 1 <= len(raised.value.events) < 10
+
+
+def test_who_puts_more_than_the_memory_holds_waits(db, connect, monkeypatch):
+    blocked, connect_really = threading.Event(), publisher_module.connect
+
+    def later(*arguments, **more):
+        blocked.wait(30)
+        return connect_really(*arguments, **more)
+
+    monkeypatch.setattr(publisher_module, "connect", later)
+    with Publisher(db, memory=10_000) as publisher:
+        with pytest.raises(PublisherFull):
+            publisher.put(numbers(100), timeout=0.05)
+        put_so_far = publisher._put
+        assert put_so_far < 10
+        thread = threading.Thread(target=publisher.put, args=[[Event("t", {"n": put_so_far})]])
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        blocked.set()
+        thread.join(30)
+    assert stored(connect()) == list(range(put_so_far + 1))
+
+
+def test_an_event_larger_than_the_memory_goes_alone(db, connect):
+    with Publisher(db, memory=5_000, on_full="raise") as publisher:
+        publisher.put(Event("t", {"n": 1, "text": "x" * 50_000}))
+    assert stored(connect()) == [1]
+
+
+def test_a_closed_publisher_takes_nothing(db):
+    publisher = Publisher(db)
+    publisher.close()
+    publisher.close()
+    with pytest.raises(InvalidArgument, match="closed"):
+        publisher.put(Event("t"))
+
+
+def test_a_publisher_of_another_process_is_refused(db, monkeypatch):
+    with Publisher(db) as publisher:
+        monkeypatch.setattr(publisher, "_process", -1)
+        with pytest.raises(InvalidArgument, match="after the fork"):
+            publisher.put(Event("t"))
+        monkeypatch.undo()

@@ -1,0 +1,210 @@
+"""Reading by cursor: in order, without loss, under a lock that is let go of."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.events import TOPICAL, drain, poll_all, publish, publish_at, read, subscribe, take
+from tests.tubes import one
+
+
+def error(connection, query, *parameters):
+    with pytest.raises(psycopg.DatabaseError) as refused:
+        connection.execute(query, parameters)
+    return refused.value
+
+
+def test_chunks_follow_one_another_in_order_without_loss(connect):
+    connection = connect()
+    subscribe(connection)
+    connection.execute(
+        "insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 3000)"
+    )
+    ids = [row[0] for row in connection.execute("select id from pgmb.events order by id").fetchall()]
+    poll_all(connection)
+    found = []
+    while taken := take(connection, chunk=171):
+        found += taken
+    assert found == ids
+
+
+def test_next_cursor_is_the_same_in_every_row_and_leads_on(connect):
+    connection = connect()
+    subscribe(connection)
+    ids = publish(connection, *"abcde")
+    poll_all(connection)
+    first = read(connection, chunk=2)
+    assert len({row["next_cursor"] for row in first}) == 1
+    assert [row["id"] for row in read(connection, chunk=9, cursor=first[0]["next_cursor"])] == ids[2:]
+
+
+def test_reading_does_not_move_the_cursor(connect):
+    connection = connect()
+    subscribe(connection)
+    ids = publish(connection, "a")
+    poll_all(connection)
+    assert [[row["id"] for row in read(connection)] for _ in range(2)] == [ids, ids]
+
+
+def test_a_reader_keeps_others_out_until_it_releases(connect):
+    connection, other = connect(), connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    for _ in range(3):
+        cursor = read(connection, peek=False)[0]["next_cursor"]
+    assert read(other, peek=False) == []
+    connection.execute("select pgmb.set_group_cursor('g', %s, true)", [cursor])
+    publish(connection, "b")
+    poll_all(connection)
+    assert [row["topic"] for row in read(other, peek=False)] == ["b"]
+
+
+def test_a_peek_takes_no_lock_and_sees_what_another_reads(connect):
+    connection, other = connect(), connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    read(connection, peek=True)
+    assert one(connection, "select pgmb.locked('g')") is False
+    read(connection, peek=False)
+    assert len(read(other, peek=True)) == 1
+
+
+def test_an_unknown_group_is_named_and_takes_no_lock(connect):
+    connection = connect()
+    refused = error(connection, "select pgmb.read_next_events('nosuch')")
+    assert (refused.sqlstate, "nosuch" in str(refused)) == ("PC002", True)
+    assert (
+        one(
+            connection, "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+        )
+        == 0
+    )
+
+
+def test_a_lock_that_is_not_held_is_not_released(connect):
+    connection = connect()
+    subscribe(connection)
+    assert one(connection, "select pgmb.release_group_lock('g')") is False
+
+
+def test_the_end_of_a_session_releases_its_group(connect, db):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    with psycopg.connect(db, autocommit=True) as reader:
+        read(reader, peek=False)
+    while one(connection, "select pgmb.locked('g')"):
+        connection.execute("select pg_sleep(0.01)")
+    assert len(read(connection, peek=False)) == 1
+
+
+def test_a_group_can_be_rewound_to_a_time(connect):
+    connection = connect()
+    subscribe(connection)
+    first = publish(connection, "a")
+    assert drain(connection) == first
+    moment = one(connection, "select clock_timestamp()")
+    second = publish(connection, "b")
+    assert drain(connection) == second
+    connection.execute("select pgmb.set_group_cursor('g', pgmb.create_event_id(%s, 0))", [moment])
+    assert take(connection) == second
+    connection.execute("select pgmb.set_group_cursor('g', null)")
+    assert take(connection) == first + second
+
+
+def test_a_group_set_to_now_gets_what_is_dispatched_from_now_on(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "old")
+    poll_all(connection)
+    connection.execute("select pgmb.set_group_cursor('g', pgmb.create_event_id(clock_timestamp(), 0))")
+    new = publish(connection, "new")
+    assert drain(connection) == new
+
+
+@pytest.mark.parametrize("cursor", ["pm12", "nonsense", "pm" + "g" * 22, ""])
+def test_a_malformed_cursor_is_refused(connect, cursor):
+    connection = connect()
+    subscribe(connection)
+    assert error(connection, "select pgmb.set_group_cursor('g', %s)", cursor).sqlstate == "22023"
+    assert error(connection, "select pgmb.read_next_events('g', %s)", cursor).sqlstate == "22023"
+
+
+def test_a_cursor_in_the_future_is_refused(connect):
+    connection = connect()
+    subscribe(connection)
+    future = "pgmb.create_event_id(now() + interval '1 hour', 0)"
+    assert "future" in str(error(connection, f"select pgmb.set_group_cursor('g', {future})"))
+
+
+def test_the_cursor_of_another_group_is_refused(connect):
+    connection = connect()
+    subscribe(connection, "g", TOPICAL, {"topic": "a"})
+    subscribe(connection, "h", TOPICAL, {"topic": "b"})
+    publish(connection, "a", "b", "b")
+    poll_all(connection)
+    theirs = read(connection, "h")[0]["next_cursor"]
+    assert "none of group" in str(error(connection, "select pgmb.set_group_cursor('g', %s)", theirs))
+
+
+def test_a_group_that_another_reads_is_not_moved(connect):
+    connection, other = connect(), connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    cursor = read(connection, peek=False)[0]["next_cursor"]
+    assert error(other, "select pgmb.set_group_cursor('g', %s)", cursor).sqlstate == "55P03"
+
+
+def test_events_are_read_by_their_ids_in_the_order_asked_for(connect):
+    connection = connect()
+    ids = publish(connection, "a", "b", "c")
+    rows = connection.execute(
+        "select id, topic from pgmb.read_events(%s::varchar[])", [[ids[2], "pm" + "0" * 22, ids[0]]]
+    ).fetchall()
+    assert rows == [(ids[2], "c"), (ids[0], "a")]
+
+
+def test_a_replay_gives_what_came_after_an_event_in_order_of_dispatch(connect):
+    connection, late = connect(), connect(autocommit=False)
+    sid = subscribe(connection, "g", TOPICAL, {"topic": "a"})
+    old = publish(late, "a")
+    ids = publish(connection, "a", "b", "a", "a")
+    drain(connection)
+    late.commit()
+    drain(connection)
+    rows = connection.execute("select id from pgmb.replay_events('g', %s, %s, 10)", [sid, ids[0]]).fetchall()
+    assert [row[0] for row in rows] == [ids[2], ids[3], *old]
+
+
+def test_a_replay_gives_a_new_subscription_older_events_that_fit_and_at_most_so_many(connect):
+    connection = connect()
+    first = publish(connection, "a", "b", "a", "a")
+    poll_all(connection)
+    sid = subscribe(connection, "g", TOPICAL, {"topic": "a"})
+    later = publish(connection, "a")
+    poll_all(connection)
+    query = "select id from pgmb.replay_events('g', %s, pgmb.create_event_id('2001-01-01', 0), %s)"
+    every = [row[0] for row in connection.execute(query, [sid, 10]).fetchall()]
+    assert every == [first[0], first[2], first[3], *later]
+    assert [row[0] for row in connection.execute(query, [sid, 2]).fetchall()] == every[:2]
+
+
+def test_a_replay_of_another_groups_subscription_is_refused(connect):
+    connection = connect()
+    subscribe(connection, "g")
+    theirs = subscribe(connection, "h")
+    refused = error(connection, "select pgmb.replay_events('g', %s, %s, 1)", theirs, "pm" + "0" * 22)
+    assert refused.sqlstate == "PC002"
+
+
+def test_events_that_are_due_later_do_not_hold_up_others(connect):
+    connection = connect()
+    subscribe(connection)
+    publish_at(connection, "now() + interval '1 hour'")
+    ids = publish(connection, "a")
+    assert drain(connection) == ids

@@ -1,0 +1,292 @@
+"""What of the event log goes, and what stays however old it is: never anything that somebody still needs."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.event_keeping import dispatch, kept, lines, maintain, narrow, partitions, publish, read, subscribe
+from tests.tubes import one
+
+LATER = "5 hours"
+
+
+@pytest.fixture
+def log(connect):
+    """A log with a group that reads everything."""
+    connection = connect()
+    subscribe(connection)
+    return connection
+
+
+def holders(connection):
+    rows = connection.execute(
+        "select reason, holder, events, oldest_event_id from pgmb.holders() order by 1, 2"
+    ).fetchall()
+    return [tuple(row) for row in rows]
+
+
+def test_events_that_everybody_has_read_go_when_they_are_old(log):
+    ids = publish(log, 3)
+    dispatch(log)
+    assert read(log) == ids
+    maintain(log)
+    assert kept(log) == ids
+    assert any("emptied" in line and "events_" in line for line in maintain(log, LATER))
+    assert kept(log) == []
+    assert one(log, "select count(*) from pgmb.dispatched") == 0
+    assert holders(log) == []
+
+
+def test_events_that_nobody_subscribed_to_go_when_they_are_old(connect):
+    connection = connect()
+    publish(connection, 3)
+    dispatch(connection)
+    maintain(connection, LATER)
+    assert kept(connection) == []
+
+
+def test_events_that_a_group_has_not_read_stay_and_it_is_said_who_holds_them(log):
+    subscribe(log, "quick")
+    ids = publish(log, 3)
+    dispatch(log)
+    read(log, "quick")
+    told = maintain(log, LATER)
+    assert any("group g has not read it" in line for line in told)
+    assert kept(log) == ids
+    assert holders(log) == [("unread", "g", 3, ids[0])]
+    assert read(log) == ids
+    maintain(log, LATER)
+    assert kept(log) == []
+
+
+def test_a_group_that_stopped_in_the_middle_of_a_dispatch_keeps_the_rest(log):
+    ids = publish(log, 5)
+    dispatch(log)
+    rows = log.execute("select id, next_cursor from pgmb.read_next_events('g', chunk_size => 2)").fetchall()
+    log.execute("select pgmb.set_group_cursor('g', %s, true)", [rows[-1][1]])
+    maintain(log, LATER)
+    assert read(log) == ids[2:]
+
+
+def test_a_group_that_was_set_back_holds_what_it_is_to_read_again(log):
+    ids = publish(log, 2)
+    dispatch(log)
+    read(log)
+    log.execute("select pgmb.set_group_cursor('g', pgmb.create_event_id(now() - interval '1 hour', 0), true)")
+    maintain(log, LATER)
+    assert read(log) == ids
+
+
+def test_undispatched_events_stay(log):
+    ids = publish(log, 3)
+    told = maintain(log, LATER)
+    assert any("not all in it is dispatched" in line for line in told)
+    assert holders(log) == [("undispatched", None, 3, ids[0])]
+    dispatch(log)
+    assert read(log) == ids
+
+
+def test_scheduled_events_stay_until_their_time_has_come(log):
+    ids = publish(log, 3, at="now() + interval '2 hours'")
+    maintain(log, "9 hours")
+    assert kept(log) == ids
+    assert holders(log) == [("undispatched", None, 3, ids[0])]
+
+
+def test_events_with_an_old_id_are_delivered_and_go_when_they_are_read(log):
+    ids = publish(log, 3, at="now() - interval '3 days'")
+    maintain(log)
+    assert kept(log) == ids
+    dispatch(log)
+    told = maintain(log)
+    assert any("kept old rows of" in line and "group g" in line for line in told)
+    assert read(log) == ids
+    assert any("deleted 3 rows" in line for line in maintain(log))
+    assert kept(log) == []
+
+
+def test_an_event_for_which_a_condition_failed_stays(log):
+    subscription = subscribe(log, "h", conditions_sql="1 / (e.payload ->> 'n')::int > 0")
+    (event,) = publish(log)
+    log.execute("update pgmb.events set payload = %s", [Jsonb({"n": 0})])
+    dispatch(log)
+    read(log)
+    maintain(log, LATER)
+    assert kept(log) == [event]
+    assert holders(log) == [("fault", "h", 1, event)]
+    log.execute("delete from pgmb.subscriptions where id = %s", [subscription])
+    maintain(log, LATER)
+    assert kept(log) == []
+
+
+def test_events_that_are_to_be_read_again_stay_for_the_retry(log):
+    (subscription,) = log.execute("select id from pgmb.subscriptions").fetchone()
+    ids = publish(log, 2)
+    dispatch(log)
+    read(log)
+    log.execute(
+        "insert into pgmb.events (id, topic, payload, subscription_id) "
+        "values (pgmb.create_event_id(now() + interval '2 days', 0), 'pgmb-retry', %s, %s)",
+        [Jsonb({"ids": ids[:1], "retryNumber": 1, "handlerName": "h"}), subscription],
+    )
+    maintain(log, LATER)
+    assert set(ids) < set(kept(log))
+    assert ("retry", "g", 1, ids[0]) in holders(log)
+    log.execute("delete from pgmb.subscriptions")
+    maintain(log, LATER)
+    assert not set(ids) & set(kept(log))
+
+
+@pytest.mark.parametrize("payload", ["{}", '{"ids": null}', '{"ids": 5}', "[]", "null", '{"ids": [null, 3]}'])
+def test_a_retry_event_that_names_nothing_troubles_nobody(log, payload):
+    (subscription,) = log.execute("select id from pgmb.subscriptions").fetchone()
+    publish(log)
+    log.execute(
+        "insert into pgmb.events (id, topic, payload, subscription_id) "
+        f"values (pgmb.create_event_id(now() + interval '2 hours', 0), 'pgmb-retry', '{payload}', %s)",
+        [subscription],
+    )
+    dispatch(log)
+    read(log)
+    assert any("emptied" in line for line in maintain(log, LATER))
+
+
+def test_a_restored_copy_lets_nothing_go_before_it_has_dispatched(log):
+    publish(log)
+    dispatch(log)
+    read(log)
+    ids = publish(log)
+    log.execute("update pgmb.dispatcher set source = 1")
+    assert any("it was restored here" in line for line in maintain(log, LATER))
+    assert kept(log)[-1:] == ids
+    dispatch(log)
+    assert read(log) == ids
+
+
+def test_an_event_written_while_the_partition_is_about_to_go_stays(log, connect):
+    ids = publish(log)
+    dispatch(log)
+    read(log)
+    publisher = connect(autocommit=False)
+    late = publish(publisher, at="clock_timestamp()")
+    log.execute("set statement_timeout = '20s'")
+    assert any("it is in use" in line for line in maintain(log, LATER))
+    publisher.commit()
+    assert any("not all in it is dispatched" in line for line in maintain(log, LATER))
+    assert kept(log) == [*ids, *late]
+    dispatch(log)
+    assert read(log) == late
+
+
+def test_retention_does_not_wait_for_a_long_reader_and_nobody_for_retention(log, connect):
+    publish(log)
+    dispatch(log)
+    read(log)
+    reader = connect(autocommit=False)
+    reader.execute("select from pgmb.events").fetchall()
+    log.execute("set statement_timeout = '20s'")
+    assert any("postponed" in line and "it is in use" in line for line in maintain(log, LATER))
+    reader.rollback()
+    assert any("emptied" in line for line in maintain(log, LATER))
+
+
+def test_a_publisher_does_not_wait_while_old_partitions_are_emptied(log, connect):
+    publish(log)
+    dispatch(log)
+    read(log)
+    maintain(log, LATER)
+    trimming, publisher = connect(autocommit=False), connect()
+    publish(log)
+    dispatch(log)
+    read(log)
+    # Of another partition than the one that is locked.
+    later = one(log, "select now() + interval '4 hours'")
+    told = lines(trimming, f"select pgmb.trim_partitions('pgmb.events', '{later + (later - later)}')")
+    publisher.execute("set lock_timeout = '1s'")
+    publish(publisher, at="now() + interval '3 hours'")
+    trimming.commit()
+    assert any("emptied" in line for line in told)
+
+
+def test_emptied_partitions_are_dropped_when_there_are_many(log):
+    for hours in range(1, 9):
+        lines(log, f"select pgmb.make_partitions('pgmb.events', now() + interval '{hours} hours')")
+    before = partitions(log)
+    told = lines(log, "select pgmb.drop_emptied('pgmb.events', now() + interval '9 hours', 8)")
+    assert len(told) > 8
+    assert len(partitions(log)) == len(before) - len(told)
+    ids = publish(log, 2)
+    dispatch(log)
+    assert read(log) == ids
+
+
+def test_emptied_partitions_stay_while_somebody_writes(log, connect):
+    writer = connect(autocommit=False)
+    ids = publish(writer)
+    log.execute("set statement_timeout = '20s'")
+    before = partitions(log)
+    told = lines(log, "select pgmb.drop_emptied('pgmb.events', now() + interval '9 hours', 0)")
+    assert told == ["postponed dropping empty partitions of events: it is in use"]
+    assert partitions(log) == before
+    writer.commit()
+    dispatch(log)
+    assert read(log) == ids
+
+
+def test_a_partition_that_holds_something_is_not_dropped(log):
+    publish(log)
+    lines(log, "select pgmb.drop_emptied('pgmb.events', now() + interval '9 hours', 0)")
+    assert len(partitions(log)) == 1
+    assert len(kept(log)) == 1
+
+
+def test_dispatches_that_a_group_has_not_read_stay(log):
+    ids = publish(log, 3)
+    dispatch(log)
+    told = lines(log, "select pgmb.trim_partitions('pgmb.dispatched', now() + interval '5 hours')")
+    assert any("group g has not read it" in line for line in told)
+    assert read(log) == ids
+
+
+def test_everything_is_read_once_while_partitions_come_and_go(log, db):
+    """Publishers, the dispatcher and a reader at work, with partitions of a second that live for one more."""
+    narrow(log)
+    published, got, stop = [], [], threading.Event()
+
+    def write():
+        with psycopg.connect(db, autocommit=True) as publisher:
+            while not stop.is_set():
+                if len(published) - len(got) > 100:
+                    stop.wait(0.01)
+                    continue
+                published.extend(publish(publisher, 3))
+                published.extend(publish(publisher, at="now() + interval '300 ms'"))
+                published.extend(publish(publisher, at="now() - interval '1 hour'"))
+
+    def consume():
+        with psycopg.connect(db, autocommit=True) as consumer:
+            while not stop.is_set():
+                dispatch(consumer)
+                got.extend(read(consumer))
+
+    threads = [threading.Thread(target=write), threading.Thread(target=consume)]
+    for thread in threads:
+        thread.start()
+    told = []
+    while sum("emptied" in line for line in told) < 4 or sum("dropped" in line for line in told) < 4:
+        for table in ("events", "dispatched"):
+            told += lines(log, f"select pgmb.make_partitions('pgmb.{table}')")
+            told += lines(log, f"select pgmb.trim_partitions('pgmb.{table}')")
+            told += lines(log, f"select pgmb.drop_emptied('pgmb.{table}', spare => 0)")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    while one(log, "select exists (select from pgmb.scheduled)"):
+        dispatch(log)
+    dispatch(log)
+    got.extend(read(log))
+    assert sorted(got) == sorted(published)

@@ -1,0 +1,88 @@
+"""What an event and a selection may be, and the ids that say when."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from airflow_pgchange.events import Event, Selection, topical
+from airflow_pgchange.events.event import LATEST, event_id, row_of
+from airflow_pgchange.feeds.errors import InvalidArgument
+
+NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+
+def test_ids_are_in_the_order_of_their_times_and_numbers() -> None:
+    made = [
+        event_id(NOON, 0),
+        event_id(NOON, 1),
+        event_id(NOON + timedelta(microseconds=1), 0),
+        event_id(LATEST, 2**36 - 1),
+    ]
+    assert made == sorted(made)
+    assert {len(one) for one in made} == {24}
+
+
+def test_an_id_is_the_same_in_every_time_zone() -> None:
+    assert event_id(NOON.astimezone(timezone(timedelta(hours=5, minutes=30))), 7) == event_id(NOON, 7)
+
+
+def test_a_payload_that_changes_later_changes_nothing() -> None:
+    payload = {"n": 1}
+    row = row_of(Event("t", payload))
+    payload["n"] = 2
+    assert row.payload == '{"n":1}'
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"topic": ""}, "a topic is"),
+        ({"topic": "t" * 256}, "a topic is"),
+        ({"topic": "a\0b"}, "a topic is"),
+        ({"topic": 5}, "a topic is"),
+        ({"topic": "t", "at": datetime(2026, 1, 1)}, "with a zone"),
+        ({"topic": "t", "at": datetime(1969, 1, 1, tzinfo=UTC)}, "from 1970"),
+        ({"topic": "t", "at": datetime(2200, 1, 1, tzinfo=UTC)}, "from 1970"),
+        ({"topic": "t", "id": "pm1"}, "no id of an event"),
+        ({"topic": "t", "id": event_id(NOON, 0), "at": NOON}, "either at or id"),
+    ],
+)
+def test_what_no_event_can_be_is_refused_by_name(given: dict, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        Event(**given)
+
+
+@pytest.mark.parametrize(
+    ("what", "value"), [("payload", {1, 2}), ("payload", float("nan")), ("metadata", {"at": NOON})]
+)
+def test_what_is_no_json_is_refused_by_name(what: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"the {what} of an event 't' is no JSON"):
+        row_of(Event("t", **{what: value}))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"topics": []},
+        {"topics": [""]},
+        {"topics": "t", "partition": (3, 3)},
+        {"topics": "t", "partition": (-1, 3)},
+        {"topics": "t", "partition": (0, 0)},
+        {"topics": "t", "by": "customer"},
+        {"topics": "t", "expiry": timedelta()},
+    ],
+)
+def test_what_no_topical_subscription_can_be_is_refused(given: dict) -> None:
+    with pytest.raises(InvalidArgument):
+        topical(**given)
+
+
+def test_the_same_topics_are_the_same_selection_in_any_order() -> None:
+    assert topical(["b", "a", "b"]) == topical(["a", "b"])
+
+
+def test_a_condition_that_says_nothing_is_refused() -> None:
+    with pytest.raises(InvalidArgument):
+        Selection("  ")
