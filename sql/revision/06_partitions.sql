@@ -17,7 +17,7 @@ comment on function revision.partitions() is 'The partitions of the queue with t
 create function revision.add_partition(lower bigint, upper bigint) returns text
 language plpgsql security definer
 set search_path = pg_catalog, revision, pg_temp
-set lock_timeout = '2s'
+set lock_timeout = '200ms'
 as $$
 declare
     name text := 'commit_queue_' || lower;
@@ -27,6 +27,10 @@ begin
         raise invalid_parameter_value using message = format('no range of transaction ids: %s to %s', lower, upper);
     end if;
     execute format('create table revision.%I (like revision.commit_queue including defaults including indexes)', name);
+    if lower < pg_snapshot_xmax(pg_current_snapshot())::text::bigint + (upper - lower) / 2 then
+        -- Writers may be on their way to the default partition, where their row will not belong any more.
+        lock table only revision.commit_queue in share row exclusive mode;
+    end if;
     lock table revision.commit_queue_default in access exclusive mode;
     execute format(
         'with moved as (delete from revision.commit_queue_default where txid >= %1$L and txid < %2$L returning *) '
@@ -41,7 +45,7 @@ end
 $$;
 comment on function revision.add_partition(bigint, bigint) is
     'Add the partition of the transaction ids from lower to below upper, with the rows of the default partition that belong '
-    'in it. Writers of other partitions are not held up.';
+    'in it. Writers are held up, for a moment, only where the ids are those of today.';
 
 create function revision.drop_empty_partitions(spare integer default 8) returns setof text
 language plpgsql security definer
@@ -103,7 +107,7 @@ begin
         begin
             return next revision.add_partition(lower, upper);
         exception when lock_not_available then
-            return next format('postponed the partition from transaction %s: writers hold the default one', lower);
+            return next format('postponed the partition from transaction %s: the queue is being written', lower);
             return;
         end;
         lower := upper;

@@ -133,6 +133,21 @@ def test_rows_without_a_partition_are_kept_and_moved_while_a_consumer_reads(queu
     assert drain(own_database) == expected[4:]
 
 
+def test_a_writer_of_the_default_partition_outlives_that_its_row_gets_one(queue, own_database, connect_to):
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    maintaining = connect_to(own_database, autocommit=False)
+    maintaining.execute("select revision.maintain_partitions(50, 1)")
+    written = []
+    writing = threading.Thread(target=lambda: written.extend(commits(connect_to(own_database), 2)))
+    writing.start()
+    until(queue, "select exists (select from pg_locks where mode = 'RowExclusiveLock' and not granted)")
+    maintaining.commit()
+    writing.join()
+    assert len(written) == 2
+    assert drain(own_database) == written
+
+
 def test_emptied_partitions_are_dropped_when_there_are_many(queue, own_database):
     gone = commits(queue)
     drain(own_database)
