@@ -1,19 +1,38 @@
 -- What a table, its partitions and the triggers on them are called today, and whether a predicate fits them.
 
-create function tube.id_column(rel oid, tube text) returns name
+create function tube.attachment_of(rel oid, tube text) returns tube.attachment
 language sql stable security definer
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    with recursive line(relid) as (
-        select rel
+    with recursive line(relid, up) as (
+        select rel, 0
         union
-        select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
+        select i.inhparent, line.up + 1 from line join pg_inherits as i on i.inhrelid = line.relid
     )
-    select c.attname
-    from line
-    join tube.attachment as a on a.tbl = line.relid and a.tube = id_column.tube
-    join pg_attribute as c on c.attrelid = a.tbl and c.attnum = a.id_number and not c.attisdropped
+    select a.* from line join tube.attachment as a on a.tbl = line.relid and a.tube = attachment_of.tube order by line.up limit 1
+$$;
+comment on function tube.attachment_of(oid, text) is
+    'The attachment that a table belongs to: its own, or that of the nearest table whose partition or child it is.';
+
+create function tube.id_attribute(attached tube.attachment) returns pg_attribute
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select c from pg_attribute as c
+    where c.attrelid = attached.tbl and c.attnum > 0 and not c.attisdropped
+      and (c.attname = attached.id_column or c.attnum = attached.id_number)
+    order by c.attname = attached.id_column desc
     limit 1
+$$;
+comment on function tube.id_attribute(tube.attachment) is
+    'The column of ids as it is today: the one of that name, whatever its number is after a restore or once another column took '
+    'its place; where there is none, the one that was renamed.';
+
+create function tube.id_column(rel oid, tube text) returns name
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select (tube.id_attribute(tube.attachment_of(rel, tube))).attname
 $$;
 comment on function tube.id_column(oid, text) is 'Today''s name of the column of ids of an attached table or of a partition of it.';
 
@@ -76,15 +95,10 @@ $$;
 comment on function tube.table_named(text) is 'A table by the name in a control pod; null for what is none.';
 
 create function tube.attached_name(rel oid, tube text) returns text
-language sql stable security definer
+language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    with recursive line(relid) as (
-        select rel
-        union
-        select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
-    )
-    select a.tbl::text from line join tube.attachment as a on a.tbl = line.relid and a.tube = attached_name.tube limit 1
+    select (tube.attachment_of(rel, tube)).tbl::text
 $$;
 comment on function tube.attached_name(oid, text) is
     'Today''s name, with its schema, of the attached table that a relation is or is a partition of.';

@@ -187,7 +187,7 @@ as $$
                group by d.relid having count(c.op) < 4 order by d.relid
            ),
            array(select distinct c.relid from tube.captures(a.tbl, a.tube) as c where not c.enabled),
-           tube.id_column(a.tbl, a.tube) is distinct from a.id_column
+           (i.key).attname is distinct from a.id_column or (i.key).attnum <> a.id_number
            or exists (
                select from (select distinct c.function, c.op from tube.captures(a.tbl, a.tube) as c) as c
                join pg_proc as p on p.oid = c.function
@@ -197,6 +197,7 @@ as $$
            (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.tbl in (
                select d.relid from tube.descendants(a.tbl) as d(relid)) limit 1000) as bounded)
     from tube.attachment as a
+    cross join lateral (select tube.id_attribute(a)) as i(key)
     join tube.tube as t on t.name = a.tube
     where tube.schema_of(a.tbl) is not null and tube.schema_of(t.pods) is not null
 $$;

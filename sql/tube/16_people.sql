@@ -42,7 +42,7 @@ begin
         'select jsonb_agg(jsonb_build_array(a.shard, format(''%%s.%%s'', n.nspname, c.relname), k.attname) order by a.shard, 2) '
         'from tube.attachment as a '
         'join pg_class as c on c.oid = a.tbl join pg_namespace as n on n.oid = c.relnamespace '
-        'join pg_attribute as k on k.attrelid = a.tbl and k.attnum = a.id_number '
+        'join pg_attribute as k on k.attrelid = a.tbl and k.attname = (tube.id_attribute(a)).attname '
         'where a.tube = $1 and %s = $2', tube.belongs('a.shard', workers))
     into found_tables using tube, worker;
     return coalesce(found_tables, '[]');
