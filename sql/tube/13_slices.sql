@@ -37,13 +37,13 @@ $$;
 comment on function tube.slice_sql(tube.attachment, name, tube.keyset, integer, name, text) is
     'The query of the next rows of a backfill, each with what is wanted of it.';
 
-create function tube.wanted_one_by_one(known tube.tube, attached tube.attachment, rows text) returns bigint[]
+create function tube.wanted_one_by_one(attached tube.attachment, rows text) returns bigint[]
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     each_row record;
-    test text := format(E'select (%s\n) from (select ($1::%s).*) as %I', known.predicate, attached.tbl,
+    test text := format(E'select (%s\n) from (select ($1::%s).*) as %I', attached.predicate, attached.tbl,
                         (select c.relname from pg_class as c where c.oid = attached.tbl));
     is_wanted boolean;
     failed bigint := 0;
@@ -63,12 +63,12 @@ begin
         end if;
     end loop;
     if failed > 0 then
-        insert into tube.fault (tube, tbl, ids, message) values (known.name, attached.tbl, failed, message);
+        insert into tube.fault (tube, tbl, ids, message) values (attached.tube, attached.tbl, failed, message);
     end if;
     return ids;
 end
 $$;
-comment on function tube.wanted_one_by_one(tube.tube, tube.attachment, text) is
+comment on function tube.wanted_one_by_one(tube.attachment, text) is
     'The ids that the predicate holds for, and those for which it fails, which are counted in tube.fault.';
 
 create function tube.boundary_sql(tbl regclass, order_col name, rows text, has_predicate boolean) returns text
@@ -95,6 +95,65 @@ $$;
 comment on function tube.boundary_sql(regclass, name, text, boolean) is
     'The query that tells of the next rows of a backfill how many there are, the last one''s order and id, and the ids wanted.';
 
+create function tube.read_slice(
+    attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
+    out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[]
+)
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
+    has_predicate boolean := attached.predicate is not null;
+    at tube.keyset := row(in_nulls, last_value, last_id, 0, 0, false);
+    seen bigint[];
+begin
+    begin
+        execute tube.boundary_sql(
+            attached.tbl, order_col,
+            tube.slice_sql(attached, order_col, at, chunk, relation, E'(' || coalesce(attached.predicate, 'true') || E'\n)'),
+            has_predicate)
+        into looked_at, upto_value, upto_id, ids;
+    exception when others or assert_failure then
+        if not has_predicate then
+            raise;
+        end if;
+        ids := tube.wanted_one_by_one(
+            attached, tube.slice_sql(attached, order_col, at, chunk, 'pgchange_row', 'pgchange_row'));
+        execute tube.boundary_sql(
+            attached.tbl, order_col, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), false)
+        into looked_at, upto_value, upto_id, seen;
+    end;
+end
+$$;
+comment on function tube.read_slice(tube.attachment, name, boolean, text, bigint, integer) is
+    'What tube.judged_slice() says, with the rights of whoever calls it.';
+
+create function tube.read_wanted(attached tube.attachment, asked bigint[]) returns bigint[]
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
+    ids bigint[];
+begin
+    execute format(
+        E'select array(select %1$I::bigint from %2$s as %3$I where %1$I in (select unnest($1)) and (%4$s\n))',
+        attached.id_column, attached.tbl, relation, coalesce(attached.predicate, 'true'))
+    using asked into ids;
+    return ids;
+exception when others or assert_failure then
+    if attached.predicate is null then
+        raise;
+    end if;
+    return tube.wanted_one_by_one(attached, format(
+        'select pgchange_row.%1$I as id, pgchange_row as wanted from %2$s as pgchange_row where %1$I = any (%3$L)',
+        attached.id_column, attached.tbl, asked));
+end
+$$;
+comment on function tube.read_wanted(tube.attachment, bigint[]) is
+    'What tube.judged_ids() says, with the rights of whoever calls it.';
+
 create function tube.backfill_slice(
     known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
 ) returns tube.keyset
@@ -106,28 +165,11 @@ set extra_float_digits = 1
 set jit = off
 as $$
 declare
-    relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
-    has_predicate boolean := known.predicate is not null;
-    seen bigint[];
     ids bigint[];
 begin
     at.in_nulls := coalesce(at.in_nulls, false);
-    begin
-        execute tube.boundary_sql(
-            attached.tbl, order_col,
-            tube.slice_sql(attached, order_col, at, chunk, relation, E'(' || coalesce(known.predicate, 'true') || E'\n)'),
-            has_predicate)
-        into at.looked_at, at.last_value, at.last_id, ids;
-    exception when others or assert_failure then
-        if not has_predicate then
-            raise;
-        end if;
-        ids := tube.wanted_one_by_one(
-            known, attached, tube.slice_sql(attached, order_col, at, chunk, 'pgchange_row', 'pgchange_row'));
-        execute tube.boundary_sql(
-            attached.tbl, order_col, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), false)
-        into at.looked_at, at.last_value, at.last_id, seen;
-    end;
+    select s.looked_at, s.upto_value, s.upto_id, s.ids into at.looked_at, at.last_value, at.last_id, ids
+    from tube.judged_slice(attached, order_col, at.in_nulls, at.last_value, at.last_id, chunk) as s;
     perform tube.insert_pods(array[known.pods], 'B', attached.shard, ids, pod_size);
     at.touched := cardinality(ids);
     at.finished := false;
