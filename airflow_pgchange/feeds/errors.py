@@ -97,7 +97,8 @@ class SchemaVersionMismatch(PgChangeError):
 
 
 class PermissionDenied(PgChangeError):
-    """The role lacks a right. ``pubsub.grant_consumer`` and ``revision.grant_tracker`` give what each role needs."""
+    """The role lacks a right. ``pubsub.grant_consumer``, ``revision.grant_tracker`` and ``tube.grant_use`` give what each
+    role needs."""
 
 
 class ServerUnavailable(PgChangeError):
@@ -137,7 +138,9 @@ ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",
     PermissionDenied: (
         "let the owner of the schema run `select pubsub.grant_consumer('<role>')`, for who skips, moves, repairs, drops "
-        "and trims `pubsub.grant_keeper('<role>')`, for who tracks tables `revision.grant_tracker('<role>')`"
+        "and trims `pubsub.grant_keeper('<role>')`, for who tracks tables `revision.grant_tracker('<role>')`; for tubes "
+        "`tube.grant_use('<role>')`, with insert on a tube's pods for who touches and attaches, select and delete "
+        "for who works them, and `tube.grant_keeper('<role>')` for who makes tubes"
     ),
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }
@@ -156,9 +159,9 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
         and state[:3] in ("", "080", "57P", "533")
     ):
         kind = ServerUnavailable
-    if kind is None or (kind is SchemaMissing and not OURS.search(str(error))):
-        return None
     message = error.diag.message_primary or str(error).strip() or type(error).__name__
+    if kind is None or (kind is SchemaMissing and not OURS.search(message)):
+        return None
     hint = error.diag.message_hint or (REFUSED if "FATAL:" in message else ADVICE.get(kind))
     return kind(f"{message}: {hint}" if hint else message)
 
