@@ -156,38 +156,47 @@ begin
     if op = 'truncate' then
         return tube.truncate_body(attached);
     end if;
+    -- An update compares two arrays, and joins them only where they differ: in one query with the join PostgreSQL would read
+    -- a transition table again for each place that names its array, and prepare a hash for nothing.
     return format($body$
 #variable_conflict use_column
 declare
     pgchange_touched bigint[];
+    pgchange_before bigint[];
 begin
     begin
         pgchange_touched := case when %1$s then %2$s end;
+        %6$s
     exception when others or assert_failure then
         pgchange_touched := null;
     end;
-    if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 900 then
-        if pgchange_touched operator(pg_catalog.<>) '{}' then
-            insert into %3$s (op, shard, ids) values (%4$s, %5$s, pgchange_touched);
-        end if;
-    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000 then
+    if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
+        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 900
+    then
+        insert into %3$s (op, shard, ids) values (%4$s, %5$s, pgchange_touched);
+    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 900
+        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000
+    then
         insert into %3$s (op, shard, ids)
         select %4$s, %5$s, pgchange_touched[i : pg_catalog.int4pl(i, 899)]
         from pg_catalog.generate_series(1, pg_catalog.cardinality(pgchange_touched), 900) as i;
-    else
-%6$s
+    elsif (pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 0) is not true then
+%7$s
     end if;
     return null;
 end
 $body$,
         format('pg_catalog.has_table_privilege(%L, ''insert'') and pg_catalog.has_sequence_privilege(''tube.seq'', ''usage'')',
                known.pods),
-        case op when 'insert' then added when 'delete' then removed else format(
-            '(select case when pg_catalog.array_eq(x.a, x.b) then x.a else array(select pg_catalog.unnest(x.a) union '
-            'select pg_catalog.unnest(x.b)) end from (select %s, %s) as x(a, b))', added, removed) end,
+        case op when 'delete' then removed else added end,
         known.pods,
         kind,
         attached.shard,
+        case op when 'update' then format($update$pgchange_before := %s;
+        if pgchange_before operator(pg_catalog.<>) pgchange_touched then
+            pgchange_touched := array(
+                select pg_catalog.unnest(pgchange_touched) union select pg_catalog.unnest(pgchange_before));
+        end if;$update$, removed) end,
         tube.row_by_row_body(
             attached,
             case op when 'delete' then 'select r.* from pgchange_removed as r'

@@ -185,6 +185,39 @@ def test_a_writer_cannot_make_the_capture_run_code_of_his_own(item, role, way, p
     assert item.execute("select who from own.seen").fetchall() == []
 
 
+@PREDICATES
+def test_a_writers_operators_and_functions_are_not_those_of_the_capture(item, role, predicate):
+    make(item, predicate=predicate)
+    writer = role("writer")
+    item.execute(f"grant insert, update, delete, select on item to {writer.name}")
+    item.execute(f"create schema own authorization {writer.name}")
+    with psycopg.connect(writer.conninfo, autocommit=True) as connection:
+        connection.execute(
+            "create table own.seen (who name); grant all on own.seen to public; grant usage on schema own to public"
+        )
+        for left, right in (("bigint[]", "bigint[]"), ("int", "int")):
+            connection.execute(
+                f"create function own.differ(a {left}, b {right}) returns boolean language plpgsql as "
+                "$$ begin insert into own.seen values (current_user); return true; end $$"
+            )
+            for operator in ("=", "<>", ">", "<="):
+                connection.execute(
+                    f"create operator own.{operator} (leftarg = {left}, rightarg = {right}, function = own.differ)"
+                )
+        for call in ("cardinality(bigint[])", "unnest(bigint[])", "current_setting(text)"):
+            connection.execute(
+                f"create function own.{call} returns int language plpgsql as "
+                "$$ begin insert into own.seen values (current_user); return 1; end $$"
+            )
+        connection.execute("set search_path = own, pg_catalog, public")
+        connection.execute("insert into public.item select generate_series(1::bigint, 1000)")
+        connection.execute("update public.item set id = 1001 where id operator(pg_catalog.=) 1")
+        connection.execute("delete from public.item where id operator(pg_catalog.>) 999")
+        connection.execute("delete from public.item where false")
+    assert [len(ids) for _, _, ids in pods(item)] == [900, 100, 2, 2]
+    assert item.execute("select who from own.seen").fetchall() == []
+
+
 def test_a_predicate_runs_with_the_rights_of_the_tables_owner(connect, owner):
     connection = connect()
     connection.execute("create table secret (n bigint)")
