@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -13,11 +13,19 @@ from psycopg import sql
 from airflow_pgchange import schema, tubes
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.calls import call
-from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, ServerUnavailable, translated
+from airflow_pgchange.feeds.errors import (
+    ConsumerBusy,
+    InvalidArgument,
+    PgChangeError,
+    ServerUnavailable,
+    translated,
+)
 
 MANY_ATTEMPTS = 3
 MANY_POLLS = 100
 """After so many, what is still published is left to the next time."""
+
+Line = TypeVar("Line")
 
 
 @dataclass
@@ -29,7 +37,7 @@ class Report:
     attention: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
-    def add(self, lines: list[str], step: Callable[[], list[str]]) -> None:
+    def add(self, lines: list[Line], step: Callable[[], list[Line]]) -> None:
         """Add what a step says to ``lines``; where one fails the others go on."""
         try:
             with translated():
@@ -71,7 +79,7 @@ def maintain(
             report.add(report.done, lambda: consumers.trim(connection, keep))
         report.add(report.attention, lambda: _consumers(connection))
     if "tube" in held:
-        report.add(report.done, lambda: _lines(connection, "tube.refresh"))
+        _mend_tubes(connection, report)
         report.add(report.attention, lambda: _tubes(connection))
     if "pgmb" in held:
         _keep_log(report, connection)
@@ -150,17 +158,43 @@ def _letters(connection: psycopg.Connection[Any]) -> list[str]:
     ]
 
 
+def _mend_tubes(connection: psycopg.Connection[Any], report: Report) -> None:
+    """Each table in a transaction of its own: it waits for no table while it holds another."""
+    found: list[tuple[str, int, str]] = []
+    query = "select tube, tbl::oid, name from tube.to_mend()"
+    report.add(found, lambda: connection.execute(query).fetchall())
+    for tube, table, name in found:
+        try:
+            with translated():
+                connection.execute("select tube.mend(%s, %s::oid)", [tube, table])
+            report.done.append(f"{name}: its capture for tube {tube} was mended")
+        except ServerUnavailable:
+            raise
+        except ConsumerBusy:
+            report.done.append(f"{name}: postponed, it is being written")
+        except (PgChangeError, psycopg.Error) as error:
+            report.attention.append(
+                f"{name}: its capture for tube {tube} cannot be mended: {str(error).strip()}"
+            )
+
+
 def _tubes(connection: psycopg.Connection[Any]) -> list[str]:
     lines = []
     rows = connection.execute(
-        "select tube, tbl::text, untriggered::text[], disabled::text[], stale, faults from tube.attachments()"
+        "select tube, tbl::text, untriggered::text[], disabled::text[], stale, predicate_waits, faults "
+        "from tube.attachments()"
     ).fetchall()
-    for tube, table, untriggered, disabled, stale, faults in rows:
+    for tube, table, untriggered, disabled, stale, predicate_waits, faults in rows:
         if untriggered or stale:
             where = f" on {', '.join(untriggered)}" if untriggered else ""
             lines.append(f"{table}: not captured for tube {tube}{where}; as its owner: select tube.refresh()")
         if disabled:
             lines.append(f"{table}: the capture for tube {tube} is disabled on {', '.join(disabled)}")
+        if predicate_waits:
+            lines.append(
+                f"{table}: tube {tube} has another predicate than its owner agreed to; as its owner: "
+                f"select tube.tube_table_ensure_attached('{tube}', '{table}')"
+            )
         if faults:
             lines.append(
                 f"{table}: {faults} statements whose ids tube {tube} could not tell or judge, see tube.fault; "

@@ -109,7 +109,8 @@ class SchemaVersionMismatch(PgChangeError):
 
 
 class PermissionDenied(PgChangeError):
-    """The role lacks a right. ``pubsub.grant_consumer`` and ``revision.grant_tracker`` give what each role needs."""
+    """The role lacks a right. ``pubsub.grant_consumer``, ``revision.grant_tracker`` and ``tube.grant_use`` give what each
+    role needs."""
 
 
 class ServerUnavailable(PgChangeError):
@@ -168,7 +169,8 @@ ADVICE: dict[type[PgChangeError], str] = {
     PermissionDenied: (
         "let the owner of the schema run `select pubsub.grant_consumer('<role>')`, for who skips, sends again, moves, "
         "repairs, drops and trims `pubsub.grant_keeper('<role>')`, for who tracks tables "
-        "`revision.grant_tracker('<role>')`"
+        "`revision.grant_tracker('<role>')`; for tubes `tube.grant_use('<role>')`, with insert on a tube's pods for who "
+        "touches and attaches, select and delete for who works them, and `tube.grant_keeper('<role>')` for who makes tubes"
     ),
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }
@@ -187,9 +189,9 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
         and state[:3] in ("", "080", "57P", "533")
     ):
         kind = ServerUnavailable
-    if kind is None or (kind is SchemaMissing and not OURS.search(str(error))):
-        return None
     message = error.diag.message_primary or str(error).strip() or type(error).__name__
+    if kind is None or (kind is SchemaMissing and not OURS.search(message)):
+        return None
     hint = error.diag.message_hint or (REFUSED if "FATAL:" in message else ADVICE.get(kind))
     return kind(f"{message}: {hint}" if hint else message)
 

@@ -26,7 +26,7 @@ create table tube.tube (
 );
 comment on table tube.tube is
     'Every tube: the table of its pods, the number of workers that share it, and the predicate over a row that says whether '
-    'touching the row counts.';
+    'touching the row counts, for tables that are attached from now on.';
 
 create table tube.attachment (
     tube text not null references tube.tube on delete cascade,
@@ -34,10 +34,14 @@ create table tube.attachment (
     shard integer not null,
     id_column name not null,
     id_number smallint not null,
+    predicate text,
+    token text not null,
     attached_at timestamptz not null default now(),
     primary key (tube, tbl)
 );
-comment on table tube.attachment is 'The tables that touch a tube, each with its shard and the column that holds its ids.';
+comment on table tube.attachment is
+    'The tables that touch a tube, each with its shard, the column that holds its ids, and the tube''s predicate as it was when '
+    'the table''s owner attached it: another one is not his. token is in the names of its functions and of no others.';
 
 create table tube.detached (
     tube text not null references tube.tube on delete cascade,
@@ -57,7 +61,8 @@ create table tube.moved (
 );
 comment on table tube.moved is
     'Tables that changed their shard: newer pods of to_shard wait until those of from_shard up to seq upto are done, so that '
-    'no id is in work twice.';
+    'no id is in work twice. What is undone of a table is touched again under its new shard, but stays under the old one too: '
+    'pods do not say of which of a shard''s tables their ids are, so a batch of the old worker may still have them.';
 
 create table tube.worker (
     tube text not null references tube.tube on delete cascade,

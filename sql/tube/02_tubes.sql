@@ -80,15 +80,17 @@ comment on function tube.belongs(text, integer) is
 create function tube.index_pods(pods regclass, partitions integer) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
-set lock_timeout = '5s'
 as $$
 declare
-    part name;
+    base text := (select c.relname || '_' || partitions from pg_class as c where c.oid = pods);
+    workers_index name := tube.short_name(base, '_workers_idx');
+    control_index name := tube.short_name(base, '_control_idx');
+    part text;
 begin
     -- One index for all workers: a worker's pods lie together in it, so that no worker steps over those of another, and more
     -- workers cost a writer nothing.
     -- At once as strong as dropping an index needs it: to wait for more would be a deadlock with who has read and now writes.
-    execute format('lock table %s in access exclusive mode', pods);
+    perform tube.take_locks(array[pods], 'access exclusive');
     for part in
         select i.indexrelid::regclass::text from pg_index as i
         join pg_description as d on d.objoid = i.indexrelid and d.classoid = 'pg_class'::regclass
@@ -96,19 +98,17 @@ begin
     loop
         execute format('drop index %s', part);
     end loop;
-    part := (select left(c.relname, 40) || '_' || partitions || '_' from pg_class as c where c.oid = pods);
     execute format(
-        'create index %I on %s ((op = ''B''), (%s), seq)', part || 'workers_idx', pods, tube.belongs('shard', partitions));
+        'create index %I on %s ((op = ''B''), (%s), seq)', workers_index, pods, tube.belongs('shard', partitions));
     execute format(
-        'create index %I on %s ((%s), seq) where ids = ''{}''', part || 'control_idx', pods,
-        tube.belongs('shard', partitions));
+        'create index %I on %s ((%s), seq) where ids = ''{}''', control_index, pods, tube.belongs('shard', partitions));
     execute format(
         'comment on index %1$I.%2$I is ''pgchange workers %4$s''; comment on index %1$I.%3$I is ''pgchange workers %4$s''',
-        tube.schema_of(pods), part || 'workers_idx', part || 'control_idx', partitions);
-exception when lock_not_available then
-    raise lock_not_available using
-        message = format('%s is being written by transactions that do not end', pods),
-        hint = 'try again when they have ended; nothing was changed';
+        tube.schema_of(pods), workers_index, control_index, partitions);
+exception when duplicate_table then
+    perform tube.refuse(
+        format('there is a relation %I or %I already in schema %I', workers_index, control_index, tube.schema_of(pods)),
+        'rename it: the indexes of the pods are to be called so');
 end
 $$;
 comment on function tube.index_pods(regclass, integer) is
@@ -124,7 +124,7 @@ begin
     if octet_length(tube) > 57 then
         perform tube.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
     end if;
-    if schema_name is null or schema_name like 'pg\_%' then
+    if schema_name is null or starts_with(schema_name, 'pg_') then
         perform tube.refuse('there is no schema to make the tube in', 'set search_path to the schema that is to hold it');
     end if;
     if to_regclass(pods) is not null then
@@ -150,29 +150,11 @@ begin
         'comment on table %s is %L', pods,
         'Pods of tube ' || tube || ': ids that were touched, in chunks; those without ids are control pods.');
     return pods::regclass;
+exception when duplicate_object then
+    perform tube.refuse(format('there is a type %s already', pods), 'choose another name, or another schema');
 end
 $$;
 comment on function tube.make_pods(name, text) is 'Make the table of a tube''s pods.';
-
-create function tube.make_touch(schema_name name, tube text) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    signature text := format('%I.%I(integer, bigint[], character, jsonb, integer)', schema_name, tube || '_touch');
-begin
-    execute format($function$
-        create function %I.%I(
-            shard integer, ids bigint[], op character, payload jsonb default null, chunk_size integer default 250
-        ) returns void
-        language sql
-        as %L
-    $function$, schema_name, tube || '_touch', format('select tube.touch(%L, shard, ids, op, payload, chunk_size)', tube));
-    execute format('revoke all on function %s from public', signature);
-    execute format('comment on function %s is %L', signature, 'Touch ids of a shard in tube ' || tube || '.');
-end
-$$;
-comment on function tube.make_touch(name, text) is 'Make a tube''s own function <tube>_touch beside its pods.';
 
 create function tube.make(tube text, partitions integer, predicate text, schema_name name) returns void
 language plpgsql
@@ -193,23 +175,20 @@ begin
     perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
     select t.* into known from tube.tube as t where t.name = make.tube;
     if known.name is null then
-        if wanted is not null then
-            perform tube.parse_predicate(wanted);
-        end if;
         known := (make.tube, tube.make_pods(schema_name, make.tube), coalesce(make.partitions, 1), wanted, now());
         insert into tube.tube values (known.*);
         perform tube.index_pods(known.pods, known.partitions);
         perform tube.make_touch(schema_name, tube);
         return;
     end if;
+    perform tube.check_level();
     perform tube.named(tube);
     if predicate is not null and wanted is distinct from known.predicate then
-        if wanted is not null then
-            perform tube.parse_predicate(wanted);
-        end if;
         update tube.tube as t set predicate = wanted where t.name = make.tube;
-        for attached in select a.* from tube.attachment as a where a.tube = make.tube loop
-            perform tube.place_capture(attached);
+        for attached in
+            select a.* from tube.attachment as a join pg_class as c on c.oid = a.tbl where a.tube = make.tube order by a.tbl
+        loop
+            perform tube.adopt(attached, wanted);
         end loop;
     end if;
     if partitions <> known.partitions then
@@ -233,8 +212,9 @@ as $$
 $$;
 comment on function tube.tube_ensure_exists(text, integer, text) is
     'Make a tube in the current schema, for partitions workers (1) and the rows that predicate holds for (all); of one that is '
-    'there change what is given: the number of workers once none is at work, the predicate at once (an empty one takes it '
-    'away). The predicate is SQL over one row; it runs with the rights of the owner of each attached table.';
+    'there change what is given: the number of workers once none is at work, the predicate (an empty one takes it away) at once '
+    'for the caller''s tables, for those of others when their owners attach them again. It is SQL over one row, and runs with '
+    'the rights of the owner of each attached table.';
 
 create function tube.tube_ensure_absent(in_tube text) returns void
 language plpgsql
@@ -242,14 +222,18 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := (select t from tube.tube as t where t.name = in_tube);
+    pods regclass := (select c.oid from pg_class as c where c.oid = known.pods);
+    attached oid;
     function regprocedure;
 begin
     if known.name is null then
         return;
     end if;
+    for attached in select a.tbl from tube.attachment as a where a.tube = in_tube order by a.tbl loop
+        perform tube.hold_capture(attached);
+    end loop;
     perform tube.hold_still(in_tube);
-    perform tube.tube_table_ensure_detached(in_tube, null);
-    perform tube.drop_orphans(in_tube);
+    perform tube.detach(in_tube, null, pods);
     delete from dead_letter.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
     delete from tube.tube as t where t.name = in_tube;
     for function in
@@ -259,8 +243,8 @@ begin
     loop
         execute format('drop function %s', function);
     end loop;
-    if tube.schema_of(known.pods) is not null then
-        execute format('drop table %s', known.pods);
+    if pods is not null then
+        execute format('drop table %s', pods);
     end if;
 end
 $$;

@@ -1,19 +1,38 @@
--- What a table, its partitions and the triggers on them are called today, and whether a predicate fits them.
+-- Which tables belong together, and what they, their functions and triggers are called today.
 
-create function tube.id_column(rel oid, tube text) returns name
+create function tube.attachment_of(rel oid, tube text) returns tube.attachment
 language sql stable security definer
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    with recursive line(relid) as (
-        select rel
+    with recursive line(relid, up) as (
+        select rel, 0
         union
-        select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
+        select i.inhparent, line.up + 1 from line join pg_inherits as i on i.inhrelid = line.relid
     )
-    select c.attname
-    from line
-    join tube.attachment as a on a.tbl = line.relid and a.tube = id_column.tube
-    join pg_attribute as c on c.attrelid = a.tbl and c.attnum = a.id_number and not c.attisdropped
+    select a.* from line join tube.attachment as a on a.tbl = line.relid and a.tube = attachment_of.tube order by line.up limit 1
+$$;
+comment on function tube.attachment_of(oid, text) is
+    'The attachment that a table belongs to: its own, or that of the nearest table whose partition or child it is.';
+
+create function tube.id_attribute(attached tube.attachment) returns pg_attribute
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select c from pg_attribute as c
+    where c.attrelid = attached.tbl and c.attnum > 0 and not c.attisdropped
+      and (c.attname = attached.id_column or c.attnum = attached.id_number)
+    order by c.attname = attached.id_column desc
     limit 1
+$$;
+comment on function tube.id_attribute(tube.attachment) is
+    'The column of ids as it is today: the one of that name, whatever its number is after a restore or once another column took '
+    'its place; where there is none, the one that was renamed.';
+
+create function tube.id_column(rel oid, tube text) returns name
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select (tube.id_attribute(tube.attachment_of(rel, tube))).attname
 $$;
 comment on function tube.id_column(oid, text) is 'Today''s name of the column of ids of an attached table or of a partition of it.';
 
@@ -31,37 +50,30 @@ $$;
 comment on function tube.descendants(regclass) is
     'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
 
-create function tube.parse_predicate(predicate text) returns void
+create function tube.check_family(tbl regclass, tube text) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
+declare
+    relative regclass := (
+        with recursive family(relid) as (
+            select d.relid from tube.descendants(tbl) as d(relid)
+            union
+            select i.inhparent from family join pg_inherits as i on i.inhrelid = family.relid
+        )
+        select a.tbl from family join tube.attachment as a on a.tbl = family.relid
+        where a.tube = check_family.tube and a.tbl <> check_family.tbl order by a.tbl::text limit 1
+    );
 begin
-    execute format(E'select where (%s\n) limit 0', predicate);
-exception
-    when syntax_error or invalid_text_representation or datatype_mismatch then
+    if relative is not null then
         perform tube.refuse(
-            format('the predicate %L does not parse: %s', predicate, sqlerrm),
-            'write an SQL condition over the columns of one row');
-    when others then
-        null; -- Its columns are those of tables that come later.
+            format('%s has rows in common with %s, which is attached to tube %I too', tbl, relative, tube),
+            format('detach one of them: tube.tube_table_ensure_detached(%L, %L)', tube, relative));
+    end if;
 end
 $$;
-comment on function tube.parse_predicate(text) is 'Refuse a predicate that is no SQL.';
-
-create function tube.check_predicate(predicate text, tbl regclass) returns void
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    execute format(E'select from %s as %I where (%s\n) limit 0', tbl,
-                   (select c.relname from pg_class as c where c.oid = tbl), predicate);
-exception when others then
-    perform tube.refuse(
-        format('the predicate %L does not fit %s: %s', predicate, tbl, sqlerrm),
-        'write an SQL condition over the columns of one row; name functions and other tables with their schema');
-end
-$$;
-comment on function tube.check_predicate(text, regclass) is 'Refuse a predicate that a table cannot answer.';
+comment on function tube.check_family(regclass, text) is
+    'Refuse a table of which a partition, a child or a parent is attached to the same tube: a row has one shard.';
 
 create function tube.table_named(name text) returns regclass
 language plpgsql stable
@@ -76,49 +88,88 @@ $$;
 comment on function tube.table_named(text) is 'A table by the name in a control pod; null for what is none.';
 
 create function tube.attached_name(rel oid, tube text) returns text
-language sql stable security definer
+language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    with recursive line(relid) as (
-        select rel
-        union
-        select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
-    )
-    select a.tbl::text from line join tube.attachment as a on a.tbl = line.relid and a.tube = attached_name.tube limit 1
+    select (tube.attachment_of(rel, tube)).tbl::text
 $$;
 comment on function tube.attached_name(oid, text) is
     'Today''s name, with its schema, of the attached table that a relation is or is a partition of.';
 
+create function tube.function_name(token text, kind text) returns name
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case when kind = 'judge' then 'pgchange_judge_' || token else format('pgchange_touch_%s_%s', kind, token) end::name
+$$;
+comment on function tube.function_name(text, text) is
+    'What the functions of an attachment are called: those of its triggers, and the one that applies its predicate.';
+
 create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
-language sql stable
+language plpgsql stable rows 4
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    with own as (
-        select distinct t.tgfoid
-        from pg_trigger as t join pg_proc as p on p.oid = t.tgfoid
-        where t.tgrelid in (select d.relid from tube.descendants(tbl) as d(relid)) and p.proname like 'pgchange\_touch\_%'
-          and t.tgargs = convert_to(captures.tube, getdatabaseencoding()) || '\x00'::bytea
-    )
-    select t.tgrelid, t.tgname,
-           case when t.tgtype & 4 > 0 then 'insert' when t.tgtype & 8 > 0 then 'delete'
-                when t.tgtype & 16 > 0 then 'update' else 'truncate' end,
-           t.tgfoid, t.tgenabled in ('O', 'A')
-    from pg_trigger as t join own on own.tgfoid = t.tgfoid
+declare
+    token text := (select a.token from tube.attachment as a where a.tbl = captures.tbl and a.tube = captures.tube);
+    names name[] := array(select tube.function_name(token, k) from unnest(array['insert', 'update', 'delete', 'truncate']) as k);
+    functions oid[] := array(select p.oid from pg_proc as p where p.proname = any (names));
+    tree oid[];
+begin
+    if functions = '{}' then
+        return;
+    end if;
+    tree := array(select d.relid from tube.descendants(tbl) as d(relid));
+    -- No function of that name that somebody else put on a table of his own.
+    functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
+    return query
+        select t.tgrelid::regclass, t.tgname, split_part(p.proname, '_', 3), p.oid, t.tgenabled in ('O', 'A')
+        from pg_proc as p
+        join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = p.oid and d.classid = 'pg_trigger'::regclass
+        join pg_trigger as t on t.oid = d.objid
+        where p.oid = any (functions);
+end
 $$;
 comment on function tube.captures(regclass, text) is
     'The triggers by which a table touches a tube, its partitions'' and those of former partitions too: found by what they '
     'call, whatever was renamed.';
 
-create function tube.capture_name(tbl regclass, tube text, op text) returns name
+create function tube.former_captures(tbl regclass, tube text) returns table (relid regclass, trigger name)
 language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select t.tgrelid, t.tgname
+    from tube.descendants(tbl) as d(relid)
+    join pg_trigger as t on t.tgrelid = d.relid
+    join pg_proc as p on p.oid = t.tgfoid
+    where starts_with(p.proname, 'pgchange_touch_')
+      and t.tgargs = convert_to(former_captures.tube, getdatabaseencoding()) || decode('00', 'hex')
+      and split_part(p.proname, '_', 4) is distinct from (
+          select a.token from tube.attachment as a where a.tbl = former_captures.tbl and a.tube = former_captures.tube)
+$$;
+comment on function tube.former_captures(regclass, text) is
+    'The triggers on a table and its partitions by which another table, whose partition one was, still touches a tube.';
+
+create function tube.short_name(base text, suffix text) returns name
+language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
     select case
-        when octet_length(c.relname || tube) <= 38 then format('%s_%s_after_%s_trigger', c.relname, tube, op)
-        else format('%s_%s_after_%s_trigger', left(c.relname || '_' || tube, 14), left(md5(c.relname || '/' || tube), 8), op)
+        when octet_length(base || suffix) <= 63 then base || suffix
+        else (
+            select left(base, n) from generate_series(0, length(base)) as n
+            where octet_length(left(base, n)) <= 54 - octet_length(suffix) order by n desc limit 1
+        ) || '_' || left(md5(base), 8) || suffix
     end::name
-    from pg_class as c where c.oid = tbl
+$$;
+comment on function tube.short_name(text, text) is
+    'A name that ends as it should, and in the middle says by a hash what was left out where it would be longer than 63 bytes.';
+
+create function tube.capture_name(tbl regclass, tube text, op text) returns name
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.short_name(c.relname || '_' || tube, format('_after_%s_trigger', op)) from pg_class as c where c.oid = tbl
 $$;
 comment on function tube.capture_name(regclass, text, text) is
     'The name of a trigger: <table>_<tube>_after_<op>_trigger, shortened where it would not fit.';

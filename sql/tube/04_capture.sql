@@ -16,50 +16,61 @@ $$;
 comment on function tube.ids_of(text, regclass, name, text) is
     'The expression of the ids in a transition table: up to ten million, as an array may not pass a gigabyte.';
 
-create function tube.truncate_body(attached tube.attachment, pods regclass) returns text
+create function tube.pods_named(tube text) returns text
+language sql stable security definer
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select c.oid::regclass::text from tube.tube as t join pg_class as c on c.oid = t.pods where t.name = pods_named.tube
+$$;
+comment on function tube.pods_named(text) is
+    'Today''s name, with its schema, of the table of a tube''s pods: a body that was written before it changed asks for it.';
+
+create function tube.truncate_body(attached tube.attachment) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select format($body$
 declare
     open boolean := false;
-    name text := %4$L;
+    pods text;
+    name text := %3$L;
+    noted boolean := false;
 begin
     begin
-        open := has_table_privilege(%1$L, 'insert') and has_sequence_privilege('tube.seq', 'usage');
-        name := coalesce(tube.attached_name(tg_relid, %3$L), name);
+        pods := tube.pods_named(%2$L);
+        open := has_table_privilege(pods, 'insert') and has_sequence_privilege('tube.seq', 'usage');
+        name := coalesce(tube.attached_name(tg_relid, %2$L), name);
         -- Every partition of a truncated table fires: one pod will do, where it can be seen.
-        if has_table_privilege(%1$L, 'select') then
-            if exists (
-                select from %1$s as p
-                where p.txid = pg_current_xact_id() and p.ids = '{}' and p.payload ->> 'type' = 'truncate'
-                  and p.payload ->> 'tbl' = name)
-            then
-                return null;
-            end if;
+        if has_table_privilege(pods, 'select') then
+            execute format(
+                'select exists (
+                    select from %%s as p
+                    where p.txid = pg_current_xact_id() and p.ids = ''{}'' and p.payload ->> ''type'' = ''truncate''
+                      and p.payload ->> ''tbl'' = $1)', pods) using name into noted;
         end if;
     exception when others or assert_failure then
         null;
     end;
     if open is not true then
-        raise warning 'the truncation of %% is not captured: tube %% cannot be written', tg_relid::regclass, %3$L;
-        return null;
+        raise warning 'the truncation of %% is not captured: tube %% cannot be written', tg_relid::regclass, %2$L;
+    elsif noted is not true then
+        execute format('insert into %%s (op, shard, ids, payload) values (''T'', $1, ''{}'', $2)', pods)
+        using %1$s, jsonb_build_object('type', 'truncate', 'tbl', name);
     end if;
-    insert into %1$s (op, shard, ids, payload)
-    values ('T', %2$s, '{}', jsonb_build_object('type', 'truncate', 'tbl', name));
     return null;
 end
-$body$, pods, attached.shard, attached.tube, attached.tbl::text)
+$body$, attached.shard, attached.tube, attached.tbl::text)
 $$;
-comment on function tube.truncate_body(tube.attachment, regclass) is
+comment on function tube.truncate_body(tube.attachment) is
     'The body of the trigger function for TRUNCATE: one control pod a transaction, that names the table.';
 
-create function tube.row_by_row_body(attached tube.attachment, known tube.tube, rows text, kind text) returns text
+create function tube.row_by_row_body(attached tube.attachment, rows text, kind text) returns text
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
     select format($body$
         declare
+            pgchange_pods pg_catalog.text;
             pgchange_open boolean := false;
             pgchange_row pg_catalog.record;
             pgchange_id bigint;
@@ -69,7 +80,8 @@ as $$
             pgchange_message pg_catalog.text;
         begin
             begin
-                pgchange_open := pg_catalog.has_table_privilege(%1$L, 'insert')
+                pgchange_pods := tube.pods_named(%2$L);
+                pgchange_open := pg_catalog.has_table_privilege(pgchange_pods, 'insert')
                     and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
             exception when others or assert_failure then
                 pgchange_message := sqlerrm;
@@ -78,6 +90,7 @@ as $$
                 raise warning 'a change of %% is not captured: tube %% cannot be written', tg_relid::pg_catalog.regclass, %2$L;
                 return null;
             end if;
+            pgchange_pods := pg_catalog.format('insert into %%s (op, shard, ids) values ($1, %5$s, $2)', pgchange_pods);
             pgchange_touched := '{}';
             for pgchange_row in %3$s loop
                 pgchange_id := null;
@@ -97,12 +110,12 @@ as $$
                     pgchange_touched := pg_catalog.array_append(pgchange_touched, pgchange_id);
                 end if;
                 if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900 then
-                    insert into %1$s (op, shard, ids) values (%5$s, %6$s, pgchange_touched);
+                    execute pgchange_pods using %1$s, pgchange_touched;
                     pgchange_touched := '{}';
                 end if;
             end loop;
             if pgchange_touched operator(pg_catalog.<>) '{}' then
-                insert into %1$s (op, shard, ids) values (%5$s, %6$s, pgchange_touched);
+                execute pgchange_pods using %1$s, pgchange_touched;
             end if;
             begin
                 if pgchange_failed operator(pg_catalog.>) 0 then
@@ -117,16 +130,16 @@ as $$
             end;
         end;
 $body$,
-        known.pods, known.name, rows,
-        case when known.predicate is not null then format(
+        kind, attached.tube, rows,
+        case when attached.predicate is not null then format(
             E'select (%s\n) into strict pgchange_wanted\n'
             '                    from pg_catalog.jsonb_populate_record(null::%s, pg_catalog.to_jsonb(pgchange_row)) as %I;',
-            known.predicate, attached.tbl, (select c.relname from pg_class as c where c.oid = attached.tbl)) end,
-        kind, attached.shard)
+            attached.predicate, attached.tbl, (select c.relname from pg_class as c where c.oid = attached.tbl)) end,
+        attached.shard)
 $$;
-comment on function tube.row_by_row_body(tube.attachment, tube.tube, text, text) is
+comment on function tube.row_by_row_body(tube.attachment, text, text) is
     'The part of a trigger function that takes each row by itself: where the capture of all of them failed, or where there are '
-    'more than ten million.';
+    'more than ten million. The pods it finds whatever they are called now.';
 
 create function tube.capture_body(attached tube.attachment, op text) returns text
 language plpgsql stable
@@ -137,11 +150,11 @@ declare
     kind text := format(
         'case when pg_catalog.strpos(pg_catalog.current_setting(''application_name''), ''backfill'') operator(pg_catalog.>) 0 '
         'then ''B'' else %L end', upper(left(op, 1)));
-    added text := tube.ids_of('pgchange_added', attached.tbl, attached.id_column, known.predicate);
-    removed text := tube.ids_of('pgchange_removed', attached.tbl, attached.id_column, known.predicate);
+    added text := tube.ids_of('pgchange_added', attached.tbl, attached.id_column, attached.predicate);
+    removed text := tube.ids_of('pgchange_removed', attached.tbl, attached.id_column, attached.predicate);
 begin
     if op = 'truncate' then
-        return tube.truncate_body(attached, known.pods);
+        return tube.truncate_body(attached);
     end if;
     -- An update compares two arrays, and joins them only where they differ: in one query with the join PostgreSQL would read
     -- a transition table again for each place that names its array, and prepare a hash for nothing.
@@ -185,7 +198,7 @@ $body$,
                 select pg_catalog.unnest(pgchange_touched) union select pg_catalog.unnest(pgchange_before));
         end if;$update$, removed) end,
         tube.row_by_row_body(
-            attached, known,
+            attached,
             case op when 'delete' then 'select r.* from pgchange_removed as r'
                     when 'insert' then 'select r.* from pgchange_added as r'
                     else 'select r.* from pgchange_added as r union all select r.* from pgchange_removed as r' end,
@@ -196,70 +209,36 @@ comment on function tube.capture_body(tube.attachment, text) is
     'The body of a trigger function of one table: an update touches the ids before and after it, if the predicate holds for '
     'either; a row for which the predicate fails is touched all the same, and counted in tube.fault.';
 
-create function tube.place_function(attached tube.attachment, op text) returns text
+create function tube.placed_name(attached tube.attachment, kind text) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select coalesce(
+        (select p.oid::regproc::text from pg_proc as p where p.proname = tube.function_name(attached.token, kind)
+         order by exists (select from tube.captures(attached.tbl, attached.tube) as c where c.function = p.oid) desc limit 1),
+        format('%I.%I', tube.schema_of(attached.tbl), tube.function_name(attached.token, kind)))
+$$;
+comment on function tube.placed_name(tube.attachment, text) is
+    'What one of the functions of an attachment is called, with its schema: where it is, or where it is to be.';
+
+create function tube.place_function(attached tube.attachment, op text) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
-    has_predicate boolean := (tube.named(attached.tube)).predicate is not null;
-    function text := (
-        select c.function::regproc::text from tube.captures(attached.tbl, attached.tube) as c where c.op = place_function.op limit 1
-    );
+    function text := tube.placed_name(attached, op);
 begin
-    if function is null then
-        function := format('%I.%I', tube.schema_of(attached.tbl), format(
-            'pgchange_touch_%s_%s_%s', (select left(c.relname, 8) from pg_class as c where c.oid = attached.tbl), op,
-            left(md5(concat(attached.tube, attached.tbl::oid, clock_timestamp(), random())), 12)));
-    end if;
     -- Without a predicate every name in the body has its schema, types and operators too, or a writer's own would run with
     -- the owner's rights. Pinning the path instead would be the dearest part of it.
     execute format(
-        'create or replace function %s() returns trigger language plpgsql security definer %s as %L', function,
-        case when has_predicate or op = 'truncate' then 'set search_path = pg_catalog, tube, pg_temp' end,
+        'create or replace function %s() returns trigger language plpgsql security definer %s %s as %L', function,
+        case when attached.predicate is not null or op = 'truncate' then 'set search_path = pg_catalog, tube, pg_temp' end,
+        case when attached.predicate is not null then 'set standard_conforming_strings = on' end,
         tube.capture_body(attached, op));
     execute format('revoke all on function %s() from public', function);
     execute format('comment on function %s() is %L', function, format('Capture of %s for tube %s.', attached.tbl, attached.tube));
     execute format('alter function %s() owner to %I', function, owner_name);
-    return function;
 end
 $$;
 comment on function tube.place_function(tube.attachment, text) is 'Write one of the trigger functions of a table, anew if it is there.';
-
-create function tube.place_capture(attached tube.attachment) returns integer
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    known tube.tube := tube.named(attached.tube);
-    kind text;
-    function text;
-    part regclass;
-    captured oid[];
-    placed integer := 0;
-begin
-    if known.predicate is not null then
-        perform tube.check_predicate(known.predicate, attached.tbl);
-    end if;
-    foreach kind in array array['insert', 'update', 'delete', 'truncate'] loop
-        function := tube.place_function(attached, kind);
-        captured := array(select c.relid from tube.captures(attached.tbl, attached.tube) as c where c.op = kind);
-        for part in select d.relid from tube.descendants(attached.tbl) as d(relid) where d.relid <> all (captured) loop
-            if placed = 0 then
-                perform tube.lock_for_capture(attached.tbl);
-            end if;
-            execute format(
-                'create trigger %I after %s on %s %s for each statement execute function %s(%L)',
-                tube.capture_name(attached.tbl, attached.tube, kind), kind, part,
-                case kind when 'insert' then 'referencing new table as pgchange_added'
-                        when 'update' then 'referencing old table as pgchange_removed new table as pgchange_added'
-                        when 'delete' then 'referencing old table as pgchange_removed' else '' end,
-                function, attached.tube);
-            placed := placed + 1;
-        end loop;
-    end loop;
-    return placed;
-end
-$$;
-comment on function tube.place_capture(tube.attachment) is
-    'Write the capture of a table anew, and put it on every partition that lacks it; returns how many triggers that took.';

@@ -1,4 +1,4 @@
--- Which tables can be attached, under which shard; and which workers there can be.
+-- Which tables can be attached, under which shard; what a predicate may be, and who applies it.
 
 create function tube.inferred_shard(tbl regclass) returns integer
 language plpgsql stable
@@ -113,29 +113,178 @@ end
 $$;
 comment on function tube.check_rights(regclass, tube.tube) is 'Refuse a table whose owner may not write the pods.';
 
-create function tube.check_workers(known tube.tube, workers integer, worker integer) returns void
+create function tube.parse_predicate(predicate text) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+set standard_conforming_strings = on
+as $$
+declare
+    around text;
+    probe refcursor;
+begin
+    -- Whatever closes the parenthesis that a predicate stands in is no SQL between brackets, and the other way round. A cursor
+    -- has one statement or fails before any runs.
+    foreach around in array array[E'select where (%s\n) limit 0', E'select array[%s\n] limit 0'] loop
+        begin
+            open probe for execute format(around, predicate);
+            close probe;
+        exception
+            when syntax_error or invalid_text_representation or datatype_mismatch or invalid_cursor_definition then
+                perform tube.refuse(
+                    format('the predicate %L does not parse: %s', predicate, sqlerrm),
+                    'write an SQL condition over the columns of one row');
+            when others then
+                null; -- Its columns are those of tables that come later.
+        end;
+    end loop;
+end
+$$;
+comment on function tube.parse_predicate(text) is 'Refuse a predicate that is not one SQL expression.';
+
+create function tube.check_predicate(predicate text, tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+set standard_conforming_strings = on
+as $$
+declare
+    probe refcursor;
+begin
+    perform tube.parse_predicate(predicate);
+    begin
+        open probe for execute format(
+            E'select from %s as %I where (%s\n) limit 0', tbl, (select c.relname from pg_class as c where c.oid = tbl), predicate);
+        close probe;
+    exception when others then
+        perform tube.refuse(
+            format('the predicate %L does not fit %s: %s', predicate, tbl, sqlerrm),
+            'write an SQL condition over the columns of one row; name functions and other tables with their schema');
+    end;
+end
+$$;
+comment on function tube.check_predicate(text, regclass) is
+    'Refuse a predicate that a table cannot answer. To plan it may run parts of it: so with the rights of the table''s owner.';
+
+create function tube.predicate_parses() returns trigger
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if new.predicate is not null then
+        perform tube.parse_predicate(new.predicate);
+    end if;
+    return new;
+end
+$$;
+comment on function tube.predicate_parses() is 'No tube gets a predicate that was not checked.';
+create trigger predicate_parses before insert or update of predicate on tube.tube
+    for each row execute function tube.predicate_parses();
+
+create function tube.place_judge(attached tube.attachment) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
+    function text := tube.placed_name(attached, 'judge');
+begin
+    execute format($function$
+        create or replace function %s(
+            asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
+            out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[]
+        )
+        language plpgsql security definer
+        set search_path = pg_catalog, tube, pg_temp
+        set standard_conforming_strings = on
+        as %L
+    $function$, function, format($body$
+declare
+    attached tube.attachment := (select a from tube.attachment as a where a.token = %L);
+begin
+    attached.id_column := tube.id_column(attached.tbl, attached.tube);
+    if asked is not null then
+        ids := tube.read_wanted(attached, asked);
+    elsif chunk is null then
+        perform tube.check_predicate(attached.predicate, attached.tbl);
+    else
+        select s.* into looked_at, upto_value, upto_id, ids
+        from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
+    end if;
+end
+$body$, attached.token));
+    execute format('revoke all on function %s from public', function);
+    execute format('comment on function %s is %L', function,
+                   format('Reads %s for backfills into tube %s.', attached.tbl, attached.tube));
+    execute format('alter function %s owner to %I', function, owner_name);
+    execute format('select %s(null, null, null, null, null, null)', function);
+end
+$$;
+comment on function tube.place_judge(tube.attachment) is
+    'Write the function that applies the predicate of an attachment outside of its triggers, with the rights of the table''s '
+    'owner as these do; refused where the predicate does not fit the table, or asks for more than its owner may.';
+
+create function tube.judge_of(attached tube.attachment) returns regproc
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
+declare
+    judge regproc;
 begin
-    if workers is distinct from known.partitions then
-        raise exception using errcode = 'PC006',
-            message = format('tube %I is shared by %s workers now, and this is one of %s', known.name, known.partitions, workers),
-            hint = format('make the feeds anew: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
+    -- Nothing else of that name: it runs as the table's owner, or it does not run.
+    select p.oid into judge
+    from pg_proc as p join pg_class as c on c.oid = attached.tbl
+    where p.proname = tube.function_name(attached.token, 'judge') and p.proowner = c.relowner and p.prosecdef;
+    if judge is null then
+        perform tube.refuse(
+            format('%s has another owner than when it was attached to tube %I', attached.tbl, attached.tube),
+            format('who owns it now attaches it anew, and agrees to the predicate by that: '
+                   'select tube.tube_table_ensure_attached(%L, %L)', attached.tube, attached.tbl));
     end if;
-    perform tube.check_worker(workers, worker);
+    if not has_function_privilege(judge, 'execute') then
+        raise insufficient_privilege using
+            message = format('the predicate of tube %I over %s is applied by the table''s owner', attached.tube, attached.tbl),
+            hint = format('let the owner backfill, or run: grant execute on function %s to %I', judge::regprocedure, current_user);
+    end if;
+    return judge;
 end
 $$;
-comment on function tube.check_workers(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
+comment on function tube.judge_of(tube.attachment) is
+    'The function of the table''s owner that applies the predicate of an attachment; refused where there is none, or where the '
+    'caller may not use it.';
 
-create function tube.check_worker(workers integer, worker integer) returns void
-language plpgsql immutable
+create function tube.judged_slice(
+    attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
+    out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[]
+)
+language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
-    if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
-        perform tube.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
+    if attached.predicate is null then
+        select s.* into looked_at, upto_value, upto_id, ids
+        from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
+        return;
     end if;
+    execute format('select * from %s(null, $1, $2, $3, $4, $5)', tube.judge_of(attached))
+    using order_col, in_nulls, last_value, last_id, chunk into looked_at, upto_value, upto_id, ids;
 end
 $$;
-comment on function tube.check_worker(integer, integer) is 'Refuse a worker that cannot be.';
+comment on function tube.judged_slice(tube.attachment, name, boolean, text, bigint, integer) is
+    'The next rows of a backfill: how many there are, the last one''s order and id, and the ids of those for which the '
+    'attachment''s predicate holds. A predicate is applied by a function of the table''s owner, and no other way.';
+
+create function tube.judged_ids(attached tube.attachment, asked bigint[]) returns bigint[]
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    ids bigint[];
+begin
+    if attached.predicate is null then
+        return tube.read_wanted(attached, asked);
+    end if;
+    execute format('select ids from %s($1, null, null, null, null, null)', tube.judge_of(attached)) using asked into ids;
+    return ids;
+end
+$$;
+comment on function tube.judged_ids(tube.attachment, bigint[]) is
+    'Those of some ids that have a row for which the attachment''s predicate holds, or fails.';

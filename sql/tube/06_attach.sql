@@ -1,231 +1,283 @@
 -- Attaching and detaching tables, with writers running, and mending what capture has become.
+--
+-- Locks are taken in one order: the capture of each table, in the order of the tables; the tube's; of a table that moves its
+-- backfill's and its touching; tables; pods.
 
-create function tube.lock_for_capture(tbl regclass, to_drop boolean default false) returns void
+create function tube.take_locks(relations regclass[], mode text) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
-set lock_timeout = '5s'
+set lock_timeout = '100ms'
 as $$
+declare
+    -- In the second half of it somebody who waits for what is held here may look for a deadlock, and be the one that is ended.
+    unseen interval := current_setting('deadlock_timeout')::interval / 2;
+    is_first boolean := not exists (
+        select from pg_locks as l
+        where l.pid = pg_backend_pid() and l.locktype = 'relation' and l.relation >= 16384 and l.relation <> all (relations)
+          and l.mode in ('ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'));
+    until timestamptz := clock_timestamp() + case when is_first then interval '5 s' else unseen end;
+    held_since timestamptz;
+    relation regclass;
 begin
-    execute format('lock table %s in %s mode', tbl, case when to_drop then 'access exclusive' else 'share row exclusive' end);
-exception when lock_not_available then
-    raise lock_not_available using
-        message = format('%s is being %s by transactions that do not end', tbl, case when to_drop then 'used' else 'written' end),
-        hint = 'try again when they have ended; nothing was changed';
+    for attempt in 1 .. 1000 loop
+        held_since := null;
+        perform set_config('lock_timeout', least(attempt, 4) * 100 || 'ms', true);
+        begin
+            foreach relation in array relations loop
+                execute format(
+                    'lock table only %s in %s mode %s', relation, mode,
+                    case when not is_first or clock_timestamp() > held_since + unseen - interval '0.1 s' then 'nowait' end);
+                held_since := coalesce(held_since, clock_timestamp());
+                perform set_config('lock_timeout', '100ms', true);
+            end loop;
+            return;
+        exception when lock_not_available or deadlock_detected then
+            if clock_timestamp() > until then
+                raise lock_not_available using
+                    message = format('%s is being %s by transactions that do not end', relation,
+                                     case mode when 'access exclusive' then 'used' else 'written' end),
+                    hint = 'try again when they have ended; nothing was changed';
+            end if;
+        end;
+        perform pg_sleep(0.02 * least(attempt, 10));
+    end loop;
 end
 $$;
-comment on function tube.lock_for_capture(regclass, boolean) is
-    'Wait at most 5 s for the writers of a table, or to drop a trigger for everybody who uses it: a lock that waits longer '
-    'would stop everybody behind it.';
+comment on function tube.take_locks(regclass[], text) is
+    'Lock tables, all or none, within about 5 s. It waits for one at a time, and shortly, for behind a lock that is waited for '
+    'everybody waits; and never as long as PostgreSQL waits before it looks for a deadlock: it might end somebody else.';
 
-create function tube.touch_key(tbl regclass) returns bigint
-language sql stable
+create function tube.check_level() returns void
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select hashtextextended('pgchange touch ' || tbl::oid, 0)
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007',
+            message = format('what touches a tube is changed in a read committed transaction only, and this one is %s',
+                             current_setting('transaction_isolation')),
+            hint = 'begin isolation level read committed, or alter role ... set default_transaction_isolation';
+    end if;
+end
 $$;
-comment on function tube.touch_key(regclass) is
-    'The advisory lock of touching a table by hand: shared by who touches, exclusive for who changes its shard.';
+comment on function tube.check_level() is 'Refuse a transaction that would not see what ended while it waited for a lock.';
 
-create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
+create function tube.hold_capture(tbl oid) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+    select pg_advisory_xact_lock(hashtextextended('pgchange capture ' || tbl, 0))
+$$;
+comment on function tube.hold_capture(oid) is
+    'Keep others from changing the capture of a table until this transaction ends, and wait for who does.';
+
+create function tube.lacking(attached tube.attachment) returns regclass[]
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select array(
+        select d.relid from tube.descendants(attached.tbl) as d(relid)
+        left join (
+            select c.relid from tube.captures(attached.tbl, attached.tube) as c group by 1 having count(distinct c.op) = 4
+        ) as whole on whole.relid = d.relid
+        where whole.relid is null order by d.relid)
+$$;
+comment on function tube.lacking(tube.attachment) is 'The table and those of its partitions that are not captured, or not whole.';
+
+create function tube.place_triggers(attached tube.attachment) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    upto bigint := nextval('tube.seq');
+    lacking regclass[] := tube.lacking(attached);
+    former regclass[] := array(select distinct f.relid from tube.former_captures(attached.tbl, attached.tube) as f order by 1);
+    captured record;
+    missing record;
+    wanted name;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'PC007', message = 'a table changes its shard in a read committed transaction only',
-            hint = 'begin isolation level read committed';
+    if lacking || former = '{}' then
+        return;
     end if;
-    if not has_table_privilege(known.pods, 'select') then
-        raise insufficient_privilege using
-            message = format('who gives %s another shard must read the pods of its old one', tbl),
-            hint = format('let their owner run: grant select on %s to %I', known.pods, current_user);
-    end if;
-    insert into tube.moved (tube, from_shard, to_shard, upto)
-    select known.name, o.shard, move.to_shard, upto
-    from (
-        select move.from_shard
-        union
-        -- What waits for a shard that the table came from before.
-        select m.from_shard from tube.moved as m where m.tube = known.name and m.to_shard = move.from_shard
-    ) as o(shard)
-    where o.shard <> move.to_shard;
-    -- Whoever works the old shard no longer looks into the table: what is undone of it is touched again under the new one.
-    -- Of another table in the old shard that is one too many, which does no harm.
-    execute format(
-        'insert into %1$s (op, shard, ids, payload, ts)
-         select l.op, $2, l.ids, l.payload, l.ts from %1$s as l
-         where l.shard = $1 and (
-             l.ids <> ''{}'' or l.payload ->> ''type'' in (''truncate'', ''backfill_end'')
-             and tube.table_named(l.payload ->> ''tbl'') = $3)
-         order by l.seq', known.pods)
-    using from_shard, to_shard, tbl;
+    perform tube.take_locks(
+        array(select distinct r from unnest(lacking || former) as r order by r),
+        case when former <> '{}' then 'access exclusive' else 'share row exclusive' end);
+    for captured in select f.* from tube.former_captures(attached.tbl, attached.tube) as f loop
+        execute format('drop trigger %I on %s', captured.trigger, captured.relid);
+    end loop;
+    for missing in
+        with kinds as materialized (
+            select k.op, tube.placed_name(attached, k.op) as function
+            from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op)
+        ), captured as materialized (
+            select c.relid, c.op from tube.captures(attached.tbl, attached.tube) as c
+        )
+        select r.relid, k.op, k.function from kinds as k cross join unnest(lacking) as r(relid)
+        where not exists (select from captured as c where c.relid = r.relid and c.op = k.op)
+    loop
+        wanted := tube.capture_name(attached.tbl, attached.tube, missing.op);
+        execute format(
+            'create trigger %I after %s on %s %s for each statement execute function %s(%L)', wanted, missing.op, missing.relid,
+            case missing.op when 'insert' then 'referencing new table as pgchange_added'
+                            when 'update' then 'referencing old table as pgchange_removed new table as pgchange_added'
+                            when 'delete' then 'referencing old table as pgchange_removed' else '' end,
+            missing.function, attached.tube);
+    end loop;
+exception when duplicate_object then
+    perform tube.refuse(format('%s has a trigger %I already', missing.relid, wanted), 'drop or rename it');
 end
 $$;
-comment on function tube.move(tube.tube, regclass, integer, integer) is
-    'Bring what is undone of a table under its new shard, whose newer pods wait for those of the old one. Nobody may be '
-    'working the tube or writing the table.';
+comment on function tube.place_triggers(tube.attachment) is
+    'Put the capture of a table on it and on every partition that lacks it, and take off that of a table that it has left.';
 
-create function tube.tube_table_ensure_attached(
-    tube text, tbl regclass, shard integer default null, id_column name default null
-) returns void
+create function tube.place_functions(attached tube.attachment) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if attached.predicate is not null then
+        perform tube.place_judge(attached);
+    end if;
+    perform tube.place_function(attached, k.op) from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op);
+end
+$$;
+comment on function tube.place_functions(tube.attachment) is 'Write the functions of an attachment anew, as it is now.';
+
+create function tube.adopt(attached tube.attachment, predicate text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if not pg_has_role(current_user, (select c.relowner from pg_class as c where c.oid = attached.tbl), 'usage') then
+        raise notice '% goes on with the predicate that its owner has agreed to: it takes the new one when he attaches it again',
+            attached.tbl;
+        return;
+    end if;
+    perform tube.hold_capture(attached.tbl);
+    update tube.attachment as a set predicate = adopt.predicate where a.tube = attached.tube and a.tbl = attached.tbl
+    returning a.* into attached;
+    if found then
+        perform tube.place_functions(attached);
+    end if;
+end
+$$;
+comment on function tube.adopt(tube.attachment, text) is
+    'Put another predicate in force for a table of the caller''s; that of another owner keeps the one that he has agreed to.';
+
+create function tube.attach(tube text, tbl regclass, shard integer, id_column name, agreed boolean) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
-    before tube.attachment := (
-        select a from tube.attachment as a where a.tube = known.name and a.tbl = tube_table_ensure_attached.tbl
-    );
-    shard_before integer := coalesce(before.shard, (
-        select d.shard from tube.detached as d where d.tube = known.name and d.tbl = tube_table_ensure_attached.tbl));
+    before tube.attachment;
+    shard_before integer;
     wanted tube.attachment;
 begin
+    perform tube.check_level();
     perform tube.check_table(tbl);
+    perform tube.hold_capture(tbl);
+    known := tube.named(tube);
+    select a.* into before from tube.attachment as a where a.tube = known.name and a.tbl = attach.tbl;
+    shard_before := coalesce(before.shard, (
+        select d.shard from tube.detached as d where d.tube = known.name and d.tbl = attach.tbl));
     perform tube.check_rights(tbl, known);
+    perform tube.check_family(tbl, tube);
     wanted := (
         known.name, tbl, coalesce(shard, before.shard, tube.inferred_shard(tbl)),
-        coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0, now());
+        coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0,
+        case when agreed or before.tube is null then known.predicate else before.predicate end,
+        coalesce(before.token, left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12)), now());
     wanted.id_number := tube.check_key(tbl, wanted.id_column);
     if shard_before <> wanted.shard then
-        -- Nobody may go on touching under the old shard once the new one counts: neither a backfill nor a hand nor a worker.
-        -- A chunk takes the key before its backfill's row, so here too.
+        -- Nobody may go on touching under the old shard once the new one counts: neither a worker nor a backfill nor a hand.
+        -- In this order: a worker that collects touches by hand, and a chunk takes its key before its backfill's row.
+        perform tube.hold_still(known.name);
         perform pg_advisory_xact_lock(tube.backfill_key(tbl, shard_before));
         perform tube.fail_backfills(known.name, tbl, format('%s was attached under another shard', tbl));
         perform pg_advisory_xact_lock(tube.touch_key(tbl));
-        perform tube.hold_still(known.name);
-    end if;
-    perform tube.lock_for_capture(tbl);
-    if shard_before <> wanted.shard then
+        perform tube.take_locks(array(select d.relid from tube.descendants(tbl) as d(relid) order by d.relid), 'share row exclusive');
         perform tube.move(known, tbl, shard_before, wanted.shard);
     end if;
     insert into tube.attachment values (wanted.*)
-    on conflict on constraint attachment_pkey do update
-        set shard = excluded.shard, id_column = excluded.id_column, id_number = excluded.id_number;
-    delete from tube.detached as d where d.tube = known.name and d.tbl = tube_table_ensure_attached.tbl;
+    on conflict on constraint attachment_pkey do update set
+        shard = excluded.shard, id_column = excluded.id_column, id_number = excluded.id_number, predicate = excluded.predicate;
+    delete from tube.detached as d where d.tube = known.name and d.tbl = attach.tbl;
     if found then
         raise notice 'what changed in % while it was detached is in no pod: a backfill brings it', tbl;
     end if;
-    perform tube.place_capture(wanted);
+    perform tube.place_functions(wanted);
+    perform tube.place_triggers(wanted);
     perform tube.place_touch(tbl);
 end
 $$;
+comment on function tube.attach(text, regclass, integer, name, boolean) is
+    'Attach a table, or mend and change how it is attached; agreed, as far as its owner calls, to the tube''s present predicate, '
+    'else under the one that it has.';
+
+create function tube.tube_table_ensure_attached(
+    tube text, tbl regclass, shard integer default null, id_column name default null
+) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.attach(tube, tbl, shard, id_column, true)
+$$;
 comment on function tube.tube_table_ensure_attached(text, regclass, integer, name) is
     'Let a table touch a tube: each of its inserts, updates, deletes and truncates from now on, under a shard (given, or the '
-    'trailing digits of its schema''s name), by the ids in id_column (id). Again, it mends the capture, and changes what is '
-    'given; another shard when no worker is at work.';
+    'trailing digits of its schema''s name), by the ids in id_column (id), if the tube''s predicate holds. Again, it mends the '
+    'capture, takes the tube''s predicate of now, and changes what is given; another shard when no worker is at work.';
 
-create function tube.detach(tube text, tbl regclass) returns void
+create function tube.detach(tube text, tbl regclass, beside regclass default null) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    functions oid[] := array(select distinct c.function from tube.captures(tbl, tube) as c);
+    going tube.attachment[];
+    each_one tube.attachment;
     captured record;
-    function oid;
+    function regprocedure;
 begin
-    if tube.schema_of(tbl) is not null then
-        for captured in select c.* from tube.captures(tbl, tube) as c order by c.relid loop
-            perform tube.lock_for_capture(captured.relid, to_drop => true);
+    perform tube.check_level();
+    for each_one in
+        select a.* from tube.attachment as a
+        where (detach.tube is null or a.tube = detach.tube) and (detach.tbl is null or a.tbl = detach.tbl) order by a.tbl, a.tube
+    loop
+        perform tube.hold_capture(each_one.tbl);
+        -- A chunk of a backfill keeps its row until it has read the table.
+        perform tube.fail_backfills(each_one.tube, each_one.tbl, 'the table was detached');
+        going := going || each_one;
+    end loop;
+    perform tube.take_locks(array(
+        select c.relid from unnest(going) as g cross join lateral tube.captures(g.tbl, g.tube) as c group by 1 order by 1
+    ) || array_remove(array[beside], null), 'access exclusive');
+    foreach each_one in array coalesce(going, '{}') loop
+        for captured in select c.* from tube.captures(each_one.tbl, each_one.tube) as c loop
             execute format('drop trigger %I on %s', captured.trigger, captured.relid);
         end loop;
-        foreach function in array functions loop
-            execute format('drop function %s', function::regprocedure);
+        for function in
+            select p.oid from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
+            join pg_proc as p on p.proname = tube.function_name(each_one.token, k.kind)
+            where not exists (select from pg_trigger as t where t.tgfoid = p.oid) and pg_has_role(current_user, p.proowner, 'usage')
+        loop
+            execute format('drop function %s', function);
         end loop;
-    end if;
-    perform tube.fail_backfills(tube, tbl, 'the table was detached');
-    with gone as (
-        delete from tube.attachment as a where a.tube = detach.tube and a.tbl = detach.tbl returning a.*
-    )
-    insert into tube.detached (tube, tbl, shard) select g.tube, g.tbl, g.shard from gone as g
-    on conflict on constraint detached_pkey do update set shard = excluded.shard;
-    perform tube.place_touch(tbl);
+        with gone as (
+            delete from tube.attachment as a where a.tube = each_one.tube and a.tbl = each_one.tbl returning a.*
+        )
+        insert into tube.detached (tube, tbl, shard) select g.tube, g.tbl, g.shard from gone as g
+        on conflict on constraint detached_pkey do update set shard = excluded.shard;
+        perform tube.place_touch(each_one.tbl);
+    end loop;
 end
 $$;
-comment on function tube.detach(text, regclass) is 'Take the capture of one tube off one table.';
+comment on function tube.detach(text, regclass, regclass) is
+    'Take the capture off tables, null meaning of all tubes or tables, once nobody uses them nor what is beside.';
 
 create function tube.tube_table_ensure_detached(in_tube text, in_tbl regclass) returns void
 language sql
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select tube.detach(a.tube, a.tbl)
-    from tube.attachment as a
-    where (in_tube is null or a.tube = in_tube) and (in_tbl is null or a.tbl = in_tbl)
-    order by a.tbl, a.tube
+    select tube.detach(in_tube, in_tbl)
 $$;
 comment on function tube.tube_table_ensure_detached(text, regclass) is
     'Stop a table from touching a tube; null means all tubes, or all tables. What it touched before stays.';
-
-create function tube.drop_orphans(tube text) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    function regprocedure;
-begin
-    for function in
-        select p.oid from pg_proc as p
-        where p.proname like 'pgchange\_touch\_%' and right(obj_description(p.oid, 'pg_proc'), length(tube) + 11) = format(' for tube %s.', tube)
-          and not exists (select from pg_trigger as t where t.tgfoid = p.oid) and pg_has_role(current_user, p.proowner, 'usage')
-    loop
-        execute format('drop function %s', function);
-    end loop;
-end
-$$;
-comment on function tube.drop_orphans(text) is 'Drop the trigger functions of tables that were dropped while attached.';
-
-create function tube.attachments()
-returns table (
-    tube text, tbl regclass, shard integer, id_column name, untriggered regclass[], disabled regclass[], stale boolean,
-    faults bigint
-)
-language sql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select a.tube, a.tbl, a.shard, a.id_column,
-           array(
-               select d.relid from tube.descendants(a.tbl) as d(relid)
-               left join tube.captures(a.tbl, a.tube) as c on c.relid = d.relid
-               group by d.relid having count(c.op) < 4 order by d.relid
-           ),
-           array(select distinct c.relid from tube.captures(a.tbl, a.tube) as c where not c.enabled),
-           tube.id_column(a.tbl, a.tube) is distinct from a.id_column
-           or exists (
-               select from (select distinct c.function, c.op from tube.captures(a.tbl, a.tube) as c) as c
-               join pg_proc as p on p.oid = c.function
-               join pg_class as r on r.oid = a.tbl
-               where p.prosrc <> tube.capture_body(a, c.op) or p.proowner <> r.relowner
-           ),
-           (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.tbl in (
-               select d.relid from tube.descendants(a.tbl) as d(relid)) limit 1000) as bounded)
-    from tube.attachment as a
-    join tube.tube as t on t.name = a.tube
-    where tube.schema_of(a.tbl) is not null and tube.schema_of(t.pods) is not null
-$$;
-comment on function tube.attachments() is
-    'Every attached table, with what is not captured as it should be: partitions that lack a trigger, disabled ones, a capture '
-    'that no longer fits because a column, the pods or the table''s owner changed; and faults, up to 1000. tube.refresh() mends.';
-
-create function tube.refresh() returns setof text
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    attached record;
-begin
-    for attached in
-        select a.* from tube.attachments() as a join pg_class as c on c.oid = a.tbl
-        where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
-    loop
-        begin
-            perform tube.tube_table_ensure_attached(attached.tube, attached.tbl);
-            return next format('%s: its capture for tube %s was mended', attached.tbl, attached.tube);
-        exception when lock_not_available then
-            return next format('%s: postponed, it is being written', attached.tbl);
-        end;
-    end loop;
-end
-$$;
-comment on function tube.refresh() is
-    'Mend the capture of the tables that the caller owns: partitions that came later, a renamed column; a line for each.';

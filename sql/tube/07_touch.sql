@@ -1,4 +1,4 @@
--- Touching by hand: ids that someone knows, or the result of a query.
+-- Touching by hand: ids that someone knows, or the result of a query, or what is undone of a table that gets another shard.
 
 create function tube.checked_op(op text) returns text
 language plpgsql stable
@@ -34,10 +34,14 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     pods regclass := (tube.named(tube)).pods;
-    known_ids bigint[] := array_remove(coalesce(ids, '{}'), null);
+    known_ids bigint[];
     kind text := tube.checked_op(op);
     chunk integer := tube.checked_chunk(chunk_size);
 begin
+    if array_ndims(ids) > 1 then
+        perform tube.refuse(format('the ids have %s dimensions', array_ndims(ids)), 'give an array of one dimension');
+    end if;
+    known_ids := array_remove(coalesce(ids, '{}'), null);
     if shard is null then
         perform tube.refuse('a touch needs a shard', 'give the number under which the table is attached');
     end if;
@@ -53,6 +57,15 @@ $$;
 comment on function tube.touch(text, integer, bigint[], text, jsonb, integer) is
     'Touch ids of a shard in a tube, in pods of chunk_size ids (at most 900), each with the payload; without ids the payload '
     'makes a control pod, and without both nothing is done.';
+
+create function tube.touch_key(tbl regclass) returns bigint
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select hashtextextended('pgchange touch ' || tbl::oid, 0)
+$$;
+comment on function tube.touch_key(regclass) is
+    'The advisory lock of touching a table by hand: shared by who touches, exclusive for who changes its shard.';
 
 create function tube.touch_table(tbl text, ids bigint[], op text, payload jsonb, chunk_size integer) returns void
 language plpgsql
@@ -76,26 +89,58 @@ $$;
 comment on function tube.touch_table(text, bigint[], text, jsonb, integer) is
     'Touch ids of a table in every tube that it is attached to.';
 
+create function tube.make_touch(schema_name name, tube text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    signature text := format('%I.%I(integer, bigint[], character, jsonb, integer)', schema_name, tube || '_touch');
+begin
+    if to_regprocedure(signature) is not null then
+        perform tube.refuse(format('there is a function %s already', signature), 'drop or rename it');
+    end if;
+    execute format($function$
+        create function %I.%I(
+            shard integer, ids bigint[], op character, payload jsonb default null, chunk_size integer default 250
+        ) returns void
+        language sql
+        as %L
+    $function$, schema_name, tube || '_touch', format('select tube.touch(%L, shard, ids, op, payload, chunk_size)', tube));
+    execute format('revoke all on function %s from public', signature);
+    execute format('comment on function %s is %L', signature, 'Touch ids of a shard in tube ' || tube || '.');
+end
+$$;
+comment on function tube.make_touch(name, text) is 'Make a tube''s own function <tube>_touch beside its pods.';
+
 create function tube.place_touch(tbl regclass) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = tbl);
+    is_attached boolean := exists (select from tube.attachment as a where a.tbl = place_touch.tbl);
     function text;
     signature text;
     known regprocedure;
+    whose text;
+    another regclass;
 begin
     if relation is null then
         return;
     end if;
-    function := format('%I.%I', tube.schema_of(tbl), left(relation, 57) || '_touch');
+    function := format('%I.%I', tube.schema_of(tbl), tube.short_name(relation, '_touch'));
     signature := function || '(bigint[], character, jsonb, integer)';
     known := to_regprocedure(signature);
-    if known is not null and coalesce(obj_description(known, 'pg_proc'), '') not like 'Touch ids of %' then
-        perform tube.refuse(format('there is a function %s already', signature), 'drop or rename it');
+    whose := substring(obj_description(known, 'pg_proc') from '^Touch ids of (.*) in every tube that it is attached to[.]$');
+    another := (select a.tbl from tube.attachment as a where a.tbl = tube.table_named(whose) and a.tbl <> place_touch.tbl limit 1);
+    if known is not null and whose is null or another is not null then
+        if is_attached then
+            perform tube.refuse(
+                format('there is a function %s already%s', signature, ', of table ' || another), 'drop or rename it');
+        end if;
+        return;
     end if;
-    if not exists (select from tube.attachment as a where a.tbl = place_touch.tbl) then
+    if not is_attached then
         execute format('drop function if exists %s', signature);
         return;
     end if;
@@ -113,6 +158,43 @@ end
 $$;
 comment on function tube.place_touch(regclass) is
     'Make a table''s own function <table>_touch beside it, or drop it where the table is attached to nothing.';
+
+create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    upto bigint := nextval('tube.seq');
+begin
+    if not has_table_privilege(known.pods, 'select') then
+        raise insufficient_privilege using
+            message = format('who gives %s another shard must read the pods of its old one', tbl),
+            hint = format('let their owner run: grant select on %s to %I', known.pods, current_user);
+    end if;
+    insert into tube.moved (tube, from_shard, to_shard, upto)
+    select known.name, o.shard, move.to_shard, upto
+    from (
+        select move.from_shard
+        union
+        -- What waits for a shard that the table came from before.
+        select m.from_shard from tube.moved as m where m.tube = known.name and m.to_shard = move.from_shard
+    ) as o(shard)
+    where o.shard <> move.to_shard;
+    -- Whoever works the old shard no longer looks into the table: what is undone of it is touched again under the new one.
+    -- Of another table in the old shard that is one too many, which does no harm.
+    execute format(
+        'insert into %1$s (op, shard, ids, payload, ts)
+         select l.op, $2, l.ids, l.payload, l.ts from %1$s as l
+         where l.shard = $1 and (
+             l.ids <> ''{}'' or l.payload ->> ''type'' in (''truncate'', ''backfill_end'')
+             and tube.table_named(l.payload ->> ''tbl'') = $3)
+         order by l.seq', known.pods)
+    using from_shard, to_shard, tbl;
+end
+$$;
+comment on function tube.move(tube.tube, regclass, integer, integer) is
+    'Bring what is undone of a table under its new shard, whose newer pods wait for those of the old one. Nobody may be '
+    'working the tube or writing the table.';
 
 create function tube.named_all(tube_or_tubes text) returns setof tube.tube
 language plpgsql stable

@@ -21,6 +21,33 @@ as $$
 $$;
 comment on function tube.locked(text, integer) is 'Whether a worker is at work.';
 
+create function tube.check_workers(known tube.tube, workers integer, worker integer) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if workers is distinct from known.partitions then
+        raise exception using errcode = 'PC006',
+            message = format('tube %I is shared by %s workers now, and this is one of %s', known.name, known.partitions, workers),
+            hint = format('make the feeds anew: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
+    end if;
+    perform tube.check_worker(workers, worker);
+end
+$$;
+comment on function tube.check_workers(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
+
+create function tube.check_worker(workers integer, worker integer) returns void
+language plpgsql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
+        perform tube.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
+    end if;
+end
+$$;
+comment on function tube.check_worker(integer, integer) is 'Refuse a worker that cannot be.';
+
 create function tube.register(tube text, workers integer, worker integer) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -90,7 +117,7 @@ as $$
 begin
     return (
         select format('%s (%s)', case when not held then 'not' else '' end, coalesce(
-            string_agg(format('l.shard = %s and l.seq > %s', m ->> 0, m ->> 1), ' or '), 'false'))
+            string_agg(format('l.shard = %s and l.seq > %s', (m ->> 0)::integer, (m ->> 1)::bigint), ' or '), 'false'))
         from jsonb_array_elements(held_back) as m);
 end
 $$;

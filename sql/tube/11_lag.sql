@@ -176,7 +176,7 @@ as $$
 declare
     known tube.tube;
 begin
-    for known in select t.* from tube.tube as t where tube.schema_of(t.pods) is not null order by t.name loop
+    for known in select t.* from tube.tube as t where has_table_privilege(t.pods, 'select') order by t.name loop
         return query
             select known.name, known.predicate, k.worker,
                    (select count(distinct a.shard)::integer from tube.attachment as a

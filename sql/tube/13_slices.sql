@@ -128,36 +128,6 @@ $$;
 comment on function tube.judged(text, regclass, name, bigint[]) is
     'Those of some ids whose row, taken by itself, the predicate holds for, or fails; for how many it failed, and why.';
 
-create function tube.wanted(tube text, tbl regclass, ids bigint[]) returns setof bigint
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-set jit = off
-as $$
-declare
-    known tube.tube := tube.named(tube);
-    attached tube.attachment := tube.attached(tube, tbl, null);
-begin
-    perform tube.check_whole(tbl);
-    begin
-        return query execute format(
-            E'select %1$I::bigint from %2$s as %3$I where %1$I in (select unnest($1)) and (%4$s\n)', attached.id_column, tbl,
-            (select c.relname from pg_class as c where c.oid = tbl), coalesce(known.predicate, 'true'))
-        using ids;
-    exception
-        when insufficient_privilege then
-            raise;
-        when others or assert_failure then
-            if known.predicate is null then
-                raise;
-            end if;
-            return query select unnest((tube.judged(known.predicate, tbl, attached.id_column, ids)).ids);
-    end;
-end
-$$;
-comment on function tube.wanted(text, regclass, bigint[]) is
-    'Those of some ids that a copy of an attached table is to hold: there is a row, and the tube''s predicate holds for it, or '
-    'fails. It runs with the caller''s rights, and refuses a table of which row security hides rows.';
-
 create function tube.boundary_sql(tbl regclass, order_col name, rows text, has_predicate boolean) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -182,6 +152,85 @@ $$;
 comment on function tube.boundary_sql(regclass, name, text, boolean) is
     'The query that tells of the next rows of a backfill how many there are, the last one''s order and id, and the ids wanted.';
 
+create function tube.read_slice(
+    attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
+    out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[]
+)
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
+    has_predicate boolean := attached.predicate is not null;
+    at tube.keyset := row(in_nulls, last_value, last_id, 0, 0, false);
+    judged record;
+begin
+    begin
+        execute tube.boundary_sql(
+            attached.tbl, order_col,
+            tube.slice_sql(attached, order_col, at, chunk, relation, E'(' || coalesce(attached.predicate, 'true') || E'\n)'),
+            has_predicate)
+        into looked_at, upto_value, upto_id, ids;
+    exception when others or assert_failure then
+        if not has_predicate then
+            raise;
+        end if;
+        -- First which rows these are: judged first, rows that others delete meanwhile would let unjudged ones slip in.
+        execute tube.boundary_sql(
+            attached.tbl, order_col, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), false)
+        into looked_at, upto_value, upto_id, ids;
+        judged := tube.judged(attached.predicate, attached.tbl, attached.id_column, ids);
+        ids := judged.ids;
+        if judged.failed > 0 then
+            insert into tube.fault (tube, tbl, ids, message)
+            values (attached.tube, attached.tbl, judged.failed, judged.message);
+        end if;
+    end;
+end
+$$;
+comment on function tube.read_slice(tube.attachment, name, boolean, text, bigint, integer) is
+    'What tube.judged_slice() says, with the rights of whoever calls it.';
+
+create function tube.read_wanted(attached tube.attachment, asked bigint[]) returns bigint[]
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+as $$
+declare
+    relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
+    ids bigint[];
+begin
+    execute format(
+        E'select array(select %1$I::bigint from %2$s as %3$I where %1$I in (select unnest($1)) and (%4$s\n))',
+        attached.id_column, attached.tbl, relation, coalesce(attached.predicate, 'true'))
+    using asked into ids;
+    return ids;
+exception
+    when insufficient_privilege then
+        raise;
+    when others or assert_failure then
+        if attached.predicate is null then
+            raise;
+        end if;
+        return (tube.judged(attached.predicate, attached.tbl, attached.id_column, asked)).ids;
+end
+$$;
+comment on function tube.read_wanted(tube.attachment, bigint[]) is
+    'What tube.judged_ids() says, with the rights of whoever calls it. It writes nothing: it works on a standby.';
+
+create function tube.wanted(tube text, tbl regclass, ids bigint[]) returns setof bigint
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform tube.check_whole(tbl);
+    return query select unnest(tube.judged_ids(tube.attached(tube, tbl, null), ids));
+end
+$$;
+comment on function tube.wanted(text, regclass, bigint[]) is
+    'Those of some ids that a copy of an attached table is to hold: there is a row, and the predicate that the table was attached '
+    'with holds for it, or fails. Refuses a table of which row security hides rows.';
+
 create function tube.backfill_slice(
     known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
 ) returns tube.keyset
@@ -193,32 +242,11 @@ set extra_float_digits = 1
 set jit = off
 as $$
 declare
-    relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
-    has_predicate boolean := known.predicate is not null;
     ids bigint[];
-    judged record;
 begin
     at.in_nulls := coalesce(at.in_nulls, false);
-    begin
-        execute tube.boundary_sql(
-            attached.tbl, order_col,
-            tube.slice_sql(attached, order_col, at, chunk, relation, E'(' || coalesce(known.predicate, 'true') || E'\n)'),
-            has_predicate)
-        into at.looked_at, at.last_value, at.last_id, ids;
-    exception when others or assert_failure then
-        if not has_predicate then
-            raise;
-        end if;
-        -- First which rows these are: judged first, rows that others delete meanwhile would let unjudged ones slip in.
-        execute tube.boundary_sql(
-            attached.tbl, order_col, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), false)
-        into at.looked_at, at.last_value, at.last_id, ids;
-        judged := tube.judged(known.predicate, attached.tbl, attached.id_column, ids);
-        ids := judged.ids;
-        if judged.failed > 0 then
-            insert into tube.fault (tube, tbl, ids, message) values (known.name, attached.tbl, judged.failed, judged.message);
-        end if;
-    end;
+    select s.looked_at, s.upto_value, s.upto_id, s.ids into at.looked_at, at.last_value, at.last_id, ids
+    from tube.judged_slice(attached, order_col, at.in_nulls, at.last_value, at.last_id, chunk) as s;
     perform tube.insert_pods(array[known.pods], 'B', attached.shard, ids, pod_size);
     at.touched := cardinality(ids);
     at.finished := false;

@@ -1,4 +1,4 @@
--- What people ask and do: status, faults.
+-- What people ask and do: status, mending, faults.
 
 create function tube.status(upto integer default 1000)
 returns table (
@@ -13,7 +13,7 @@ as $$
 declare
     known tube.tube;
 begin
-    for known in select t.* from tube.tube as t where tube.schema_of(t.pods) is not null order by t.name loop
+    for known in select t.* from tube.tube as t where has_table_privilege(t.pods, 'select') order by t.name loop
         return query
             select known.name, k.worker, known.partitions, (l.lag ->> 'ready')::bigint, (l.lag ->> 'ready_exact')::boolean,
                    (l.lag ->> 'ready_age')::double precision, (l.lag ->> 'waiting')::bigint, (l.lag ->> 'faults')::bigint,
@@ -30,6 +30,93 @@ comment on function tube.status(integer) is
     'Every worker of every tube that the caller may read: what is ready and how old, what waits, whether it is at work, the '
     'batch that it claimed with its attempts and since when, and the tube''s faults. Of the tables tells tube.attachments().';
 
+create function tube.attachments()
+returns table (
+    tube text, tbl regclass, shard integer, id_column name, untriggered regclass[], disabled regclass[], stale boolean,
+    faults bigint, predicate_waits boolean
+)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+as $$
+    select a.tube, a.tbl, a.shard, a.id_column, tube.lacking(a),
+           c.disabled,
+           (i.key).attname is distinct from a.id_column or (i.key).attnum <> a.id_number
+           or exists (
+               select from pg_proc as p
+               where p.oid = any (c.functions)
+                 and (p.prosrc <> tube.capture_body(a, split_part(p.proname, '_', 3)) or p.proowner <> r.relowner)
+           )
+           or a.predicate is not null and not exists (
+               select from pg_proc as p where p.proname = tube.function_name(a.token, 'judge') and p.proowner = r.relowner),
+           (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.tbl in (
+               select d.relid from tube.descendants(a.tbl) as d(relid)) limit 1000) as bounded),
+           a.predicate is distinct from t.predicate
+    from tube.attachment as a
+    join pg_class as r on r.oid = a.tbl
+    cross join lateral (select tube.id_attribute(a)) as i(key)
+    cross join lateral (
+        select coalesce(array_agg(distinct f.relid) filter (where not f.enabled), '{}') as disabled,
+               array_agg(distinct f.function) as functions
+        from tube.captures(a.tbl, a.tube) as f
+    ) as c
+    join tube.tube as t on t.name = a.tube
+    where tube.schema_of(t.pods) is not null
+$$;
+comment on function tube.attachments() is
+    'Every attached table, with what is not captured as it should be: partitions that lack a trigger, disabled ones, a capture '
+    'that no longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; faults, up to '
+    '1000; and whether the tube has another predicate than the table''s owner agreed to by attaching it.';
+
+create function tube.to_mend() returns table (tube text, tbl regclass, name text)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select a.tube, a.tbl, a.tbl::text from tube.attachments() as a join pg_class as c on c.oid = a.tbl
+    where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
+$$;
+comment on function tube.to_mend() is 'The tables that the caller owns whose capture tube.mend() is to mend, with their full names.';
+
+create function tube.mend(tube text, tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    before tube.attachment := (select a from tube.attachment as a where a.tube = mend.tube and a.tbl = mend.tbl);
+begin
+    if before.predicate is not null then
+        -- A predicate that the former owner agreed to is not the new owner's.
+        perform tube.judge_of(before);
+    end if;
+    perform tube.attach(tube, tbl, null, null, false);
+end
+$$;
+comment on function tube.mend(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
+
+create function tube.refresh() returns setof text
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    each_one record;
+begin
+    for each_one in select m.* from tube.to_mend() as m loop
+        begin
+            perform tube.mend(each_one.tube, each_one.tbl);
+            return next format('%s: its capture for tube %s was mended', each_one.tbl, each_one.tube);
+        exception
+            when lock_not_available then
+                return next format('%s: postponed, it is being written', each_one.tbl);
+            when others then
+                return next format('%s: its capture for tube %s cannot be mended: %s', each_one.tbl, each_one.tube, sqlerrm);
+        end;
+    end loop;
+end
+$$;
+comment on function tube.refresh() is
+    'Mend the capture of the tables that the caller owns: partitions that came later, a renamed column; a line for each, with '
+    'the reason where one cannot be mended.';
+
 create function tube.attached_to(tube text, workers integer, worker integer) returns jsonb
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -40,7 +127,7 @@ begin
     perform tube.check_worker(workers, worker);
     return (
         with tables as (
-            select a.tbl, a.shard, n.nspname, c.relname, coalesce(tube.id_column(a.tbl, a.tube), a.id_column) as id_column
+            select a.tbl, a.shard, a.predicate, n.nspname, c.relname, (tube.id_attribute(a)).attname as id_column
             from tube.attachment as a
             join pg_class as c on c.oid = a.tbl
             join pg_namespace as n on n.oid = c.relnamespace
@@ -49,7 +136,7 @@ begin
             select d.shard, c.relname from tube.detached as d join pg_class as c on c.oid = d.tbl where d.tube = known.name
         )
         select coalesce(jsonb_agg(jsonb_build_object(
-            'shard', t.shard, 'schema', t.nspname, 'name', t.relname, 'id_column', t.id_column, 'predicate', known.predicate,
+            'shard', t.shard, 'schema', t.nspname, 'name', t.relname, 'id_column', t.id_column, 'predicate', t.predicate,
             'shared', exists (select from tables as o where o.relname = t.relname and o.tbl <> t.tbl)
                 or exists (select from former as f where f.relname = t.relname and f.shard <> t.shard),
             'twin', (select min(format('%I.%I', o.nspname, o.relname)) from tables as o
@@ -88,7 +175,7 @@ begin
     for one in
         select t.name, t.partitions, k.worker
         from tube.tube as t cross join lateral generate_series(0, t.partitions - 1) as k(worker)
-        where tube.schema_of(t.pods) is not null
+        where has_table_privilege(t.pods, 'select')
         order by t.name, k.worker
     loop
         continue when tube.locked(one.name, one.worker);

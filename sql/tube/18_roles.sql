@@ -38,17 +38,25 @@ comment on function tube.grant_keeper(regrole) is
     'Let a role make tubes, in schemas where it may create tables, change and remove its own.';
 
 alter table tube.tube enable row level security;
-create policy seen on tube.tube for select using (has_table_privilege(pods, 'select, insert, delete'));
+-- A tube whose pods were dropped is nobody's: whoever may make tubes may clear it away.
+create policy seen on tube.tube for select using (coalesce(has_table_privilege(pods, 'select, insert, delete'), true));
 create policy owned on tube.tube using (
-    pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = pods), 'usage'));
+    coalesce(pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = pods), 'usage'), true));
 
 alter table tube.attachment enable row level security;
 create policy seen on tube.attachment for select using (tube in (select t.name from tube.tube as t));
-create policy owned on tube.attachment using (
+-- The predicate in it runs with the rights of the table's owner: nobody else may write it.
+create policy attached on tube.attachment for insert with check (
+    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert'))
+    and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'));
+create policy changed on tube.attachment for update using (
+    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert'))
+    and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'));
+create policy detached on tube.attachment for delete using (
     exists (
-        select from tube.tube as t join pg_catalog.pg_class as p on p.oid = t.pods
+        select from tube.tube as t
         where t.name = tube and (
-            pg_has_role(p.relowner, 'usage')
+            coalesce(pg_has_role((select p.relowner from pg_catalog.pg_class as p where p.oid = t.pods), 'usage'), true)
             or has_table_privilege(t.pods, 'insert')
                and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'))));
 
@@ -56,9 +64,9 @@ alter table tube.detached enable row level security;
 create policy seen on tube.detached for select using (tube in (select t.name from tube.tube as t));
 create policy owned on tube.detached using (
     exists (
-        select from tube.tube as t join pg_catalog.pg_class as p on p.oid = t.pods
+        select from tube.tube as t
         where t.name = tube and (
-            pg_has_role(p.relowner, 'usage')
+            coalesce(pg_has_role((select p.relowner from pg_catalog.pg_class as p where p.oid = t.pods), 'usage'), true)
             or has_table_privilege(t.pods, 'insert')
                and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'))));
 

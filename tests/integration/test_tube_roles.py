@@ -166,16 +166,3 @@ def test_a_keeper_cannot_make_a_tube_where_it_may_not_create_tables(session):
     connection = session(keeper=True)
     with pytest.raises(DENIED):
         make(connection, "mine")
-
-
-def test_a_predicate_is_changed_by_who_owns_the_tube_and_its_tables(session, admin):
-    connection = session(keeper=True)
-    name = one(connection, "select current_user::text")
-    admin.execute(f"create schema own authorization {name}")
-    connection.execute("set search_path = own")
-    make(connection, "mine")
-    admin.execute("create table other (id bigint primary key)")
-    attach(admin, "other", "mine")
-    with pytest.raises(psycopg.Error, match="permission denied"):
-        make(connection, "mine", predicate="id > 0")
-    assert one(admin, "select predicate from tube.tube where name = 'mine'") is None

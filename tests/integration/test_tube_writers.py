@@ -224,7 +224,11 @@ def test_a_predicate_runs_with_the_rights_of_the_tables_owner(connect, owner):
     with pytest.raises(psycopg.Error, match="permission denied"), connection.transaction():
         connection.execute(f"set local role {owner.name}")
         connection.execute("select tube.check_predicate('exists (select from public.secret)', 'own.item')")
+    with pytest.raises(psycopg.Error, match="permission denied"):
+        make(connection, predicate="exists (select from public.secret)")
+    connection.execute(f"grant select on secret to {owner.name}")
     make(connection, predicate="exists (select from public.secret)")
+    connection.execute(f"revoke select on secret from {owner.name}")
     connection.execute("insert into secret values (1)")
     connection.execute("insert into own.item values (1)")
     assert touched(connection) == [1]

@@ -1,0 +1,99 @@
+"""Tables that are partitions, children or parents of others: whose capture is whose."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.tubes import attach, detach, make, one, pods
+
+
+@pytest.fixture
+def tree(connect):
+    """A partitioned table of two partitions, attached under shard 0."""
+    connection = connect()
+    connection.execute("create table whole (id bigint not null, n int) partition by range (id)")
+    connection.execute("create table low partition of whole for values from (0) to (10)")
+    connection.execute("create table high partition of whole for values from (10) to (20)")
+    make(connection)
+    attach(connection, "whole")
+    return connection
+
+
+def reasons(connection):
+    return [line for (line,) in connection.execute("select tube.refresh()").fetchall()]
+
+
+def test_a_detached_partition_that_is_attached_itself_touches_under_its_own_shard_only(tree):
+    tree.execute("alter table whole detach partition low")
+    attach(tree, "low", shard=7)
+    tree.execute("insert into low values (1)")
+    tree.execute("insert into whole values (11)")
+    tree.execute("insert into high values (12)")
+    assert pods(tree) == [("I", 7, [1]), ("I", 0, [11]), ("I", 0, [12])]
+
+
+def test_detaching_a_former_partition_leaves_the_capture_of_the_whole(tree):
+    tree.execute("alter table whole detach partition low")
+    attach(tree, "low", shard=7)
+    detach(tree, "low")
+    tree.execute("insert into whole values (11)")
+    tree.execute("insert into low values (1)")
+    assert pods(tree) == [("I", 0, [11])]
+
+
+def test_another_tube_keeps_what_it_captures_of_a_former_partition(tree):
+    make(tree, "r")
+    tree.execute("alter table whole detach partition low")
+    attach(tree, "low", "r", shard=7)
+    tree.execute("insert into low values (1)")
+    assert pods(tree, "q") == [("I", 0, [1])] or pods(tree, "q") == []
+    assert pods(tree, "r") == [("I", 7, [1])]
+
+
+@pytest.mark.parametrize("first", ["parent", "child"])
+def test_a_child_and_its_parent_are_not_both_attached_to_one_tube(connect, first):
+    connection = connect()
+    connection.execute("create table parent (id bigint primary key)")
+    connection.execute("create table child () inherits (parent)")
+    connection.execute("alter table child alter id set not null")
+    make(connection)
+    make(connection, "r")
+    attach(connection, first, shard=1)
+    second = {"parent": "child", "child": "parent"}[first]
+    with pytest.raises(psycopg.Error, match=f"rows in common with public.{first}") as told:
+        attach(connection, second, shard=2)
+    assert "tube_table_ensure_detached('q'" in told.value.diag.message_hint
+    attach(connection, second, "r", shard=2)
+    connection.execute(f"insert into {first} values (3)")
+    assert pods(connection) == [("I", 1, [3])]
+
+
+def test_two_parents_of_one_child_are_not_both_attached_to_one_tube(connect):
+    connection = connect()
+    connection.execute("create table a (id bigint not null); create table b (id bigint not null)")
+    connection.execute("create table child () inherits (a, b)")
+    make(connection)
+    attach(connection, "a", shard=1)
+    with pytest.raises(psycopg.Error, match="rows in common with public.a"):
+        attach(connection, "b", shard=2)
+    connection.execute("insert into a values (1); insert into child values (2)")
+    assert pods(connection) == [("I", 1, [1]), ("I", 1, [2])]
+
+
+def test_an_attached_table_that_becomes_a_partition_keeps_its_capture_and_is_named(tree):
+    tree.execute("create table more (id bigint not null, n int)")
+    attach(tree, "more", shard=1)
+    tree.execute("alter table whole attach partition more for values from (20) to (30)")
+    tree.execute("insert into more values (21)")
+    tree.execute("insert into whole values (22)")
+    assert pods(tree) == [("I", 1, [21]), ("I", 0, [22])]
+    assert (
+        one(tree, "select untriggered::text from tube.attachments() where tbl = 'whole'::regclass")
+        == "{more}"
+    )
+    assert "rows in common with public.more" in reasons(tree)[0]
+    detach(tree, "more")
+    assert "was mended" in reasons(tree)[0]
+    tree.execute("insert into more values (23)")
+    assert pods(tree)[-1] == ("I", 0, [23])

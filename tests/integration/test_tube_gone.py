@@ -1,0 +1,99 @@
+"""What was dropped under a tube, and what a role may not see, stops nothing else."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from airflow_pgchange import tubes
+from airflow_pgchange.feeds.errors import PermissionDenied, Refused, SchemaMissing, from_postgres
+from tests.tubes import attach, make, one, touch, touched
+
+
+@pytest.fixture
+def connection(connect):
+    connection = connect()
+    make(connection)
+    for name in ("a", "b"):
+        connection.execute(f"create table {name} (id bigint primary key, n int)")
+        attach(connection, name)
+    return connection
+
+
+def test_a_dropped_table_does_not_keep_the_predicate_from_changing(connection):
+    connection.execute("drop table a")
+    make(connection, predicate="n > 0")
+    connection.execute("insert into b values (1, 0), (2, 1)")
+    assert touched(connection) == [2]
+
+
+def test_a_dropped_table_can_be_detached_and_leaves_no_function(connection):
+    number = one(connection, "select tbl::oid from tube.attachment where tbl = 'a'::regclass")
+    connection.execute("drop table a")
+    connection.execute("select tube.tube_table_ensure_detached('q', %s::oid)", [number])
+    assert connection.execute("select tbl::text from tube.attachment").fetchall() == [("b",)]
+    assert one(connection, "select count(*) from pg_proc where proname like 'pgchange_t%%'") == 4
+
+
+def test_a_keeper_whose_pods_were_dropped_is_told_and_makes_the_tube_anew(connection, role, connect_to):
+    who = role("keeper")
+    connection.execute("select tube.grant_keeper(%s::regrole)", [who.name])
+    connection.execute(f"create schema own authorization {who.name}")
+    keeper = connect_to(who.conninfo)
+    keeper.execute("set search_path = own")
+    keeper.execute("create table own.thing (id bigint primary key)")
+    make(keeper, "mine")
+    attach(keeper, "own.thing", "mine")
+    keeper.execute("drop table own.mine")
+    with pytest.raises(psycopg.Error, match="pods of tube mine is gone") as told:
+        make(keeper, "mine")
+    assert "tube_ensure_absent('mine')" in told.value.diag.message_hint
+    keeper.execute("select tube.tube_ensure_absent('mine')")
+    make(keeper, "mine")
+    attach(keeper, "own.thing", "mine")
+    keeper.execute("insert into own.thing values (1)")
+    assert touched(keeper, "mine") == [1]
+
+
+def test_a_tube_that_a_role_may_only_touch_does_not_stop_its_looks_at_others(connection, role, connect_to):
+    make(connection, "mine")
+    who = role("worker")
+    connection.execute("select tube.grant_use(%s::regrole)", [who.name])
+    connection.execute(f"grant select, delete on mine to {who.name}; grant insert on q to {who.name}")
+    touch(connection, 1, tube="mine")
+    worker = connect_to(who.conninfo)
+    assert [each.tube for each in tubes.status(worker)] == ["mine"]
+    assert [feed.tube for feed in tubes.ready(worker)] == ["mine"]
+    assert one(worker, "select tube.lag_of_idle(1000)")["ready"] == 1
+    assert worker.execute("select tube from tube.tube_stats()").fetchall() == [("mine",)]
+
+
+def test_a_missing_right_on_a_tube_is_told_with_the_grants_of_tubes(connection, role, connect_to):
+    worker = connect_to(role("nobody").conninfo)
+    with pytest.raises(psycopg.Error) as told:
+        worker.execute("select tube.tube_list()")
+    ours = from_postgres(told.value)
+    assert isinstance(ours, PermissionDenied)
+    assert "tube.grant_use" in str(ours)
+
+
+@pytest.mark.parametrize(
+    ("call", "missing"),
+    [
+        ("select tube.tube_table_ensure_attached('q', 'public.nope', 0)", False),
+        ("select tube.nothing()", True),
+        ("select from tube.nothing", True),
+    ],
+)
+def test_a_missing_table_of_the_users_is_not_taken_for_a_missing_installation(connection, call, missing):
+    with pytest.raises(psycopg.Error) as told:
+        connection.execute(call)
+    assert isinstance(from_postgres(told.value), SchemaMissing) is missing
+
+
+def test_ids_of_two_dimensions_are_refused(connection):
+    for call in ("select q_touch(0, '{{1,2},{3,4}}', 'T')", "select a_touch('{{1,2},{3,4}}')"):
+        with pytest.raises(psycopg.Error, match="2 dimensions") as told:
+            connection.execute(call)
+        assert isinstance(from_postgres(told.value), Refused)
+    assert touched(connection) == []

@@ -1,0 +1,71 @@
+"""Which column holds a table's ids, whatever becomes of the table."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.tubes import attach, faults, make, one, touched
+
+PREDICATES = pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
+SWAP = (
+    "begin; alter table item drop constraint item_pkey; alter table item rename id to id_old; "
+    "alter table item rename id_new to id; alter table item alter id_old set default -1; "
+    "alter table item add primary key (id); commit"
+)
+
+
+def swapped(connection, predicate=None):
+    """A table whose integer ids became bigint, the way it is done without a rewrite."""
+    connection.execute("create table item (id int primary key, kind text not null default 'a')")
+    make(connection, predicate=predicate)
+    attach(connection)
+    connection.execute("alter table item add column id_new bigint not null default 0")
+    connection.execute(SWAP)
+    return connection
+
+
+@PREDICATES
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_column_that_took_the_place_of_the_ids_holds_them(connect, predicate, mended):
+    connection = swapped(connect(), predicate)
+    if mended:
+        connection.execute("select tube.refresh()")
+    connection.execute("insert into item (id) values (5000000000)")
+    connection.execute("update item set kind = 'b'")
+    connection.execute("delete from item")
+    assert touched(connection) == [5000000000] * 3
+    assert one(connection, "select tube.attached_to('q', 1, 0)") == [[0, "public.item", "id"]]
+    assert faults(connection) == []
+
+
+def test_after_such_a_swap_a_rename_is_followed_again(connect):
+    connection = swapped(connect())
+    assert one(connection, "select stale from tube.attachments()") is True
+    connection.execute("select tube.refresh()")
+    assert one(connection, "select stale from tube.attachments()") is False
+    connection.execute("alter table item rename id to number")
+    connection.execute("insert into item (number) values (7)")
+    assert touched(connection) == [7]
+
+
+@PREDICATES
+def test_a_restored_dump_touches_by_the_same_column(db, bare_db, connect_to, cluster, predicate):
+    connection = connect_to(db)
+    connection.execute(
+        "create table item (gone text, id bigint primary key, other bigint not null, kind text default 'a')"
+    )
+    connection.execute("alter table item drop column gone")
+    make(connection, predicate=predicate)
+    attach(connection)
+    dump = subprocess.run(
+        [cluster.binaries / "pg_dump", "-d", db], capture_output=True, text=True, check=True
+    ).stdout
+    psql = [cluster.binaries / "psql", "-q", "-d", bare_db, "-v", "ON_ERROR_STOP=1"]
+    subprocess.run(psql, input=dump, text=True, check=True, stdout=subprocess.DEVNULL)
+    restored = connect_to(bare_db)
+    restored.execute("insert into item values (3, 300)")
+    restored.execute("select tube.refresh()")
+    restored.execute("insert into item values (4, 400)")
+    assert touched(restored) == [3, 4]

@@ -1,0 +1,209 @@
+"""A predicate is one expression, and runs with the rights of the owner of each attached table, who has agreed to it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+from airflow_pgchange.maintenance import maintain
+from tests.tubes import attach, begin, chunk, faults, make, one, run, touched
+
+DENIED = psycopg.errors.InsufficientPrivilege
+SPY = (
+    "create function own.spy() returns boolean language plpgsql immutable as $$ begin "
+    "insert into own.seen values (current_user); return true; end $$"
+)
+
+
+@pytest.fixture
+def admin(connect):
+    """A superuser with a table of its own."""
+    connection = connect()
+    connection.execute("create table item (id bigint primary key, kind text default 'a')")
+    connection.execute("insert into item values (1)")
+    return connection
+
+
+@pytest.fixture
+def keeper(admin, role, connect_to):
+    """A role that makes tubes: with one, mine, to which the superuser's table is attached."""
+    who = role("keeper")
+    admin.execute("select tube.grant_keeper(%s::regrole)", [who.name])
+    admin.execute(f"create schema own authorization {who.name}")
+    connection = connect_to(who.conninfo)
+    connection.execute("set search_path = own")
+    connection.execute("create table own.seen (who name); grant usage on schema own to public")
+    connection.execute("grant insert on own.seen to public")
+    connection.execute(SPY)
+    make(connection, "mine")
+    attach(admin, "item", "mine")
+    return connection
+
+
+def everything_that_a_superuser_does(admin):
+    admin.execute("insert into item values (2)")
+    admin.execute("select tube.refresh()")
+    maintain(admin)
+    run(admin, begin(admin, order_col="id", tube="mine"))
+    admin.execute("insert into item values (3)")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "select tube.tube_ensure_exists('mine', predicate => 'own.spy()')",
+        "update tube.tube set predicate = 'own.spy()' where name = 'mine'",
+        "update tube.attachment set predicate = 'own.spy()'",
+        "delete from tube.attachment; insert into tube.attachment "
+        "(tube, tbl, shard, id_column, id_number, predicate, token) "
+        "values ('mine', 'public.item', 0, 'id', 1, 'own.spy()', 'x')",
+    ],
+)
+def test_a_keepers_new_predicate_is_not_run_with_the_rights_of_who_did_not_agree(keeper, admin, way):
+    with suppress(DENIED):
+        keeper.execute(way)
+    if one(admin, "select count(*) from tube.attachment"):
+        everything_that_a_superuser_does(admin)
+    assert keeper.execute("select who from own.seen").fetchall() == []
+
+
+def test_a_predicate_that_waits_for_the_owners_agreement_is_named_and_in_force_when_he_attaches_again(
+    keeper, admin
+):
+    make(keeper, "mine", predicate="kind = 'b'")
+    admin.execute("insert into item values (2, 'a')")
+    assert touched(admin, "own.mine") == [2]
+    assert one(admin, "select predicate_waits from tube.attachments()") is True
+    assert any("has another predicate than its owner agreed to" in line for line in maintain(admin).attention)
+    attach(admin, "item", "mine")
+    admin.execute("insert into item values (3, 'a'), (4, 'b')")
+    assert touched(admin, "own.mine") == [2, 4]
+    assert one(admin, "select predicate_waits from tube.attachments()") is False
+
+
+def test_a_keepers_new_predicate_is_in_force_for_his_own_tables_at_once(keeper, admin):
+    keeper.execute("create table thing (id bigint primary key)")
+    attach(keeper, "own.thing", "mine")
+    make(keeper, "mine", predicate="id > 5")
+    keeper.execute("insert into thing values (1), (9)")
+    assert touched(keeper, "mine") == [9]
+
+
+@pytest.fixture
+def owner(admin, role, connect_to):
+    """Who owns a table that is attached to a superuser's tube with a predicate that tells who runs it."""
+    who = role("owner")
+    admin.execute("select tube.grant_use(%s::regrole)", [who.name])
+    admin.execute(f"create schema own authorization {who.name}")
+    make(admin, "mine", predicate="own.spy()")
+    admin.execute(f"grant insert, select on mine to {who.name}")
+    connection = connect_to(who.conninfo)
+    connection.execute("create table own.seen (who name); " + SPY.replace("immutable", "volatile"))
+    connection.execute("create table own.item (id bigint primary key); insert into own.item values (1), (2)")
+    attach(connection, "own.item", "mine")
+    return connection
+
+
+def test_a_backfill_by_another_applies_the_predicate_with_the_rights_of_the_tables_owner(owner, admin):
+    run(admin, begin(admin, "own.item", "id", tube="mine"))
+    admin.execute("insert into own.item values (3)")
+    name = one(owner, "select current_user::text")
+    assert owner.execute("select distinct who::text from own.seen").fetchall() == [(name,)]
+    assert touched(admin, "mine") == [1, 2, 3]
+
+
+def test_a_backfill_counts_rows_for_which_the_predicate_fails_and_touches_them(owner, admin):
+    owner.execute(
+        "create or replace function own.spy() returns boolean language plpgsql as $$ begin return 1 / "
+        "(select count(*) from own.seen) > 0; end $$"
+    )
+    run(admin, begin(admin, "own.item", "id", tube="mine"))
+    assert touched(admin, "mine") == [1, 2]
+    assert faults(admin) == [(2, "division by zero")]
+
+
+def test_ids_are_judged_with_the_rights_of_the_tables_owner_too(owner, admin):
+    query = "select tube.judged_ids(a, '{2, 7, 1}') from tube.attachment as a"
+    assert sorted(one(admin, query)) == [1, 2]
+    name = one(owner, "select current_user::text")
+    assert owner.execute("select distinct who::text from own.seen").fetchall() == [(name,)]
+    owner.execute(
+        "create or replace function own.spy() returns boolean language plpgsql as $$ begin return 1 / "
+        "(select 0 from own.seen limit 1) > 0; end $$"
+    )
+    assert sorted(one(admin, query)) == [1, 2]
+
+
+def test_who_may_not_apply_the_predicate_is_told_who_lets_him(owner, admin, role, connect_to):
+    worker = role("worker")
+    admin.execute("select tube.grant_use(%s::regrole)", [worker.name])
+    admin.execute(
+        f"grant insert, select on mine to {worker.name}; grant usage on schema own to {worker.name}"
+    )
+    admin.execute(f"grant select on own.item to {worker.name}")
+    connection = connect_to(worker.conninfo)
+    number = begin(connection, "own.item", "id", tube="mine")
+    with pytest.raises(DENIED, match="applied by the table's owner") as told:
+        chunk(connection, number)
+    owner.execute(told.value.diag.message_hint.split("or run: ")[1])
+    run(connection, number)
+    assert touched(admin, "mine") == [1, 2]
+
+
+def test_a_new_owner_of_a_table_does_not_run_the_predicate_before_he_attaches_it(owner, admin):
+    admin.execute("alter table own.item owner to postgres")
+    assert "who owns it now attaches it anew" in maintain(admin).attention[0] or "another owner" in one(
+        admin, "select tube.refresh()"
+    )
+    with pytest.raises(psycopg.Error, match="another owner"):
+        run(admin, begin(admin, "own.item", "id", tube="mine"))
+    admin.execute("insert into own.item values (3)")
+    name = one(owner, "select current_user::text")
+    assert {row[0] for row in owner.execute("select who::text from own.seen")} <= {name}
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        "true); drop table item; select (1",
+        "true; drop table item",
+        "1]; drop table item; select array[1",
+        "true) union select (1",
+        "true) or (true",
+        "true] or [true",
+        "true) limit 0 --",
+        "true /*",
+        "true, true",
+        "--",
+    ],
+)
+@pytest.mark.parametrize("way", ["new", "changed", "update"])
+def test_a_predicate_is_never_more_than_one_expression(admin, predicate, way):
+    make(admin, "there")
+    call = {
+        "new": "select tube.tube_ensure_exists('made', predicate => %s)",
+        "changed": "select tube.tube_ensure_exists('there', predicate => %s)",
+        "update": "update tube.tube set predicate = %s",
+    }[way]
+    with pytest.raises(psycopg.Error, match="does not parse") as told:
+        admin.execute(call, [predicate])
+    assert told.value.sqlstate == "PC008"
+    assert one(admin, "select id from item") == 1
+    assert admin.execute("select name, predicate from tube.tube").fetchall() == [("there", None)]
+
+
+@pytest.mark.parametrize("predicate", [r"kind <> '\'", r"kind ~ '^\d+$'"])
+def test_a_predicate_means_the_same_whatever_a_sessions_strings_mean(admin, connect, predicate):
+    make(admin, "mine", predicate=predicate)
+    session = connect()
+    session.execute("set standard_conforming_strings = off; set escape_string_warning = off")
+    attach(session, "item", "mine")
+    session.execute("update item set kind = '12'")
+    session.execute("insert into item values (2, 'x')")
+    run(session, begin(session, "item", "id", tube="mine"))
+    expected = [1, 1, 2, 2] if "<>" in predicate else [1, 1]
+    assert touched(admin, "mine") == expected
+    assert faults(admin) == []
+    assert one(session, "select untriggered::text from tube.attachments()") == "{}"
