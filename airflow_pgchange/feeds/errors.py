@@ -169,8 +169,8 @@ ADVICE: dict[type[PgChangeError], str] = {
     PermissionDenied: (
         "let the owner of the schema run `select pubsub.grant_consumer('<role>')`, for who skips, sends again, moves, "
         "repairs, drops and trims `pubsub.grant_keeper('<role>')`, for who tracks tables "
-        "`revision.grant_tracker('<role>')`; for tubes `tube.grant_use('<role>')`, with insert on a tube's pods for who "
-        "touches and attaches, select and delete for who works them, and `tube.grant_keeper('<role>')` for who makes tubes"
+        "`revision.grant_tracker('<role>')`; for tubes `tube.grant_use('<role>')`, with insert on a tube's pods for "
+        "who touches and attaches, select and delete for who works them, `tube.grant_keeper('<role>')` for who makes them"
     ),
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }

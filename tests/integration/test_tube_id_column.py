@@ -36,7 +36,8 @@ def test_a_column_that_took_the_place_of_the_ids_holds_them(connect, predicate, 
     connection.execute("update item set kind = 'b'")
     connection.execute("delete from item")
     assert touched(connection) == [5000000000] * 3
-    assert one(connection, "select tube.attached_to('q', 1, 0)") == [[0, "public.item", "id"]]
+    (attached,) = one(connection, "select tube.attached_to('q', 1, 0)")
+    assert (attached["name"], attached["id_column"]) == ("item", "id")
     assert faults(connection) == []
 
 
