@@ -509,7 +509,10 @@ def test_with_a_consumer_its_letters_are_forgotten(db, connection):
 
 def test_giving_up_in_the_consumers_own_transaction_needs_a_batch_that_was_left(db, connection):
     commits(connection)
-    with pytest.raises(BatchNotFinished, match="no batch in work"), ConsumerTransaction(FEED, db) as consumer:
+    with (
+        pytest.raises(BatchNotFinished, match="no such batch in work"),
+        ConsumerTransaction(FEED, db) as consumer,
+    ):
         consumer.give_up("why")
     with pytest.raises(BatchNotFinished, match="of its own"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
