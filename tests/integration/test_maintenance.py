@@ -32,7 +32,9 @@ def test_maintenance_runs_as_the_role_that_the_readme_describes(db, connect, rol
 def test_a_step_of_maintenance_that_fails_stops_no_other(db, connect, role):
     keeper = role("maintenance")
     connect().execute("select revision.grant_maintainer(%s::regrole)", [keeper.name])
-    connect().execute(f"grant usage on schema dead_letter, pubsub, pgchange_staging, tube, pgmb to {keeper.name}")
+    connect().execute(
+        f"grant usage on schema dead_letter, pubsub, pgchange_staging, tube, pgmb to {keeper.name}"
+    )
     connect().execute(
         "grant select on dead_letter.installed, pubsub.installed, pgchange_staging.installed, tube.installed, "
         "pgmb.installed "
