@@ -15,6 +15,8 @@ from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FEW = 250
+"""Events that PostgreSQL may collect before it sends the first."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,15 @@ class EventFeed:
         return select("pgmb.passed", self.group, position, goal)
 
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        # Where each dispatch is of one subscription no order has to be made.
-        function = "pgmb.events_alone" if batch.bounds["alone"] else "pgmb.events_shared"
-        bounds = part.after, part.upto, batch.bounds["lowest"], batch.bounds["highest"]
+        alone = batch.bounds["alone"]
+        arguments = [self.group, part.after, part.upto, batch.bounds["lowest"], batch.bounds["highest"]]
+        if part.count <= FEW:
+            function, arguments = "pgmb.some_events", [*arguments, alone]
+        else:
+            # Where each dispatch is of one subscription no order has to be made.
+            function = "pgmb.events_alone" if alone else "pgmb.events_shared"
         columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns)
-        return sql.SQL("select {} from {}").format(columns, call(function, self.group, *bounds))
+        return sql.SQL("select {} from {}").format(columns, call(function, *arguments))
 
 
 def published_at(event_id: str) -> datetime:

@@ -152,12 +152,13 @@ create table pgmb.condition (
     id integer generated always as identity primary key,
     conditions_sql text not null,
     by_topic boolean not null default false,
+    of_event boolean not null default true,
     by_params boolean not null default false,
     known_since timestamptz not null default now()
 );
 comment on table pgmb.condition is
-    'Every condition that a subscription has or had. Who may insert here may use new ones. by_topic: of the event it looks at '
-    'the topic only, so it is evaluated once a topic and poll; by_params: the index on params finds the subscriptions.';
+    'Every condition that a subscription has or had. Who may insert here may use new ones. of_event: it looks at the event; '
+    'by_topic: at its topic only, so it is evaluated once a topic and poll; by_params: the index on params finds the subscriptions.';
 create unique index condition_text on pgmb.condition (md5(conditions_sql));
 
 create table pgmb.subscriptions (

@@ -43,6 +43,27 @@ as $$
 $$;
 comment on function pgmb.extract_date_from_event_id(text) is 'The time in an id; null for what is no id.';
 
+create function pgmb.micros(id text) returns bigint
+language sql immutable
+as $$
+    select ('x' || pg_catalog.substr(id, 3, 13))::bit(52)::bigint
+$$;
+comment on function pgmb.micros(text) is 'The microseconds in an id.';
+
+create function pgmb.rank_of(id text) returns bigint
+language sql immutable
+as $$
+    select ('x' || pg_catalog.substr(id, 16, 9))::bit(36)::bigint
+$$;
+comment on function pgmb.rank_of(text) is 'The last 9 digits of an id: of a cursor the rank of the last event that was read.';
+
+create function pgmb.cursor_at(micros bigint, rank bigint) returns text
+language sql immutable
+as $$
+    select 'pm' || pg_catalog.right(pg_catalog.to_hex(micros + 4503599627370496), 13) || pg_catalog.right(pg_catalog.to_hex(rank + 68719476736), 9)
+$$;
+comment on function pgmb.cursor_at(bigint, bigint) is 'The cursor of a dispatch and a rank.';
+
 create function pgmb.event_partition(key text, partitions integer) returns integer
 language sql immutable
 set search_path = pg_catalog, pg_temp

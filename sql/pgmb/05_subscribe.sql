@@ -56,6 +56,7 @@ as $$
 begin
     perform pgmb.prepare_poll_for_events_fn(array[new.conditions_sql]);
     new.by_params := new.conditions_sql ~ '\ms\.params\s*@>';
+    new.of_event := new.conditions_sql !~* '^(true|false)$';
     -- A mention of e other than as e.topic, even in a text, makes it one that looks at more than the topic.
     new.by_topic := new.conditions_sql ~ '\me\.topic\M'
         and regexp_replace(new.conditions_sql, '\me\.topic\M', '', 'g') !~* '\me\M'

@@ -1,4 +1,5 @@
--- Which subscriptions get which events. Conditions are evaluated inside exception blocks that write nothing.
+-- Which subscriptions get which events, and the slices that this gives. Conditions are evaluated inside exception blocks that
+-- write nothing.
 
 create type pgmb.match as (group_id text, subscription_id text, ids text[]);
 comment on type pgmb.match is 'Events that a subscription gets, in the order of their ids.';
@@ -29,6 +30,8 @@ as $$
     select case when condition.by_topic then format(
         'select s.group_id, s.id as subscription_id, e.ids from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',
         pgmb.chunk_sql(direct), query)
+    when not (condition.of_event or direct) then format(
+        'select s.group_id, s.id as subscription_id, $1 as ids from (select) as e %s where $2 <= $3', query)
     else format(
         'select s.group_id, s.id as subscription_id, array_agg(e.id::text) as ids from (select e.* from %s offset 0) as e %s group by s.group_id, s.id',
         pgmb.chunk_sql(direct), query)
@@ -124,3 +127,78 @@ $$;
 comment on function pgmb.matches(text[], boolean) is
     'Who gets which of the events, whose ids are given in order. direct: some are for one subscription alone. A subscription may '
     'be listed several times, each time with other events.';
+
+create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+declare
+    written_events bigint;
+begin
+    with matched as (
+        select m.group_id, m.subscription_id, m.ids, count(*) over (partition by m.group_id) as parts
+        from unnest(matches) as m
+    ), whole as (
+        select m.group_id, m.subscription_id, m.ids from matched as m where m.parts = 1
+        union all
+        -- One subscription with several topics.
+        select m.group_id, min(m.subscription_id), array_agg(i.id order by i.id collate "C")
+        from matched as m cross join lateral unnest(m.ids) as i(id)
+        where m.parts > 1
+        group by m.group_id
+        having min(m.subscription_id) = max(m.subscription_id)
+    ), written as (
+        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
+        select pgmb.cursor_at(base, least(g.first + 279, cardinality(w.ids))), w.group_id, w.subscription_id,
+               w.ids[g.first:g.first + 279], true, write_alone.total
+        from whole as w cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
+        returning cardinality(event_ids) as n
+    )
+    select coalesce(sum(w.n), 0) into written_events from written as w;
+    return written_events;
+end
+$$;
+comment on function pgmb.write_alone(pgmb.match[], bigint, bigint) is
+    'Write the slices of the groups of which one subscription matched; returns how many events were dispatched.';
+
+create function pgmb.write_shared(matches pgmb.match[], base bigint, total bigint, cuts text[]) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+declare
+    written_events bigint;
+begin
+    with matched as (
+        select m.group_id, m.subscription_id, m.ids from unnest(matches) as m
+        where m.group_id in (
+            select x.group_id from unnest(matches) as x group by x.group_id
+            having min(x.subscription_id) <> max(x.subscription_id))
+    ), pairs as (
+        select distinct m.group_id, m.subscription_id, i.id,
+               width_bucket(i.id collate "C", cuts) as slice
+        from matched as m cross join lateral unnest(m.ids) as i(id)
+    ), ranked as (
+        select p.group_id, p.slice, count(distinct p.id) as ranks from pairs as p group by p.group_id, p.slice
+    ), whole as (
+        select p.group_id, p.subscription_id, p.slice, array_agg(p.id order by p.id collate "C") as ids
+        from pairs as p group by p.group_id, p.subscription_id, p.slice
+    ), written as (
+        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
+        select pgmb.cursor_at(base + w.slice, r.ranks), w.group_id, w.subscription_id, w.ids[g.first:g.first + 279], false,
+               write_shared.total
+        from whole as w
+        join ranked as r on (r.group_id, r.slice) = (w.group_id, w.slice)
+        cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
+        returning cardinality(event_ids) as n
+    )
+    select coalesce(sum(w.n), 0) into written_events from written as w;
+    return written_events;
+end
+$$;
+comment on function pgmb.write_shared(pgmb.match[], bigint, bigint, text[]) is
+    'Write the slices of the groups of which several subscriptions matched, in a dispatch of its own between each two of the cuts, '
+    'for their readers read a dispatch whole; returns how many pairs of event and subscription were dispatched.';

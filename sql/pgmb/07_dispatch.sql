@@ -1,25 +1,27 @@
 -- Dispatching: a poll takes the next chunk of what is published, finds who gets it, and writes their slices.
 
-create function pgmb.micros(id text) returns bigint
-language sql immutable
+create function pgmb.anything(at pgmb.dispatcher, upto pg_snapshot) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
-    select ('x' || pg_catalog.substr(id, 3, 13))::bit(52)::bigint
+declare
+    now_id text := 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g';
+begin
+    return at.partial_txid is not null
+        or exists (select from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto))
+        or exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < now_id)
+        or exists (
+            select from pgmb.scheduled as s
+            where s.event_id <= at.scheduled_upto
+              and (s.txid = any (array(select x from pg_snapshot_xip(at.snapshot) as x)) or s.txid >= pg_snapshot_xmax(at.snapshot)));
+end
 $$;
-comment on function pgmb.micros(text) is 'The microseconds in an id.';
-
-create function pgmb.rank_of(id text) returns bigint
-language sql immutable
-as $$
-    select ('x' || pg_catalog.substr(id, 16, 9))::bit(36)::bigint
-$$;
-comment on function pgmb.rank_of(text) is 'The last 9 digits of an id: of a cursor the rank of the last event that was read.';
-
-create function pgmb.cursor_at(micros bigint, rank bigint) returns text
-language sql immutable
-as $$
-    select 'pm' || pg_catalog.right(pg_catalog.to_hex(micros + 4503599627370496), 13) || pg_catalog.right(pg_catalog.to_hex(rank + 68719476736), 9)
-$$;
-comment on function pgmb.cursor_at(bigint, bigint) is 'The cursor of a dispatch and a rank.';
+comment on function pgmb.anything(pgmb.dispatcher, pg_snapshot) is 'Whether there is something to dispatch.';
 
 create function pgmb.take_due(
     inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out more boolean
@@ -121,81 +123,6 @@ $$;
 comment on function pgmb.take_published(pgmb.dispatcher, pg_snapshot, integer) is
     'Take the next slices, about so many events, and move the dispatcher behind them; the ids come in order.';
 
-create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-set plan_cache_mode = force_generic_plan
-set jit = off
-as $$
-declare
-    written_events bigint;
-begin
-    with matched as (
-        select m.group_id, m.subscription_id, m.ids, count(*) over (partition by m.group_id) as parts
-        from unnest(matches) as m
-    ), whole as (
-        select m.group_id, m.subscription_id, m.ids from matched as m where m.parts = 1
-        union all
-        -- One subscription with several topics.
-        select m.group_id, min(m.subscription_id), array_agg(i.id order by i.id collate "C")
-        from matched as m cross join lateral unnest(m.ids) as i(id)
-        where m.parts > 1
-        group by m.group_id
-        having min(m.subscription_id) = max(m.subscription_id)
-    ), written as (
-        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
-        select pgmb.cursor_at(base, least(g.first + 279, cardinality(w.ids))), w.group_id, w.subscription_id,
-               w.ids[g.first:g.first + 279], true, write_alone.total
-        from whole as w cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
-        returning cardinality(event_ids) as n
-    )
-    select coalesce(sum(w.n), 0) into written_events from written as w;
-    return written_events;
-end
-$$;
-comment on function pgmb.write_alone(pgmb.match[], bigint, bigint) is
-    'Write the slices of the groups of which one subscription matched; returns how many events were dispatched.';
-
-create function pgmb.write_shared(matches pgmb.match[], base bigint, total bigint, cuts text[]) returns bigint
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-set plan_cache_mode = force_generic_plan
-set jit = off
-as $$
-declare
-    written_events bigint;
-begin
-    with matched as (
-        select m.group_id, m.subscription_id, m.ids from unnest(matches) as m
-        where m.group_id in (
-            select x.group_id from unnest(matches) as x group by x.group_id
-            having min(x.subscription_id) <> max(x.subscription_id))
-    ), pairs as (
-        select distinct m.group_id, m.subscription_id, i.id,
-               width_bucket(i.id collate "C", cuts) as slice
-        from matched as m cross join lateral unnest(m.ids) as i(id)
-    ), ranked as (
-        select p.group_id, p.slice, count(distinct p.id) as ranks from pairs as p group by p.group_id, p.slice
-    ), whole as (
-        select p.group_id, p.subscription_id, p.slice, array_agg(p.id order by p.id collate "C") as ids
-        from pairs as p group by p.group_id, p.subscription_id, p.slice
-    ), written as (
-        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
-        select pgmb.cursor_at(base + w.slice, r.ranks), w.group_id, w.subscription_id, w.ids[g.first:g.first + 279], false,
-               write_shared.total
-        from whole as w
-        join ranked as r on (r.group_id, r.slice) = (w.group_id, w.slice)
-        cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
-        returning cardinality(event_ids) as n
-    )
-    select coalesce(sum(w.n), 0) into written_events from written as w;
-    return written_events;
-end
-$$;
-comment on function pgmb.write_shared(pgmb.match[], bigint, bigint, text[]) is
-    'Write the slices of the groups of which several subscriptions matched, in a dispatch of its own between each two of the cuts, '
-    'for their readers read a dispatch whole; returns how many pairs of event and subscription were dispatched.';
-
 create function pgmb.dispatch_key() returns bigint
 language sql immutable
 as $$
@@ -203,12 +130,29 @@ as $$
 $$;
 comment on function pgmb.dispatch_key() is 'The advisory lock of who dispatches, held until the transaction ends: dispatches are committed in order.';
 
+create function pgmb.chunk_size() returns integer
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    -- Each may get every event, and all that a poll dispatches is in memory at once.
+    wide bigint := (
+        select count(*) from (
+            select from pgmb.condition as c join pgmb.subscriptions as s on s.condition_id = c.id
+            where not c.by_params limit 1000000) as found_wide);
+begin
+    return greatest(10, pgmb.get_config_value('poll_chunk_size')::bigint * 1000 / greatest(1000, wide));
+end
+$$;
+comment on function pgmb.chunk_size() is
+    'How many events a poll takes: poll_chunk_size, and less where more than a thousand subscriptions may get each of them.';
+
 create function pgmb.dispatch(most integer default null, out events bigint, out pairs bigint, out more boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    chunk integer := coalesce(most, pgmb.get_config_value('poll_chunk_size')::integer);
+    chunk integer;
     at pgmb.dispatcher;
     upto pg_snapshot;
     due record;
@@ -238,6 +182,10 @@ begin
         return;
     end if;
     upto := pgmb.visible_now();
+    if not pgmb.anything(at, upto) then
+        return;
+    end if;
+    chunk := coalesce(most, pgmb.chunk_size());
     due := pgmb.take_due(at, upto, chunk);
     fresh := pgmb.take_published(due.at, upto, chunk);
     ids := case when cardinality(due.ids) = 0 then fresh.ids

@@ -14,10 +14,12 @@ comment on function pgmb.lock_key(text) is
     'The advisory lock of a group: of the session that reads it by read_next_events, of the transaction that works a batch.';
 
 create function pgmb.slices(gid text, after text, upto text)
-returns table (id text, subscription_ids text[], alone boolean, event_ids text[], before bigint, low bigint, high bigint)
+returns table (
+    id text, dispatch text, subscription_ids text[], alone boolean, event_ids text[], before bigint, low bigint, high bigint
+)
 language sql stable
 as $$
-    select d.id, array[d.subscription_id::text], d.alone, d.event_ids, b.before,
+    select d.id, pg_catalog.left(d.id, 15), array[d.subscription_id::text], d.alone, d.event_ids, b.before,
            case when pg_catalog.left(d.id, 15) = pg_catalog.left(slices.after, 15)
                 then pgmb.rank_of(slices.after) - b.before else 0 end,
            case when pg_catalog.left(d.id, 15) = pg_catalog.left(slices.upto, 15)
@@ -41,7 +43,7 @@ returns table (
 language sql stable
 as $$
     -- In order without a sort: slices come in order, and each is unnested and looked up as it comes.
-    select e.id::text, e.topic, e.payload, e.metadata, d.subscription_ids, pg_catalog.left(d.id, 15), d.before + i.n
+    select e.id::text, e.topic, e.payload, e.metadata, d.subscription_ids, d.dispatch, d.before + i.n
     from pgmb.slices(events_alone.gid, events_alone.after, events_alone.upto) as d
     cross join lateral pg_catalog.unnest(d.event_ids) with ordinality as i(id, n)
     cross join lateral (
@@ -59,11 +61,11 @@ returns table (
 )
 language sql stable
 as $$
-    select e.id::text, e.topic, e.payload, e.metadata, r.subscription_ids, pg_catalog.left(r.dispatch, 15), r.rank
+    select e.id::text, e.topic, e.payload, e.metadata, r.subscription_ids, r.dispatch, r.rank
     from (
         select g.*
         from (
-            select d.id as dispatch, i.id,
+            select d.id as slice_id, pg_catalog.min(d.dispatch) as dispatch, i.id,
                    pg_catalog.array_agg(d.subscription_ids[1] order by d.subscription_ids[1]) as subscription_ids,
                    pg_catalog.min(d.before) + pg_catalog.row_number() over (partition by d.id order by i.id collate "C") as rank,
                    pg_catalog.min(d.low + d.before) as low, pg_catalog.min(d.high + d.before) as high
@@ -72,7 +74,7 @@ as $$
             group by d.id, i.id
         ) as g
         where g.rank > g.low and g.rank <= g.high
-        order by g.dispatch collate "C", g.rank
+        order by g.slice_id collate "C", g.rank
         offset 0
     ) as r
     cross join lateral (
@@ -81,6 +83,31 @@ as $$
 $$;
 comment on function pgmb.events_shared(text, text, text, text, text) is
     'The events of a group above a cursor up to another, in order, each once with the subscriptions that it was dispatched to.';
+
+create function pgmb.some_events(gid text, after text, upto text, lowest text, highest text, alone boolean)
+returns table (
+    id text, topic varchar, payload jsonb, metadata jsonb, subscription_ids text[], dispatch text, rank bigint
+)
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+begin
+    if alone then
+        return query select e.* from pgmb.events_alone(gid, after, upto, lowest, highest) as e;
+    else
+        return query select e.* from pgmb.events_shared(gid, after, upto, lowest, highest) as e;
+    end if;
+end
+$$;
+comment on function pgmb.some_events(text, text, text, text, text, boolean) is
+    'The events of a group above a cursor up to another, in order, if they are few: they are collected first, by a plan that a '
+    'session keeps.';
 
 create function pgmb.ahead(gid text, after text, most bigint, step bigint default null)
 returns table (upto text, count bigint, alone boolean, lowest text, highest text)

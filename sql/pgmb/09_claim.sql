@@ -74,10 +74,10 @@ declare
     known bigint;
 begin
     perform pgmb.check_group(gid);
-    if pg_is_in_recovery() or coalesce(at, 0) = 0 then
+    if coalesce(at, 0) = 0 or pg_is_in_recovery() then
         return;
     end if;
-    if "position" ->> 'database' <> pgmb.database_here() and ("position" ->> 'source')::bigint <> pgmb.system_identifier() then
+    if ("position" ->> 'source')::bigint <> pgmb.system_identifier() and "position" ->> 'database' <> pgmb.database_here() then
         raise exception using errcode = 'PC004',
             message = format('the cursor of group %I belongs to another cluster than this source', gid),
             hint = 'if the source was restored or upgraded: repair the group''s feed; else check the source''s connection';

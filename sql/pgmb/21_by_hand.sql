@@ -48,17 +48,10 @@ begin
         end if;
     end if;
     select * into run from pgmb.ahead(gid, after, chunk_size);
-    if run.alone then
-        return query
-            select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[],
-                   run.upto::pgmb.event_id
-            from pgmb.events_alone(gid, after, run.upto, run.lowest, run.highest) as e;
-    else
-        return query
-            select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[],
-                   run.upto::pgmb.event_id
-            from pgmb.events_shared(gid, after, run.upto, run.lowest, run.highest) as e;
-    end if;
+    return query
+        select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[],
+               run.upto::pgmb.event_id
+        from pgmb.some_events(gid, after, run.upto, run.lowest, run.highest, run.alone) as e;
 end
 $$;
 comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean) is

@@ -68,6 +68,7 @@ begin
             pgmb.micros(text), pgmb.rank_of(text), pgmb.cursor_at(bigint, bigint), pgmb.create_event_id(timestamptz, bigint),
             pgmb.extract_date_from_event_id(text), pgmb.get_config_value(pgmb.config_type), pgmb.slices(text, text, text),
             pgmb.events_alone(text, text, text, text, text), pgmb.events_shared(text, text, text, text, text),
+            pgmb.some_events(text, text, text, text, text, boolean),
             pgmb.lock_key(text), pgmb.locked(text), pgmb.held_here(text), pgmb.system_identifier(), pgmb.database_here(),
             pgmb.register(text), pgmb.position(text), pgmb.claim(text, jsonb, integer, integer), pgmb.ack(text, jsonb),
             pgmb.lag(text, jsonb, integer), pgmb.point(), pgmb.passed(text, jsonb, jsonb), pgmb.mark(text),

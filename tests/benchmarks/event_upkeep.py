@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,11 @@ PUBLISH = (
     "insert into pgmb.events (topic, payload) "
     f"select 'load', jsonb_build_object('n', g, 'filler', repeat('x', 1000)) from generate_series(1, {BATCH}) as g"
 )
+SETTINGS = {
+    "partition_interval": "2 seconds",
+    "partition_retention_period": "4 seconds",
+    "future_intervals_to_create": "20 seconds",
+}
 GOAL = 0.8
 """Of the median second, what publishers do in their slowest one while maintenance runs."""
 
@@ -30,57 +36,57 @@ def run(conninfo: str, report: Report) -> None:
 
 
 def upkeep(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
-    """Publishers at full speed, and a dispatcher; partitions of two seconds come and go every second."""
+    """Publishers at full speed, a dispatcher, and partitions of two seconds: every run makes, empties and drops some."""
     for table in ("events", "dispatched"):
         connection.execute(f"truncate pgmb.{table}, pgmb.published")
         for (part,) in connection.execute(
             f"select partition_id::text from pgmb.get_partitions_and_bounds('pgmb.{table}'::regclass)"
         ).fetchall():
             connection.execute(f"drop table {part}")
-    for name, value in (
-        ("partition_interval", "2 seconds"),
-        ("partition_retention_period", "4 seconds"),
-        ("future_intervals_to_create", "6 seconds"),
-    ):
-        connection.execute("update pgmb.config set value = %s where id = %s", [value, name])
+    with connection.transaction():
+        for name, value in SETTINGS.items():
+            connection.execute("update pgmb.config set value = %s where id = %s", [value, name])
     maintain(connection)
     with section(f"{WRITERS} publishers of 1 kB by {BATCH}, slowest second / median second"):
         connection.execute("alter system set autovacuum = on")
         connection.execute("select pg_reload_conf()")
-        without, during = [], []
         done: list[str] = []
-        for _ in range(ROUNDS):
-            without.append(slowest(conninfo, None))
-            during.append(slowest(conninfo, done))
-        report.say("without maintenance", statistics.median(without), "x")
-        report.say("maintenance every second", statistics.median(during), "x", least=GOAL)
+        never, once, always = side_by_side(
+            ROUNDS,
+            lambda: slowest(conninfo, frozenset(), done),
+            lambda: slowest(conninfo, {SECONDS // 2}, done),
+            lambda: slowest(conninfo, range(SECONDS), done),
+        )
+        report.say("no maintenance", statistics.median(never), "x")
+        report.say("one run of maintenance", statistics.median(once), "x", least=GOAL)
+        report.say("a run every second", statistics.median(always), "x")
+        report.say("one run / none", ratio(once, never), "x")
         for what in ("added", "emptied", "dropped", "postponed"):
             report.say(f"partitions {what}", sum(what in line for line in done), "")
 
 
-def slowest(conninfo: str, told: list[str] | None) -> float:
-    """What publishers did in their slowest second, as a part of their median one; with maintenance where ``told``."""
+def slowest(conninfo: str, runs: Collection[int], told: list[str]) -> float:
+    """What publishers did in their slowest second, as a part of their median one, with maintenance in some seconds."""
     stop = multiprocessing.Event()
-    counts = [multiprocessing.Array("q", SECONDS + 2) for _ in range(WRITERS)]
-    began = time.time() + 1
-    work = [
-        multiprocessing.Process(target=publisher, args=(conninfo, began, count, stop)) for count in counts
-    ]
-    work.append(multiprocessing.Process(target=dispatcher, args=(conninfo, stop)))
-    for process in work:
-        process.start()
+    counts = [multiprocessing.Array("q", SECONDS + 1) for _ in range(WRITERS)]
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        while time.time() < began + SECONDS + 1:
-            time.sleep(1 - (time.time() - began) % 1)
-            if told is not None:
+        maintain(connection)
+        began = time.time() + 1
+        work = [
+            multiprocessing.Process(target=publisher, args=(conninfo, began, count, stop)) for count in counts
+        ]
+        work.append(multiprocessing.Process(target=dispatcher, args=(conninfo, stop)))
+        for process in work:
+            process.start()
+        for second in range(SECONDS):
+            time.sleep(max(0, began + second - time.time()))
+            if second in runs:
                 told += maintain(connection)
+        time.sleep(max(0, began + SECONDS - time.time()))
     stop.set()
     for process in work:
         process.join()
-    if told is None:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            maintain(connection)
-    seconds = [sum(count[n] for count in counts) for n in range(1, SECONDS + 1)]
+    seconds = [sum(count[n] for count in counts) for n in range(SECONDS)]
     return min(seconds) / statistics.median(seconds)
 
 

@@ -243,3 +243,14 @@ def test_a_changed_condition_counts_from_the_next_poll_on(connect):
     connection.execute("update pgmb.subscriptions set conditions_sql = 'TRUE' where id = %s", [sid])
     ids = publish(connection, "b")
     assert drain(connection) == ids
+
+
+def test_thousands_of_groups_that_want_everything_get_it_in_smaller_chunks(connect):
+    connection = connect()
+    connection.execute(
+        "insert into pgmb.subscriptions (group_id) select 'g' || g from generate_series(1, 4000) as g"
+    )
+    connection.execute("update pgmb.config set value = '40' where id = 'poll_chunk_size'")
+    ids = [publish(connection, "t")[0] for _ in range(25)]
+    assert [poll(connection) for _ in range(4)] == [40_000, 40_000, 20_000, 0]
+    assert [row["id"] for row in read(connection, "g4000")] == ids

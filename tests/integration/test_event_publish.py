@@ -174,7 +174,7 @@ def test_writers_with_gaps_and_rollbacks_lose_and_double_nothing(db, connect):
             break
     for number, ids in found.items():
         while taken := take(connection, f"g{number}", 1000):
-            ids += taken
+            ids.extend(taken)
         wanted = connection.execute(
             "select id from pgmb.events where topic = %s order by id", [f"t{number}"]
         ).fetchall()
