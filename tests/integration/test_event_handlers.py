@@ -697,6 +697,19 @@ def test_a_group_keeps_its_subscriptions_alive(db, connection, monkeypatch):
     assert row.fetchone() == (True,)
 
 
+def test_a_consumers_rights_are_enough(db, connection, role):
+    other = role("consumer")
+    connection.execute("select pgmb.grant_consumer(%s::regrole)", [other.name])
+    publish(connection, numbered(0, 3))
+    ids = publish(connection, numbered(3, 4), returning=True)
+    sid = connection.execute("select id from pgmb.subscriptions").fetchone()[0]
+    payload = {"ids": ids, "retryNumber": 1, "handlerName": "a"}
+    publish(connection, Event("pgmb-retry", payload, subscription_id=sid))
+    bad = Handler("bad", failing(2), retries=(LATER,))
+    run_with_retries(group(other.conninfo, Handler("a", Seen()), bad), connection)
+    assert [letter.consumer for letter in letters.listed(connection)] == ["events:g/bad"]
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -286,6 +286,18 @@ def test_killed_backends_in_the_middle_of_publishing_lose_nothing(db, connect):
     assert stored(connect()) == list(range(3000))
 
 
+def test_a_publishers_rights_are_enough(connect, role, monkeypatch):
+    other, connection = role("publisher"), connect()
+    connection.execute("select pgmb.grant_publisher(%s::regrole)", [other.name])
+    # As after a connection that was lost in its commit.
+    monkeypatch.setattr(publisher_module, "copy_rows", publisher_module.insert_if_absent)
+    with Publisher(other.conninfo) as publisher:
+        publisher.put([*numbers(3), Event("t", {"n": 3}, at=datetime.now(UTC) + HOUR)])
+    with psycopg.connect(other.conninfo) as limited:
+        publish(limited, Event("t", {"n": 4}, at=datetime.now(UTC) + 2 * HOUR))
+    assert stored(connection) == list(range(5))
+
+
 def test_the_memory_is_bounded_and_who_puts_more_is_told(db, connect):
     away = make_conninfo(db, port=1)
     publisher = Publisher(away, memory=10_000, on_full="raise")
