@@ -127,7 +127,7 @@ begin
     perform tube.check_worker(workers, worker);
     return (
         with tables as (
-            select a.tbl, a.shard, a.predicate, n.nspname, c.relname, (tube.id_attribute(a)).attname as id_column
+            select a.tbl, a.shard, a.predicate, n.nspname, c.relname, coalesce((tube.id_attribute(a)).attname, a.id_column) as id_column
             from tube.attachment as a
             join pg_class as c on c.oid = a.tbl
             join pg_namespace as n on n.oid = c.relnamespace

@@ -98,6 +98,10 @@ def worker_of(connection, role):
         f"grant usage on schema copies to {who.name}; grant select on item to {who.name};"
         f"grant select, insert, update, delete on all tables in schema copies to {who.name}"
     )
+    (judge,) = item.execute(
+        "select tube.judge_of(a)::regprocedure::text from tube.attachment as a where a.tube = 'copies'"
+    ).fetchone()
+    item.execute(f"grant execute on function {judge} to {who.name}")
     return who.conninfo
 
 
