@@ -1,8 +1,8 @@
 """Keeps copies of tables: whatever touches a tube of the database ``airline`` is read anew and mirrored.
 
 One mapped task for each worker that has something to do. Tubes that are made later are taken up by themselves: a tube
-named ``copies`` mirrors ``public.flight`` into ``copies.flight``, which must be there. Tables of one name in several schemas
-share a copy, whose key is (shard, id).
+named ``copies`` mirrors ``public.flight`` into ``copies.flight``, which must be there. Tables of one name in several
+schemas share a copy, whose key is (shard, id).
 """
 
 from pathlib import Path
