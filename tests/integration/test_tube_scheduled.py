@@ -52,6 +52,7 @@ def test_a_schedule_behind_a_backfill_by_hand_is_done_by_it(db, item):
     tubes.backfill(item, "q", "public.item", "day")
     settle(item, db)
     assert controls(item) == []
+    assert faults(item) == []
     assert one(item, "select count(*) from tube.backfills()") == 1
 
 
@@ -75,6 +76,7 @@ def test_a_worker_that_is_busy_at_the_end_of_a_scheduled_backfill_does_not_keep_
     busy.rollback()
     settle(item, db)
     assert controls(item) == []
+    assert faults(item) == []
     assert one(item, "select count(*) from tube.backfills()") == 1
 
 
@@ -96,6 +98,7 @@ def test_a_worker_that_is_killed_at_the_end_of_a_scheduled_backfill_does_not_kee
     assert one(item, "select state from tube.backfills()") == "done"
     settle(item, db)
     assert controls(item) == []
+    assert faults(item) == []
     assert one(item, "select count(*) from tube.backfills()") == 1
 
 
