@@ -188,14 +188,14 @@ def _opened(plan: Plan, stopped: Callable[[], bool]) -> ConsumerTransaction:
 
 
 def _given_up(plan: Plan, batch: Batch, stopped: Callable[[], bool]) -> int | None:
-    """The letter of a batch whose last attempt has failed; None where it is tried again, or could not be given up now:
-    then the next claim does it."""
+    """The letter of a batch whose last attempt has failed; None where it is tried again, where somebody else has finished
+    it, or where it could not be given up now: then the next claim does it."""
     if plan.on_give_up == "fail" or plan.max_attempts is None or batch.attempt < plan.max_attempts:
         return None
     log.exception("%s: the last attempt on batch %s failed", plan.feed.name, batch.id)
     try:
         with _opened(plan, stopped) as transaction:
-            return None if transaction.busy else transaction.give_up(plan.reason)
+            return None if transaction.busy else transaction.give_up(plan.reason, batch.id)
     except (PgChangeError, psycopg.Error) as error:
-        log.warning("%s: batch %s could not be given up yet: %s", plan.feed.name, batch.id, error)
+        log.warning("%s: batch %s was not given up now: %s", plan.feed.name, batch.id, error)
         return None

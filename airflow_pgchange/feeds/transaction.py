@@ -153,18 +153,18 @@ class ConsumerTransaction:
         self.batch = None if row is None else self.feed.batch(row)
         return self.batch
 
-    def give_up(self, reason: str) -> int:
+    def give_up(self, reason: str, batch_id: str | None = None) -> int:
         """Make the batch that was claimed and never acked a dead letter, with what its last attempt failed on, and go on
-        behind it, once the block ends. Returns the letter's number. Raises BatchNotFinished where there is no such batch.
-        """
+        behind it, once the block ends; none but ``batch_id`` where that is given. Returns the letter's number, or raises
+        BatchNotFinished where there is no such batch."""
         if self.busy:
             raise ConsumerBusy(f"{self.feed.name} is at work in another transaction")
         if self.batch is not None:
             raise BatchNotFinished(f"{self.feed.name}: give a batch up in a transaction of its own")
         with translated():
             row = ask(self._claims, self.feed.in_work(self._read_position()))
-            if row is None:
-                raise BatchNotFinished(f"{self.feed.name} has no batch in work that could be given up")
+            if row is None or batch_id not in (None, row["id"]):
+                raise BatchNotFinished(f"{self.feed.name} has no such batch in work that could be given up")
             return int(ask(self._keeper, self.feed.skip(row, reason)))
 
     def changes(self) -> Iterator[Change]:

@@ -92,18 +92,6 @@ $$;
 comment on function pubsub.register(text, bigint, boolean) is
     'Make a consumer''s watermark, at zero, if it is not there yet and nobody else is at work on it.';
 
-create function pubsub.letter_for(consumer_id text, branch_id bigint) returns jsonb
-language sql stable
-set search_path = pg_catalog, pubsub, dead_letter, pg_temp
-as $$
-    select jsonb_build_object('id', l.id, 'since', l.sent_at, 'batch', l.content)
-    from dead_letter.letter as l
-    where l.on_its_way and l.consumer = format('%s/%s', letter_for.consumer_id, letter_for.branch_id) and l.kind = 'commit'
-    order by l.sent_at, l.id
-    limit 1
-$$;
-comment on function pubsub.letter_for(text, bigint) is 'The dead letter that was sent to a consumer first, and is not done yet.';
-
 create function pubsub.position(consumer_id text, branch_id bigint) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
@@ -116,12 +104,18 @@ as $$
         'partial', case when w.partial_txid is not null
                         then jsonb_build_array(w.partial_txid::text::bigint, w.partial_id) end,
         'source', w.source,
-        'letter', pubsub.letter_for(w.consumer_id, w.branch_id))
+        'letter', (
+            select jsonb_build_object('id', l.id, 'since', l.sent_at, 'batch', l.content)
+            from dead_letter.letter as l
+            where l.on_its_way and l.consumer = format('%s/%s', w.consumer_id, w.branch_id) and l.kind = 'commit'
+            order by l.sent_at, l.id
+            limit 1))
     from pubsub.watermark as w
     where w.consumer_id = "position".consumer_id and w.branch_id = "position".branch_id
 $$;
 comment on function pubsub.position(text, bigint) is
-    'A watermark as a position, with the dead letter that is to be sent again next; null for a consumer that has not begun.';
+    'A watermark as a position, with the dead letter that was sent again first and is not done; null for a consumer that has '
+    'not begun.';
 
 create function pubsub.pending(consumer_id text, branch_id bigint, "position" jsonb) returns pubsub.claim
 language sql stable security definer

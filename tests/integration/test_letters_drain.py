@@ -100,7 +100,7 @@ def test_a_letter_that_fails_as_often_as_it_may_goes_back_where_it_was(db, conne
 def test_what_cannot_be_given_up_fails_as_it_did_and_is_given_up_later(db, connection, monkeypatch):
     ids = commits(connection)
 
-    def refuse(self, reason):
+    def refuse(self, reason, batch_id):
         raise PgChangeError("not now")
 
     with monkeypatch.context() as patch, pytest.raises(Poison):
@@ -108,6 +108,20 @@ def test_what_cannot_be_given_up_fails_as_it_did_and_is_given_up_later(db, conne
         drain_but(set(ids), plan(db))
     assert drain_but(set(), plan(db)) == []
     assert only(connection).error.startswith("tests.letters.Poison")
+
+
+def test_what_somebody_else_claimed_meanwhile_is_not_given_up(db, connection):
+    ids = commits(connection, 2)
+
+    def meanwhile(text):
+        assert drain_all(db) == ids
+        commits(connection)
+        claim_and_fail(db)
+        return text
+
+    with pytest.raises(Poison):
+        drain_but(set(ids), plan(db, hide=meanwhile))
+    assert letters.listed(connection) == []
 
 
 @pytest.mark.parametrize(

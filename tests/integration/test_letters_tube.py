@@ -159,3 +159,13 @@ def test_a_big_batch_is_one_letter(item):
     assert letter.changes == 20_000
     letters.again(item, ids=[letter.id])
     assert touched(item) == list(range(1, 20_001))
+
+
+def test_a_failure_behind_the_ack_is_noted_too(db, item):
+    item.execute("insert into item values (1)")
+    with pytest.raises(ValueError, match="late"), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        consumer.ack()
+        raise ValueError("late")
+    tubes.skip(item, FEED, "why")
+    assert only(item).error == "ValueError: late"
