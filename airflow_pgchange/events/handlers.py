@@ -92,7 +92,7 @@ class EventHandlers:
             return _Run(self, group).work(until)
 
     def stop(self) -> None:
-        """End ``run`` soon, from another thread or from a signal's handler."""
+        """End ``run`` soon and for good, from another thread or from a signal's handler."""
         self._stopped.set()
         self._ended.put(None)
 
