@@ -130,6 +130,15 @@ as $$
 $$;
 comment on function pgmb.dispatch_key() is 'The advisory lock of who dispatches, held until the transaction ends: dispatches are committed in order.';
 
+create function pgmb.layout_key() returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('pgchange layout pgmb', 0)
+$$;
+comment on function pgmb.layout_key() is
+    'The advisory lock of who attaches partitions and moves rows into them; shared by who dispatches: a statement that was planned '
+    'before would look for rows where they were.';
+
 create function pgmb.chunk_size() returns integer
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -174,6 +183,7 @@ begin
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         return;
     end if;
+    perform pg_advisory_xact_lock_shared(pgmb.layout_key());
     at := pgmb.dispatcher_now();
     if at.source <> pgmb.system_identifier() then
         -- Another snapshot for another cluster: this transaction has an id now, and the next one dispatches.

@@ -102,6 +102,8 @@ declare
     upper_id pgmb.event_id := pgmb.create_event_id(upper, 0);
     moved bigint;
 begin
+    -- Before any other lock, as polls do.
+    perform pg_advisory_xact_lock(pgmb.layout_key());
     execute format('create table pgmb.%I (like %s including all)', name, tbl);
     execute format(
         'comment on table pgmb.%I is %L', name, format('Of %s, from %s to before %s.', stem, lower, upper));

@@ -27,6 +27,7 @@ as $$
 declare
     after text := cursor;
     run record;
+    found_events bigint;
 begin
     perform pgmb.check_group(gid);
     if chunk_size < 1 then
@@ -52,6 +53,12 @@ begin
         select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[],
                run.upto::pgmb.event_id
         from pgmb.some_events(gid, after, run.upto, run.lowest, run.highest, run.alone) as e;
+    get diagnostics found_events = row_count;
+    if found_events < run.count then
+        raise serialization_failure using
+            message = format('of %s events of group %I only %s could be read', run.count, gid, found_events),
+            hint = 'partitions were just changed: try again; if it stays so, events were deleted by hand: set a cursor behind them';
+    end if;
 end
 $$;
 comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean) is

@@ -208,3 +208,12 @@ def test_events_that_are_due_later_do_not_hold_up_others(connect):
     publish_at(connection, "now() + interval '1 hour'")
     ids = publish(connection, "a")
     assert drain(connection) == ids
+
+
+def test_events_that_are_gone_are_not_passed_over_in_silence(connect):
+    connection = connect()
+    subscribe(connection)
+    ids = publish(connection, "a", "b")
+    poll_all(connection)
+    connection.execute("delete from pgmb.events where id = %s", [ids[0]])
+    assert error(connection, "select pgmb.read_next_events('g', chunk_size => 10)").sqlstate == "40001"
