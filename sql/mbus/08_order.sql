@@ -1,0 +1,208 @@
+-- Messages that cannot be handed out in the log's order: not yet due, or behind others.
+--
+-- A message waits for one consumer of one predecessor at a time. Mostly that consumer's position will go past the
+-- predecessor: then a comparison of two numbers a part finds all whom it sets free, and nobody looks at the others. A
+-- predecessor that is itself apart, or in the dmq, is looked for by itself, a few at each claim.
+
+create type mbus.obstacle as (consumer integer, part integer, id bigint);
+comment on type mbus.obstacle is 'What a message waits for: that a consumer receives a message; part -1 where that one is apart.';
+
+create function mbus.obstacle(after text[]) returns mbus.obstacle
+language plpgsql stable
+set search_path from current
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    each_iid text;
+    known mbus.queue;
+    e record;
+    c integer;
+    found bigint;
+begin
+    foreach each_iid in array coalesce(after, '{}') loop
+        known := mbus.queue_of(each_iid);
+        if known.id is not null then
+            for e in select * from mbus.entries(known, each_iid) as x where not x.gone and not x.expired loop
+                if e.wanted = '{}' then
+                    -- Nobody will ever receive it.
+                    continue;
+                end if;
+                c := (select min(w) from unnest(e.wanted) as w where w <> all (e.received));
+                return row(
+                    c,
+                    case when exists (select from mbus.apart as a where a.consumer = c and a.id = e.id) then -1
+                         else mod(e.id, known.consumers_cnt) end,
+                    e.id)::mbus.obstacle;
+            end loop;
+        end if;
+        found := (select min(d.id) from mbus.dmq as d where d.iid = each_iid);
+        if found is not null then
+            return row(0, -1, found)::mbus.obstacle;
+        end if;
+    end loop;
+    return null;
+end
+$$;
+comment on function mbus.obstacle(text[]) is
+    'The first consumer of any of these messages that has not received it yet; null where there is none, as for ids that are unknown.';
+
+create function mbus.reconsider(consumer integer, ids bigint[]) returns void
+language plpgsql
+set search_path from current
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    update mbus.apart as a set
+        wait_consumer = (o.o).consumer, wait_part = (o.o).part, wait_id = (o.o).id,
+        due = case when o.o is null then '-infinity' else a.due end
+    from (
+        select g.after, mbus.obstacle(g.after::text[]) as o
+        from (
+            select distinct x.after from mbus.apart as x where x.consumer = reconsider.consumer and x.id = any (ids)
+        ) as g
+        offset 0
+    ) as o
+    where a.consumer = reconsider.consumer and a.id = any (ids) and a.after is not distinct from o.after;
+end
+$$;
+comment on function mbus.reconsider(integer, bigint[]) is 'Look again at what messages wait for: those that wait no longer can be had.';
+
+create function mbus.set_free(c integer, parts integer[], most integer) returns bigint[]
+language plpgsql stable
+set search_path from current
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+    free bigint[];
+    g record;
+    ids bigint[];
+begin
+    -- Due, and not yet looked at since.
+    free := array(
+        select a.id from mbus.apart as a
+        where a.consumer = c and a.wait_consumer is null and not a.failed
+          and a.due > '-infinity' and a.due <= clock_timestamp() and a.part = any (parts)
+        order by a.due, a.id
+        limit most);
+    for g in
+        with recursive waits as (
+            (select a.wait_consumer, a.wait_part from mbus.apart as a where a.consumer = c and a.wait_consumer is not null
+             order by a.wait_consumer, a.wait_part limit 1)
+            union all
+            select n.* from waits as w cross join lateral (
+                select a.wait_consumer, a.wait_part from mbus.apart as a
+                where a.consumer = c and a.wait_consumer is not null
+                  and (a.wait_consumer, a.wait_part) > (w.wait_consumer, w.wait_part)
+                order by a.wait_consumer, a.wait_part limit 1
+            ) as n
+        )
+        select * from waits
+    loop
+        if g.wait_part >= 0 then
+            ids := array(
+                select a.id from mbus.apart as a
+                where a.consumer = c and a.wait_consumer = g.wait_consumer and a.wait_part = g.wait_part
+                  and a.wait_id <= coalesce((
+                      select p.done from mbus.position as p where p.consumer = g.wait_consumer and p.part = g.wait_part
+                      order by p.version desc limit 1), 9223372036854775807)
+                  and a.part = any (parts)
+                order by a.wait_id
+                limit most);
+        else
+            ids := mbus.freed_apart(c, g.wait_consumer, parts, most);
+        end if;
+        free := free || ids;
+    end loop;
+    return free;
+end
+$$;
+comment on function mbus.set_free(integer, integer[], integer) is
+    'Messages apart that are to be looked at again: due, or whose predecessor a position went past. Its cost does not grow with '
+    'the number of those that go on waiting.';
+
+create function mbus.freed_apart(c integer, waited_for integer, parts integer[], most integer) returns bigint[]
+language plpgsql stable
+set search_path from current
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+    -- Looked for from anywhere on, so that with many predecessors all get their turn.
+    start bigint := (
+        select lo + (random() * (hi - lo))::bigint
+        from (select min(a.wait_id), max(a.wait_id) from mbus.apart as a
+              where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = -1) as x(lo, hi));
+    freed bigint[];
+begin
+    with recursive ahead as (
+        (select a.wait_id, 1 as step from mbus.apart as a
+         where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = -1 and a.wait_id >= start
+         order by a.wait_id limit 1)
+        union all
+        select n.wait_id, s.step + 1 from ahead as s cross join lateral (
+            select a.wait_id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = -1 and a.wait_id > s.wait_id
+            order by a.wait_id limit 1
+        ) as n
+        where s.step < 50
+    ), lowest as (
+        select a.wait_id from mbus.apart as a
+        where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = -1
+        order by a.wait_id limit 50
+    )
+    select array_agg(s.wait_id) into freed
+    from (select h.wait_id from ahead as h union select w.wait_id from lowest as w) as s
+    where case when waited_for = 0 then not exists (select from mbus.dmq as d where d.id = s.wait_id)
+               else not exists (select from mbus.apart as a where a.consumer = waited_for and a.id = s.wait_id)
+                    or exists (select from mbus.receipt as r where r.id = s.wait_id and r.consumer is null
+                               and r.queue = (select q.id from mbus.consumer as x join mbus.queue as q using (qname)
+                                              where x.id = waited_for)) end;
+    return array(
+        select a.id from mbus.apart as a
+        where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = -1 and a.wait_id = any (freed)
+          and a.part = any (parts)
+        order by a.wait_id
+        limit most);
+end
+$$;
+comment on function mbus.freed_apart(integer, integer, integer[], integer) is
+    'Messages that wait for one that is apart for another consumer, or in the dmq, and no longer is; a hundred of these are looked for at a time.';
+
+create function mbus.set_apart(known mbus.queue, c integer, special mbus.picked[]) returns bigint[]
+language plpgsql
+set search_path from current
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return array(
+        with judged as (
+            select s.id, s.part, s.due, s.expires, s.after, (o.o).consumer as whom, (o.o).part as place, (o.o).id as what
+            from unnest(special) as s
+            left join (
+                select g.after, mbus.obstacle(g.after::text[]) as o
+                from (select distinct x.after from unnest(special) as x where x.after is not null) as g
+                offset 0
+            ) as o on o.after = s.after
+        ), kept as (
+            insert into mbus.apart (consumer, id, part, due, expires, after, wait_consumer, wait_part, wait_id)
+            select c, j.id, j.part, coalesce(j.due, '-infinity'), j.expires, j.after,
+                   case when coalesce(j.due <= clock_timestamp(), true) then j.whom end,
+                   case when coalesce(j.due <= clock_timestamp(), true) then j.place end,
+                   case when coalesce(j.due <= clock_timestamp(), true) then j.what end
+            from judged as j
+            where j.due > clock_timestamp() or j.whom is not null
+            on conflict do nothing
+        )
+        select j.id from judged as j
+        where j.due > clock_timestamp() or j.whom is not null
+           or exists (select from mbus.apart as a where a.consumer = c and a.id = j.id));
+end
+$$;
+comment on function mbus.set_apart(mbus.queue, integer, mbus.picked[]) is
+    'Note those messages that a consumer came upon and cannot have yet; returns them.';
