@@ -85,9 +85,22 @@ create table mbus.position (
     primary key (consumer, part, version)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 comment on table mbus.position is
-    'How far a consumer has come in a part: up to id done, except for the messages of transactions late_xids above late_ids. began is '
+    'How far a consumer has come in a part, or with part -1 in all of them that have no younger version: up to id done, except for the messages of transactions late_xids above late_ids. began is '
     'where the transaction txid found it. Each claim puts a new row in the place of the last, so that the newest is found at '
     'once, however many dead ones an old snapshot keeps.';
+
+create function mbus.stands_at(consumer integer, part integer) returns setof mbus.position
+language sql stable rows 1
+as $$
+    select p.* from (
+        (select p.* from mbus.position as p where p.consumer = $1 and p.part = $2 order by p.version desc limit 1)
+        union all
+        (select p.* from mbus.position as p where p.consumer = $1 and p.part = -1 order by p.version desc limit 1)
+    ) as p
+    order by p.version desc
+    limit 1
+$$;
+comment on function mbus.stands_at(integer, integer) is 'The position of a consumer in a part.';
 
 create table mbus.apart (
     consumer integer not null,

@@ -43,6 +43,7 @@ comment on function mbus.check_length(text) is 'A name that PostgreSQL can hold 
 create function mbus.queue_named(qname text) returns mbus.queue
 language plpgsql stable
 set search_path from current
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = queue_named.qname);
@@ -92,18 +93,18 @@ comment on function mbus.role_name(text, text, text) is 'The name of a role: mbu
 
 create function mbus.part_key(consumer integer, part integer) returns bigint
 language sql immutable
-as $$ select pg_catalog.hashtextextended('mbus part ' || part, consumer) $$;
+as $$ select pg_catalog.hashtextextended('mbus part ' || part::text, consumer) $$;
 comment on function mbus.part_key(integer, integer) is
     'The lock of a part for a consumer: exclusive for a batch, shared for who holds single messages of it.';
 
 create function mbus.turn_key(consumer integer, part integer) returns bigint
 language sql immutable
-as $$ select pg_catalog.hashtextextended('mbus turn ' || part, consumer) $$;
+as $$ select pg_catalog.hashtextextended('mbus turn ' || part::text, consumer) $$;
 comment on function mbus.turn_key(integer, integer) is 'The lock by which those who consume single messages of a part exclude each other.';
 
 create function mbus.message_key(queue integer, id bigint) returns bigint
 language sql immutable
-as $$ select pg_catalog.hashtextextended('mbus message ' || id, queue) $$;
+as $$ select pg_catalog.hashtextextended('mbus message ' || id::text, queue) $$;
 comment on function mbus.message_key(integer, bigint) is 'The lock of one message that was consumed by itself, or is being taken.';
 
 create function mbus.temporary_key(name text) returns bigint

@@ -156,7 +156,7 @@ set search_path from current
 as $$
     select array(
         select mbus.function_name(kind, known.qname, c.name) from unnest(array['consume', 'consumen', 'take_from']) as kind)
-        || array['pick$' || c.id, 'safe$' || c.id, 'match$' || c.id, 'receive$' || c.id]
+        || array['look$' || c.id, 'safe$' || c.id, 'match$' || c.id, 'receive$' || c.id]
 $$;
 comment on function mbus.consumer_functions(mbus.queue, mbus.consumer) is 'The names of a consumer''s own functions.';
 

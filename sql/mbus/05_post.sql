@@ -69,11 +69,7 @@ begin
             where r.queue = known.id and r.id = message.id and r.txid = mine
         ) || array(
             select p.consumer from unnest(message.wanted) as c
-            cross join lateral (
-                select p.* from mbus.position as p
-                where p.consumer = c and p.part = mod(message.id, known.consumers_cnt)
-                order by p.version desc limit 1
-            ) as p
+            cross join mbus.stands_at(c, mod(message.id, known.consumers_cnt)::integer) as p
             where p.txid = mine and c = any (message.received)
               and not mbus.passed(message.id, message.txid, p.began, p.began_xids, p.began_ids));
         remains := remains or not message.gone;

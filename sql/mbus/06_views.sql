@@ -8,9 +8,7 @@ as $$
         select p.done
         from generate_series(0, (
             select q.consumers_cnt - 1 from mbus.consumer as c join mbus.queue as q using (qname) where c.id = dones.consumer)) as g(part)
-        left join lateral (
-            select p.done from mbus.position as p where p.consumer = dones.consumer and p.part = g.part order by p.version desc limit 1
-        ) as p on true
+        left join mbus.stands_at(dones.consumer, g.part) as p on true
         order by g.part)
 $$;
 comment on function mbus.dones(integer) is 'How far a consumer has come in each part.';
@@ -23,9 +21,7 @@ as $$
     from mbus.queue as q
     join mbus.consumer as c using (qname)
     cross join generate_series(0, q.consumers_cnt - 1) as g(part)
-    cross join lateral (
-        select p.* from mbus.position as p where p.consumer = c.id and p.part = g.part order by p.version desc limit 1
-    ) as p
+    cross join mbus.stands_at(c.id, g.part) as p
     cross join unnest(p.late_xids, p.late_ids) as l(xid, upto)
     where q.qname = lates.queue
 $$;
@@ -92,6 +88,7 @@ language plpgsql stable
 set search_path from current
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     number bigint := case when iid like known.qname || '.%' then substring(iid from '\.([0-9]{1,18})$') end;

@@ -12,6 +12,7 @@ language plpgsql stable
 set search_path from current
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     each_iid text;
@@ -52,6 +53,7 @@ language plpgsql
 set search_path from current
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     update mbus.apart as a set
@@ -75,6 +77,7 @@ set search_path from current
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     free bigint[];
@@ -107,8 +110,7 @@ begin
                 select a.id from mbus.apart as a
                 where a.consumer = c and a.wait_consumer = g.wait_consumer and a.wait_part = g.wait_part
                   and a.wait_id <= coalesce((
-                      select p.done from mbus.position as p where p.consumer = g.wait_consumer and p.part = g.wait_part
-                      order by p.version desc limit 1), 9223372036854775807)
+                      select p.done from mbus.stands_at(g.wait_consumer, g.wait_part) as p), 9223372036854775807)
                   and a.part = any (parts)
                 order by a.wait_id
                 limit most);
@@ -130,6 +132,7 @@ set search_path from current
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     -- Looked for from anywhere on, so that with many predecessors all get their turn.
@@ -178,6 +181,7 @@ language plpgsql
 set search_path from current
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     return array(

@@ -5,6 +5,7 @@ language plpgsql stable
 set search_path from current
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     return array(
@@ -15,62 +16,47 @@ end
 $$;
 comment on function mbus.gone(mbus.queue, integer, bigint) is 'Messages above an id that a consumer received out of order, or that were taken.';
 
-create function mbus.look(known mbus.queue, c integer, ats mbus.position[], upto bigint, most integer,
-    out now pg_snapshot, out finished xid8[], out picks mbus.picked[])
+create function mbus.look(known mbus.queue, c integer, stands mbus.standing, horizon bigint, most integer) returns mbus.seen
 language plpgsql
 set search_path from current
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
-    dones bigint[] := array(
-        select coalesce(a.done, 9223372036854775807) from generate_series(0, known.consumers_cnt - 1) as g(part)
-        left join unnest(ats) as a on a.part = g.part order by g.part);
-    above bigint := (select min(a.done) from unnest(ats) as a);
-    has_late boolean := exists (select from unnest(ats) as a where a.late_xids <> '{}');
-    gone bigint[] := mbus.gone(known, c, case when has_late then 0 else above end);
-    query text := $query$
-        with now as materialized (
-            select s as snapshot,
-                   array(select distinct x from unnest($1) as a, unnest(a.late_xids) as x
-                         where pg_visible_in_snapshot(x, s) or x = pg_current_xact_id_if_assigned()) as finished
-            from pg_current_snapshot() as s
-        ), late as (
-            select coalesce(array_agg(l.xid), '{}') as xids, coalesce(array_agg(a.part), '{}') as parts, coalesce(array_agg(l.upto), '{}') as ids
-            from now, unnest($1) as a, unnest(a.late_xids, a.late_ids) as l(xid, upto)
-            where l.xid = any (now.finished)
-        )
-        select n.snapshot, n.finished,
-               array(select p from late as l, mbus.%I($2, $3, $4, l.xids, l.parts, l.ids, $5, $6) as p)
-        from now as n
-        $query$;
+    gone bigint[] := mbus.gone(known, c, case when stands.late_xids <> '{}' then 0 else stands.low end);
+    seen mbus.seen;
 begin
     begin
-        execute format(query, 'pick$' || c) into now, finished, picks using ats, above, upto, dones, gone, most;
+        execute format('select * from mbus.%I($1, $2, $3, $4)', 'look$' || c) into seen using stands, horizon, gone, most;
     exception when others or assert_failure then
-        if not exists (select from mbus.consumer as x where x.id = c and x.selector is not null)
-           or sqlstate like '57%' or sqlstate like '40%' or sqlstate = '53200'
-        then
+        if not exists (select from mbus.consumer as x where x.id = c and x.selector is not null) or sqlstate ~ '^(40|53|57)' then
             raise;
         end if;
-        execute format(query, 'safe$' || c) into now, finished, picks using ats, above, upto, dones, gone, most;
+        execute format('select * from mbus.%I($1, $2, $3, $4)', 'safe$' || c) into seen using stands, horizon, gone, most;
     end;
+    return seen;
 end
 $$;
-comment on function mbus.look(mbus.queue, integer, mbus.position[], bigint, integer) is
-    'What a consumer comes upon next, with the snapshot by which that was seen, and those of its late transactions that are finished. A '
-    'selector that fails is asked about each message by itself.';
+comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, integer) is
+    'What a consumer comes upon next. A selector that fails is asked about each message by itself.';
 
 create function mbus.open_in(now pg_snapshot, bound bigint) returns xid8[]
-language sql stable
+language plpgsql stable
 set search_path from current
+set plan_cache_mode = force_generic_plan
 as $$
-    select array(
-        select x from (
-            select pg_snapshot_xip(now) as x
-            union all
-            select g::text::xid8 from generate_series(pg_snapshot_xmax(now)::text::bigint, bound - 1) as g
-        ) as o
-        where x is distinct from pg_current_xact_id_if_assigned())
+declare
+    upper bigint := pg_snapshot_xmax(now)::text::bigint;
+begin
+    if bound <= upper and pg_snapshot_xmin(now) = pg_snapshot_xmax(now) then
+        return '{}';
+    end if;
+    return array(
+        select x from pg_snapshot_xip(now) as x where x is distinct from pg_current_xact_id_if_assigned()
+        union all
+        select g::text::xid8 from generate_series(upper, bound - 1) as g
+        where g::text::xid8 is distinct from pg_current_xact_id_if_assigned());
+end
 $$;
 comment on function mbus.open_in(pg_snapshot, bigint) is 'The transactions below a bound that a snapshot does not see, but for this one.';
 
@@ -78,45 +64,51 @@ create function mbus.from_log(known mbus.queue, c integer, parts integer[], amt 
 language plpgsql
 set search_path from current
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     -- In this order: an id at most the horizon was drawn by a transaction below the bound, and is seen or among the open ones.
     horizon bigint := coalesce(pg_sequence_last_value(known.seq::regclass), 0);
     bound bigint := mbus.xid_bound();
-    ats mbus.position[];
-    seen record;
+    stands mbus.standing;
+    seen mbus.seen;
     found bigint[] := '{}';
     fresh bigint[];
     aside bigint[];
     most integer := amt;
-    reached bigint;
     last_id bigint;
     is_cut boolean;
+    is_full boolean;
     ends_late boolean;
 begin
     loop
-        ats := mbus.at(c, parts);
-        seen := mbus.look(known, c, ats, horizon, most);
-        perform mbus.note_fault(known, c, p) from unnest(seen.picks) as p where p.ok is null;
-        aside := case when exists (select from unnest(seen.picks) as p where (p.after is not null or p.due is not null) and p.ok)
-            then mbus.set_apart(known, c, array(
+        stands := mbus.stand(c, known.consumers_cnt, parts);
+        seen := mbus.look(known, c, stands, horizon, most);
+        is_full := cardinality(seen.picks) = most;
+        aside := '{}';
+        if exists (select from unnest(seen.picks) as p where p.ok is not true or p.after is not null or p.due is not null) then
+            perform mbus.note_fault(known, c, p) from unnest(seen.picks) as p where p.ok is null;
+            aside := mbus.set_apart(known, c, array(
                 select p from unnest(seen.picks) as p where (p.after is not null or p.due is not null) and p.ok))
-            else '{}' end;
-        fresh := array(
-            select p.id from unnest(seen.picks) with ordinality as p(id, late, part, txid, due, expires, after, ok, n)
-            where p.ok and p.id <> all (aside) order by p.n);
+                || array(select p.id from unnest(seen.picks) as p where p.ok is not true);
+            fresh := array(
+                select p.id from unnest(seen.picks) with ordinality as p(id, late, part, txid, due, expires, after, ok, n)
+                where p.id <> all (aside) order by p.n);
+        else
+            fresh := array(
+                select p.id from unnest(seen.picks) with ordinality as p(id, late, part, txid, due, expires, after, ok, n) order by p.n);
+        end if;
         is_cut := cardinality(found) + cardinality(fresh) > amt;
         fresh := fresh[1 : amt - cardinality(found)];
         found := found || fresh;
-        -- Up to which message this look counts as done: the last handed out where there were more, else the last that was seen.
+        -- Up to which message this look counts: the last handed out where there were more, else the last that was seen.
         last_id := case when is_cut then fresh[cardinality(fresh)] else (seen.picks[cardinality(seen.picks)]).id end;
-        ends_late := coalesce((
-            select p.late from unnest(seen.picks) as p where p.id = last_id order by p.late limit 1), false)
-            and (is_cut or cardinality(seen.picks) = most);
-        reached := case when is_cut or cardinality(seen.picks) = most then last_id else horizon end;
-        perform mbus.keep(array(
-            select mbus.moved(a, reached, mbus.open_in(seen.now, bound), ends_late, seen.finished, last_id) from unnest(ats) as a));
-        if cardinality(found) >= amt or cardinality(seen.picks) < most then
+        ends_late := (is_cut or is_full) and stands.late_xids <> '{}'
+            and exists (select from unnest(seen.picks) as p where p.id = last_id and p.late);
+        perform mbus.keep(
+            c, stands, case when is_cut or is_full then last_id else horizon end, mbus.open_in(seen.now, bound), ends_late,
+            seen.finished, last_id);
+        if cardinality(found) >= amt or not is_full then
             return found;
         end if;
         most := greatest(amt - cardinality(found), 500);
@@ -132,6 +124,7 @@ set search_path from current
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     free bigint[] := mbus.set_free(c, parts, greatest(amt, 1000));

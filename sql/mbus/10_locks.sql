@@ -14,26 +14,29 @@ $$;
 comment on function mbus.take_part(integer, integer, boolean) is
     'Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Nobody is waited for.';
 
-create function mbus.parts_at(known mbus.queue, c integer, amt integer) returns integer[]
+create function mbus.parts_at(known mbus.queue, c integer, amt integer, most integer) returns integer[]
 language plpgsql
 set search_path from current
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     all_parts integer[] := array(select generate_series(0, known.consumers_cnt - 1));
-    ats mbus.position[] := mbus.at(c, all_parts);
-    most integer := 2 * known.consumers_cnt;
-    seen record;
+    stands mbus.standing;
+    seen mbus.seen;
     heads integer[];
     upto bigint := coalesce(pg_sequence_last_value(known.seq::regclass), 0);
-    free bigint[] := mbus.set_free(c, all_parts, most);
+    free bigint[];
 begin
-    seen := mbus.look(known, c, ats, 9223372036854775807, most);
-    if cardinality(seen.picks) = most and amt > 1 then
+    -- With a backlog there is something everywhere.
+    if amt > 1 and upto >= 4 * known.consumers_cnt + (select p.done from mbus.stands_at(c, 0) as p) then
         return all_parts;
     end if;
+    stands := mbus.stand(c, known.consumers_cnt, all_parts);
+    seen := mbus.look(known, c, stands, 9223372036854775807, most);
+    free := mbus.set_free(c, all_parts, most);
     heads := array(
         select h.part from (
             select p.part, p.id from unnest(seen.picks) as p
@@ -46,31 +49,38 @@ begin
         ) as h
         group by h.part order by min(h.id));
     -- Nothing for this consumer in a long stretch: what was looked at once need not be again.
-    if heads = '{}' and upto > (select min(a.done) + 1000 from unnest(ats) as a) then
+    if heads = '{}' and upto > stands.low + 1000 then
         return all_parts;
     end if;
     return heads;
 end
 $$;
-comment on function mbus.parts_at(mbus.queue, integer, integer) is 'The parts in which there may be something for a consumer, the oldest message first.';
+comment on function mbus.parts_at(mbus.queue, integer, integer, integer) is 'The parts in which there may be something for a consumer, the oldest message first.';
 
 create function mbus.claim_single(known mbus.queue, c integer) returns bigint[]
 language plpgsql
 set search_path from current
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     part integer;
+    tried integer[] := '{}';
     ids bigint[];
     held integer := coalesce(nullif(current_setting('mbus.held', true), ''), '0')::integer;
     has_whole boolean;
+    is_held boolean;
+    -- Of the first few, one is free mostly.
+    most integer := 8;
+    heads integer[] := mbus.parts_at(known, c, 1, most);
 begin
-    foreach part in array mbus.parts_at(known, c, 1) loop
+    while heads <> '{}' loop
+        part := heads[1];
+        heads := heads[2 :];
+        tried := tried || part;
         -- Past so many messages a transaction locks whole parts: locks are few.
         has_whole := held >= 64 and mbus.take_part(c, part, true);
-        if not has_whole and not mbus.take_part(c, part, false) then
-            continue;
-        end if;
-        loop
+        is_held := has_whole or mbus.take_part(c, part, false);
+        while is_held loop
             ids := mbus.from_apart(known, c, array[part], 1);
             if ids = '{}' then
                 ids := mbus.from_log(known, c, array[part], 1);
@@ -95,6 +105,12 @@ begin
                 return ids;
             end if;
         end loop;
+        if heads = '{}' and most < 2 * known.consumers_cnt then
+            most := 2 * known.consumers_cnt;
+            heads := array(
+                select h.part from unnest(mbus.parts_at(known, c, 1, most)) with ordinality as h(part, n)
+                where h.part <> all (tried) order by h.n);
+        end if;
     end loop;
     return '{}';
 end
@@ -105,6 +121,7 @@ comment on function mbus.claim_single(mbus.queue, integer) is
 create function mbus.claim(known mbus.queue, c integer, amt integer) returns bigint[]
 language plpgsql
 set search_path from current
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     parts integer[];
@@ -120,7 +137,7 @@ begin
     if amt = 1 then
         ids := mbus.claim_single(known, c);
     else
-        parts := array(select p from unnest(mbus.parts_at(known, c, amt)) as p where mbus.take_part(c, p, true));
+        parts := array(select p from unnest(mbus.parts_at(known, c, amt, 2 * known.consumers_cnt)) as p where mbus.take_part(c, p, true));
         if parts = '{}' then
             return '{}';
         end if;

@@ -28,6 +28,7 @@ $body$, known.qname, c.id, 'log$' || known.qname, known.qname || '.', hstore('de
 begin
     perform mbus.place(mbus.function_name('consumen', known.qname, c.name), 'amt integer', 'setof mbus.qt_model',
         'language plpgsql security definer set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set jit = off '
+        'set plan_cache_mode = force_generic_plan '
         'set max_parallel_workers_per_gather = 0',
         case when guard = '' then body else regexp_replace(body, E'\nbegin\n', E'\nbegin\n    ' || guard || E'\n') end,
         format('Receive up to amt messages of queue %s for consumer %s.', known.qname, c.name));

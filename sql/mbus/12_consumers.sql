@@ -24,8 +24,8 @@ declare
     function regprocedure;
 begin
     perform mbus.make_match_function(c);
-    perform mbus.make_pick_function(known, c, false);
-    perform mbus.make_pick_function(known, c, true);
+    perform mbus.make_look_function(known, c, false);
+    perform mbus.make_look_function(known, c, true);
     perform mbus.make_consume_functions(known, c);
     if known.is_roles_security_model then
         for function in
@@ -93,9 +93,7 @@ begin
     left join lateral (
         select p.*
         from mbus.consumer as x
-        cross join lateral (
-            select p.* from mbus.position as p where p.consumer = x.id and p.part = g.part order by p.version desc limit 1
-        ) as p
+        cross join mbus.stands_at(x.id, g.part) as p
         where x.qname = known.qname and x.id <> c.id
         order by p.done desc limit 1
     ) as p on true;
@@ -105,7 +103,7 @@ begin
             with passed as (
                 select m.*
                 from mbus.%1$I as m
-                join mbus.position as p on p.consumer = $1 and p.part = mod(m.id, %2$s)
+                cross join mbus.stands_at($1, mod(m.id, %2$s)::integer) as p
                 where mbus.passed(m.id, m.txid, p.done, p.late_xids, p.late_ids) and not m.gone
                   and mbus.%3$I((m.id, m.added, m.iid, m.delayed_until, m.expires, m.received,
                                  m.headers, m.properties, m.data)::mbus.qt_model) is not false

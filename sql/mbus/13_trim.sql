@@ -19,12 +19,14 @@ set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     consumers integer[] := array(select c.id from mbus.consumer as c where c.qname = known.qname);
     begun bigint;
     low bigint;
     late xid8[];
+    kept bigint[];
     trimmed bigint;
 begin
     -- Only where somebody receives every message is one that all went past received.
@@ -41,9 +43,7 @@ begin
                case when m.mine then p.began_xids || p.late_xids else p.late_xids end as late
         from unnest(consumers) as c
         cross join generate_series(0, known.consumers_cnt - 1) as g(part)
-        cross join lateral (
-            select p.* from mbus.position as p where p.consumer = c and p.part = g.part order by p.version desc limit 1
-        ) as p
+        cross join mbus.stands_at(c, g.part) as p
         cross join lateral (select coalesce(p.txid = pg_current_xact_id_if_assigned(), false) as mine) as m
     )
     select min(s.done), coalesce((select array_agg(distinct x) from stands as e, unnest(e.late) as x), '{}') into low, late from stands as s;
@@ -51,17 +51,20 @@ begin
     if low <= begun then
         return 0;
     end if;
+    kept := array(
+        select a.id from mbus.apart as a where a.consumer = any (consumers) and a.id > begun and a.id <= low
+        union
+        select r.id from mbus.receipt as r
+        where r.queue = known.id and r.id > begun and r.id <= low and r.txid = pg_current_xact_id());
     execute format($query$
         with trimmed as (
             delete from mbus.%I as l
-            where l.id > $1 and l.id <= $2 and l.txid <> all ($3) and l.txid <> pg_current_xact_id()
-              and not exists (select from mbus.apart as a where a.consumer = any ($4) and a.id = l.id)
-              and not exists (select from mbus.receipt as r where r.queue = $5 and r.id = l.id and r.txid = pg_current_xact_id())
+            where l.id > $1 and l.id <= $2 and l.txid <> all ($3) and l.txid <> pg_current_xact_id() and l.id <> all ($4)
             returning 1
         )
         select count(*) from trimmed
         $query$, 'log$' || known.qname)
-    into trimmed using begun, low, late, consumers, known.id;
+    into trimmed using begun, low, late, kept;
     execute format($query$
         delete from mbus.receipt as r
         where r.queue = $1 and r.id > $2 and r.id <= $3 and r.txid <> pg_current_xact_id()
