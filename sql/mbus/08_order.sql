@@ -183,29 +183,32 @@ set enable_seqscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+    moment timestamptz := clock_timestamp();
+    kept_apart bigint[];
 begin
-    return array(
-        with judged as (
-            select s.id, s.part, s.due, s.expires, s.after, (o.o).consumer as whom, (o.o).part as place, (o.o).id as what
-            from unnest(special) as s
-            left join (
-                select g.after, mbus.obstacle(g.after::text[]) as o
-                from (select distinct x.after from unnest(special) as x where x.after is not null) as g
-                offset 0
-            ) as o on o.after = s.after
-        ), kept as (
-            insert into mbus.apart (consumer, id, part, due, expires, after, wait_consumer, wait_part, wait_id)
-            select c, j.id, j.part, coalesce(j.due, '-infinity'), j.expires, j.after,
-                   case when coalesce(j.due <= clock_timestamp(), true) then j.whom end,
-                   case when coalesce(j.due <= clock_timestamp(), true) then j.place end,
-                   case when coalesce(j.due <= clock_timestamp(), true) then j.what end
-            from judged as j
-            where j.due > clock_timestamp() or j.whom is not null
-            on conflict do nothing
-        )
-        select j.id from judged as j
-        where j.due > clock_timestamp() or j.whom is not null
-           or exists (select from mbus.apart as a where a.consumer = c and a.id = j.id));
+    with judged as (
+        select s.id, s.part, s.due, s.expires, s.after, (o.o).consumer as whom, (o.o).part as place, (o.o).id as what
+        from unnest(special) as s
+        left join (
+            select g.after, mbus.obstacle(g.after::text[]) as o
+            from (select distinct x.after from unnest(special) as x where x.after is not null) as g
+            offset 0
+        ) as o on o.after = s.after
+    ), kept as (
+        insert into mbus.apart (consumer, id, part, due, expires, after, wait_consumer, wait_part, wait_id)
+        select c, j.id, j.part, coalesce(j.due, '-infinity'), j.expires, j.after,
+               case when coalesce(j.due <= moment, true) then j.whom end,
+               case when coalesce(j.due <= moment, true) then j.place end,
+               case when coalesce(j.due <= moment, true) then j.what end
+        from judged as j
+        where j.due > moment or j.whom is not null
+        on conflict do nothing
+    )
+    select coalesce(array_agg(j.id), '{}') into kept_apart from judged as j
+    where j.due > moment or j.whom is not null
+       or exists (select from mbus.apart as a where a.consumer = c and a.id = j.id);
+    return kept_apart;
 end
 $$;
 comment on function mbus.set_apart(mbus.queue, integer, mbus.picked[]) is

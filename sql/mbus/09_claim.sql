@@ -141,18 +141,17 @@ begin
     if ready = '{}' then
         return ready;
     end if;
-    ready := array(
-        with gone as (
-            delete from mbus.apart as a where a.consumer = c and a.id = any (ready) returning a.id, a.expires
-        ), handed as (
-            select g.id from gone as g
-            where coalesce(g.expires > clock_timestamp(), true)
-              and not exists (
-                  select from mbus.receipt as r where r.queue = known.id and r.id = g.id and (r.consumer is null or r.consumer = c))
-        ), noted as (
-            insert into mbus.receipt (queue, id, consumer) select known.id, h.id, c from handed as h
-        )
-        select h.id from handed as h);
+    with gone as (
+        delete from mbus.apart as a where a.consumer = c and a.id = any (ready) returning a.id, a.expires
+    ), handed as (
+        select g.id from gone as g
+        where coalesce(g.expires > clock_timestamp(), true)
+          and not exists (
+              select from mbus.receipt as r where r.queue = known.id and r.id = g.id and (r.consumer is null or r.consumer = c))
+    ), noted as (
+        insert into mbus.receipt (queue, id, consumer) select known.id, h.id, c from handed as h
+    )
+    select coalesce(array_agg(h.id), '{}') into ready from handed as h;
     -- Those that were dropped instead leave room.
     return case when ready = '{}' then mbus.from_apart(known, c, parts, amt) else ready end;
 end
