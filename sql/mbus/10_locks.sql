@@ -92,7 +92,7 @@ begin
                 -- Who is taking it may roll back.
                 delete from mbus.receipt as r where r.queue = known.id and r.consumer = c and r.id = ids[1];
                 insert into mbus.apart (consumer, id, part, due)
-                values (c, ids[1], part, clock_timestamp() + interval '100 ms') on conflict do nothing;
+                values (c, ids[1], part, clock_timestamp() + interval '20 ms') on conflict do nothing;
             elsif exists (
                 select from mbus.receipt as r where r.queue = known.id and r.id = ids[1] and r.consumer is null
                 union all

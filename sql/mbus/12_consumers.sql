@@ -8,7 +8,9 @@ begin
     if selector is null then
         return;
     end if;
-    execute format(E'select (%s\n) is true from (select (null::mbus.qt_model).*) as t where false', selector);
+    -- Between brackets of two kinds, so that its own are in pairs.
+    execute format(
+        E'select (%1$s\n) is true, array[%1$s\n] from (select (null::mbus.qt_model).*) as t where false', selector);
 exception when others then
     raise syntax_error using message = format('Wrong selector:%s', selector), detail = sqlerrm,
         hint = 'a selector is an expression over a message t, such as (t.properties->''STATE'') = ''DONE''';
