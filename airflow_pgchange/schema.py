@@ -17,8 +17,8 @@ from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Sch
 
 @dataclass(frozen=True)
 class System:
-    """One folder of ``sql/`` and the schema that it makes; ``version`` is the one that this package needs, ``extension`` what
-    the server must have for it."""
+    """One folder of ``sql/`` and the schema that it makes; ``version`` is the one that this package needs,
+    ``extension`` what the server must have for it."""
 
     folder: str
     schema: str

@@ -38,8 +38,8 @@ def post(
     """Post a message {n => ...}; delay and expires are intervals from now. Returns its iid."""
     return one(
         connection,
-        "select mbus.post(%s, hstore('n', %s), case when %s <> '{}' then hstore('consume_after', %s) end, hstore('kind', %s), "
-        "(clock_timestamp() + %s::interval)::timestamp, (clock_timestamp() + %s::interval)::timestamp, %s)",
+        "select mbus.post(%s, hstore('n', %s), case when %s <> '{}' then hstore('consume_after', %s) end, "
+        "hstore('kind', %s), (clock_timestamp() + %s::interval)::timestamp, (clock_timestamp() + %s::interval)::timestamp, %s)",
         queue,
         str(n),
         "{" + ",".join(after) + "}",
@@ -55,7 +55,8 @@ def fill(connection: Connection, numbers: Sequence[object], queue: str = "q") ->
     """Post many messages at once; their iids."""
     return one(
         connection,
-        f"select mbus.postn_{queue}(array(select hstore('n', n) from unnest(%s::text[]) with ordinality as u(n, i) order by i))",
+        f"select mbus.postn_{queue}(array(select hstore('n', n) "
+        "from unnest(%s::text[]) with ordinality as u(n, i) order by i))",
         [str(n) for n in numbers],
     )
 

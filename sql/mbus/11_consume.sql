@@ -59,7 +59,7 @@ language plpgsql
 set search_path from current
 as $$
 declare
-    function text := format('mbus.%I()', mbus.function_name('consume', qname, coalesce(cname, 'default')));
+    function text := format('mbus.%I()', concat('consume_', qname, '_by_', coalesce(cname, 'default')));
 begin
     if qname like 'temp.%' then
         return query select * from mbus.consume_temp(qname);

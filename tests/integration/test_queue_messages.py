@@ -86,7 +86,10 @@ def test_a_message_is_posted_under_an_iid_that_was_had_before(q):
 
 def test_an_iid_of_another_queue_is_refused_and_one_of_the_dmq_is_not(q):
     make(q, "r")
-    for call in ["select mbus.post_q('n=>1', iid => 'r.5')", "select mbus.post('q', 'n=>1', iid => 'nonsense')"]:
+    for call in [
+        "select mbus.post_q('n=>1', iid => 'r.5')",
+        "select mbus.post('q', 'n=>1', iid => 'nonsense')",
+    ]:
         with pytest.raises(psycopg.Error, match=r"Wrong iid=\S+ for queue q"):
             q.execute(call)
     assert one(q, "select mbus.post_q('n=>1', iid => 'dmq.5')") == "dmq.5"
@@ -154,17 +157,17 @@ def test_consumen_receives_at_most_so_many_in_the_order_of_posting(q):
 def test_the_headers_tell_where_a_message_came_from(q):
     database = q.info.dbname
     q.execute("select mbus.post_q('n=>1', headers => 'mine=>kept')")
-    sent = "source_db=>elsewhere, enqueue_time=>\"2020-02-02 02:02:02\", seenby=>\"{elsewhere}\""
+    sent = 'source_db=>elsewhere, enqueue_time=>"2020-02-02 02:02:02", seenby=>"{elsewhere}"'
     q.execute("select mbus.post_q('n=>2', headers => %s)", [sent])
     query = (
         "select headers -> array['seenby', 'source_db', 'destination', 'destination_queue', 'mine'], "
         "(headers -> 'enqueue_time')::timestamp, added from mbus.consume('q')"
     )
     names, enqueued, added = q.execute(query).fetchone()
-    assert names == ["{%s}" % database, database, "q", "q", "kept"]
+    assert names == [f"{{{database}}}", database, "q", "q", "kept"]
     assert abs(enqueued - added) < timedelta(seconds=1)
     names, enqueued, added = q.execute(query).fetchone()
-    assert names == ["{elsewhere,%s}" % database, "elsewhere", "q", "q", None]
+    assert names == [f"{{elsewhere,{database}}}", "elsewhere", "q", "q", None]
     assert enqueued == datetime(2020, 2, 2, 2, 2, 2)
 
 
@@ -216,10 +219,13 @@ def test_a_queue_is_dropped_without_touching_one_whose_name_begins_alike(q):
     assert drain(q, queue="q_more") == ["1"]
     post(q, 2, "q2")
     rows = q.execute(
-        "select proname from pg_proc where pronamespace = 'mbus'::regnamespace and proname ~ '_q(_|$)' and proname !~ 'q_more'"
+        "select proname from pg_proc where pronamespace = 'mbus'::regnamespace "
+        "and proname ~ '_q(_|$)' and proname !~ 'q_more'"
     )
     assert rows.fetchall() == []
-    assert one(q, "select count(*) from mbus.position where consumer not in (select id from mbus.consumer)") == 0
+    assert (
+        one(q, "select count(*) from mbus.position where consumer not in (select id from mbus.consumer)") == 0
+    )
     with pytest.raises(psycopg.Error, match="Queue q does not exists"):
         post(q, 1)
     make(q)

@@ -280,7 +280,9 @@ def test_run_on_counts_successes_and_sends_failures_to_the_dmq(q):
     fill(q, [1, "x", 3])
     assert one(q, "select mbus.run_on_q('insert into done select ($1.data -> ''n'')::integer')") == 2
     assert q.execute("select n from done order by n").fetchall() == [(1,), (3,)]
-    row = q.execute("select iid, data -> 'n', headers ? 'dmq.added', headers -> 'dmq.error' from mbus.dmq").fetchone()
+    row = q.execute(
+        "select iid, data -> 'n', headers ? 'dmq.added', headers -> 'dmq.error' from mbus.dmq"
+    ).fetchone()
     assert row[:3] == ("q.2", "x", True)
     assert "integer" in row[3]
     assert drain(q) == []
@@ -324,7 +326,7 @@ def test_late_messages_are_received_a_few_at_a_time(q, connect):
     fill(q, range(1000, 1050))
     assert len(drain(q)) == 50
     slow.commit()
-    found = consumen(q, 7) + [consume(q)]
+    found = [*consumen(q, 7), consume(q)]
     slower.commit()
     found += drain(q, most=7)
     assert sorted(found, key=int) == [str(n) for n in [*range(50), *range(100, 150)]]

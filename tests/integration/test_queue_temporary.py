@@ -80,7 +80,9 @@ def test_a_trigger_copies_what_its_selector_matches(q):
     q.execute("select mbus.create_trigger('q', 's')")
     q.execute("select mbus.post_q('n=>1', headers => 'h=>1', properties => 'p=>1')")
     fill(q, [2])
-    query = "select data -> 'n', headers -> array['h', 'destination'], properties -> 'p' from mbus.consume('r')"
+    query = (
+        "select data -> 'n', headers -> array['h', 'destination'], properties -> 'p' from mbus.consume('r')"
+    )
     assert q.execute(query).fetchall() == [("1", ["1", "r"], "1")]
     assert drain(q, queue="r") == []
     assert drain(q, queue="s") == ["1", "2"]
