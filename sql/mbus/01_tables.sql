@@ -187,5 +187,5 @@ create table mbus.temporary (
 comment on table mbus.temporary is
     'Temporary queues and consumers. One lives as long as its session holds the advisory lock on its name.';
 
-create type mbus.picked as (id bigint, late boolean, part integer, txid xid8, due timestamptz, expires timestamptz, after text, ok boolean);
+create type mbus.picked as (id bigint, part integer, due timestamptz, expires timestamptz, after text, ok boolean);
 comment on type mbus.picked is 'A message of the log that a consumer comes upon: ok is null where the selector failed.';

@@ -21,9 +21,10 @@ end
 $$;
 comment on function mbus.xid_bound() is 'A number above every transaction id that was given out so far, and not far above.';
 
-create type mbus.seen as (now pg_snapshot, finished xid8[], picks mbus.picked[]);
+create type mbus.seen as (now pg_snapshot, finished xid8[], ids bigint[], late_count integer, special mbus.picked[]);
 comment on type mbus.seen is
-    'What a consumer comes upon next, the snapshot by which that was seen, and those of its late transactions that are finished by it.';
+    'What a consumer comes upon next: ids, those first that are late, and negative where there is more to say of a message in special; the '
+    'snapshot by which that was seen, and those of its late transactions that are finished by it.';
 
 create type mbus.standing as (
     parts integer[], versions bigint[], dones bigint[], low bigint, late_xids xid8[], late_parts integer[], late_ids bigint[]
@@ -154,12 +155,10 @@ declare
             and (t.pgchange_only is null or %s = any (t.pgchange_only))
             and t.id <> all (gone)%s$sql$, c.id,
         case when c.selector is null or safe then '' else format(E' and (%s\n)', c.selector) end);
-    picked text := format($sql$mod(t.id, %s)::integer, t.pgchange_txid, case when t.pgchange_special then t.pgchange_due end,
-            case when t.pgchange_special then t.pgchange_expires end,
-            case when t.pgchange_special then t.headers -> 'consume_after' end, %s$sql$, known.consumers_cnt,
-        case when safe then format(
-            'mbus.%I((t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data)::mbus.qt_model)',
-            'match$' || c.id) else 'true' end);
+    verdict text := case when safe then format(
+        'mbus.%I((t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data)::mbus.qt_model)',
+        'match$' || c.id) else 'true' end;
+    number text := case when safe then '-t.id' else 'case when t.pgchange_special then -t.id else t.id end' end;
 begin
     perform mbus.place(
         case when safe then 'safe$' else 'look$' end || c.id,
@@ -177,7 +176,8 @@ begin
     -- All of this sees what the statement sees that calls it.
     seen.now := pg_current_snapshot();
     seen.finished := '{}';
-    seen.picks := '{}';
+    seen.ids := '{}';
+    seen.special := '{}';
     if stands.late_xids <> '{}' then
         seen.finished := array(
             select distinct e.xid from unnest(stands.late_xids) as e(xid)
@@ -188,8 +188,8 @@ begin
             where exists (select from mbus.%5$I as l where l.txid = e.xid and l.id <= highest));
     end if;
     if late <> '{}' then
-        seen.picks := array(
-            select row(t.id, true, %3$s)::mbus.picked
+        seen.ids := array(
+            select %3$s
             from unnest(late) as e(xid)
             cross join lateral (select t.* from %1$s as t where t.pgchange_txid = e.xid and t.id <= highest offset 0) as t
             join (
@@ -200,15 +200,23 @@ begin
             order by t.id
             limit most);
     end if;
-    seen.picks := seen.picks || array(
-        select row(t.id, false, %3$s)::mbus.picked
+    seen.late_count := cardinality(seen.ids);
+    seen.ids := seen.ids || array(
+        select %3$s
         from %1$s as t
         where t.id > stands.low and t.id <= horizon and t.id > stands.dones[1 + mod(t.id, %4$s)] and %2$s
         order by t.id
-        limit most - cardinality(seen.picks));
+        limit most - seen.late_count);
+    if 0 > any (seen.ids) then
+        seen.special := array(
+            select row(t.id, mod(t.id, %4$s)::integer, case when t.pgchange_special then t.pgchange_due end, t.pgchange_expires,
+                       case when t.pgchange_special then t.headers -> 'consume_after' end, %6$s)::mbus.picked
+            from %1$s as t
+            where t.id = any (array(select -i from unnest(seen.ids) as i where i < 0)));
+    end if;
     return seen;
 end
-$body$, source, wanted, picked, known.consumers_cnt, 'log$' || known.qname),
+$body$, source, wanted, number, known.consumers_cnt, 'log$' || known.qname, verdict),
         format('What consumer %s comes upon in the log of queue %s.', c.name, known.qname));
 end
 $$;

@@ -84,27 +84,23 @@ begin
     loop
         stands := mbus.stand(c, known.consumers_cnt, parts);
         seen := mbus.look(known, c, stands, horizon, most);
-        is_full := cardinality(seen.picks) = most;
-        aside := '{}';
-        if exists (select from unnest(seen.picks) as p where p.ok is not true or p.after is not null or p.due is not null) then
-            perform mbus.note_fault(known, c, p) from unnest(seen.picks) as p where p.ok is null;
+        is_full := cardinality(seen.ids) = most;
+        fresh := seen.ids;
+        if seen.special <> '{}' then
+            perform mbus.note_fault(known, c, p) from unnest(seen.special) as p where p.ok is null;
             aside := mbus.set_apart(known, c, array(
-                select p from unnest(seen.picks) as p where (p.after is not null or p.due is not null) and p.ok))
-                || array(select p.id from unnest(seen.picks) as p where p.ok is not true);
+                select p from unnest(seen.special) as p where (p.after is not null or p.due is not null) and p.ok))
+                || array(select p.id from unnest(seen.special) as p where p.ok is not true);
             fresh := array(
-                select p.id from unnest(seen.picks) with ordinality as p(id, late, part, txid, due, expires, after, ok, n)
-                where p.id <> all (aside) order by p.n);
-        else
-            fresh := array(
-                select p.id from unnest(seen.picks) with ordinality as p(id, late, part, txid, due, expires, after, ok, n) order by p.n);
+                select abs(i) from unnest(seen.ids) with ordinality as s(i, n) where abs(i) <> all (aside) order by n);
         end if;
         is_cut := cardinality(found) + cardinality(fresh) > amt;
         fresh := fresh[1 : amt - cardinality(found)];
         found := found || fresh;
         -- Up to which message this look counts: the last handed out where there were more, else the last that was seen.
-        last_id := case when is_cut then fresh[cardinality(fresh)] else (seen.picks[cardinality(seen.picks)]).id end;
-        ends_late := (is_cut or is_full) and stands.late_xids <> '{}'
-            and exists (select from unnest(seen.picks) as p where p.id = last_id and p.late);
+        last_id := case when is_cut then fresh[cardinality(fresh)] else abs(seen.ids[cardinality(seen.ids)]) end;
+        ends_late := (is_cut or is_full) and seen.late_count > 0
+            and last_id in (select abs(i) from unnest(seen.ids[1 : seen.late_count]) as i);
         perform mbus.keep(
             c, stands, case when is_cut or is_full then last_id else horizon end, mbus.open_in(seen.now, bound), ends_late,
             seen.finished, last_id);

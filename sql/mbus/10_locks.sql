@@ -39,7 +39,7 @@ begin
     free := mbus.set_free(c, all_parts, most);
     heads := array(
         select h.part from (
-            select p.part, p.id from unnest(seen.picks) as p
+            select mod(abs(i), known.consumers_cnt)::integer as part, abs(i) as id from unnest(seen.ids) as i
             union all
             (select a.part, a.id from mbus.apart as a
              where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity'

@@ -11,17 +11,30 @@ declare
 declare
     known mbus.queue := mbus.queue_named(%1$L);
     ids bigint[];
+    lowest bigint;
+    highest bigint;
 begin
     ids := mbus.claim(known, %2$s, amt);
     if ids = '{}' then
         return;
     end if;
-    return query
-    select l.id, l.added::timestamp, coalesce(l.iid, %4$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null::integer[],
-           l.headers || %5$L::hstore, l.properties, l.data
-    from mbus.%3$I as l
-    where l.id = any (ids)
-    order by l.added, l.delayed_until, l.id;
+    lowest := (select min(i) from unnest(ids) as i);
+    highest := (select max(i) from unnest(ids) as i);
+    if highest - lowest + 1 = cardinality(ids) then
+        return query
+        select l.id, l.added::timestamp, coalesce(l.iid, %4$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null::integer[],
+               l.headers || %5$L::hstore, l.properties, l.data
+        from mbus.%3$I as l
+        where l.id >= lowest and l.id <= highest
+        order by l.id;
+    else
+        return query
+        select l.id, l.added::timestamp, coalesce(l.iid, %4$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null::integer[],
+               l.headers || %5$L::hstore, l.properties, l.data
+        from mbus.%3$I as l
+        where l.id = any (ids)
+        order by l.id;
+    end if;
     perform mbus.trim_sometimes(known, cardinality(ids));
 end
 $body$, known.qname, c.id, 'log$' || known.qname, known.qname || '.', hstore('destination', known.qname)::text);
