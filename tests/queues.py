@@ -39,7 +39,8 @@ def post(
     return one(
         connection,
         "select mbus.post(%s, hstore('n', %s), case when %s <> '{}' then hstore('consume_after', %s) end, "
-        "hstore('kind', %s), (clock_timestamp() + %s::interval)::timestamp, (clock_timestamp() + %s::interval)::timestamp, %s)",
+        "hstore('kind', %s), (clock_timestamp() + %s::interval)::timestamp, "
+        "(clock_timestamp() + %s::interval)::timestamp, %s)",
         queue,
         str(n),
         "{" + ",".join(after) + "}",

@@ -1,4 +1,4 @@
-"""Many producers and consumers at once, some of whom roll back or are killed: each message is received as it should be."""
+"""Many producers and consumers at once, some of whom roll back or are killed: no message is lost or doubled."""
 
 from __future__ import annotations
 
