@@ -117,6 +117,7 @@ create table mbus.apart (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 create index apart_due on mbus.apart (consumer, due, id) where wait_consumer is null and not failed;
 create index apart_waiting on mbus.apart (consumer, wait_consumer, wait_part, wait_id) where wait_consumer is not null;
+create index apart_behind on mbus.apart (wait_consumer, wait_id) where wait_consumer is not null;
 comment on table mbus.apart is
     'Messages that a consumer''s position went past without handing them out. They can be had from due on, or wait until '
     'wait_consumer has message wait_id: with wait_part, when its position there goes past it; where that is -1, when it is no longer '
@@ -134,6 +135,15 @@ create index on mbus.receipt (queue, consumer, id);
 comment on table mbus.receipt is
     'Messages that were received out of order, by one consumer, or taken from all (consumer is null), of which pending had not '
     'received it.';
+
+create table mbus.wake (
+    consumer integer not null,
+    id bigint not null,
+    part integer not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+create index on mbus.wake (consumer, part);
+comment on table mbus.wake is
+    'Messages apart whose predecessor was received out of order: to be looked at again by their consumer.';
 
 create table mbus.fault (
     id bigint generated always as identity primary key,

@@ -90,7 +90,8 @@ begin
         where a.consumer = c and a.wait_consumer is null and not a.failed
           and a.due > '-infinity' and a.due <= clock_timestamp() and a.part = any (parts)
         order by a.due, a.id
-        limit most);
+        limit most)
+        || array(select w.id from mbus.wake as w where w.consumer = c and w.part = any (parts) limit most);
     for g in
         with recursive waits as (
             (select a.wait_consumer, a.wait_part from mbus.apart as a where a.consumer = c and a.wait_consumer is not null
@@ -105,6 +106,7 @@ begin
         )
         select * from waits
     loop
+        free := free || mbus.freed_apart(c, g.wait_consumer, g.wait_part, parts, most);
         if g.wait_part >= 0 then
             ids := array(
                 select a.id from mbus.apart as a
@@ -114,10 +116,8 @@ begin
                   and a.part = any (parts)
                 order by a.wait_id
                 limit most);
-        else
-            ids := mbus.freed_apart(c, g.wait_consumer, parts, most);
+            free := free || ids;
         end if;
-        free := free || ids;
     end loop;
     return free;
 end
@@ -126,7 +126,7 @@ comment on function mbus.set_free(integer, integer[], integer) is
     'Messages apart that are to be looked at again: due, or whose predecessor a position went past. Its cost does not grow with '
     'the number of those that go on waiting.';
 
-create function mbus.freed_apart(c integer, waited_for integer, parts integer[], most integer) returns bigint[]
+create function mbus.freed_apart(c integer, waited_for integer, place integer, parts integer[], most integer) returns bigint[]
 language plpgsql stable
 set search_path from current
 set enable_seqscan = off
@@ -139,42 +139,59 @@ declare
     start bigint := (
         select lo + (random() * (hi - lo))::bigint
         from (select min(a.wait_id), max(a.wait_id) from mbus.apart as a
-              where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = -1) as x(lo, hi));
+              where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place) as x(lo, hi));
+    sample integer := case when place = -1 then 50 else 5 end;
     freed bigint[];
 begin
     with recursive ahead as (
         (select a.wait_id, 1 as step from mbus.apart as a
-         where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = -1 and a.wait_id >= start
+         where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place and a.wait_id >= start
          order by a.wait_id limit 1)
         union all
         select n.wait_id, s.step + 1 from ahead as s cross join lateral (
             select a.wait_id from mbus.apart as a
-            where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = -1 and a.wait_id > s.wait_id
+            where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place and a.wait_id > s.wait_id
             order by a.wait_id limit 1
         ) as n
-        where s.step < 50
+        where s.step < sample
     ), lowest as (
         select a.wait_id from mbus.apart as a
-        where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = -1
-        order by a.wait_id limit 50
+        where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place
+        order by a.wait_id limit sample
     )
     select array_agg(s.wait_id) into freed
     from (select h.wait_id from ahead as h union select w.wait_id from lowest as w) as s
     where case when waited_for = 0 then not exists (select from mbus.dmq as d where d.id = s.wait_id)
-               else not exists (select from mbus.apart as a where a.consumer = waited_for and a.id = s.wait_id)
-                    or exists (select from mbus.receipt as r where r.id = s.wait_id and r.consumer is null
+               else place = -1 and not exists (select from mbus.apart as a where a.consumer = waited_for and a.id = s.wait_id)
+                    or exists (select from mbus.receipt as r where r.id = s.wait_id and (r.consumer is null or r.consumer = waited_for)
                                and r.queue = (select q.id from mbus.consumer as x join mbus.queue as q using (qname)
                                               where x.id = waited_for)) end;
     return array(
         select a.id from mbus.apart as a
-        where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = -1 and a.wait_id = any (freed)
+        where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place and a.wait_id = any (freed)
           and a.part = any (parts)
         order by a.wait_id
         limit most);
 end
 $$;
-comment on function mbus.freed_apart(integer, integer, integer[], integer) is
-    'Messages that wait for one that is apart for another consumer, or in the dmq, and no longer is; a hundred of these are looked for at a time.';
+comment on function mbus.freed_apart(integer, integer, integer, integer[], integer) is
+    'Messages that wait for one that was received out of order, or is no longer in the dmq. Who receives so wakes them: this finds those whom it '
+    'could not see yet, a few at a time.';
+
+create function mbus.wake_up(consumers integer[], ids bigint[]) returns void
+language plpgsql
+set search_path from current
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    insert into mbus.wake (consumer, id, part)
+    select a.consumer, a.id, a.part from mbus.apart as a where a.wait_consumer = any (consumers) and a.wait_id = any (ids);
+end
+$$;
+comment on function mbus.wake_up(integer[], bigint[]) is
+    'Have those looked at again that wait until consumers receive messages. The rows of those are their own consumers'' to change.';
 
 create function mbus.set_apart(known mbus.queue, c integer, special mbus.picked[]) returns bigint[]
 language plpgsql

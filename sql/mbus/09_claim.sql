@@ -128,6 +128,7 @@ declare
 begin
     if free <> '{}' then
         perform mbus.reconsider(c, free);
+        delete from mbus.wake as w where w.consumer = c and w.part = any (parts) and w.id = any (free);
     end if;
     ready := array(
         select a.id from mbus.apart as a
@@ -148,6 +149,7 @@ begin
         insert into mbus.receipt (queue, id, consumer) select known.id, h.id, c from handed as h
     )
     select coalesce(array_agg(h.id), '{}') into ready from handed as h;
+    perform mbus.wake_up(array[c], ready);
     -- Those that were dropped instead leave room.
     return case when ready = '{}' then mbus.from_apart(known, c, parts, amt) else ready end;
 end

@@ -134,6 +134,8 @@ begin
     delete from mbus.apart as a
     where a.id = any (case when c is null then ids else array[number] end)
       and a.consumer = any (case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end);
+    perform mbus.wake_up(
+        case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end, ids);
     message.headers := message.headers || hstore('destination', known.qname);
     return message;
 end
@@ -156,6 +158,7 @@ begin
     if message.id is null and mbus.is_admin() then
         delete from mbus.dmq as d where d.id = (select min(x.id) from mbus.dmq as x where x.iid = msgiid)
         returning d.* into message;
+        perform mbus.wake_up('{0}', array[message.id]) where message.id is not null;
     end if;
     if message.id is null then
         delete from mbus.tempq as t where t.iid = msgiid

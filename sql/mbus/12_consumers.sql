@@ -181,6 +181,7 @@ begin
     perform mbus.make_views(known);
     delete from mbus.position as p where p.consumer = c.id;
     delete from mbus.apart as a where a.consumer = c.id;
+    delete from mbus.wake as w where w.consumer = c.id;
     delete from mbus.receipt as r where r.queue = known.id and r.consumer = c.id;
     delete from mbus.fault as f where f.qname = known.qname and f.consumer = c.name;
     for function in

@@ -100,6 +100,7 @@ begin
     delete from mbus.receipt as r where r.queue = known.id and r.id = any (ids);
     delete from mbus.apart as a
     where a.consumer = any (array(select c.id from mbus.consumer as c where c.qname = known.qname)) and a.id = any (ids);
+    perform mbus.wake_up(array(select c.id from mbus.consumer as c where c.qname = known.qname), ids);
     return cardinality(ids);
 end
 $$;

@@ -141,6 +141,23 @@ def test_take_removes_a_message_for_every_consumer(q):
     assert there(q) == []
 
 
+def test_who_waits_for_a_message_that_is_taken_comes_though_nobody_consumes_its_queue(q, connect):
+    make(q, "plugs", "undo")
+    plugs = [post(q, n, "plugs") for n in range(30)]
+    for n, plug in enumerate(plugs):
+        post(q, n, "undo", after=[plug])
+    assert drain(q, queue="undo") == []
+    assert take(q, plugs[17]) == "17"
+    assert drain(q, queue="undo") == ["17"]
+    taker = connect(autocommit=False)
+    assert take(taker, plugs[3]) == "3"
+    assert drain(q, queue="undo") == []
+    taker.commit()
+    assert consume(q, queue="undo") == "3"
+    q.execute("select mbus.drop_queue('plugs')")
+    assert len(drain(q, queue="undo")) == 28
+
+
 def test_take_minds_neither_delay_nor_expiry_nor_order(q):
     delayed, expired = post(q, 1, delay="1h"), post(q, 2, expires="-1h")
     waiting = post(q, 3, after=[delayed])
