@@ -2,8 +2,6 @@
 
 create function mbus.xid_bound() returns bigint
 language plpgsql volatile
-set search_path from current
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     step bigint := 0;
@@ -35,10 +33,6 @@ comment on type mbus.standing is
 
 create function mbus.stand(c integer, n integer, parts integer[]) returns mbus.standing
 language plpgsql stable
-set search_path from current
-set enable_seqscan = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     whole mbus.position;
@@ -76,12 +70,6 @@ create function mbus.keep(
     c integer, s mbus.standing, reached bigint, open xid8[], cut_late boolean, finished xid8[], upto bigint
 ) returns void
 language plpgsql
-set search_path from current
-set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     whole mbus.position;

@@ -73,11 +73,6 @@ comment on function mbus.reconsider(integer, bigint[]) is 'Look again at what me
 
 create function mbus.set_free(c integer, parts integer[], most integer) returns bigint[]
 language plpgsql stable
-set search_path from current
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     free bigint[];
@@ -128,11 +123,6 @@ comment on function mbus.set_free(integer, integer[], integer) is
 
 create function mbus.freed_apart(c integer, waited_for integer, place integer, parts integer[], most integer) returns bigint[]
 language plpgsql stable
-set search_path from current
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     -- Looked for from anywhere on, so that with many predecessors all get their turn.

@@ -2,10 +2,6 @@
 
 create function mbus.gone(known mbus.queue, c integer, above bigint) returns bigint[]
 language plpgsql stable
-set search_path from current
-set enable_seqscan = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 begin
     return array(
@@ -18,9 +14,6 @@ comment on function mbus.gone(mbus.queue, integer, bigint) is 'Messages above an
 
 create function mbus.look(known mbus.queue, c integer, stands mbus.standing, horizon bigint, most integer) returns mbus.seen
 language plpgsql
-set search_path from current
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     gone bigint[] := mbus.gone(known, c, case when stands.late_xids <> '{}' then 0 else stands.low end);
@@ -42,8 +35,6 @@ comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, intege
 
 create function mbus.open_in(now pg_snapshot, bound bigint) returns xid8[]
 language plpgsql stable
-set search_path from current
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     upper bigint := pg_snapshot_xmax(now)::text::bigint;
@@ -62,9 +53,6 @@ comment on function mbus.open_in(pg_snapshot, bigint) is 'The transactions below
 
 create function mbus.from_log(known mbus.queue, c integer, parts integer[], amt integer) returns bigint[]
 language plpgsql
-set search_path from current
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     -- In this order: an id at most the horizon was drawn by a transaction below the bound, and is seen or among the open ones.
@@ -116,11 +104,6 @@ comment on function mbus.from_log(mbus.queue, integer, integer[], integer) is
 
 create function mbus.from_apart(known mbus.queue, c integer, parts integer[], amt integer) returns bigint[]
 language plpgsql
-set search_path from current
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     free bigint[] := mbus.set_free(c, parts, greatest(amt, 1000));

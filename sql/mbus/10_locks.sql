@@ -2,7 +2,6 @@
 
 create function mbus.take_part(c integer, part integer, whole boolean) returns boolean
 language plpgsql
-set search_path from current
 as $$
 begin
     if whole then
@@ -16,11 +15,6 @@ comment on function mbus.take_part(integer, integer, boolean) is
 
 create function mbus.parts_at(known mbus.queue, c integer, amt integer, most integer) returns integer[]
 language plpgsql
-set search_path from current
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     all_parts integer[] := array(select generate_series(0, known.consumers_cnt - 1));
@@ -59,8 +53,6 @@ comment on function mbus.parts_at(mbus.queue, integer, integer, integer) is 'The
 
 create function mbus.claim_single(known mbus.queue, c integer) returns bigint[]
 language plpgsql
-set search_path from current
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     part integer;
@@ -120,8 +112,6 @@ comment on function mbus.claim_single(mbus.queue, integer) is
 
 create function mbus.claim(known mbus.queue, c integer, amt integer) returns bigint[]
 language plpgsql
-set search_path from current
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     parts integer[];

@@ -7,6 +7,9 @@ as $$
 declare
     guard text := case when known.is_roles_security_model
                        then format('perform mbus.demand(''consume'', %L, %L);', known.qname, c.name) else '' end;
+    -- What is called below runs with these too: each of its own would be paid for at every message.
+    options text := 'language plpgsql security definer set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off '
+        'set enable_hashjoin = off set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan';
     body text := format($body$
 declare
     known mbus.queue := mbus.queue_named(%1$L);
@@ -40,13 +43,11 @@ end
 $body$, known.qname, c.id, 'log$' || known.qname, known.qname || '.', hstore('destination', known.qname)::text);
 begin
     perform mbus.place(mbus.function_name('consumen', known.qname, c.name), 'amt integer', 'setof mbus.qt_model',
-        'language plpgsql security definer set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set jit = off '
-        'set plan_cache_mode = force_generic_plan '
-        'set max_parallel_workers_per_gather = 0',
+        options,
         case when guard = '' then body else regexp_replace(body, E'\nbegin\n', E'\nbegin\n    ' || guard || E'\n') end,
         format('Receive up to amt messages of queue %s for consumer %s.', known.qname, c.name));
     perform mbus.place('receive$' || c.id, 'amt integer', 'setof mbus.qt_model',
-        'language plpgsql security definer set enable_seqscan = off set jit = off', body,
+        options, body,
         format('Receive messages of queue %s for consumer %s, for whom a view lets.', known.qname, c.name));
 
     perform mbus.place(mbus.function_name('consume', known.qname, c.name), '', 'setof mbus.qt_model', 'language sql security definer',
