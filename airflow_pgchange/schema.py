@@ -17,11 +17,13 @@ from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Sch
 
 @dataclass(frozen=True)
 class System:
-    """One folder of ``sql/`` and the schema that it makes; ``version`` is the one that this package needs."""
+    """One folder of ``sql/`` and the schema that it makes; ``version`` is the one that this package needs,
+    ``extension`` what the server must have for it."""
 
     folder: str
     schema: str
     version: int
+    extension: str | None = None
 
 
 SYSTEMS: tuple[System, ...] = (
@@ -31,6 +33,7 @@ SYSTEMS: tuple[System, ...] = (
     System("staging", "pgchange_staging", 1),
     System("tube", "tube", 1),
     System("pgmb", "pgmb", 1),
+    System("mbus", "mbus", 1, extension="hstore"),
 )
 """In the order in which they are installed: a later one may need an earlier one."""
 
@@ -76,13 +79,22 @@ def installed(connection: psycopg.Connection[Any]) -> list[Installed]:
     return found
 
 
+def available(connection: psycopg.Connection[Any], system: System) -> bool:
+    """Whether the server has the extension that a system needs."""
+    query = "select exists (select from pg_catalog.pg_available_extensions where name = %s)"
+    return system.extension is None or connection.execute(query, [system.extension]).fetchone() == (True,)
+
+
 def install(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[Installed]:
     """Install what is missing, each system in one transaction; doing it twice does nothing.
 
-    ``systems`` names folders of ``sql/``, None means all. Raises SchemaVersionMismatch where an older version is there.
+    ``systems`` names folders of ``sql/``, None means all for which the server has what they need. Raises
+    SchemaVersionMismatch where an older version is there.
     """
     with _as_owner():
         for system in _chosen(systems):
+            if systems is None and not available(connection, system):
+                continue
             with connection.transaction():
                 _lock(connection)
                 if _present(connection, system):

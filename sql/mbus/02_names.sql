@@ -1,0 +1,125 @@
+-- What names may be, and what is made of them: queues, roles, locks.
+
+create function mbus.check_queue_name(qname text) returns void
+language plpgsql immutable
+set search_path from current
+as $$
+begin
+    if qname is null or qname !~ '^[a-z_0-9]{1,32}$' or qname in ('dmq', 'tempq', 'temp') then
+        raise invalid_parameter_value using message = format('Wrong queue name:%s', qname),
+            hint = 'a name has at most 32 of a-z, _ and 0-9, and is not dmq, tempq or temp';
+    end if;
+end
+$$;
+comment on function mbus.check_queue_name(text) is 'Refuse what is not a name of a queue.';
+
+create function mbus.check_consumer_name(cname text) returns void
+language plpgsql immutable
+set search_path from current
+as $$
+begin
+    if cname is null or cname !~ '^[a-z_0-9]{1,32}$' then
+        raise invalid_parameter_value using message = format('Wrong consumer name:%s', cname),
+            hint = 'a name has at most 32 of a-z, _ and 0-9';
+    end if;
+end
+$$;
+comment on function mbus.check_consumer_name(text) is 'Refuse what is not a name of a consumer.';
+
+create function mbus.check_length(name text) returns text
+language plpgsql immutable
+set search_path from current
+as $$
+begin
+    if octet_length(name) > 63 then
+        raise name_too_long using message = format('the name %s is too long', name),
+            hint = 'names of functions and roles have at most 63 bytes, and none is cut: choose shorter names';
+    end if;
+    return name;
+end
+$$;
+comment on function mbus.check_length(text) is 'A name that PostgreSQL can hold whole; any other is refused.';
+
+create function mbus.queue_named(qname text) returns mbus.queue
+language plpgsql stable
+set search_path from current
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    known mbus.queue := (select q from mbus.queue as q where q.qname = queue_named.qname);
+begin
+    if known.id is null then
+        raise undefined_object using message = format('Queue %s does not exists', qname), hint = 'mbus.create_queue() makes one';
+    end if;
+    return known;
+end
+$$;
+comment on function mbus.queue_named(text) is 'A queue by its name; refused where there is none.';
+
+create function mbus.consumer_named(qname text, cname text) returns mbus.consumer
+language plpgsql stable
+set search_path from current
+as $$
+declare
+    known mbus.consumer := (
+        select c from mbus.consumer as c where c.qname = consumer_named.qname and c.name = consumer_named.cname);
+begin
+    if known.id is null then
+        if not exists (select from mbus.queue as q where q.qname = consumer_named.qname) then
+            raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes one';
+        end if;
+        raise undefined_object using message = format('unknown consumer:%s', cname), hint = 'mbus.create_consumer() makes one';
+    end if;
+    return known;
+end
+$$;
+comment on function mbus.consumer_named(text, text) is 'A consumer of a queue; refused where there is none.';
+
+create function mbus.queue_of(iid text) returns mbus.queue
+language sql stable
+set search_path from current
+as $$
+    select q from mbus.queue as q where q.qname = substring(iid from '^(.*)\.[0-9]{1,18}$')
+$$;
+comment on function mbus.queue_of(text) is 'The queue that a message id belongs to; null for none that is known.';
+
+create function mbus.role_name(kind text, qname text default null, cname text default null) returns name
+language sql stable
+set search_path from current
+as $$
+    select mbus.check_length(concat_ws('_', 'mbus', current_database(), kind, qname, 'by_' || cname))::name
+$$;
+comment on function mbus.role_name(text, text, text) is 'The name of a role: mbus_<db>_post_<queue>, mbus_<db>_consume_<queue>_by_<consumer> and so on.';
+
+create function mbus.part_key(consumer integer, part integer) returns bigint
+language sql immutable
+as $$ select pg_catalog.hashtextextended('mbus part ' || part::text, consumer) $$;
+comment on function mbus.part_key(integer, integer) is
+    'The lock of a part for a consumer: exclusive for a batch, shared for who holds single messages of it.';
+
+create function mbus.turn_key(consumer integer, part integer) returns bigint
+language sql immutable
+as $$ select pg_catalog.hashtextextended('mbus turn ' || part::text, consumer) $$;
+comment on function mbus.turn_key(integer, integer) is 'The lock by which those who consume single messages of a part exclude each other.';
+
+create function mbus.message_key(queue integer, id bigint) returns bigint
+language sql immutable
+as $$ select pg_catalog.hashtextextended('mbus message ' || id::text, queue) $$;
+comment on function mbus.message_key(integer, bigint) is 'The lock of one message that was consumed by itself, or is being taken.';
+
+create function mbus.temporary_key(name text) returns bigint
+language sql immutable
+as $$ select pg_catalog.hashtextextended('mbus temporary ' || name, 0) $$;
+comment on function mbus.temporary_key(text) is 'The lock that a session holds for each temporary queue and consumer of its own.';
+
+create function mbus.lives(name text) returns boolean
+language sql stable
+set search_path from current
+as $$
+    select exists (
+        select from pg_locks as l
+        where l.locktype = 'advisory' and l.granted and l.mode = 'ExclusiveLock' and l.objsubid = 1
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and (l.classid::bigint << 32) | l.objid::bigint = mbus.temporary_key(name))
+$$;
+comment on function mbus.lives(text) is 'Whether the session of a temporary queue or consumer is still there.';

@@ -1,0 +1,197 @@
+-- Making and dropping queues. Each has a log, a sequence, two views, and functions of its own that carry its name.
+
+create function mbus.make_log(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    execute format('create sequence mbus.%I', 'seq$' || known.qname);
+    -- A message's transaction has its id before the message draws its own: what a reader cannot see yet, of a transaction with
+    -- an id that is younger than its snapshot, has a higher id than any that was drawn before.
+    execute format($table$
+        create table mbus.%1$I (
+            data hstore,
+            headers hstore not null default hstore(array[
+                'seenby', '{' || current_database() || '}', 'source_db', current_database()::text,
+                'destination_queue', %2$L, 'enqueue_time', clock_timestamp()::timestamp::text]),
+            properties hstore,
+            delayed_until timestamptz,
+            expires timestamptz,
+            iid text,
+            only_for integer[],
+            id bigint primary key default case when pg_current_xact_id() is not null then nextval(%3$L) end,
+            added timestamptz not null default clock_timestamp(),
+            txid xid8 not null default pg_current_xact_id(),
+            special boolean not null generated always as (delayed_until is not null or headers ? 'consume_after') stored
+        ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
+                autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.2,
+                autovacuum_vacuum_cost_delay = 0)
+        $table$, 'log$' || known.qname, known.qname, format('mbus.%I', 'seq$' || known.qname));
+    execute format('create index on mbus.%I (txid, id)', 'log$' || known.qname);
+    execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
+    execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
+        'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. only_for: '
+        'the consumers for whom a message was put back.');
+    update mbus.queue as q set
+        log = to_regclass(format('mbus.%I', 'log$' || known.qname)), seq = to_regclass(format('mbus.%I', 'seq$' || known.qname))
+    where q.id = known.id;
+end
+$$;
+comment on function mbus.make_log(mbus.queue) is 'Make the tables of a queue.';
+
+create function mbus.create_queue(qname text, consumers_cnt integer, is_roles_security_model boolean default null) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue;
+begin
+    if not mbus.is_admin() then
+        perform mbus.deny();
+    end if;
+    perform mbus.check_queue_name(qname);
+    if consumers_cnt is null or consumers_cnt not between 1 and 1024 then
+        raise invalid_parameter_value using message = format('a queue cannot have %s parts', consumers_cnt),
+            hint = 'from 2 to 256 is reasonable, 1024 the most';
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    select q.* into known from mbus.queue as q where q.qname = create_queue.qname;
+    if known.id is null then
+        perform mbus.check_length(mbus.function_name('clear_queue', qname));
+        if create_queue.is_roles_security_model and not mbus.can_make_roles() then
+            raise insufficient_privilege using
+                message = format('queue %s cannot be under roles: %s, the owner of schema mbus, may not make roles', qname, current_user),
+                hint = format('alter role %I createrole; or make the queue without is_roles_security_model', current_user);
+        end if;
+        insert into mbus.queue (qname, consumers_cnt, is_roles_security_model)
+        values (create_queue.qname, create_queue.consumers_cnt, coalesce(create_queue.is_roles_security_model, false))
+        returning * into known;
+        perform mbus.make_log(known);
+        select q.* into known from mbus.queue as q where q.id = known.id;
+        perform mbus.make_roles(qname);
+        perform mbus.make_queue_functions(known);
+        perform mbus.add_consumer(known, 'default', null, false);
+    else
+        if known.consumers_cnt <> create_queue.consumers_cnt then
+            raise notice 'queue % keeps its % parts', qname, known.consumers_cnt;
+        end if;
+        if create_queue.is_roles_security_model is not null then
+            update mbus.queue as q set is_roles_security_model = create_queue.is_roles_security_model where q.id = known.id
+            returning * into known;
+        end if;
+        perform mbus.make_roles(qname);
+        perform mbus.make_queue_functions(known);
+        perform mbus.make_consumer_functions(known, c) from mbus.consumer as c where c.qname = known.qname;
+        perform mbus.make_views(known);
+    end if;
+    if known.is_roles_security_model then
+        perform mbus.open_door();
+    end if;
+end
+$$;
+comment on function mbus.create_queue(text, integer, boolean) is
+    'Make a queue with so many parts that can be consumed at once, and its consumer default. A queue that is there keeps its '
+    'messages, and gets its functions anew.';
+
+create function mbus.drop_queue(qname text) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+    each_name text;
+    each_function regprocedure;
+begin
+    if not mbus.is_admin() then
+        perform mbus.deny();
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    for each_name in select c.name from mbus.consumer as c where c.qname = known.qname loop
+        perform mbus.remove_consumer(known, mbus.consumer_named(known.qname, each_name));
+    end loop;
+    execute format('drop view mbus.%I, mbus.%I', 'qt$' || known.qname, 'all$' || known.qname);
+    for each_function in
+        select p.oid::regprocedure from pg_proc as p
+        where p.pronamespace = 'mbus'::regnamespace and p.proname = any (mbus.queue_functions(known))
+    loop
+        execute format('drop function %s', each_function);
+    end loop;
+    for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
+        perform mbus.drop_trigger(each_name, known.qname);
+    end loop;
+    execute format('drop table mbus.%I', 'log$' || known.qname);
+    execute format('drop function if exists mbus.%I()', 'copy$' || known.id);
+    execute format('drop sequence mbus.%I', 'seq$' || known.qname);
+    delete from mbus.receipt as r where r.queue = known.id;
+    delete from mbus.fault as f where f.qname = known.qname;
+    delete from mbus.queue as q where q.id = known.id;
+    perform mbus.drop_role(mbus.role_name('post', known.qname));
+    perform mbus.drop_role(mbus.role_name('admin', known.qname));
+end
+$$;
+comment on function mbus.drop_queue(text) is 'Drop a queue with its messages, consumers, functions and roles, and nobody else''s.';
+
+create function mbus.function_name(kind text, qname text, cname text default null) returns text
+language sql immutable
+set search_path from current
+as $$
+    select concat_ws('_', kind, qname, 'by_' || cname)
+$$;
+comment on function mbus.function_name(text, text, text) is 'The name of a queue''s own function.';
+
+create function mbus.queue_functions(known mbus.queue) returns text[]
+language sql immutable
+set search_path from current
+as $$
+    select array(
+        select mbus.function_name(kind, known.qname)
+        from unnest(array['post', 'postn', 'peek', 'clear_queue', 'run_on']) as kind)
+        || array['copy$' || known.id]
+$$;
+comment on function mbus.queue_functions(mbus.queue) is 'The names of a queue''s own functions, without those of its consumers.';
+
+create function mbus.consumer_functions(known mbus.queue, c mbus.consumer) returns text[]
+language sql immutable
+set search_path from current
+as $$
+    select array(
+        select mbus.function_name(kind, known.qname, c.name) from unnest(array['consume', 'consumen', 'take_from']) as kind)
+        || array['look$' || c.id, 'safe$' || c.id, 'match$' || c.id, 'receive$' || c.id]
+$$;
+comment on function mbus.consumer_functions(mbus.queue, mbus.consumer) is 'The names of a consumer''s own functions.';
+
+create function mbus.place(name text, arguments text, returned text, options text, body text, note text) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    signature text := format('mbus.%I(%s)', mbus.check_length(name), regexp_replace(arguments, ' default [^,]*', '', 'g'));
+begin
+    execute format('create or replace function mbus.%I(%s) returns %s %s set search_path = %s as %L',
+        name, arguments, returned, options, current_setting('search_path'), body);
+    execute format('comment on function %s is %L', signature, note);
+    execute format('revoke all on function %s from public', signature);
+end
+$$;
+comment on function mbus.place(text, text, text, text, text, text) is 'Write one of the functions of a queue, anew if it is there.';
+
+create function mbus.open_door() returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    grant usage on schema mbus to public;
+    grant execute on function
+        mbus.post(text, hstore, hstore, hstore, timestamp, timestamp, text), mbus.consume(text, text), mbus.take(text), mbus.peek(text),
+        mbus.is_msg_exists(text), mbus.get_iid(text), mbus.can_post(text), mbus.can_consume(text, text), mbus.estimated_messages(text),
+        mbus.create_queue(text, integer, boolean), mbus.drop_queue(text), mbus.create_consumer(text, text, text, boolean),
+        mbus.drop_consumer(text, text), mbus.create_temporary_queue(), mbus.create_temporary_consumer(text, text), mbus.clear_tempq(),
+        mbus.post_temp(text, hstore, hstore, hstore, timestamp, timestamp), mbus.consume_temp(text),
+        mbus.post_dmq(hstore, hstore, hstore, timestamp, timestamp, text), mbus.create_trigger(text, text, text),
+        mbus.drop_trigger(text, text), mbus.create_view(text, text, text, text), mbus.create_run_function(text)
+        to public;
+end
+$$;
+comment on function mbus.open_door() is
+    'From the first queue under roles on, everybody may call the functions that check roles: who lacks one is told Access denied. '
+    'No table is opened by it.';

@@ -1,0 +1,213 @@
+-- Posting: one message a call, many through arrays, or COPY into the log.
+
+create function mbus.predecessors(consume_after text) returns text[]
+language plpgsql immutable
+set search_path from current
+as $$
+begin
+    return array(
+        select distinct i from unnest(
+            case when trim(consume_after) like '{%' then consume_after::text[] else array[trim(consume_after)] end) as i
+        where i <> '' order by i);
+exception when data_exception then
+    raise invalid_parameter_value using message = format('Wrong consume_after:%s', consume_after),
+        hint = 'an array of message ids: {q.1,q.2}';
+end
+$$;
+comment on function mbus.predecessors(text) is 'The ids in a header consume_after: a text array, or a single id.';
+
+create function mbus.headers_for(headers hstore, qname text) returns hstore
+language sql stable
+set search_path from current
+as $$
+    select headers || hstore(array[
+        'seenby', case when (s.seenby)[cardinality(s.seenby)] = current_database() then s.seenby
+                       else s.seenby || current_database()::text end::text,
+        'source_db', coalesce(headers -> 'source_db', current_database()),
+        'destination_queue', qname,
+        'enqueue_time', coalesce(headers -> 'enqueue_time', clock_timestamp()::timestamp::text)])
+        || case when headers -> 'consume_after' is null then ''
+                else hstore('consume_after', mbus.predecessors(headers -> 'consume_after')::text) end
+    from (select coalesce((headers -> 'seenby')::text[], '{}')) as s(seenby)
+$$;
+comment on function mbus.headers_for(hstore, text) is 'A message''s headers as they are stored: what its poster gave, and where it came from and when.';
+
+create function mbus.check_iid(qname text, iid text) returns void
+language plpgsql immutable
+set search_path from current
+as $$
+begin
+    if iid !~ '\.[0-9]{1,18}$' or substring(iid from '^(.*)\.[0-9]+$') not in (qname, 'dmq') then
+        raise invalid_parameter_value using message = format('Wrong iid=%s for queue %s', iid, qname),
+            hint = format('mbus.get_iid(%L) gives one', qname);
+    end if;
+end
+$$;
+comment on function mbus.check_iid(text, text) is 'Refuse an id that is another queue''s: it could not be found again.';
+
+create function mbus.passed(id bigint, txid xid8, done bigint, late_xids xid8[], late_ids bigint[]) returns boolean
+language sql immutable
+as $$
+    select id <= done and not exists (
+        select from unnest(late_xids, late_ids) as l(xid, upto) where l.xid = passed.txid and passed.id > l.upto)
+$$;
+comment on function mbus.passed(bigint, xid8, bigint, xid8[], bigint[]) is 'Whether a position went past a message.';
+
+create function mbus.got_now(known mbus.queue, iid text) returns integer[]
+language plpgsql stable
+set search_path from current
+as $$
+declare
+    mine xid8 := pg_current_xact_id_if_assigned();
+    message record;
+    found integer[] := '{}';
+    remains boolean := false;
+begin
+    for message in select * from mbus.entries(known, iid) loop
+        found := found || array(
+            select c from mbus.receipt as r, unnest(case when r.consumer is null then r.pending else array[r.consumer] end) as c
+            where r.queue = known.id and r.id = message.id and r.txid = mine
+        ) || array(
+            select p.consumer from unnest(message.wanted) as c
+            cross join mbus.stands_at(c, mod(message.id, known.consumers_cnt)::integer) as p
+            where p.txid = mine and c = any (message.received)
+              and not mbus.passed(message.id, message.txid, p.began, p.began_xids, p.began_ids));
+        remains := remains or not message.gone;
+    end loop;
+    if found = '{}' and remains then
+        raise unique_violation using message = format('message %s is still in queue %s', iid, known.qname),
+            hint = 'only who received or took it in this transaction can put it back under its id';
+    end if;
+    return nullif(array(select distinct c from unnest(found) as c order by c), '{}');
+end
+$$;
+comment on function mbus.got_now(mbus.queue, text) is
+    'The consumers by whom this transaction received a message, to whom it is put back; null for a message that is not there: it goes to all.';
+
+create function mbus.make_post_functions(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    guard text := case when known.is_roles_security_model then format('perform mbus.demand(''post'', %L);', known.qname) else '' end;
+begin
+    perform mbus.place('post_' || known.qname,
+        'data hstore, headers hstore default null, properties hstore default null, delayed_until timestamp default null, '
+        'expires timestamp default null, iid text default null',
+        'text', 'language plpgsql security definer',
+        format($body$
+#variable_conflict use_variable
+declare
+    number bigint;
+    recipients integer[];
+begin
+    %1$s
+    if iid is not null then
+        perform mbus.check_iid(%2$L, iid);
+        recipients := mbus.got_now(mbus.queue_named(%2$L), iid);
+    end if;
+    if headers is null then
+        insert into mbus.%3$I (data, properties, delayed_until, expires, iid, only_for)
+        values (data, properties, delayed_until::timestamptz, expires::timestamptz, iid, recipients)
+        returning id into number;
+    else
+        insert into mbus.%3$I (data, headers, properties, delayed_until, expires, iid, only_for)
+        values (data, mbus.headers_for(headers, %2$L), properties, delayed_until::timestamptz, expires::timestamptz, iid, recipients)
+        returning id into number;
+    end if;
+    return coalesce(iid, %4$L || number);
+end
+$body$, guard, known.qname, 'log$' || known.qname, known.qname || '.'),
+        format('Post a message to queue %s; returns its iid.', known.qname));
+
+    perform mbus.place('postn_' || known.qname,
+        'data hstore[], headers hstore[] default null, properties hstore[] default null, delayed_until timestamp[] default null, '
+        'expires timestamp[] default null, iid text[] default null',
+        'text[]', 'language plpgsql security definer',
+        format($body$
+#variable_conflict use_variable
+declare
+    made text[];
+    plain hstore := hstore(array[
+        'seenby', '{' || current_database() || '}', 'source_db', current_database()::text,
+        'destination_queue', %2$L, 'enqueue_time', clock_timestamp()::timestamp::text]);
+begin
+    %1$s
+    if iid is not null then
+        return array(
+            select mbus.%5$I(u.data, u.headers, u.properties, u.delayed_until, u.expires, u.iid)
+            from unnest(data, headers, properties, delayed_until, expires, iid)
+                as u(data, headers, properties, delayed_until, expires, iid));
+    end if;
+    with posted as (
+        insert into mbus.%3$I (data, headers, properties, delayed_until, expires)
+        select u.data, case when u.headers is null then plain else mbus.headers_for(u.headers, %2$L) end,
+               u.properties, u.delayed_until::timestamptz, u.expires::timestamptz
+        from unnest(data, headers, properties, delayed_until, expires) as u(data, headers, properties, delayed_until, expires)
+        returning id)
+    select coalesce(array_agg(%4$L || posted.id), '{}') into made from posted;
+    return made;
+end
+$body$, guard, known.qname, 'log$' || known.qname, known.qname || '.', 'post_' || known.qname),
+        format('Post messages to queue %s, one for each element of data; returns their iids in that order.', known.qname));
+end
+$$;
+comment on function mbus.make_post_functions(mbus.queue) is 'Write post_<queue> and postn_<queue>.';
+
+create function mbus.post(
+    qname text, data hstore, headers hstore default null, properties hstore default null,
+    delayed_until timestamp default null, expires timestamp default null, iid text default null
+) returns text
+language plpgsql
+set search_path from current
+as $$
+declare
+    posted text;
+begin
+    if qname like 'temp.%' then
+        return mbus.post_temp(qname, data, headers, properties, delayed_until, expires);
+    elsif qname = 'dmq' then
+        return mbus.post_dmq(data, headers, properties, delayed_until, expires, iid);
+    elsif qname is null or to_regprocedure(
+        format('mbus.%I(hstore, hstore, hstore, timestamp, timestamp, text)', 'post_' || qname)) is null
+    then
+        raise undefined_object using message = format('Queue %s does not exists', qname), hint = 'mbus.create_queue() makes one';
+    end if;
+    execute format('select mbus.%I($1, $2, $3, $4, $5, $6)', 'post_' || qname)
+    into posted using data, headers, properties, delayed_until, expires, iid;
+    return posted;
+end
+$$;
+comment on function mbus.post(text, hstore, hstore, hstore, timestamp, timestamp, text) is
+    'Post a message to a queue, also a temporary one; returns its iid.';
+
+create function mbus.get_iid(qname text) returns text
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+begin
+    perform mbus.demand('post', qname);
+    return known.qname || '.' || nextval(known.seq::regclass);
+end
+$$;
+comment on function mbus.get_iid(text) is 'An id for a message that is to be posted to a queue.';
+
+create function mbus.can_post(qname text) returns boolean
+language sql stable security definer
+set search_path from current
+as $$
+    select coalesce(mbus.may('post', qname) and exists (select from mbus.queue as q where q.qname = can_post.qname), false)
+$$;
+comment on function mbus.can_post(text) is 'Whether this session may post to a queue.';
+
+create function mbus.can_consume(qname text, cname text default 'default') returns boolean
+language sql stable security definer
+set search_path from current
+as $$
+    select coalesce(
+        mbus.may('consume', qname, cname)
+        and exists (select from mbus.consumer as c where c.qname = can_consume.qname and c.name = cname), false)
+$$;
+comment on function mbus.can_consume(text, text) is 'Whether this session may consume from a queue by a consumer.';

@@ -1,0 +1,196 @@
+-- What is in a queue: the messages that somebody is still to receive, or that nobody's selector matches.
+
+create function mbus.dones(consumer integer) returns bigint[]
+language sql stable
+set search_path from current
+as $$
+    select array(
+        select p.done
+        from generate_series(0, (
+            select q.consumers_cnt - 1 from mbus.consumer as c join mbus.queue as q using (qname) where c.id = dones.consumer)) as g(part)
+        left join mbus.stands_at(dones.consumer, g.part) as p on true
+        order by g.part)
+$$;
+comment on function mbus.dones(integer) is 'How far a consumer has come in each part.';
+
+create function mbus.lates(queue text) returns table (consumer integer, part integer, xid xid8, upto bigint)
+language sql stable rows 10
+set search_path from current
+as $$
+    select c.id, p.part, l.xid, l.upto
+    from mbus.queue as q
+    join mbus.consumer as c using (qname)
+    cross join generate_series(0, q.consumers_cnt - 1) as g(part)
+    cross join mbus.stands_at(c.id, g.part) as p
+    cross join unnest(p.late_xids, p.late_ids) as l(xid, upto)
+    where q.qname = lates.queue
+$$;
+comment on function mbus.lates(text) is 'The transactions whose messages consumers of a queue went past before they could see them.';
+
+create function mbus.make_views(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    consumers mbus.consumer[] := array(select c from mbus.consumer as c where c.qname = known.qname order by c.id);
+    wanted text := (
+        select string_agg(format(
+            'case when (l.only_for is null or %1$s = any (l.only_for)) and %2$s then %1$s end', c.id,
+            case when c.selector is null then 'true' else format('coalesce(mbus.%I(m.message), true)', 'match$' || c.id) end),
+            ', ') from unnest(consumers) as c);
+    received text := (
+        select string_agg(format($sql$
+            case when %1$s = any (w.wanted) and (
+                %1$s = any (r.receipts)
+                or l.id <= (select mbus.dones(%1$s))[1 + mod(l.id, %2$s)]
+                   and not exists (
+                       select from late as e
+                       where e.consumer = %1$s and e.part = mod(l.id, %2$s) and e.xid = l.txid and l.id > e.upto)
+                   and not exists (select from mbus.apart as a where a.consumer = %1$s and a.id = l.id)
+            ) then %1$s end$sql$, c.id, known.consumers_cnt), ',') from unnest(consumers) as c);
+begin
+    execute format($view$
+        create or replace view mbus.%1$I as
+        with late as materialized (select * from mbus.lates(%3$L))
+        select l.id, l.added::timestamp as added, coalesce(l.iid, %4$L || l.id) as iid,
+               l.delayed_until::timestamp as delayed_until, l.expires::timestamp as expires, s.received,
+               l.headers, l.properties, l.data, l.txid, w.wanted,
+               r.taken or case when w.wanted = '{}' then l.only_for is not null else w.wanted <@ s.received end as gone
+        from mbus.%2$I as l
+        cross join lateral (
+            select row(l.id, l.added::timestamp, coalesce(l.iid, %4$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null,
+                       l.headers, l.properties, l.data)::mbus.qt_model as message
+        ) as m
+        cross join lateral (
+            select coalesce(array_agg(r.consumer), '{}') as receipts, coalesce(bool_or(r.consumer is null), false) as taken
+            from mbus.receipt as r where r.queue = %5$s and r.id = l.id
+        ) as r
+        cross join lateral (select array_remove(array[%6$s]::integer[], null) as wanted offset 0) as w
+        cross join lateral (select array_remove(array[%7$s]::integer[], null) as received offset 0) as s
+        $view$,
+        'all$' || known.qname, 'log$' || known.qname, known.qname, known.qname || '.', known.id, coalesce(wanted, ''),
+        coalesce(received, ''));
+    execute format($view$
+        create or replace view mbus.%1$I as
+        select a.id, a.added, a.iid, a.delayed_until, a.expires, a.received, a.headers, a.properties, a.data
+        from mbus.%2$I as a where not a.gone
+        $view$, 'qt$' || known.qname, 'all$' || known.qname);
+    execute format('comment on view mbus.%I is %L', 'all$' || known.qname,
+        'Every message in the log of queue ' || known.qname || ': by which consumers it is wanted and received, and whether it is gone.');
+    execute format('comment on view mbus.%I is %L', 'qt$' || known.qname, 'The messages in queue ' || known.qname || '.');
+end
+$$;
+comment on function mbus.make_views(mbus.queue) is 'Write the views of a queue, as its consumers are now.';
+
+create function mbus.entries(known mbus.queue, iid text)
+returns table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean)
+language plpgsql stable
+set search_path from current
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    number bigint := case when iid like known.qname || '.%' then substring(iid from '\.([0-9]{1,18})$') end;
+    ids bigint[];
+begin
+    execute format('select array(select l.id from mbus.%1$I as l where l.id = $1 and l.iid is null '
+        'union all select l.id from mbus.%1$I as l where l.iid = $2)', 'log$' || known.qname)
+    into ids using number, iid;
+    if ids <> '{}' then
+        return query execute format(
+            'select a.id, a.txid, a.wanted, a.received, a.gone, coalesce(a.expires < localtimestamp, false) '
+            'from mbus.%I as a where a.id = any ($1) order by a.id', 'all$' || known.qname)
+        using ids;
+    end if;
+end
+$$;
+comment on function mbus.entries(mbus.queue, text) is
+    'The messages of a queue''s log with an iid: one, and one for each time that it was put back.';
+
+create function mbus.is_msg_exists(msgiid text) returns boolean
+language plpgsql stable security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_of(msgiid);
+begin
+    if known.id is not null then
+        perform mbus.demand('consume', known.qname);
+        if exists (select from mbus.entries(known, msgiid) as e where not e.gone) then
+            return true;
+        end if;
+    end if;
+    return exists (select from mbus.dmq as d where d.iid = msgiid and mbus.is_admin())
+        or exists (select from mbus.tempq as t where t.iid = msgiid);
+end
+$$;
+comment on function mbus.is_msg_exists(text) is 'Whether a message is in its queue, or in the dmq.';
+
+create function mbus.peek(msgiid text) returns mbus.qt_model
+language plpgsql stable security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_of(msgiid);
+    number bigint;
+    message mbus.qt_model;
+begin
+    if known.id is not null then
+        perform mbus.demand('consume', known.qname);
+        number := (select min(e.id) from mbus.entries(known, msgiid) as e where not e.gone);
+        if number is not null then
+            execute format('select * from mbus.%I as m where m.id = $1', 'qt$' || known.qname) into message using number;
+            return message;
+        end if;
+    end if;
+    select d.* into message from mbus.dmq as d where d.iid = msgiid and mbus.is_admin() order by d.id limit 1;
+    if message.id is null then
+        select t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data into message
+        from mbus.tempq as t where t.iid = msgiid;
+    end if;
+    return message;
+end
+$$;
+comment on function mbus.peek(text) is 'A message by its id, which stays where it is; null where there is none. Delay and expiry do not matter.';
+
+create function mbus.make_peek_function(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    perform mbus.place('peek_' || known.qname, 'msgid text default null', 'boolean', 'language plpgsql stable security definer',
+        format($body$
+begin
+    %1$s
+    if msgid is null then
+        return exists (select from mbus.%2$I);
+    end if;
+    return exists (select from mbus.entries(mbus.queue_named(%3$L), msgid) as e where not e.gone);
+end
+$body$, case when known.is_roles_security_model then format('perform mbus.demand(''consume'', %L);', known.qname) else '' end,
+            'qt$' || known.qname, known.qname),
+        format('Whether a message is in queue %s, or any is.', known.qname));
+end
+$$;
+comment on function mbus.make_peek_function(mbus.queue) is 'Write peek_<queue>.';
+
+create function mbus.estimated_messages(qname text) returns bigint
+language plpgsql stable security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+    counted bigint;
+begin
+    perform mbus.demand('consume', known.qname);
+    execute format('select count(*) from (select from mbus.%I limit 10000) as m', 'qt$' || known.qname) into counted;
+    if counted = 10000 then
+        counted := greatest(counted, (
+            select pg_sequence_last_value(known.seq::regclass) - min(d) from mbus.consumer as c, unnest(mbus.dones(c.id)) as d
+            where c.qname = known.qname));
+    end if;
+    return counted;
+end
+$$;
+comment on function mbus.estimated_messages(text) is 'How many messages are in a queue: exact up to ten thousand, an estimate above.';

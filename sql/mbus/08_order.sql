@@ -1,0 +1,222 @@
+-- Messages that cannot be handed out in the log's order: not yet due, or behind others.
+--
+-- A message waits for one consumer of one predecessor at a time. Mostly that consumer's position will go past the
+-- predecessor: then a comparison of two numbers a part finds all whom it sets free, and nobody looks at the others. A
+-- predecessor that is itself apart, or in the dmq, is looked for by itself, a few at each claim.
+
+create type mbus.obstacle as (consumer integer, part integer, id bigint);
+comment on type mbus.obstacle is 'What a message waits for: that a consumer receives a message; part -1 where that one is apart.';
+
+create function mbus.obstacle(after text[]) returns mbus.obstacle
+language plpgsql stable
+set search_path from current
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    each_iid text;
+    known mbus.queue;
+    e record;
+    c integer;
+    found bigint;
+begin
+    foreach each_iid in array coalesce(after, '{}') loop
+        known := mbus.queue_of(each_iid);
+        if known.id is not null then
+            for e in select * from mbus.entries(known, each_iid) as x where not x.gone and not x.expired loop
+                if e.wanted = '{}' then
+                    -- Nobody will ever receive it.
+                    continue;
+                end if;
+                c := (select min(w) from unnest(e.wanted) as w where w <> all (e.received));
+                return row(
+                    c,
+                    case when exists (select from mbus.apart as a where a.consumer = c and a.id = e.id) then -1
+                         else mod(e.id, known.consumers_cnt) end,
+                    e.id)::mbus.obstacle;
+            end loop;
+        end if;
+        found := (select min(d.id) from mbus.dmq as d where d.iid = each_iid);
+        if found is not null then
+            return row(0, -1, found)::mbus.obstacle;
+        end if;
+    end loop;
+    return null;
+end
+$$;
+comment on function mbus.obstacle(text[]) is
+    'The first consumer of any of these messages that has not received it yet; null where there is none, as for ids that are unknown.';
+
+create function mbus.reconsider(consumer integer, ids bigint[]) returns void
+language plpgsql
+set search_path from current
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    update mbus.apart as a set
+        wait_consumer = (o.o).consumer, wait_part = (o.o).part, wait_id = (o.o).id,
+        due = case when o.o is null then '-infinity' else a.due end
+    from (
+        select g.after, mbus.obstacle(g.after::text[]) as o
+        from (
+            select distinct x.after from mbus.apart as x where x.consumer = reconsider.consumer and x.id = any (ids)
+        ) as g
+        offset 0
+    ) as o
+    where a.consumer = reconsider.consumer and a.id = any (ids) and a.after is not distinct from o.after;
+end
+$$;
+comment on function mbus.reconsider(integer, bigint[]) is 'Look again at what messages wait for: those that wait no longer can be had.';
+
+create function mbus.set_free(c integer, parts integer[], most integer) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    free bigint[];
+    g record;
+    ids bigint[];
+begin
+    -- Due, and not yet looked at since.
+    free := array(
+        select a.id from mbus.apart as a
+        where a.consumer = c and a.wait_consumer is null and not a.failed
+          and a.due > '-infinity' and a.due <= clock_timestamp() and a.part = any (parts)
+        order by a.due, a.id
+        limit most)
+        || array(select w.id from mbus.wake as w where w.consumer = c and w.part = any (parts) limit most);
+    for g in
+        with recursive waits as (
+            (select a.wait_consumer, a.wait_part from mbus.apart as a where a.consumer = c and a.wait_consumer is not null
+             order by a.wait_consumer, a.wait_part limit 1)
+            union all
+            select n.* from waits as w cross join lateral (
+                select a.wait_consumer, a.wait_part from mbus.apart as a
+                where a.consumer = c and a.wait_consumer is not null
+                  and (a.wait_consumer, a.wait_part) > (w.wait_consumer, w.wait_part)
+                order by a.wait_consumer, a.wait_part limit 1
+            ) as n
+        )
+        select * from waits
+    loop
+        free := free || mbus.freed_apart(c, g.wait_consumer, g.wait_part, parts, most);
+        if g.wait_part >= 0 then
+            ids := array(
+                select a.id from mbus.apart as a
+                where a.consumer = c and a.wait_consumer = g.wait_consumer and a.wait_part = g.wait_part
+                  and a.wait_id <= coalesce((
+                      select p.done from mbus.stands_at(g.wait_consumer, g.wait_part) as p), 9223372036854775807)
+                  and a.part = any (parts)
+                order by a.wait_id
+                limit most);
+            free := free || ids;
+        end if;
+    end loop;
+    return free;
+end
+$$;
+comment on function mbus.set_free(integer, integer[], integer) is
+    'Messages apart that are to be looked at again: due, or whose predecessor a position went past. Its cost does not grow with '
+    'the number of those that go on waiting.';
+
+create function mbus.freed_apart(c integer, waited_for integer, place integer, parts integer[], most integer) returns bigint[]
+language plpgsql stable
+as $$
+declare
+    -- Looked for from anywhere on, so that with many predecessors all get their turn.
+    start bigint := (
+        select lo + (random() * (hi - lo))::bigint
+        from (select min(a.wait_id), max(a.wait_id) from mbus.apart as a
+              where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place) as x(lo, hi));
+    sample integer := case when place = -1 then 50 else 5 end;
+    freed bigint[];
+begin
+    with recursive ahead as (
+        (select a.wait_id, 1 as step from mbus.apart as a
+         where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place and a.wait_id >= start
+         order by a.wait_id limit 1)
+        union all
+        select n.wait_id, s.step + 1 from ahead as s cross join lateral (
+            select a.wait_id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place and a.wait_id > s.wait_id
+            order by a.wait_id limit 1
+        ) as n
+        where s.step < sample
+    ), lowest as (
+        select a.wait_id from mbus.apart as a
+        where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place
+        order by a.wait_id limit sample
+    )
+    select array_agg(s.wait_id) into freed
+    from (select h.wait_id from ahead as h union select w.wait_id from lowest as w) as s
+    where case when waited_for = 0 then not exists (select from mbus.dmq as d where d.id = s.wait_id)
+               else place = -1 and not exists (select from mbus.apart as a where a.consumer = waited_for and a.id = s.wait_id)
+                    or exists (select from mbus.receipt as r where r.id = s.wait_id and (r.consumer is null or r.consumer = waited_for)
+                               and r.queue = (select q.id from mbus.consumer as x join mbus.queue as q using (qname)
+                                              where x.id = waited_for)) end;
+    return array(
+        select a.id from mbus.apart as a
+        where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place and a.wait_id = any (freed)
+          and a.part = any (parts)
+        order by a.wait_id
+        limit most);
+end
+$$;
+comment on function mbus.freed_apart(integer, integer, integer, integer[], integer) is
+    'Messages that wait for one that was received out of order, or is no longer in the dmq. Who receives so wakes them: this finds those whom it '
+    'could not see yet, a few at a time.';
+
+create function mbus.wake_up(consumers integer[], ids bigint[]) returns void
+language plpgsql
+set search_path from current
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    insert into mbus.wake (consumer, id, part)
+    select a.consumer, a.id, a.part from mbus.apart as a where a.wait_consumer = any (consumers) and a.wait_id = any (ids);
+end
+$$;
+comment on function mbus.wake_up(integer[], bigint[]) is
+    'Have those looked at again that wait until consumers receive messages. The rows of those are their own consumers'' to change.';
+
+create function mbus.set_apart(known mbus.queue, c integer, special mbus.picked[]) returns bigint[]
+language plpgsql
+set search_path from current
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    moment timestamptz := clock_timestamp();
+    kept_apart bigint[];
+begin
+    with judged as (
+        select s.id, s.part, s.due, s.expires, s.after, (o.o).consumer as whom, (o.o).part as place, (o.o).id as what
+        from unnest(special) as s
+        left join (
+            select g.after, mbus.obstacle(g.after::text[]) as o
+            from (select distinct x.after from unnest(special) as x where x.after is not null) as g
+            offset 0
+        ) as o on o.after = s.after
+    ), kept as (
+        insert into mbus.apart (consumer, id, part, due, expires, after, wait_consumer, wait_part, wait_id)
+        select c, j.id, j.part, coalesce(j.due, '-infinity'), j.expires, j.after,
+               case when coalesce(j.due <= moment, true) then j.whom end,
+               case when coalesce(j.due <= moment, true) then j.place end,
+               case when coalesce(j.due <= moment, true) then j.what end
+        from judged as j
+        where j.due > moment or j.whom is not null
+        on conflict do nothing
+    )
+    select coalesce(array_agg(j.id), '{}') into kept_apart from judged as j
+    where j.due > moment or j.whom is not null
+       or exists (select from mbus.apart as a where a.consumer = c and a.id = j.id);
+    return kept_apart;
+end
+$$;
+comment on function mbus.set_apart(mbus.queue, integer, mbus.picked[]) is
+    'Note those messages that a consumer came upon and cannot have yet; returns them.';

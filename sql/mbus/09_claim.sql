@@ -1,0 +1,158 @@
+-- What is handed out of the parts that a consumer has locked, and how far that brings it.
+
+create function mbus.gone(known mbus.queue, c integer, above bigint) returns bigint[]
+language plpgsql stable
+as $$
+begin
+    return array(
+        select r.id from mbus.receipt as r where r.queue = known.id and r.consumer is null and r.id > above
+        union all
+        select r.id from mbus.receipt as r where r.queue = known.id and r.consumer = c and r.id > above);
+end
+$$;
+comment on function mbus.gone(mbus.queue, integer, bigint) is 'Messages above an id that a consumer received out of order, or that were taken.';
+
+create function mbus.look(known mbus.queue, c integer, stands mbus.standing, horizon bigint, most integer) returns mbus.seen
+language plpgsql
+as $$
+declare
+    gone bigint[] := mbus.gone(known, c, case when stands.late_xids <> '{}' then 0 else stands.low end);
+    seen mbus.seen;
+begin
+    begin
+        execute format('select * from mbus.%I($1, $2, $3, $4)', 'look$' || c) into seen using stands, horizon, gone, most;
+    exception when others or assert_failure then
+        if not exists (select from mbus.consumer as x where x.id = c and x.selector is not null) or sqlstate ~ '^(40|53|57)' then
+            raise;
+        end if;
+        execute format('select * from mbus.%I($1, $2, $3, $4)', 'safe$' || c) into seen using stands, horizon, gone, most;
+    end;
+    return seen;
+end
+$$;
+comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, integer) is
+    'What a consumer comes upon next. A selector that fails is asked about each message by itself.';
+
+create function mbus.open_in(now pg_snapshot, bound bigint) returns xid8[]
+language plpgsql stable
+as $$
+declare
+    upper bigint := pg_snapshot_xmax(now)::text::bigint;
+begin
+    if bound <= upper and pg_snapshot_xmin(now) = pg_snapshot_xmax(now) then
+        return '{}';
+    end if;
+    return array(
+        select x from pg_snapshot_xip(now) as x where x is distinct from pg_current_xact_id_if_assigned()
+        union all
+        select g::text::xid8 from generate_series(upper, bound - 1) as g
+        where g::text::xid8 is distinct from pg_current_xact_id_if_assigned());
+end
+$$;
+comment on function mbus.open_in(pg_snapshot, bigint) is 'The transactions below a bound that a snapshot does not see, but for this one.';
+
+create function mbus.from_log(known mbus.queue, c integer, parts integer[], amt integer) returns bigint[]
+language plpgsql
+as $$
+declare
+    -- In this order: an id at most the horizon was drawn by a transaction below the bound, and is seen or among the open ones.
+    horizon bigint := coalesce(pg_sequence_last_value(known.seq::regclass), 0);
+    bound bigint := mbus.xid_bound();
+    stands mbus.standing;
+    seen mbus.seen;
+    found bigint[] := '{}';
+    fresh bigint[];
+    aside bigint[];
+    most integer := amt;
+    last_id bigint;
+    is_cut boolean;
+    is_full boolean;
+    ends_late boolean;
+begin
+    loop
+        stands := mbus.stand(c, known.consumers_cnt, parts);
+        seen := mbus.look(known, c, stands, horizon, most);
+        is_full := cardinality(seen.ids) = most;
+        fresh := seen.ids;
+        if seen.special <> '{}' then
+            perform mbus.note_fault(known, c, p) from unnest(seen.special) as p where p.ok is null;
+            aside := mbus.set_apart(known, c, array(
+                select p from unnest(seen.special) as p where (p.after is not null or p.due is not null) and p.ok))
+                || array(select p.id from unnest(seen.special) as p where p.ok is not true);
+            fresh := array(
+                select abs(i) from unnest(seen.ids) with ordinality as s(i, n) where abs(i) <> all (aside) order by n);
+        end if;
+        is_cut := cardinality(found) + cardinality(fresh) > amt;
+        fresh := fresh[1 : amt - cardinality(found)];
+        found := found || fresh;
+        -- Up to which message this look counts: the last handed out where there were more, else the last that was seen.
+        last_id := case when is_cut then fresh[cardinality(fresh)] else abs(seen.ids[cardinality(seen.ids)]) end;
+        ends_late := (is_cut or is_full) and seen.late_count > 0
+            and last_id in (select abs(i) from unnest(seen.ids[1 : seen.late_count]) as i);
+        perform mbus.keep(
+            c, stands, case when is_cut or is_full then last_id else horizon end, mbus.open_in(seen.now, bound), ends_late,
+            seen.finished, last_id);
+        if cardinality(found) >= amt or not is_full then
+            return found;
+        end if;
+        most := greatest(amt - cardinality(found), 500);
+    end loop;
+end
+$$;
+comment on function mbus.from_log(mbus.queue, integer, integer[], integer) is
+    'The next messages of the log for a consumer that holds the locks of these parts, and its positions behind them.';
+
+create function mbus.from_apart(known mbus.queue, c integer, parts integer[], amt integer) returns bigint[]
+language plpgsql
+as $$
+declare
+    free bigint[] := mbus.set_free(c, parts, greatest(amt, 1000));
+    ready bigint[];
+begin
+    if free <> '{}' then
+        perform mbus.reconsider(c, free);
+        delete from mbus.wake as w where w.consumer = c and w.part = any (parts) and w.id = any (free);
+    end if;
+    ready := array(
+        select a.id from mbus.apart as a
+        where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity' and a.part = any (parts)
+        order by a.id
+        limit amt);
+    if ready = '{}' then
+        return ready;
+    end if;
+    with gone as (
+        delete from mbus.apart as a where a.consumer = c and a.id = any (ready) returning a.id, a.expires
+    ), handed as (
+        select g.id from gone as g
+        where coalesce(g.expires > clock_timestamp(), true)
+          and not exists (
+              select from mbus.receipt as r where r.queue = known.id and r.id = g.id and (r.consumer is null or r.consumer = c))
+    ), noted as (
+        insert into mbus.receipt (queue, id, consumer) select known.id, h.id, c from handed as h
+    )
+    select coalesce(array_agg(h.id), '{}') into ready from handed as h;
+    perform mbus.wake_up(array[c], ready);
+    -- Those that were dropped instead leave room.
+    return case when ready = '{}' then mbus.from_apart(known, c, parts, amt) else ready end;
+end
+$$;
+comment on function mbus.from_apart(mbus.queue, integer, integer[], integer) is
+    'Messages apart that a consumer which holds the locks of these parts can have now.';
+
+create function mbus.note_fault(known mbus.queue, c integer, p mbus.picked) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    insert into mbus.apart (consumer, id, part, due, expires, after, failed)
+    values (c, p.id, p.part, coalesce(p.due, '-infinity'), p.expires, p.after, true)
+    on conflict do nothing;
+    if found then
+        insert into mbus.fault (qname, consumer, message_id, message)
+        select known.qname, x.name, p.id, 'the selector fails on this message: ' || x.selector from mbus.consumer as x where x.id = c;
+    end if;
+end
+$$;
+comment on function mbus.note_fault(mbus.queue, integer, mbus.picked) is
+    'Keep a message on which a consumer''s selector failed, and report it.';

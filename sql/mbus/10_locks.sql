@@ -1,0 +1,142 @@
+-- Which parts to lock, and for how much: what another transaction holds is skipped, never waited for.
+
+create function mbus.take_part(c integer, part integer, whole boolean) returns boolean
+language plpgsql
+as $$
+begin
+    if whole then
+        return pg_try_advisory_xact_lock(mbus.part_key(c, part));
+    end if;
+    return pg_try_advisory_xact_lock_shared(mbus.part_key(c, part)) and pg_try_advisory_xact_lock(mbus.turn_key(c, part));
+end
+$$;
+comment on function mbus.take_part(integer, integer, boolean) is
+    'Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Nobody is waited for.';
+
+create function mbus.parts_at(known mbus.queue, c integer, amt integer, most integer) returns integer[]
+language plpgsql
+as $$
+declare
+    all_parts integer[] := array(select generate_series(0, known.consumers_cnt - 1));
+    stands mbus.standing;
+    seen mbus.seen;
+    heads integer[];
+    upto bigint := coalesce(pg_sequence_last_value(known.seq::regclass), 0);
+    free bigint[];
+begin
+    -- With a backlog there is something everywhere.
+    if amt > 1 and upto >= 4 * known.consumers_cnt + (select p.done from mbus.stands_at(c, 0) as p) then
+        return all_parts;
+    end if;
+    stands := mbus.stand(c, known.consumers_cnt, all_parts);
+    seen := mbus.look(known, c, stands, 9223372036854775807, most);
+    free := mbus.set_free(c, all_parts, most);
+    heads := array(
+        select h.part from (
+            select mod(abs(i), known.consumers_cnt)::integer as part, abs(i) as id from unnest(seen.ids) as i
+            union all
+            (select a.part, a.id from mbus.apart as a
+             where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity'
+             order by a.id limit most)
+            union all
+            select a.part, a.id from mbus.apart as a where a.consumer = c and a.id = any (free)
+        ) as h
+        group by h.part order by min(h.id));
+    -- Nothing for this consumer in a long stretch: what was looked at once need not be again.
+    if heads = '{}' and upto > stands.low + 1000 then
+        return all_parts;
+    end if;
+    return heads;
+end
+$$;
+comment on function mbus.parts_at(mbus.queue, integer, integer, integer) is 'The parts in which there may be something for a consumer, the oldest message first.';
+
+create function mbus.claim_single(known mbus.queue, c integer) returns bigint[]
+language plpgsql
+as $$
+declare
+    part integer;
+    tried integer[] := '{}';
+    ids bigint[];
+    held integer := coalesce(nullif(current_setting('mbus.held', true), ''), '0')::integer;
+    has_whole boolean;
+    is_held boolean;
+    -- Of the first few, one is free mostly.
+    most integer := 8;
+    heads integer[] := mbus.parts_at(known, c, 1, most);
+begin
+    while heads <> '{}' loop
+        part := heads[1];
+        heads := heads[2 :];
+        tried := tried || part;
+        -- Past so many messages a transaction locks whole parts: locks are few.
+        has_whole := held >= 64 and mbus.take_part(c, part, true);
+        is_held := has_whole or mbus.take_part(c, part, false);
+        while is_held loop
+            ids := mbus.from_apart(known, c, array[part], 1);
+            if ids = '{}' then
+                ids := mbus.from_log(known, c, array[part], 1);
+            end if;
+            exit when ids = '{}';
+            if has_whole then
+                return ids;
+            elsif not pg_try_advisory_xact_lock(mbus.message_key(known.id, ids[1])) then
+                -- Who is taking it may roll back.
+                delete from mbus.receipt as r where r.queue = known.id and r.consumer = c and r.id = ids[1];
+                insert into mbus.apart (consumer, id, part, due)
+                values (c, ids[1], part, clock_timestamp() + interval '20 ms') on conflict do nothing;
+            elsif exists (
+                select from mbus.receipt as r where r.queue = known.id and r.id = ids[1] and r.consumer is null
+                union all
+                select from mbus.receipt as r
+                where r.queue = known.id and r.id = ids[1] and r.consumer = c and r.txid <> pg_current_xact_id())
+            then
+                continue;
+            else
+                perform set_config('mbus.held', (held + 1)::text, true);
+                return ids;
+            end if;
+        end loop;
+        if heads = '{}' and most < 2 * known.consumers_cnt then
+            most := 2 * known.consumers_cnt;
+            heads := array(
+                select h.part from unnest(mbus.parts_at(known, c, 1, most)) with ordinality as h(part, n)
+                where h.part <> all (tried) order by h.n);
+        end if;
+    end loop;
+    return '{}';
+end
+$$;
+comment on function mbus.claim_single(mbus.queue, integer) is
+    'The oldest message that nobody holds, locked by itself: who takes another message of its part need not wait.';
+
+create function mbus.claim(known mbus.queue, c integer, amt integer) returns bigint[]
+language plpgsql
+as $$
+declare
+    parts integer[];
+    ids bigint[];
+begin
+    if amt is null or amt < 1 then
+        raise invalid_parameter_value using message = format('%s messages cannot be consumed', amt), hint = 'at least one';
+    end if;
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        raise active_sql_transaction using message = 'messages are consumed in read committed transactions only',
+            hint = 'set transaction isolation level read committed';
+    end if;
+    if amt = 1 then
+        ids := mbus.claim_single(known, c);
+    else
+        parts := array(select p from unnest(mbus.parts_at(known, c, amt, 2 * known.consumers_cnt)) as p where mbus.take_part(c, p, true));
+        if parts = '{}' then
+            return '{}';
+        end if;
+        ids := mbus.from_apart(known, c, parts, amt);
+        if cardinality(ids) < amt then
+            ids := ids || mbus.from_log(known, c, parts, amt - cardinality(ids));
+        end if;
+    end if;
+    return ids;
+end
+$$;
+comment on function mbus.claim(mbus.queue, integer, integer) is 'Receive up to amt messages for a consumer: their places in the log.';

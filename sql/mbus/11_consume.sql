@@ -1,0 +1,199 @@
+-- Receiving messages.
+
+create function mbus.make_consume_functions(known mbus.queue, c mbus.consumer) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    guard text := case when known.is_roles_security_model
+                       then format('perform mbus.demand(''consume'', %L, %L);', known.qname, c.name) else '' end;
+    -- What is called below runs with these too: each of its own would be paid for at every message.
+    options text := 'language plpgsql security definer set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off '
+        'set enable_hashjoin = off set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan';
+    body text := format($body$
+declare
+    known mbus.queue := mbus.queue_named(%1$L);
+    ids bigint[];
+    lowest bigint;
+    highest bigint;
+begin
+    ids := mbus.claim(known, %2$s, amt);
+    if ids = '{}' then
+        return;
+    end if;
+    lowest := (select min(i) from unnest(ids) as i);
+    highest := (select max(i) from unnest(ids) as i);
+    if highest - lowest + 1 = cardinality(ids) then
+        return query
+        select l.id, l.added::timestamp, coalesce(l.iid, %4$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null::integer[],
+               l.headers || %5$L::hstore, l.properties, l.data
+        from mbus.%3$I as l
+        where l.id >= lowest and l.id <= highest
+        order by l.id;
+    else
+        return query
+        select l.id, l.added::timestamp, coalesce(l.iid, %4$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null::integer[],
+               l.headers || %5$L::hstore, l.properties, l.data
+        from mbus.%3$I as l
+        where l.id = any (ids)
+        order by l.id;
+    end if;
+    perform mbus.trim_sometimes(known, cardinality(ids));
+end
+$body$, known.qname, c.id, 'log$' || known.qname, known.qname || '.', hstore('destination', known.qname)::text);
+begin
+    perform mbus.place(mbus.function_name('consumen', known.qname, c.name), 'amt integer', 'setof mbus.qt_model',
+        options,
+        case when guard = '' then body else regexp_replace(body, E'\nbegin\n', E'\nbegin\n    ' || guard || E'\n') end,
+        format('Receive up to amt messages of queue %s for consumer %s.', known.qname, c.name));
+    perform mbus.place('receive$' || c.id, 'amt integer', 'setof mbus.qt_model',
+        options, body,
+        format('Receive messages of queue %s for consumer %s, for whom a view lets.', known.qname, c.name));
+
+    perform mbus.place(mbus.function_name('consume', known.qname, c.name), '', 'setof mbus.qt_model', 'language sql security definer',
+        format('select * from mbus.%I(1)', mbus.function_name('consumen', known.qname, c.name)),
+        format('Receive a message of queue %s for consumer %s.', known.qname, c.name));
+
+    perform mbus.place(mbus.function_name('take_from', known.qname, c.name), 'msgid text', 'mbus.qt_model',
+        'language plpgsql security definer',
+        format($body$
+begin
+    %1$s
+    return mbus.take_for(mbus.queue_named(%2$L), msgid, %3$s);
+end
+$body$, guard, known.qname, c.id),
+        format('Receive a message of queue %s by its iid for consumer %s; waits for who holds it.', known.qname, c.name));
+end
+$$;
+comment on function mbus.make_consume_functions(mbus.queue, mbus.consumer) is
+    'Write consume_, consumen_ and take_from_<queue>_by_<consumer>.';
+
+create function mbus.consume(qname text, cname text default 'default') returns setof mbus.qt_model
+language plpgsql
+set search_path from current
+as $$
+declare
+    function text := format('mbus.%I()', concat('consume_', qname, '_by_', coalesce(cname, 'default')));
+begin
+    if qname like 'temp.%' then
+        return query select * from mbus.consume_temp(qname);
+        return;
+    elsif to_regprocedure(function) is null then
+        if to_regprocedure(format('mbus.%I(text)', 'peek_' || qname)) is null then
+            raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes one';
+        end if;
+        raise undefined_object using message = format('unknown consumer:%s', cname), hint = 'mbus.create_consumer() makes one';
+    end if;
+    return query execute format('select * from %s', function);
+end
+$$;
+comment on function mbus.consume(text, text) is 'Receive a message of a queue, also a temporary one, for a consumer.';
+
+create function mbus.held_back(known mbus.queue, ids bigint[], consumers integer[]) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    -- In one order for all, so that those who take the same messages do not lock each other out.
+    perform pg_advisory_xact_lock_shared(k)
+    from (
+        select distinct mbus.part_key(c, mod(i, known.consumers_cnt)::integer) as k from unnest(ids) as i, unnest(consumers) as c
+        order by k
+    ) as keys;
+    perform pg_advisory_xact_lock(k) from (select mbus.message_key(known.id, i) as k from unnest(ids) as i order by k) as keys;
+end
+$$;
+comment on function mbus.held_back(mbus.queue, bigint[], integer[]) is
+    'Wait until nobody holds these messages for these consumers, and keep others from receiving them until this transaction ends.';
+
+create function mbus.take_for(known mbus.queue, msgiid text, c integer) returns mbus.qt_model
+language plpgsql
+set search_path from current
+as $$
+declare
+    number bigint;
+    message mbus.qt_model;
+    ids bigint[] := array(select e.id from mbus.entries(known, msgiid) as e where not e.gone and (c is null or c = any (e.wanted)));
+begin
+    if ids = '{}' then
+        return null;
+    end if;
+    perform mbus.held_back(known, ids, case when c is null
+        then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end);
+    ids := array(
+        select e.id from mbus.entries(known, msgiid) as e
+        where not e.gone and e.id = any (ids)
+          and (c is null or c = any (e.wanted) and c <> all (e.received)));
+    if ids = '{}' then
+        return null;
+    end if;
+    number := ids[1];
+    execute format('select m.* from mbus.%I as m where m.id = $1', 'qt$' || known.qname) into message using number;
+    insert into mbus.receipt (queue, id, consumer, pending)
+    select known.id, e.id, c, array(select w from unnest(e.wanted) as w where w <> all (e.received))
+    from mbus.entries(known, msgiid) as e where e.id = any (ids) and (c is null or e.id = number);
+    delete from mbus.apart as a
+    where a.id = any (case when c is null then ids else array[number] end)
+      and a.consumer = any (case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end);
+    perform mbus.wake_up(
+        case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end, ids);
+    message.headers := message.headers || hstore('destination', known.qname);
+    return message;
+end
+$$;
+comment on function mbus.take_for(mbus.queue, text, integer) is
+    'Receive a message by its id for one consumer, or remove it for all (c is null); waits for who holds it.';
+
+create function mbus.take(msgiid text) returns mbus.qt_model
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_of(msgiid);
+    message mbus.qt_model;
+begin
+    if known.id is not null then
+        perform mbus.demand('consume', known.qname);
+        message := mbus.take_for(known, msgiid, null);
+    end if;
+    if message.id is null and mbus.is_admin() then
+        delete from mbus.dmq as d where d.id = (select min(x.id) from mbus.dmq as x where x.iid = msgiid)
+        returning d.* into message;
+        perform mbus.wake_up('{0}', array[message.id]) where message.id is not null;
+    end if;
+    if message.id is null then
+        delete from mbus.tempq as t where t.iid = msgiid
+        returning t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data into message;
+    end if;
+    return message;
+end
+$$;
+comment on function mbus.take(text) is
+    'Remove a message by its id for every consumer, and return it; null where there is none. Delay and expiry do not matter. Waits for '
+    'who holds it.';
+
+create function mbus.retry_faults(qname text, cname text default 'default') returns bigint
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+    c mbus.consumer := mbus.consumer_named(qname, cname);
+    failed bigint[];
+    matching bigint[];
+begin
+    perform mbus.demand('consume', qname, cname);
+    failed := array(select a.id from mbus.apart as a where a.consumer = c.id and a.failed);
+    execute format(
+        'select array(select m.id from mbus.%I as m where m.id = any ($1) and mbus.%I('
+        '(m.id, m.added, m.iid, m.delayed_until, m.expires, m.received, m.headers, m.properties, m.data)::mbus.qt_model))',
+        'all$' || qname, 'match$' || c.id)
+    into matching using failed;
+    update mbus.apart as a set failed = false where a.consumer = c.id and a.failed and a.id = any (matching);
+    perform mbus.reconsider(c.id, matching);
+    delete from mbus.fault as f where f.qname = known.qname and f.consumer = c.name and f.message_id = any (matching);
+    return cardinality(matching);
+end
+$$;
+comment on function mbus.retry_faults(text, text) is
+    'Evaluate a consumer''s selector again on the messages on which it failed; returns how many match now, and can be received.';

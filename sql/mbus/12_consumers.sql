@@ -1,0 +1,215 @@
+-- Making and dropping consumers.
+
+create function mbus.check_selector(selector text) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    if selector is null then
+        return;
+    end if;
+    -- Between brackets of two kinds, so that its own are in pairs.
+    execute format(
+        E'select (%1$s\n) is true, array[%1$s\n] from (select (null::mbus.qt_model).*) as t where false', selector);
+exception when others then
+    raise syntax_error using message = format('Wrong selector:%s', selector), detail = sqlerrm,
+        hint = 'a selector is an expression over a message t, such as (t.properties->''STATE'') = ''DONE''';
+end
+$$;
+comment on function mbus.check_selector(text) is 'Refuse what is not an expression over a message, with PostgreSQL''s reason.';
+
+create function mbus.make_consumer_functions(known mbus.queue, c mbus.consumer) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    function regprocedure;
+begin
+    perform mbus.make_match_function(c);
+    perform mbus.make_look_function(known, c, false);
+    perform mbus.make_look_function(known, c, true);
+    perform mbus.make_consume_functions(known, c);
+    if known.is_roles_security_model then
+        for function in
+            select p.oid::regprocedure from pg_proc as p
+            where p.pronamespace = 'mbus'::regnamespace and p.proname = any ((mbus.consumer_functions(known, c))[1:3])
+        loop
+            execute format('grant execute on function %s to public', function);
+        end loop;
+    end if;
+end
+$$;
+comment on function mbus.make_consumer_functions(mbus.queue, mbus.consumer) is 'Write the functions of a consumer.';
+
+create function mbus.make_queue_functions(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    function regprocedure;
+begin
+    perform mbus.make_post_functions(known);
+    perform mbus.make_peek_function(known);
+    perform mbus.make_clear_function(known);
+    if known.is_roles_security_model then
+        for function in
+            select p.oid::regprocedure from pg_proc as p
+            where p.pronamespace = 'mbus'::regnamespace
+              and p.proname in ('post_' || known.qname, 'postn_' || known.qname, 'peek_' || known.qname, 'clear_queue_' || known.qname)
+        loop
+            execute format('grant execute on function %s to public', function);
+        end loop;
+    end if;
+end
+$$;
+comment on function mbus.make_queue_functions(mbus.queue) is 'Write the functions of a queue.';
+
+create function mbus.add_consumer(known mbus.queue, cname text, selector text, temporary boolean) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    c mbus.consumer;
+begin
+    perform mbus.check_consumer_name(cname);
+    perform mbus.check_selector(selector);
+    if exists (
+        select from pg_proc as p
+        where p.pronamespace = 'mbus'::regnamespace and p.proname = mbus.function_name('consume', known.qname, cname)
+    ) then
+        raise duplicate_object using
+            message = format('Wrong consumer name:%s', cname),
+            detail = format('mbus.%s() is there already', mbus.function_name('consume', known.qname, cname)),
+            hint = 'choose another name, or drop that consumer first';
+    end if;
+    perform mbus.check_length(mbus.function_name('take_from', known.qname, cname));
+    if mbus.can_make_roles() and not temporary then
+        perform mbus.make_roles(known.qname, cname);
+    end if;
+    -- What the others have received by now is not for the new one: it begins where the first of them is, and what that
+    -- one went past and is still there is noted apart.
+    insert into mbus.consumer (name, qname, selector, temporary) values (cname, known.qname, selector, temporary) returning * into c;
+    insert into mbus.position (consumer, part, version, done, late_xids, late_ids)
+    select c.id, g.part, 1, coalesce(p.done, 0), coalesce(p.late_xids, '{}'), coalesce(p.late_ids, '{}')
+    from generate_series(0, known.consumers_cnt - 1) as g(part)
+    left join lateral (
+        select p.*
+        from mbus.consumer as x
+        cross join mbus.stands_at(x.id, g.part) as p
+        where x.qname = known.qname and x.id <> c.id
+        order by p.done desc limit 1
+    ) as p on true;
+    perform mbus.make_consumer_functions(known, c);
+    if to_regclass(format('mbus.%I', 'all$' || known.qname)) is not null then
+        execute format($query$
+            with passed as (
+                select m.*
+                from mbus.%1$I as m
+                cross join mbus.stands_at($1, mod(m.id, %2$s)::integer) as p
+                where mbus.passed(m.id, m.txid, p.done, p.late_xids, p.late_ids) and not m.gone
+                  and mbus.%3$I((m.id, m.added, m.iid, m.delayed_until, m.expires, m.received,
+                                 m.headers, m.properties, m.data)::mbus.qt_model) is not false
+            ), kept as (
+                insert into mbus.apart (consumer, id, part, due, expires, after)
+                select $1, m.id, mod(m.id, %2$s), coalesce(m.delayed_until::timestamptz, '-infinity'), m.expires::timestamptz,
+                       m.headers -> 'consume_after'
+                from passed as m
+                returning id, after
+            ), received as (
+                insert into mbus.receipt (queue, id, consumer)
+                select distinct %4$s, r.id, $1
+                from mbus.receipt as r join mbus.%1$I as m on m.id = r.id
+                where r.queue = %4$s and m.gone
+                  and not exists (select from mbus.receipt as x where x.queue = %4$s and x.id = r.id and x.consumer is null)
+            )
+            select count(*) from kept
+            $query$, 'all$' || known.qname, known.consumers_cnt, 'match$' || c.id, known.id)
+        using c.id;
+        perform mbus.reconsider(c.id, array(select a.id from mbus.apart as a where a.consumer = c.id and a.after is not null));
+    end if;
+    perform mbus.make_views(known);
+end
+$$;
+comment on function mbus.add_consumer(mbus.queue, text, text, boolean) is 'Make a consumer, which receives what is in the queue and what comes.';
+
+create function mbus.create_consumer(cname text, qname text, p_selector text default null, noindex boolean default false) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+begin
+    if not mbus.is_admin() and not (known.is_roles_security_model and mbus.has_role(mbus.role_name('admin', qname))) then
+        perform mbus.deny();
+    end if;
+    -- A selector is SQL, and runs with the rights of the owner of the queues.
+    if p_selector is not null and not mbus.is_owner() then
+        perform mbus.deny();
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    perform mbus.add_consumer(known, cname, p_selector, false);
+    if noindex then
+        raise notice 'create index concurrently on mbus.% (id)%;', quote_ident('log$' || qname),
+            case when p_selector is null then '' else format(' where (%s)', p_selector) end;
+    end if;
+end
+$$;
+comment on function mbus.create_consumer(text, text, text, boolean) is
+    'Make a consumer of a queue. Its selector, SQL that only the owner of the queues may set, runs with that owner''s rights. No index is '
+    'made for it; with noindex a NOTICE gives the text of one, for a selector that few messages match.';
+
+create function mbus.remove_consumer(known mbus.queue, c mbus.consumer) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    function regprocedure;
+    each_view regclass;
+begin
+    for each_view in
+        select distinct r.ev_class::regclass
+        from pg_depend as d join pg_rewrite as r on r.oid = d.objid and d.classid = 'pg_rewrite'::regclass
+        where d.refclassid = 'pg_proc'::regclass
+          and d.refobjid in (
+              select p.oid from pg_proc as p where p.pronamespace = 'mbus'::regnamespace and p.proname like 'seen$' || c.id || '$%')
+    loop
+        execute format('drop view %s', each_view);
+    end loop;
+    -- What it had received would be nobody's otherwise, and there again.
+    perform mbus.sweep(known, false);
+    delete from mbus.consumer as x where x.id = c.id;
+    perform mbus.make_views(known);
+    delete from mbus.position as p where p.consumer = c.id;
+    delete from mbus.apart as a where a.consumer = c.id;
+    delete from mbus.wake as w where w.consumer = c.id;
+    delete from mbus.receipt as r where r.queue = known.id and r.consumer = c.id;
+    delete from mbus.fault as f where f.qname = known.qname and f.consumer = c.name;
+    for function in
+        select p.oid::regprocedure from pg_proc as p
+        where p.pronamespace = 'mbus'::regnamespace
+          and (p.proname = any (mbus.consumer_functions(known, c)) or p.proname ~ format('^(seen|view)\$%s\$', c.id))
+    loop
+        execute format('drop function %s', function);
+    end loop;
+    if not c.temporary then
+        perform mbus.drop_role(mbus.role_name('consume', known.qname, c.name));
+    end if;
+end
+$$;
+comment on function mbus.remove_consumer(mbus.queue, mbus.consumer) is 'Remove a consumer with its functions and role.';
+
+create function mbus.drop_consumer(cname text, qname text) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+begin
+    if not mbus.is_admin() and not (known.is_roles_security_model and mbus.has_role(mbus.role_name('admin', qname))) then
+        perform mbus.deny();
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    perform mbus.remove_consumer(known, mbus.consumer_named(qname, cname));
+end
+$$;
+comment on function mbus.drop_consumer(text, text) is 'Drop a consumer. Messages that only it was to receive stay, as those that no selector matches.';

@@ -1,0 +1,158 @@
+-- Deleting what every consumer has received. Nobody steps over the dead rows: positions are beyond them.
+
+create function mbus.trim_sometimes(known mbus.queue, received integer) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    if random() * 1000 < received then
+        perform mbus.trim(known, 2000 + 2 * received);
+    end if;
+end
+$$;
+comment on function mbus.trim_sometimes(mbus.queue, integer) is 'Trim a queue about once in a thousand messages received.';
+
+create function mbus.trim(known mbus.queue, most integer) returns bigint
+language plpgsql
+set search_path from current
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    consumers integer[] := array(select c.id from mbus.consumer as c where c.qname = known.qname);
+    begun bigint;
+    low bigint;
+    late xid8[];
+    kept bigint[];
+    trimmed bigint;
+begin
+    -- Only where somebody receives every message is one that all went past received.
+    if not exists (select from mbus.consumer as c where c.qname = known.qname and c.selector is null)
+       or not pg_try_advisory_xact_lock(hashtextextended('mbus trim', known.id))
+    then
+        return 0;
+    end if;
+    begun := coalesce((
+        select p.done from mbus.position as p where p.consumer = -known.id and p.part = 0 order by p.version desc limit 1), 0);
+    -- What this transaction has received can still be put back by it.
+    with stands as (
+        select case when m.mine then p.began else p.done end as done,
+               case when m.mine then p.began_xids || p.late_xids else p.late_xids end as late
+        from unnest(consumers) as c
+        cross join generate_series(0, known.consumers_cnt - 1) as g(part)
+        cross join mbus.stands_at(c, g.part) as p
+        cross join lateral (select coalesce(p.txid = pg_current_xact_id_if_assigned(), false) as mine) as m
+    )
+    select min(s.done), coalesce((select array_agg(distinct x) from stands as e, unnest(e.late) as x), '{}') into low, late from stands as s;
+    low := least(low, begun + most);
+    if low <= begun then
+        return 0;
+    end if;
+    kept := array(
+        select a.id from mbus.apart as a where a.consumer = any (consumers) and a.id > begun and a.id <= low
+        union
+        select r.id from mbus.receipt as r
+        where r.queue = known.id and r.id > begun and r.id <= low and r.txid = pg_current_xact_id());
+    execute format($query$
+        with trimmed as (
+            delete from mbus.%I as l
+            where l.id > $1 and l.id <= $2 and l.txid <> all ($3) and l.txid <> pg_current_xact_id() and l.id <> all ($4)
+            returning 1
+        )
+        select count(*) from trimmed
+        $query$, 'log$' || known.qname)
+    into trimmed using begun, low, late, kept;
+    execute format($query$
+        delete from mbus.receipt as r
+        where r.queue = $1 and r.id > $2 and r.id <= $3 and r.txid <> pg_current_xact_id()
+          and not exists (select from mbus.%I as l where l.id = r.id)
+        $query$, 'log$' || known.qname)
+    using known.id, begun, low;
+    insert into mbus.position (consumer, part, version, done)
+    select -known.id, 0, coalesce(max(p.version), 0) + 1, low from mbus.position as p where p.consumer = -known.id and p.part = 0;
+    delete from mbus.position as p
+    where p.consumer = -known.id and p.part = 0 and p.version < (
+        select max(x.version) from mbus.position as x where x.consumer = -known.id and x.part = 0);
+    return trimmed;
+end
+$$;
+comment on function mbus.trim(mbus.queue, integer) is
+    'Delete messages among the next so many that every consumer has gone past; returns how many there were.';
+
+create function mbus.sweep(known mbus.queue, clear boolean) returns bigint
+language plpgsql
+set search_path from current
+as $$
+declare
+    ids bigint[];
+begin
+    execute format($query$
+        select coalesce(array_agg(a.id), '{}') from mbus.%I as a
+        where (a.gone or $1 and (a.wanted = '{}' or a.expires < localtimestamp))
+          and a.txid <> pg_current_xact_id()
+          and not exists (select from mbus.receipt as r where r.queue = $2 and r.id = a.id and r.txid = pg_current_xact_id())
+        $query$, 'all$' || known.qname)
+    into ids using clear, known.id;
+    execute format('delete from mbus.%I as l where l.id = any ($1)', 'log$' || known.qname) using ids;
+    delete from mbus.receipt as r where r.queue = known.id and r.id = any (ids);
+    delete from mbus.apart as a
+    where a.consumer = any (array(select c.id from mbus.consumer as c where c.qname = known.qname)) and a.id = any (ids);
+    perform mbus.wake_up(array(select c.id from mbus.consumer as c where c.qname = known.qname), ids);
+    return cardinality(ids);
+end
+$$;
+comment on function mbus.sweep(mbus.queue, boolean) is
+    'Delete every message that is gone; with clear also those that expired and those that no selector matches. Returns how many.';
+
+create function mbus.make_clear_function(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    perform mbus.place('clear_queue_' || known.qname, '', 'void', 'language plpgsql security definer',
+        format($body$
+declare
+    known mbus.queue := mbus.queue_named(%1$L);
+begin
+    %2$s
+    while mbus.trim(known, 100000) > 0 loop
+    end loop;
+    perform mbus.sweep(known, true);
+end
+$body$, known.qname, case when known.is_roles_security_model
+            then format('if not mbus.is_admin() and not mbus.has_role(mbus.role_name(''admin'', %L)) then perform mbus.deny(); end if;', known.qname)
+            else '' end),
+        format('Delete from queue %s what expired, what no selector matches, and what everybody has received.', known.qname));
+end
+$$;
+comment on function mbus.make_clear_function(mbus.queue) is 'Write clear_queue_<queue>.';
+
+create function mbus.maintain() returns bigint
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue;
+    trimmed bigint := 0;
+    now_trimmed bigint;
+begin
+    if not mbus.is_admin() then
+        perform mbus.deny();
+    end if;
+    perform mbus.clear_tempq();
+    for known in select q.* from mbus.queue as q order by q.qname loop
+        loop
+            now_trimmed := mbus.trim(known, 100000);
+            trimmed := trimmed + now_trimmed;
+            exit when now_trimmed = 0;
+        end loop;
+        trimmed := trimmed + mbus.sweep(known, false);
+    end loop;
+    return trimmed;
+end
+$$;
+comment on function mbus.maintain() is
+    'Delete from all queues what everybody has received, and temporary queues and consumers whose sessions ended; returns how many messages.';

@@ -1,0 +1,101 @@
+-- Triggers: what is posted to one queue and matches a selector is copied to another.
+
+create function mbus.make_copy_function(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    copies text := '';
+    each_trigger mbus.trigger;
+    source text := format($sql$(
+        select p.id, p.added::timestamp as added, coalesce(p.iid, %L || p.id) as iid, p.delayed_until::timestamp as delayed_until,
+               p.expires::timestamp as expires, null::integer[] as received, p.headers, p.properties, p.data
+        from posted as p)$sql$, known.qname || '.');
+begin
+    execute format('drop trigger if exists copies on mbus.%I', 'log$' || known.qname);
+    for each_trigger in select t.* from mbus.trigger as t where t.src = known.qname order by t.dst loop
+        copies := copies || format($body$
+    matching := '{}';
+    begin
+        matching := array(select t.id from %1$s as t where (%2$s
+        ));
+    exception when others or assert_failure then
+        for number in select p.id from posted as p order by p.id loop
+            begin
+                if (select (%2$s
+                    ) from %1$s as t where t.id = number) then
+                    matching := matching || number;
+                end if;
+            exception when others or assert_failure then
+                insert into mbus.fault (qname, message_id, message)
+                values (%3$L, number, 'not copied to queue ' || %4$L || ', the selector of the trigger fails: ' || sqlerrm);
+            end;
+        end loop;
+    end;
+    if matching <> '{}' then
+        insert into mbus.%5$I (data, headers, properties)
+        select t.data, t.headers || hstore('destination_queue', %4$L), t.properties
+        from %1$s as t where t.id = any (matching) order by t.id;
+    end if;
+$body$, source, coalesce(each_trigger.selector, 'true'), known.qname, each_trigger.dst, 'log$' || each_trigger.dst);
+    end loop;
+    if copies <> '' then
+        perform mbus.place('copy$' || known.id, '', 'trigger', 'language plpgsql security definer',
+            format(E'#variable_conflict use_column\ndeclare\n    matching bigint[];\n    number bigint;\nbegin\n%s\n    return null;\nend',
+                copies),
+            format('Copies what is posted to queue %s to others.', known.qname));
+        execute format('create trigger copies after insert on mbus.%I referencing new table as posted '
+            'for each statement execute function mbus.%I()', 'log$' || known.qname, 'copy$' || known.id);
+    end if;
+end
+$$;
+comment on function mbus.make_copy_function(mbus.queue) is 'Write the trigger of a queue''s log that copies to other queues.';
+
+create function mbus.create_trigger(src text, dst text, selector text default null) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    source mbus.queue := mbus.queue_named(src);
+    target mbus.queue := mbus.queue_named(dst);
+begin
+    -- A selector is SQL, and runs with the rights of the owner of the queues.
+    if not mbus.is_admin() or selector is not null and not mbus.is_owner() then
+        perform mbus.deny();
+    end if;
+    perform mbus.check_selector(selector);
+    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    if exists (
+        with recursive reached as (
+            select create_trigger.dst as qname
+            union
+            select t.dst from reached as r join mbus.trigger as t on t.src = r.qname
+        )
+        select from reached as r where r.qname = create_trigger.src
+    ) then
+        raise invalid_parameter_value using message = 'Loop detected',
+            detail = format('messages of queue %s would come back to it from queue %s', src, dst);
+    end if;
+    insert into mbus.trigger (src, dst, selector) values (create_trigger.src, create_trigger.dst, create_trigger.selector)
+    on conflict on constraint trigger_pkey do update set selector = excluded.selector;
+    perform mbus.make_copy_function(source);
+end
+$$;
+comment on function mbus.create_trigger(text, text, text) is
+    'Copy data, headers and properties of what is posted to src, and matches a selector, to dst. A loop is refused.';
+
+create function mbus.drop_trigger(src text, dst text) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    source mbus.queue := mbus.queue_named(src);
+begin
+    if not mbus.is_admin() then
+        perform mbus.deny();
+    end if;
+    delete from mbus.trigger as t where t.src = drop_trigger.src and t.dst = drop_trigger.dst;
+    perform mbus.make_copy_function(source);
+end
+$$;
+comment on function mbus.drop_trigger(text, text) is 'Copy no more from src to dst.';

@@ -1,0 +1,114 @@
+-- Views for people and other roles, what is done with messages by SQL, and the queue of dead messages.
+
+create function mbus.create_view(qname text, cname text default 'default', sname text default 'public', viewname text default null)
+returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+    c mbus.consumer := mbus.consumer_named(qname, coalesce(cname, 'default'));
+    named text := coalesce(viewname, qname || '_q');
+    key text := c.id || '$' || left(md5(coalesce(sname, 'public') || ' ' || coalesce(viewname, qname || '_q')), 12);
+    seen text := 'seen$' || key;
+    function text := 'view$' || key;
+begin
+    if not mbus.is_owner() then
+        perform mbus.deny();
+    end if;
+    -- Who may write the view posts with the rights of its owner, and not as one that has the queue's role.
+    perform mbus.place(seen, '', 'setof mbus.qt_model', 'language plpgsql security definer',
+        format($body$
+begin
+    if not has_table_privilege(session_user, %1$L, 'select') then
+        perform mbus.deny();
+    end if;
+    return query select * from mbus.%2$I(1);
+end
+$body$, format('%I.%I', coalesce(sname, 'public'), named), 'receive$' || c.id),
+        format('Receives a message for who selects from view %s.', named));
+    execute format('grant execute on function mbus.%I() to public', seen);
+    execute format(
+        'create view %1$I.%2$I as select m.data, m.headers, m.properties, m.delayed_until, m.expires, m.iid, m.id, m.added '
+        'from mbus.%3$I() as m',
+        coalesce(sname, 'public'), named, seen);
+    perform mbus.place(function, '', 'trigger', 'language plpgsql security definer',
+        format($body$
+begin
+    insert into mbus.%1$I (data, headers, properties, delayed_until, expires)
+    values (new.data, mbus.headers_for(coalesce(new.headers, ''), %2$L), new.properties, new.delayed_until::timestamptz,
+            new.expires::timestamptz);
+    return new;
+end
+$body$, 'log$' || qname, qname),
+        format('Posts what is inserted into view %s to queue %s.', named, qname));
+    execute format('create trigger post instead of insert on %I.%I for each row execute function mbus.%I()',
+        coalesce(sname, 'public'), named, function);
+    execute format('comment on view %I.%I is %L', coalesce(sname, 'public'), named,
+        format('Selecting receives a message of queue %s for consumer %s; inserting posts one.', qname, c.name));
+end
+$$;
+comment on function mbus.create_view(text, text, text, text) is
+    'Make a view, public.<queue>_q unless named otherwise: who may select from it receives, who may insert into it posts, without a '
+    'right to the queue itself.';
+
+create function mbus.post_dmq(
+    data hstore, headers hstore default null, properties hstore default null,
+    delayed_until timestamp default null, expires timestamp default null, iid text default null
+) returns text
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    number bigint := nextval(pg_get_serial_sequence('mbus.dmq', 'id'));
+begin
+    if not exists (
+        select from mbus.queue as q where mbus.may('post', q.qname) or mbus.may('consume', q.qname)) and not mbus.is_admin()
+    then
+        perform mbus.deny();
+    end if;
+    insert into mbus.dmq (id, iid, delayed_until, expires, headers, properties, data)
+    overriding system value
+    values (number, coalesce(post_dmq.iid, 'dmq.' || number), post_dmq.delayed_until, post_dmq.expires,
+            mbus.headers_for(coalesce(post_dmq.headers, ''), 'dmq'), post_dmq.properties, post_dmq.data);
+    return coalesce(iid, 'dmq.' || number);
+end
+$$;
+comment on function mbus.post_dmq(hstore, hstore, hstore, timestamp, timestamp, text) is
+    'Put a message that nobody can process among the dead ones, under its own iid; who waits for it goes on waiting.';
+
+create function mbus.create_run_function(qname text) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+begin
+    if not mbus.is_owner() then
+        perform mbus.deny();
+    end if;
+    perform mbus.place('run_on_' || qname, 'exec text', 'integer', 'language plpgsql',
+        format($body$
+declare
+    message mbus.qt_model;
+    done integer := 0;
+begin
+    for message in select * from mbus.%1$I(1000) loop
+        begin
+            execute exec using message;
+            done := done + 1;
+        exception when others then
+            perform mbus.post_dmq(
+                message.data,
+                message.headers || hstore(array['dmq.added', localtimestamp::text, 'dmq.error', sqlerrm]),
+                message.properties, message.delayed_until, message.expires, message.iid);
+        end;
+    end loop;
+    return done;
+end
+$body$, mbus.function_name('consumen', qname, 'default')),
+        format('Receive messages of queue %s, at most a thousand, and run SQL for each, which is $1, a mbus.qt_model; returns for how many '
+               'it succeeded. The others go to the dmq.', qname));
+end
+$$;
+comment on function mbus.create_run_function(text) is 'Make the function run_on_<queue>(exec).';

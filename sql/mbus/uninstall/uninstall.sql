@@ -1,0 +1,13 @@
+-- Take out the schema mbus: every queue with its functions and roles; the extension hstore stays.
+
+do $$
+declare
+    each_queue text;
+begin
+    for each_queue in select q.qname from mbus.queue as q order by q.qname loop
+        perform mbus.drop_queue(each_queue);
+    end loop;
+    perform mbus.drop_role(mbus.role_name('admin'));
+end
+$$;
+drop schema mbus cascade;

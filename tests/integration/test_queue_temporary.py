@@ -1,0 +1,144 @@
+"""Temporary queues and consumers, and triggers between queues."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.queues import consume, consumer, drain, fill, make, one, post, there
+
+
+@pytest.fixture
+def q(connect):
+    connection = connect()
+    make(connection)
+    return connection
+
+
+def gone(connection, name):
+    """Wait until a session's lock on a name of its own is gone."""
+    while one(connection, "select mbus.lives(%s)", name):
+        pass
+
+
+def test_a_temporary_queue_is_posted_to_and_consumed_from_like_any(q, connect):
+    asking = connect()
+    reply = one(asking, "select mbus.create_temporary_queue()")
+    post(q, 1, reply)
+    post(q, 2, reply, delay="1h")
+    post(q, 3, reply)
+    assert consume(asking, queue=reply) == "1"
+    assert consume(asking, queue=reply) == "3"
+    assert consume(asking, queue=reply) is None
+
+
+def test_a_request_is_answered_on_a_temporary_queue(q, connect):
+    asking = connect()
+    reply = one(asking, "select mbus.create_temporary_queue()")
+    asking.execute("select mbus.post_q('n=>7', properties => hstore('reply', %s))", [reply])
+    row = q.execute("select data -> 'n', properties -> 'reply' from mbus.consume('q')").fetchone()
+    q.execute("select mbus.post(%s, hstore('n', %s))", [row[1], row[0] + "!"])
+    assert consume(asking, queue=reply) == "7!"
+
+
+def test_a_temporary_queue_ends_with_its_session(q, connect_to, db):
+    session = connect_to(db)
+    reply = one(session, "select mbus.create_temporary_queue()")
+    post(q, 1, reply)
+    q.execute("select mbus.clear_tempq()")
+    assert one(q, "select count(*) from mbus.tempq") == 1
+    session.close()
+    gone(q, reply)
+    for call in [lambda: post(q, 2, reply), lambda: consume(q, queue=reply)]:
+        with pytest.raises(psycopg.Error, match="Unknown queue:temp"):
+            call()
+    q.execute("select mbus.clear_tempq()")
+    assert one(q, "select count(*) from mbus.tempq") == 0
+
+
+def test_a_temporary_consumer_receives_by_its_selector_and_ends_with_its_session(q, connect_to, db):
+    fill(q, [1, 2])
+    session = connect_to(db)
+    name = one(session, "select mbus.create_temporary_consumer('q', $$t.data->'n' = '2'$$)")
+    fill(q, [2, 3])
+    assert drain(session, name) == ["2", "2"]
+    assert drain(q) == ["1", "2", "2", "3"]
+    q.execute("select mbus.clear_tempq()")
+    assert consume(session, name) is None
+    fill(q, [2])
+    session.close()
+    gone(q, f"q {name}")
+    q.execute("select mbus.clear_tempq()")
+    assert q.execute("select name from mbus.consumer").fetchall() == [("default",)]
+    assert drain(q) == ["2"]
+    assert there(q) == []
+
+
+def test_a_trigger_copies_what_its_selector_matches(q):
+    make(q, "r", "s")
+    q.execute("select mbus.create_trigger('q', 'r', $$t.data->'n' = '1'$$)")
+    q.execute("select mbus.create_trigger('q', 's')")
+    q.execute("select mbus.post_q('n=>1', headers => 'h=>1', properties => 'p=>1')")
+    fill(q, [2])
+    query = (
+        "select data -> 'n', headers -> array['h', 'destination'], properties -> 'p' from mbus.consume('r')"
+    )
+    assert q.execute(query).fetchall() == [("1", ["1", "r"], "1")]
+    assert drain(q, queue="r") == []
+    assert drain(q, queue="s") == ["1", "2"]
+    q.execute("select mbus.drop_trigger('q', 's')")
+    assert drain(q) == ["1", "2"]
+    fill(q, [1])
+    assert drain(q, queue="s") == []
+    assert drain(q, queue="r") == ["1"]
+
+
+def test_a_loop_of_triggers_is_refused(q):
+    make(q, "r", "s")
+    q.execute("select mbus.create_trigger('q', 'r')")
+    q.execute("select mbus.create_trigger('r', 's')")
+    for source, target in [("s", "q"), ("s", "s"), ("r", "q")]:
+        with pytest.raises(psycopg.Error, match="Loop detected"):
+            q.execute("select mbus.create_trigger(%s, %s)", [source, target])
+    post(q, 1)
+    assert drain(q, queue="s") == ["1"]
+
+
+def test_a_trigger_whose_selector_fails_lets_the_post_through_and_reports(q):
+    make(q, "r")
+    q.execute("select mbus.create_trigger('q', 'r', $$(t.data->'n')::integer > 1$$)")
+    fill(q, [1, "x", 2])
+    assert drain(q) == ["1", "x", "2"]
+    assert drain(q, queue="r") == ["2"]
+    assert "not copied to queue r" in one(q, "select message from mbus.fault where message_id = 2")
+
+
+def test_dropping_the_queue_that_a_trigger_leads_to_leaves_the_other_working(q):
+    make(q, "r")
+    q.execute("select mbus.create_trigger('q', 'r')")
+    q.execute("select mbus.drop_queue('r')")
+    post(q, 1)
+    assert drain(q) == ["1"]
+
+
+def test_a_selector_that_fails_on_a_message_keeps_it_for_its_consumer_and_stops_nobody(q):
+    consumer(q, "number", "(t.data->'n')::integer > 1")
+    fill(q, [1, "x", 2, 3])
+    assert drain(q, "number") == ["2", "3"]
+    assert drain(q) == ["1", "x", "2", "3"]
+    assert there(q) == ["x"]
+    row = q.execute("select qname, consumer, message_id from mbus.fault").fetchall()
+    assert row == [("q", "number", 2)]
+    assert one(q, "select mbus.retry_faults('q', 'number')") == 0
+
+
+def test_what_a_selector_failed_on_is_received_once_it_no_longer_fails(q):
+    q.execute("create table bounds (b integer)")
+    consumer(q, "number", "(t.data->'n')::integer / (select sum(b) from public.bounds) > 0")
+    q.execute("insert into bounds values (0)")
+    fill(q, [5])
+    assert drain(q, "number") == []
+    q.execute("insert into bounds values (2)")
+    assert one(q, "select mbus.retry_faults('q', 'number')") == 1
+    assert drain(q, "number") == ["5"]
+    assert q.execute("select from mbus.fault").fetchall() == []

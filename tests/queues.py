@@ -1,0 +1,89 @@
+"""Short ways to post and to receive messages by SQL, for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+Connection = psycopg.Connection[Any]
+
+
+def one(connection: Connection, query: str, *parameters: Any) -> Any:
+    row = connection.execute(query, parameters or None).fetchone()
+    return None if row is None else row[0]
+
+
+def make(connection: Connection, *queues: str, parts: int = 4, roles: bool = False) -> None:
+    for queue in queues or ("q",):
+        connection.execute("select mbus.create_queue(%s, %s, %s)", [queue, parts, roles])
+
+
+def consumer(connection: Connection, name: str, selector: str | None = None, queue: str = "q") -> None:
+    connection.execute("select mbus.create_consumer(%s, %s, %s)", [name, queue, selector])
+
+
+def post(
+    connection: Connection,
+    n: object,
+    queue: str = "q",
+    *,
+    after: Sequence[str] = (),
+    delay: str | None = None,
+    expires: str | None = None,
+    iid: str | None = None,
+    kind: str | None = None,
+) -> str:
+    """Post a message {n => ...}; delay and expires are intervals from now. Returns its iid."""
+    return one(
+        connection,
+        "select mbus.post(%s, hstore('n', %s), case when %s <> '{}' then hstore('consume_after', %s) end, "
+        "hstore('kind', %s), (clock_timestamp() + %s::interval)::timestamp, "
+        "(clock_timestamp() + %s::interval)::timestamp, %s)",
+        queue,
+        str(n),
+        "{" + ",".join(after) + "}",
+        "{" + ",".join(after) + "}",
+        kind,
+        delay,
+        expires,
+        iid,
+    )
+
+
+def fill(connection: Connection, numbers: Sequence[object], queue: str = "q") -> list[str]:
+    """Post many messages at once; their iids."""
+    return one(
+        connection,
+        f"select mbus.postn_{queue}(array(select hstore('n', n) "
+        "from unnest(%s::text[]) with ordinality as u(n, i) order by i))",
+        [str(n) for n in numbers],
+    )
+
+
+def consume(connection: Connection, name: str = "default", queue: str = "q") -> str | None:
+    """The n of the next message; None where there is none."""
+    return one(connection, "select data -> 'n' from mbus.consume(%s, %s)", queue, name)
+
+
+def consumen(connection: Connection, most: int, name: str = "default", queue: str = "q") -> list[str]:
+    rows = connection.execute(f"select data -> 'n' from mbus.consumen_{queue}_by_{name}(%s)", [most])
+    return [row[0] for row in rows.fetchall()]
+
+
+def drain(connection: Connection, name: str = "default", queue: str = "q", most: int = 1000) -> list[str]:
+    found: list[str] = []
+    while some := consumen(connection, most, name, queue):
+        found += some
+    return found
+
+
+def there(connection: Connection, queue: str = "q") -> list[str]:
+    """The n of the messages that are in a queue."""
+    rows = connection.execute(f"select data -> 'n' from mbus.\"qt${queue}\" order by id")
+    return [row[0] for row in rows.fetchall()]
+
+
+def take(connection: Connection, iid: str) -> str | None:
+    return one(connection, "select (mbus.take(%s)).data -> 'n'", iid)
