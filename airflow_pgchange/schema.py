@@ -29,6 +29,7 @@ SYSTEMS: tuple[System, ...] = (
     System("pubsub", "pubsub", 1),
     System("staging", "pgchange_staging", 1),
     System("tube", "tube", 1),
+    System("topology", "topology", 1),
 )
 """In the order in which they are installed: a later one may need an earlier one."""
 

@@ -3,7 +3,18 @@
 from airflow_pgchange.feeds.batch import Batch, Change, Lag
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.topology import TopologyFeed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import AllTubes, TubeFeed
 
-__all__ = ["AllTubes", "Batch", "Change", "CommitFeed", "ConsumerTransaction", "Feed", "Lag", "TubeFeed"]
+__all__ = [
+    "AllTubes",
+    "Batch",
+    "Change",
+    "CommitFeed",
+    "ConsumerTransaction",
+    "Feed",
+    "Lag",
+    "TopologyFeed",
+    "TubeFeed",
+]

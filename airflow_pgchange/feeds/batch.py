@@ -15,7 +15,7 @@ class Change:
     ``id`` is the key of the row that the change names; ``position`` orders it within its feed.
     """
 
-    id: int
+    id: int | str
     position: str
     created_at: datetime
     data: Mapping[str, Any] = field(default_factory=dict)

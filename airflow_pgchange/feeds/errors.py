@@ -131,7 +131,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "55P03": ConsumerBusy,
 }
 
-OURS = re.compile(r'\b(revision|pubsub|pgchange_staging|tube)"?[." ]')
+OURS = re.compile(r'\b(revision|pubsub|pgchange_staging|tube|topology)"?[." ]')
 
 ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",
