@@ -34,6 +34,7 @@ SYSTEMS: tuple[System, ...] = (
     System("tube", "tube", 1),
     System("pgmb", "pgmb", 1),
     System("mbus", "mbus", 1, extension="hstore"),
+    System("topology", "topology", 1),
 )
 """In the order in which they are installed: a later one may need an earlier one."""
 

@@ -162,7 +162,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "55P03": ConsumerBusy,
 }
 
-OURS = re.compile(r'\b(dead_letter|revision|pubsub|pgchange_staging|tube|pgmb)"?[." ]')
+OURS = re.compile(r'\b(dead_letter|revision|pubsub|pgchange_staging|tube|pgmb|mbus|topology)"?[." ]')
 
 ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",

@@ -1,0 +1,102 @@
+"""Topology: what changed in the catalogue of a cluster, in the order of commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from psycopg import sql
+
+from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
+from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
+
+
+@dataclass(frozen=True)
+class TopologyFeed:
+    """The events of a catalogue behind a consumer's (term, index), exactly once per consumer and in their order.
+
+    A change's ``id`` is ``term/index``, its ``data`` the event: ``op``, ``map`` and what changed.
+    """
+
+    kind: ClassVar[str] = "topology"
+    progress: ClassVar[Literal["results", "source"]] = "results"
+    schema_version: ClassVar[int] = 1
+    columns: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("id", "text"),
+        ("term", "bigint"),
+        ("index", "bigint"),
+        ("event", "jsonb"),
+        ("written_at", "timestamptz"),
+    )
+
+    consumer_id: str
+
+    def __post_init__(self) -> None:
+        if not self.consumer_id or not isinstance(self.consumer_id, str):
+            raise InvalidArgument("consumer_id must be a text that is not empty")
+
+    @property
+    def name(self) -> str:
+        return f"topology:{self.consumer_id}"
+
+    def register(self) -> sql.Composed:
+        return select("topology.register", self.consumer_id)
+
+    def lock(self) -> sql.Composed:
+        return select("topology.take_lock", self.consumer_id)
+
+    def locked(self) -> sql.Composed:
+        return select("topology.locked", self.consumer_id)
+
+    def position(self) -> sql.Composed:
+        return select("topology.position", self.consumer_id)
+
+    def lag(self, position: Position, upto: int) -> sql.Composed:
+        return select("topology.lag", position, upto)
+
+    def choose(self, position: Position, limit: int) -> None:
+        return None
+
+    def claim(
+        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
+    ) -> sql.Composed:
+        return select("topology.claim", self.consumer_id, position, limit, max_attempts)
+
+    def batch(self, row: Mapping[str, Any]) -> Batch:
+        return Batch.from_json({**row, "feed": self.name})
+
+    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
+        if shard is not None:
+            raise InvalidArgument(f"a catalogue has no shards, so {self.name} has no shard {shard}")
+        return [
+            Partition(self._changes(part).as_string(None), part.count) for part in grouped(batch.slices, n)
+        ]
+
+    def shards(self, batch: Batch) -> list[int]:
+        return []
+
+    def change(self, row: Mapping[str, Any]) -> Change:
+        return Change(id=row["id"], position=row["id"], created_at=row["written_at"], data=row["event"])
+
+    def point(self) -> sql.Composed:
+        return select("topology.point")
+
+    def passed(self, position: Position, goal: Goal) -> sql.Composed:
+        if "commit_id" in goal:
+            raise InvalidArgument(
+                f"{self.name}: a catalogue has no commits: wait for a point of it, without commit_id"
+            )
+        return select("topology.passed", position, goal)
+
+    def ack(self, batch: Batch) -> sql.Composed:
+        return select("topology.ack", self.consumer_id, batch.to_json())
+
+    def _changes(self, part: Slice) -> sql.Composed:
+        columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns)
+        return sql.SQL("select {} from {}").format(columns, call("topology.changes", part.after, part.upto))
+
+
+FEEDS[TopologyFeed.kind] = TopologyFeed

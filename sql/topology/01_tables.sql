@@ -1,0 +1,128 @@
+-- The catalogue of a cluster: replicasets, instances, their addresses, buckets; and the log of its changes.
+--
+-- The catalogue's tables have the names and columns that their users know. Every change of theirs that a client must hear of
+-- becomes an event of the log, numbered (term, index) in the order of commit.
+
+create schema topology;
+comment on schema topology is 'The catalogue of a cluster, and the log of its changes.';
+
+create table topology.installed (
+    version integer not null,
+    checksum text,
+    installed_at timestamptz not null default now()
+);
+comment on table topology.installed is 'One row for each version of this schema that was installed here, the newest last.';
+insert into topology.installed (version) values (1);
+
+create table topology._pico_replicaset (
+    name text not null unique check (name <> ''),
+    uuid text not null unique check (uuid <> ''),
+    current_master_name text not null,
+    target_master_name text not null,
+    tier text not null,
+    weight double precision,
+    weight_origin text not null default 'auto',
+    state text not null default 'ready',
+    current_config_version bigint not null default 0 check (current_config_version >= 0),
+    target_config_version bigint not null default 0 check (target_config_version >= 0),
+    promotion_vclock jsonb not null default '{}',
+    primary key (name, uuid)
+);
+comment on table topology._pico_replicaset is
+    'Groups of instances that hold the same data. current_master_name is the instance that is written to, empty for none.';
+
+create table topology._pico_instance (
+    name text not null unique check (name <> ''),
+    uuid text not null unique check (uuid <> ''),
+    raft_id bigint not null unique check (raft_id >= 0),
+    replicaset_name text not null,
+    current_state jsonb not null check (jsonb_typeof(current_state) = 'array'),
+    target_state jsonb not null check (jsonb_typeof(target_state) = 'array'),
+    failure_domain jsonb not null default '{}',
+    tier text not null,
+    picodata_version text not null default '',
+    primary key (name, uuid, raft_id)
+);
+comment on table topology._pico_instance is
+    'Servers. A state is [state, incarnation], where the state is Online, Offline or Expelled.';
+
+create table topology._pico_peer_address (
+    raft_id bigint not null check (raft_id >= 0),
+    address text not null check (address <> ''),
+    connection_type text not null check (connection_type in ('iproto', 'pgproto')),
+    primary key (raft_id, connection_type)
+);
+comment on table topology._pico_peer_address is 'Where instances are; clients hear of pgproto addresses only.';
+
+create table topology._pico_bucket (
+    tier_name text not null,
+    bucket_id_start bigint not null check (bucket_id_start >= 0),
+    bucket_id_end bigint not null check (bucket_id_end >= bucket_id_start),
+    state text not null check (state in ('active', 'copying', 'copied', 'aborting-copy')),
+    current_replicaset_name text not null,
+    target_replicaset_name text,
+    primary key (tier_name, bucket_id_start)
+);
+comment on table topology._pico_bucket is
+    'Ranges of buckets and the replicaset that owns each: target_replicaset_name once a range is copied, until then '
+    'current_replicaset_name. A target of null means the current one.';
+
+create table topology.term (
+    term bigint primary key check (term > 0),
+    system_identifier bigint not null,
+    timeline bigint not null,
+    started_at timestamptz not null,
+    began_at timestamptz not null default clock_timestamp()
+);
+comment on table topology.term is
+    'Terms of the catalogue: a new one begins when its server was promoted, restored or started again, for then events that '
+    'clients heard of may be lost. An event of a later term is later, whatever its index.';
+
+create sequence topology.event_index;
+comment on sequence topology.event_index is 'Numbers the events, by one writer at a time. Gaps are normal.';
+
+create table topology.log (
+    term bigint not null,
+    index bigint not null,
+    event json not null,
+    written_at timestamptz not null default clock_timestamp(),
+    primary key (term, index)
+);
+comment on table topology.log is 'The events, as clients get them, in the order in which they were committed.';
+
+create table topology.consumer (
+    consumer_id text primary key check (consumer_id <> ''),
+    term bigint not null default 0,
+    index bigint not null default 0,
+    version bigint not null default 0,
+    source bigint,
+    updated_at timestamptz not null default now()
+);
+comment on table topology.consumer is
+    'Feeds of the log and the last event that each has processed, where its results are. version counts the batches, source is '
+    'the cluster of the catalogue.';
+
+create table topology.claim (
+    consumer_id text primary key,
+    version bigint not null,
+    from_version bigint not null,
+    batch_id uuid not null,
+    attempt integer not null,
+    batch jsonb not null,
+    after_term bigint not null,
+    after_index bigint not null,
+    term bigint not null,
+    index bigint not null,
+    claimed_at timestamptz not null default clock_timestamp()
+);
+comment on table topology.claim is
+    'The batch that each feed claimed last, at the source: what a retry works on again, and the mark that shows whether this '
+    'cluster still has all that the feed saw. after_* is where the batch begins, term and index where it ends.';
+
+create table topology.trimmed (
+    term bigint not null,
+    index bigint not null,
+    events bigint not null,
+    trimmed_at timestamptz not null default now()
+);
+comment on table topology.trimmed is 'Events that are gone: how many, up to which.';

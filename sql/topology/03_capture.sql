@@ -1,0 +1,223 @@
+-- What of the catalogue's changes becomes an event.
+
+create function topology.replicaset_uuid(name text) returns text
+language sql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select r.uuid from topology._pico_replicaset as r where r.name = replicaset_uuid.name
+$$;
+comment on function topology.replicaset_uuid(text) is 'The uuid of a replicaset by its name; null where it is unknown.';
+
+create function topology.instance_uuid(name text) returns text
+language sql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select i.uuid from topology._pico_instance as i where i.name = instance_uuid.name
+$$;
+comment on function topology.instance_uuid(text) is 'The uuid of an instance by its name; null where it is unknown.';
+
+create function topology.address_of(raft_id bigint) returns text
+language sql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select a.address from topology._pico_peer_address as a
+    where a.raft_id = address_of.raft_id and a.connection_type = 'pgproto'
+$$;
+comment on function topology.address_of(bigint) is 'Where clients reach an instance; null where that is unknown.';
+
+create function topology.instance_fields(instance topology._pico_instance) returns json
+language sql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select json_build_object(
+        'tier', instance.tier,
+        'replicaset_uuid', topology.replicaset_uuid(instance.replicaset_name),
+        'instance_uuid', instance.uuid,
+        'current_state', instance.current_state ->> 0,
+        'address', topology.address_of(instance.raft_id))
+$$;
+comment on function topology.instance_fields(topology._pico_instance) is 'All that clients hear of an instance.';
+
+create function topology.master_fields(replicaset topology._pico_replicaset) returns json
+language sql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select json_build_object(
+        'replicaset_uuid', replicaset.uuid,
+        'current_master_uuid', topology.instance_uuid(replicaset.current_master_name))
+$$;
+comment on function topology.master_fields(topology._pico_replicaset) is 'A replicaset with its master, if that is known.';
+
+create function topology.bucket_fields(bucket topology._pico_bucket) returns json
+language sql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select json_build_object(
+        'tier', bucket.tier_name,
+        'state', bucket.state,
+        'bucket_id', json_build_object('start', bucket.bucket_id_start, 'end', bucket.bucket_id_end),
+        'current_replicaset_uuid', topology.replicaset_uuid(
+            case when bucket.state = 'copied' then coalesce(bucket.target_replicaset_name, bucket.current_replicaset_name)
+                 else bucket.current_replicaset_name end))
+$$;
+comment on function topology.bucket_fields(topology._pico_bucket) is
+    'A range of buckets with its owner: of a copied one that is the target, whose data is whole.';
+
+create function topology.capture_replicaset() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, topology, pg_temp
+-- A plan that was made for a few rows is kept for many.
+set enable_nestloop = off
+as $$
+begin
+    if tg_op = 'INSERT' then
+        perform topology.append(array(
+            select ('replace', 'replicaset', e.fields)::topology.change
+            from now_there as r
+            cross join lateral (
+                select 1, json_build_object('replicaset_uuid', r.uuid)
+                union all
+                select 2, topology.master_fields(r) where topology.instance_uuid(r.current_master_name) is not null
+            ) as e(place, fields)
+            order by r.name, e.place));
+    elsif tg_op = 'UPDATE' then
+        perform topology.append(array(
+            select ('replace', 'replicaset', topology.master_fields(r))::topology.change
+            from now_there as r join before as b using (uuid)
+            where r.current_master_name <> b.current_master_name
+              and topology.instance_uuid(r.current_master_name) is not null
+            order by r.name));
+    else
+        perform topology.append(array(
+            select ('delete', 'replicaset', json_build_object('replicaset_uuid', b.uuid))::topology.change
+            from before as b order by b.name));
+    end if;
+    return null;
+end
+$$;
+comment on function topology.capture_replicaset() is
+    'Events of replicasets: one that came, its master, one that went. Losing a master without another is none.';
+
+create function topology.capture_instance() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, topology, pg_temp
+-- A plan that was made for a few rows is kept for many.
+set enable_nestloop = off
+as $$
+begin
+    if tg_op = 'INSERT' then
+        perform topology.append(array(
+            select ('replace', e.map, e.fields)::topology.change
+            from now_there as i
+            cross join lateral (
+                select 1, 'instance', topology.instance_fields(i)
+                union all
+                select 2, 'replicaset', topology.master_fields(r)
+                from topology._pico_replicaset as r where r.current_master_name = i.name
+            ) as e(place, map, fields)
+            order by i.raft_id, e.place));
+    elsif tg_op = 'UPDATE' then
+        perform topology.append(array(
+            select ('replace', 'instance', json_build_object(
+                'instance_uuid', i.uuid, 'current_state', i.current_state ->> 0))::topology.change
+            from now_there as i join before as b using (uuid)
+            where i.current_state -> 0 <> b.current_state -> 0
+            order by i.raft_id));
+    else
+        perform topology.append(array(
+            select ('delete', 'instance', json_build_object('instance_uuid', b.uuid))::topology.change
+            from before as b order by b.raft_id));
+    end if;
+    return null;
+end
+$$;
+comment on function topology.capture_instance() is
+    'Events of instances: one that came, another state, one that went. A master that comes after its replicaset is told then.';
+
+create function topology.capture_address() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, topology, pg_temp
+-- A plan that was made for a few rows is kept for many.
+set enable_nestloop = off
+as $$
+begin
+    if tg_op = 'INSERT' then
+        perform topology.append(array(
+            select ('replace', 'instance', json_build_object('instance_uuid', i.uuid, 'address', a.address))::topology.change
+            from now_there as a join topology._pico_instance as i using (raft_id)
+            where a.connection_type = 'pgproto'
+            order by raft_id));
+    else
+        perform topology.append(array(
+            select ('replace', 'instance', json_build_object('instance_uuid', i.uuid, 'address', a.address))::topology.change
+            from now_there as a
+            join topology._pico_instance as i using (raft_id)
+            left join before as b using (raft_id, connection_type)
+            where a.connection_type = 'pgproto' and a.address is distinct from b.address
+            order by raft_id));
+    end if;
+    return null;
+end
+$$;
+comment on function topology.capture_address() is 'Events of addresses: another one of an instance that is known.';
+
+create function topology.capture_bucket() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, topology, pg_temp
+-- A plan that was made for a few rows is kept for many.
+set enable_nestloop = off
+as $$
+begin
+    if tg_op = 'INSERT' then
+        perform topology.append(array(
+            select ('replace', 'bucket', topology.bucket_fields(n))::topology.change
+            from now_there as n
+            where n.state = 'copied'
+            order by n.tier_name, n.bucket_id_start));
+    else
+        perform topology.append(array(
+            select ('replace', 'bucket', topology.bucket_fields(n))::topology.change
+            from now_there as n left join before as b using (tier_name, bucket_id_start)
+            where n.state = 'copied'
+              and (n.bucket_id_end, n.state, n.current_replicaset_name, n.target_replicaset_name)
+                  is distinct from (b.bucket_id_end, b.state, b.current_replicaset_name, b.target_replicaset_name)
+            order by tier_name, bucket_id_start));
+    end if;
+    return null;
+end
+$$;
+comment on function topology.capture_bucket() is 'Events of buckets: a range that is copied whole to its new owner.';
+
+do $$
+declare
+    captured record;
+begin
+    for captured in
+        select *
+        from (values ('replicaset', 'replicaset', 'insert update delete'), ('instance', 'instance', 'insert update delete'),
+                     ('peer_address', 'address', 'insert update'), ('bucket', 'bucket', 'insert update')) as c(tbl, name, ops)
+    loop
+        execute format(
+            'create trigger a_turn before insert or update or delete or truncate on topology._pico_%s '
+            'for each statement execute function topology.take_turn()', captured.tbl);
+        if captured.ops like '%insert%' then
+            execute format(
+                'create trigger insert_captured after insert on topology._pico_%s '
+                'referencing new table as now_there for each statement execute function topology.capture_%s()',
+                captured.tbl, captured.name);
+        end if;
+        if captured.ops like '%update%' then
+            execute format(
+                'create trigger update_captured after update on topology._pico_%s '
+                'referencing old table as before new table as now_there '
+                'for each statement execute function topology.capture_%s()', captured.tbl, captured.name);
+        end if;
+        if captured.ops like '%delete%' then
+            execute format(
+                'create trigger delete_captured after delete on topology._pico_%s '
+                'referencing old table as before for each statement execute function topology.capture_%s()',
+                captured.tbl, captured.name);
+        end if;
+    end loop;
+end
+$$;

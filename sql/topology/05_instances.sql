@@ -1,0 +1,232 @@
+-- Changing the catalogue: replicasets and instances. What would break it is refused.
+
+create function topology.refuse(reason text, advice text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC008', message = reason, hint = advice;
+end
+$$;
+comment on function topology.refuse(text, text) is 'Refuse, with what to do instead.';
+
+create function topology.instance_named(name text) returns topology._pico_instance
+language plpgsql volatile
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    known topology._pico_instance;
+begin
+    perform pg_advisory_xact_lock(topology.lock_key());
+    select i.* into known from topology._pico_instance as i where i.name = instance_named.name;
+    if known.name is null then
+        perform topology.refuse(
+            format('there is no instance %s', coalesce(quote_literal(name), 'null')), 'select name from topology._pico_instance lists them');
+    end if;
+    return known;
+end
+$$;
+comment on function topology.instance_named(text) is 'An instance, held until the transaction ends; refused where it is unknown.';
+
+create function topology.replicaset_named(name text) returns topology._pico_replicaset
+language plpgsql volatile
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    known topology._pico_replicaset;
+begin
+    perform pg_advisory_xact_lock(topology.lock_key());
+    select r.* into known from topology._pico_replicaset as r where r.name = replicaset_named.name;
+    if known.name is null then
+        perform topology.refuse(
+            format('there is no replicaset %s', coalesce(quote_literal(name), 'null')),
+            'select name from topology._pico_replicaset lists them');
+    end if;
+    return known;
+end
+$$;
+comment on function topology.replicaset_named(text) is
+    'A replicaset, held until the transaction ends; refused where it is unknown.';
+
+create function topology.add_replicaset(
+    name text, tier text default 'default', uuid text default gen_random_uuid()::text, weight double precision default 1
+) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    if coalesce(name, '') = '' or coalesce(tier, '') = '' or coalesce(uuid, '') = '' then
+        perform topology.refuse('a replicaset needs a name, a tier and a uuid', 'give all three');
+    end if;
+    perform pg_advisory_xact_lock(topology.lock_key());
+    if exists (
+        select from topology._pico_replicaset as r where r.name = add_replicaset.name or r.uuid = add_replicaset.uuid
+    ) then
+        perform topology.refuse(format('there is a replicaset %L or one of uuid %L', name, uuid), 'choose others');
+    end if;
+    insert into topology._pico_replicaset (name, uuid, current_master_name, target_master_name, tier, weight)
+    values (add_replicaset.name, add_replicaset.uuid, '', '', add_replicaset.tier, add_replicaset.weight);
+    return uuid;
+end
+$$;
+comment on function topology.add_replicaset(text, text, text, double precision) is
+    'Add a replicaset, without instances and without a master; returns its uuid.';
+
+create function topology.add_instance(
+    name text, replicaset text, address text, state text default 'Online', uuid text default gen_random_uuid()::text,
+    raft_id bigint default null
+) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    home topology._pico_replicaset := topology.replicaset_named(replicaset);
+    number bigint := coalesce(raft_id, (select coalesce(max(i.raft_id), 0) + 1 from topology._pico_instance as i));
+begin
+    if coalesce(name, '') = '' or coalesce(uuid, '') = '' or coalesce(address, '') = '' then
+        perform topology.refuse('an instance needs a name, a uuid and an address', 'give all three; an address is host:port');
+    end if;
+    if state is null or state not in ('Online', 'Offline') then
+        perform topology.refuse(format('%s is no state of a new instance', coalesce(quote_literal(state), 'null')), 'choose Online or Offline');
+    end if;
+    if exists (
+        select from topology._pico_instance as i
+        where i.name = add_instance.name or i.uuid = add_instance.uuid or i.raft_id = number
+    ) then
+        perform topology.refuse(
+            format('there is an instance %L, or one of uuid %L or raft id %s', name, uuid, number), 'choose others');
+    end if;
+    -- The address first, as the event of an instance that comes contains it.
+    insert into topology._pico_peer_address (raft_id, address, connection_type) values (number, add_instance.address, 'pgproto')
+    on conflict on constraint _pico_peer_address_pkey do update set address = excluded.address;
+    insert into topology._pico_instance (name, uuid, raft_id, replicaset_name, current_state, target_state, tier)
+    values (add_instance.name, add_instance.uuid, number, home.name, jsonb_build_array(state, 1), jsonb_build_array(state, 1), home.tier);
+    return uuid;
+end
+$$;
+comment on function topology.add_instance(text, text, text, text, text, bigint) is
+    'Add an instance to a replicaset, with its address host:port; returns its uuid.';
+
+create function topology.set_master(replicaset text, instance text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    home topology._pico_replicaset := topology.replicaset_named(replicaset);
+    chosen topology._pico_instance := topology.instance_named(instance);
+begin
+    if chosen.replicaset_name <> home.name then
+        perform topology.refuse(
+            format('instance %L belongs to replicaset %L, not %L', chosen.name, chosen.replicaset_name, home.name),
+            'choose one of its own instances');
+    end if;
+    if chosen.current_state ->> 0 <> 'Online' then
+        perform topology.refuse(
+            format('instance %L is %s', chosen.name, chosen.current_state ->> 0),
+            'choose an instance that is Online, or set its state first');
+    end if;
+    update topology._pico_replicaset as r set
+        current_master_name = chosen.name,
+        target_master_name = chosen.name,
+        current_config_version = r.current_config_version + 1,
+        target_config_version = r.current_config_version + 1
+    where r.name = home.name and r.current_master_name <> chosen.name;
+end
+$$;
+comment on function topology.set_master(text, text) is
+    'Record which instance of a replicaset is its master now, such as a standby that was promoted. Twice does nothing.';
+
+create function topology.set_state(instance text, state text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    chosen topology._pico_instance := topology.instance_named(instance);
+    old text := chosen.current_state ->> 0;
+    incarnation bigint := coalesce((chosen.current_state ->> 1)::bigint, 0);
+    next_state jsonb;
+begin
+    if state is null or state not in ('Online', 'Offline', 'Expelled') then
+        perform topology.refuse(
+            format('%s is no state of an instance', coalesce(quote_literal(state), 'null')), 'choose Online, Offline or Expelled');
+    end if;
+    if old = state then
+        return;
+    end if;
+    if old = 'Expelled' then
+        perform topology.refuse(format('instance %L was expelled', chosen.name), 'add it as a new instance');
+    end if;
+    if state = 'Expelled' then
+        perform topology.check_not_master(chosen);
+    end if;
+    next_state := jsonb_build_array(state, incarnation + case when state = 'Online' then 1 else 0 end);
+    update topology._pico_instance as i set current_state = next_state, target_state = next_state where i.name = chosen.name;
+end
+$$;
+comment on function topology.set_state(text, text) is
+    'Record that an instance is Online, Offline or Expelled; the latter for ever, and never the master. Twice does nothing.';
+
+create function topology.set_address(instance text, address text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    chosen topology._pico_instance := topology.instance_named(instance);
+begin
+    if coalesce(address, '') = '' then
+        perform topology.refuse('an address must not be empty', 'give host:port');
+    end if;
+    insert into topology._pico_peer_address (raft_id, address, connection_type)
+    values (chosen.raft_id, set_address.address, 'pgproto')
+    on conflict on constraint _pico_peer_address_pkey do update set address = excluded.address;
+end
+$$;
+comment on function topology.set_address(text, text) is 'Record where clients reach an instance, as host:port.';
+
+create function topology.check_not_master(chosen topology._pico_instance) returns void
+language plpgsql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    if exists (select from topology._pico_replicaset as r where r.current_master_name = chosen.name) then
+        perform topology.refuse(
+            format('instance %L is the master of replicaset %L', chosen.name, chosen.replicaset_name),
+            'make another one the master first: topology.set_master()');
+    end if;
+end
+$$;
+comment on function topology.check_not_master(topology._pico_instance) is 'Refuse an instance that is a master.';
+
+create function topology.remove_instance(instance text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    chosen topology._pico_instance := topology.instance_named(instance);
+begin
+    perform topology.check_not_master(chosen);
+    delete from topology._pico_instance as i where i.name = chosen.name;
+    delete from topology._pico_peer_address as a where a.raft_id = chosen.raft_id;
+end
+$$;
+comment on function topology.remove_instance(text) is 'Take an instance out of the catalogue; not a master.';
+
+create function topology.remove_replicaset(replicaset text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    chosen topology._pico_replicaset := topology.replicaset_named(replicaset);
+begin
+    if exists (select from topology._pico_instance as i where i.replicaset_name = chosen.name) then
+        perform topology.refuse(format('replicaset %L has instances', chosen.name), 'remove them first: topology.remove_instance()');
+    end if;
+    if exists (
+        select from topology._pico_bucket as b where chosen.name in (b.current_replicaset_name, b.target_replicaset_name)
+    ) then
+        perform topology.refuse(format('replicaset %L has buckets', chosen.name), 'move them first: topology.move_buckets()');
+    end if;
+    delete from topology._pico_replicaset as r where r.name = chosen.name;
+end
+$$;
+comment on function topology.remove_replicaset(text) is 'Take a replicaset out of the catalogue that has neither instances nor buckets.';

@@ -1,0 +1,133 @@
+-- Changing the catalogue: who owns which buckets. A range moves active -> copying -> copied -> active; a copy that is given up
+-- goes copying -> aborting-copy -> active.
+
+create function topology.check_range(from_bucket bigint, to_bucket bigint) returns void
+language plpgsql immutable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    if coalesce(from_bucket < 0 or to_bucket < from_bucket, true) then
+        perform topology.refuse(
+            format('there are no buckets from %s to %s', coalesce(from_bucket::text, 'null'), coalesce(to_bucket::text, 'null')),
+            'give the lower one first; buckets are numbered from 0');
+    end if;
+end
+$$;
+comment on function topology.check_range(bigint, bigint) is 'Refuse what is no range of buckets.';
+
+create function topology.assign_buckets(tier text, from_bucket bigint, to_bucket bigint, replicaset text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    home topology._pico_replicaset := topology.replicaset_named(replicaset);
+    taken record;
+begin
+    perform topology.check_range(from_bucket, to_bucket);
+    if home.tier is distinct from tier then
+        perform topology.refuse(
+            format('replicaset %L is of tier %L, not %s', home.name, home.tier, coalesce(quote_literal(tier), 'null')),
+            'choose a replicaset of the tier');
+    end if;
+    select b.* into taken from topology._pico_bucket as b
+    where b.tier_name = tier and b.bucket_id_start <= to_bucket and b.bucket_id_end >= from_bucket
+    order by b.bucket_id_start
+    limit 1;
+    if found then
+        perform topology.refuse(
+            format('buckets %s to %s of tier %L belong to replicaset %L', taken.bucket_id_start, taken.bucket_id_end, tier,
+                   taken.current_replicaset_name),
+            'move them: topology.move_buckets()');
+    end if;
+    insert into topology._pico_bucket (
+        tier_name, bucket_id_start, bucket_id_end, state, current_replicaset_name, target_replicaset_name)
+    values (tier, from_bucket, to_bucket, 'active', home.name, home.name);
+end
+$$;
+comment on function topology.assign_buckets(text, bigint, bigint, text) is
+    'Give buckets that nobody has to a replicaset of their tier, inclusive of both ends. Clients hear of them with their next '
+    'snapshot.';
+
+create function topology.split_at(tier text, bucket bigint) returns void
+language plpgsql volatile
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    whole topology._pico_bucket;
+begin
+    select b.* into whole from topology._pico_bucket as b
+    where b.tier_name = tier and b.bucket_id_start < bucket and b.bucket_id_end >= bucket;
+    if found then
+        update topology._pico_bucket as b set bucket_id_end = bucket - 1
+        where b.tier_name = tier and b.bucket_id_start = whole.bucket_id_start;
+        whole.bucket_id_start := bucket;
+        insert into topology._pico_bucket select whole.*;
+    end if;
+end
+$$;
+comment on function topology.split_at(text, bigint) is 'Make a range begin at a bucket, where one contains it.';
+
+create function topology.move_buckets(
+    tier text, from_bucket bigint, to_bucket bigint, state text, target text default null
+) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    steps constant jsonb := '{"copying": ["active"], "copied": ["copying"], "aborting-copy": ["copying"], "active": ["copied", "aborting-copy"]}';
+    goal topology._pico_replicaset;
+    wrong topology._pico_bucket;
+    covered bigint;
+begin
+    perform topology.check_range(from_bucket, to_bucket);
+    if not coalesce(steps ? state, false) then
+        perform topology.refuse(
+            format('%s is no state of buckets', coalesce(quote_literal(state), 'null')), 'choose copying, copied, aborting-copy or active');
+    end if;
+    if (state = 'copying') <> (target is not null) then
+        perform topology.refuse(
+            'a target is given where a move begins, and only there', 'give the replicaset that gets the buckets with state copying');
+    end if;
+    perform pg_advisory_xact_lock(topology.lock_key());
+    if state = 'copying' then
+        goal := topology.replicaset_named(target);
+        if goal.tier is distinct from tier then
+            perform topology.refuse(
+                format('replicaset %L is of tier %L, not %L', goal.name, goal.tier, tier), 'buckets move within their tier');
+        end if;
+    end if;
+    select sum(least(b.bucket_id_end, to_bucket) - greatest(b.bucket_id_start, from_bucket) + 1) into covered
+    from topology._pico_bucket as b
+    where b.tier_name = tier and b.bucket_id_start <= to_bucket and b.bucket_id_end >= from_bucket;
+    if covered is distinct from to_bucket - from_bucket + 1 then
+        perform topology.refuse(
+            format('of buckets %s to %s of tier %s only %s are assigned', from_bucket, to_bucket,
+                   coalesce(quote_literal(tier), 'null'), coalesce(covered, 0)),
+            'assign the others first: topology.assign_buckets()');
+    end if;
+    select b.* into wrong from topology._pico_bucket as b
+    where b.tier_name = tier and b.bucket_id_start <= to_bucket and b.bucket_id_end >= from_bucket
+      and (not steps -> move_buckets.state ? b.state or b.current_replicaset_name = goal.name)
+    order by b.bucket_id_start
+    limit 1;
+    if found then
+        perform topology.refuse(
+            format('buckets %s to %s are %s at replicaset %L: they cannot become %s%s', wrong.bucket_id_start, wrong.bucket_id_end,
+                   wrong.state, wrong.current_replicaset_name, state, ' at ' || quote_literal(goal.name)),
+            'a move is active, copying, copied, active; one that is given up copying, aborting-copy, active');
+    end if;
+    perform topology.split_at(tier, from_bucket), topology.split_at(tier, to_bucket + 1);
+    update topology._pico_bucket as b set
+        state = move_buckets.state,
+        current_replicaset_name = case when b.state = 'copied' then b.target_replicaset_name else b.current_replicaset_name end,
+        target_replicaset_name = case
+            when move_buckets.state = 'copying' then goal.name
+            when b.state = 'aborting-copy' then b.current_replicaset_name
+            else b.target_replicaset_name end
+    where b.tier_name = tier and b.bucket_id_start between from_bucket and to_bucket;
+    return covered;
+end
+$$;
+comment on function topology.move_buckets(text, bigint, bigint, text, text) is
+    'Bring a range of buckets, inclusive of both ends, to its next state: copying (with the replicaset that gets them), copied '
+    '(then clients hear of it), active; or aborting-copy, active. Ranges are split where needed. Returns the number of buckets.';

@@ -1,0 +1,154 @@
+-- The log above a consumer's (term, index): lock, claim, read, ack. The lock, the position and the ack are where the results
+-- are; the claim is where the catalogue is.
+--
+-- Events are committed in the order of their numbers, so here, unlike in the other feeds, a position may be a number.
+
+create function topology.consumer_key(consumer_id text) returns bigint
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select hashtextextended('pgchange topology ' || consumer_id, 0)
+$$;
+comment on function topology.consumer_key(text) is 'The advisory lock of a consumer.';
+
+create function topology.take_lock(consumer_id text) returns boolean
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select pg_try_advisory_xact_lock(hashtextextended('pgchange topology ' || consumer_id, 0))
+$$;
+comment on function topology.take_lock(text) is 'Take a consumer''s lock until the transaction ends, or say that another has it.';
+
+create function topology.locked(consumer_id text) returns boolean
+language sql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select exists (
+        select from pg_locks as l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and (l.classid::bigint << 32 | l.objid::bigint) = topology.consumer_key(consumer_id))
+$$;
+comment on function topology.locked(text) is 'Whether a consumer is at work.';
+
+create function topology.register(consumer_id text) returns boolean
+language sql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    insert into topology.consumer (consumer_id)
+    select register.consumer_id where pg_try_advisory_xact_lock(topology.consumer_key(register.consumer_id))
+    on conflict do nothing
+    returning true
+$$;
+comment on function topology.register(text) is 'Make a consumer, at the beginning of the log, if it is not there yet.';
+
+create function topology.position(consumer_id text) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select jsonb_build_object(
+        'schema', (select max(i.version) from topology.installed as i),
+        'consumer', c.consumer_id, 'version', c.version, 'term', c.term, 'index', c.index, 'source', c.source)
+    from topology.consumer as c where c.consumer_id = "position".consumer_id
+$$;
+comment on function topology.position(text) is 'How far a consumer has come; null for one that has not begun.';
+
+create function topology.system_identifier() returns bigint
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select s.system_identifier from pg_control_system() as s
+$$;
+comment on function topology.system_identifier() is 'The cluster that this database is in now.';
+
+create function topology.check_position("position" jsonb) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    consumer text := "position" ->> 'consumer';
+    known bigint;
+begin
+    if ("position" ->> 'source')::bigint <> topology.system_identifier() then
+        raise exception using errcode = 'PC004', message = format('consumer %s belongs to another cluster than this catalogue', consumer),
+            hint = 'if the catalogue was restored: airflow pgchange repair; else check the source''s connection';
+    end if;
+    -- A standby may only be late.
+    if ("position" ->> 'version')::bigint > 0 and not pg_is_in_recovery() then
+        known := coalesce((select c.version from topology.claim as c where c.consumer_id = consumer), 0);
+        if ("position" ->> 'version')::bigint > known then
+            raise exception using errcode = 'PC003',
+                message = format('consumer %s has processed batch %s, of which this catalogue knows only up to %s',
+                                 consumer, "position" ->> 'version', known),
+                hint = format('the catalogue lost its latest transactions: airflow pgchange repair topology:%s', consumer);
+        end if;
+    end if;
+end
+$$;
+comment on function topology.check_position(jsonb) is
+    'Refuse a consumer whose batches this catalogue does not know: it was restored, or lost its tail.';
+
+create function topology.lag("position" jsonb, upto integer) returns jsonb
+language plpgsql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    counted bigint;
+    oldest timestamptz;
+begin
+    if upto < 0 then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    perform topology.check_position("position");
+    select count(*), min(u.written_at) into counted, oldest
+    from (
+        select l.written_at from topology.log as l
+        where (l.term, l.index) > (coalesce(("position" ->> 'term')::bigint, 0), coalesce(("position" ->> 'index')::bigint, 0))
+        order by l.term, l.index
+        limit upto::bigint + 1
+    ) as u;
+    return jsonb_build_object(
+        'ready', counted, 'ready_exact', counted <= upto, 'ready_age', extract(epoch from clock_timestamp() - oldest),
+        'waiting', 0, 'waiting_exact', true, 'waiting_age', null, 'faults', 0);
+end
+$$;
+comment on function topology.lag(jsonb, integer) is
+    'How many events a consumer has to process, exact up to a number, beyond it at least one more. None ever waits.';
+
+create function topology.pending(consumer_id text, "position" jsonb) returns topology.claim
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select c from topology.claim as c
+    where c.consumer_id = pending.consumer_id
+      and c.from_version = ("position" ->> 'version')::bigint
+      and (c.after_term, c.after_index) = (("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint)
+$$;
+comment on function topology.pending(text, jsonb) is 'The claim that a consumer has not acked yet, if there is one.';
+
+create function topology.slices(after_term bigint, after_index bigint, max_changes integer) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    with chosen as (
+        select l.term, l.index, (row_number() over (order by l.term, l.index) - 1) / 10000 as slice
+        from topology.log as l
+        where (l.term, l.index) > (after_term, after_index)
+        order by l.term, l.index
+        limit max_changes
+    ), ends as (
+        select distinct on (c.slice)
+            c.slice, count(*) over (partition by c.slice) as counted, jsonb_build_array(c.term, c.index) as upto
+        from chosen as c
+        order by c.slice, c.term desc, c.index desc
+    ), runs as (
+        select e.slice, jsonb_build_object(
+            'count', e.counted,
+            'after', coalesce(lag(e.upto) over (order by e.slice), jsonb_build_array(after_term, after_index)),
+            'upto', e.upto) as run
+        from ends as e
+    )
+    select jsonb_agg(r.run order by r.slice) from runs as r
+$$;
+comment on function topology.slices(bigint, bigint, integer) is
+    'The next events behind one, as slices of ten thousand: {count, after, upto}; null where there are none.';

@@ -1,0 +1,133 @@
+-- The batch of a consumer: claimed at the source, read there, acked with the results.
+
+create function topology.claim(consumer_id text, "position" jsonb, max_changes integer, max_attempts integer default null)
+returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    began_at bigint := ("position" ->> 'version')::bigint;
+    at bigint[] := array[("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint];
+    mark topology.claim;
+    known bigint;
+    slices jsonb;
+    gone topology.trimmed;
+    last_one jsonb;
+    batch jsonb;
+begin
+    perform topology.check_position("position");
+    if coalesce(max_changes < 1, true) then
+        raise invalid_parameter_value using message = 'a batch has at least 1 change';
+    end if;
+    if current_setting('synchronous_commit') in ('off', 'local') then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+    mark := topology.pending(consumer_id, "position");
+    if mark.attempt >= max_attempts then
+        raise exception using errcode = 'PC010',
+            message = format('batch %s of topology:%s has failed, at attempt %s', mark.batch_id, consumer_id, mark.attempt),
+            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip topology:%s', consumer_id);
+    end if;
+    if mark.version is not null then
+        update topology.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
+        where c.consumer_id = claim.consumer_id
+        returning c.attempt into mark.attempt;
+        return mark.batch || jsonb_build_object('attempt', mark.attempt);
+    end if;
+    select t.* into gone from topology.trimmed as t where (t.term, t.index) > (at[1], at[2]) order by t.term desc, t.index desc limit 1;
+    if found and began_at > 0 then
+        raise exception using errcode = 'PC005',
+            message = format('events up to (%s, %s) were trimmed, which topology:%s has not processed', gone.term, gone.index, consumer_id),
+            hint = 'move it: airflow pgchange move';
+    end if;
+    slices := topology.slices(at[1], at[2], max_changes);
+    if slices is null then
+        return null;
+    end if;
+    last_one := slices -> -1 -> 'upto';
+    known := greatest(began_at, coalesce((select c.version from topology.claim as c where c.consumer_id = claim.consumer_id), 0)) + 1;
+    batch := jsonb_build_object(
+        'id', md5(concat_ws('|', 'topology', topology.system_identifier(), consumer_id, at, last_one))::uuid,
+        'version', known, 'attempt', 1,
+        'count', (select sum((s ->> 'count')::bigint) from jsonb_array_elements(slices) as s),
+        'slices', slices,
+        'bounds', jsonb_build_object(
+            'from_version', began_at, 'after', to_jsonb(at), 'upto', last_one, 'source', topology.system_identifier()::text),
+        'lsn', pg_current_wal_insert_lsn(),
+        'oldest', (select min(l.written_at) from topology.events(at[1], at[2], 1) as e join topology.log as l using (term, index)));
+    insert into topology.claim as c (
+        consumer_id, version, from_version, batch_id, attempt, batch, after_term, after_index, term, index)
+    values (claim.consumer_id, known, began_at, (batch ->> 'id')::uuid, 1, batch, at[1], at[2],
+            (last_one ->> 0)::bigint, (last_one ->> 1)::bigint)
+    on conflict on constraint claim_pkey do update set
+        version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id, attempt = 1,
+        batch = excluded.batch, after_term = excluded.after_term, after_index = excluded.after_index, term = excluded.term,
+        index = excluded.index, claimed_at = clock_timestamp();
+    return batch;
+end
+$$;
+comment on function topology.claim(text, jsonb, integer, integer) is
+    'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted; '
+    'null when nothing is ready. Call it on the primary of the catalogue, in a transaction of its own, holding the lock.';
+
+create function topology.changes("after" bigint[], upto bigint[])
+returns table (id text, term bigint, index bigint, event jsonb, written_at timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select l.term || '/' || l.index, l.term, l.index, l.event::jsonb, l.written_at
+    from topology.log as l
+    where (l.term, l.index) > ("after"[1], "after"[2]) and (l.term, l.index) <= (upto[1], upto[2])
+    order by l.term, l.index
+$$;
+comment on function topology.changes(bigint[], bigint[]) is 'The events behind one, {term, index}, up to another, in order.';
+
+create function topology.ack(consumer_id text, batch jsonb) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    bounds jsonb := batch -> 'bounds';
+begin
+    update topology.consumer as c set
+        version = (batch ->> 'version')::bigint,
+        term = (bounds -> 'upto' ->> 0)::bigint,
+        index = (bounds -> 'upto' ->> 1)::bigint,
+        source = (bounds ->> 'source')::bigint,
+        updated_at = now()
+    where c.consumer_id = ack.consumer_id
+      and c.version = (bounds ->> 'from_version')::bigint
+      and (c.term, c.index) = ((bounds -> 'after' ->> 0)::bigint, (bounds -> 'after' ->> 1)::bigint);
+    if not found then
+        raise exception using errcode = 'PC006',
+            message = format('topology:%s is not where batch %s began', consumer_id, batch ->> 'id'),
+            hint = 'somebody moved the consumer; roll back and claim again';
+    end if;
+    return (batch ->> 'version')::bigint;
+end
+$$;
+comment on function topology.ack(text, jsonb) is
+    'Advance a consumer behind a batch, in the transaction that holds its lock and writes the results.';
+
+create function topology.point() returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select jsonb_build_object('term', n.term, 'index', n.index, 'source', topology.system_identifier()::text)
+    from topology.now_at() as n
+$$;
+comment on function topology.point() is 'Everything that is committed now, as a goal.';
+
+create function topology.passed("position" jsonb, goal jsonb) returns jsonb
+language plpgsql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    perform topology.check_position("position");
+    return jsonb_build_object('goal', goal, 'passed', not exists (
+        select from topology.log as l
+        where (l.term, l.index) > (coalesce(("position" ->> 'term')::bigint, 0), coalesce(("position" ->> 'index')::bigint, 0))
+          and (l.term, l.index) <= ((goal ->> 'term')::bigint, (goal ->> 'index')::bigint)));
+end
+$$;
+comment on function topology.passed(jsonb, jsonb) is 'Whether a consumer has come to a point.';

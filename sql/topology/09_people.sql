@@ -1,0 +1,158 @@
+-- What people ask and do: status, repair, move, drop, trim.
+
+create function topology.take_idle(consumer_id text) returns topology.consumer
+language plpgsql volatile
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    known topology.consumer;
+begin
+    if not topology.take_lock(consumer_id) then
+        raise lock_not_available using message = format('consumer topology:%s is at work', consumer_id),
+            hint = 'stop it, or wait until its batch has ended';
+    end if;
+    select c.* into known from topology.consumer as c where c.consumer_id = take_idle.consumer_id;
+    if known.consumer_id is null then
+        raise exception using errcode = 'PC002', message = format('there is no consumer topology:%s here', consumer_id),
+            hint = 'select consumer_id from topology.consumer lists them';
+    end if;
+    return known;
+end
+$$;
+comment on function topology.take_idle(text) is 'Take the lock of a consumer that exists and is not at work, or say so.';
+
+create function topology.status(upto integer default 1000)
+returns table (
+    consumer_id text, version bigint, term bigint, index bigint, ready bigint, ready_exact boolean,
+    oldest_seconds double precision, at_work boolean, batch_id uuid, attempt integer, claimed_at timestamptz,
+    updated_at timestamptz, held_back_by text
+)
+language plpgsql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    one topology.consumer;
+    at jsonb;
+    lag jsonb;
+    mark topology.claim;
+    told text;
+    advice text;
+begin
+    for one in select c.* from topology.consumer as c order by c.consumer_id loop
+        at := topology.position(one.consumer_id);
+        lag := null;
+        told := null;
+        mark := topology.pending(one.consumer_id, at);
+        begin
+            lag := topology.lag(at, upto);
+        exception when sqlstate 'PC003' or sqlstate 'PC004' then
+            get stacked diagnostics told = message_text, advice = pg_exception_hint;
+            told := told || ': ' || advice;
+        end;
+        return query select
+            one.consumer_id, one.version, one.term, one.index, (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean,
+            (lag ->> 'ready_age')::double precision, topology.locked(one.consumer_id), mark.batch_id, mark.attempt,
+            mark.claimed_at, one.updated_at, told;
+    end loop;
+end
+$$;
+comment on function topology.status(integer) is
+    'Every consumer whose progress is here: how far it is behind, whether it is at work, and its batch in work. Where its '
+    'catalogue is elsewhere, or a person must decide first, held_back_by says so.';
+
+create function topology.mark(consumer_id text) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select jsonb_build_object(
+        'source', topology.system_identifier()::text, 'version', c.version, 'from_version', c.from_version,
+        'term', c.term, 'index', c.index, 'after_term', c.after_term, 'after_index', c.after_index)
+    from topology.claim as c where c.consumer_id = mark.consumer_id
+$$;
+comment on function topology.mark(text) is
+    'What this catalogue knows of a consumer: where the batch that it claimed last begins and ends.';
+
+create function topology.adopt_mark(consumer_id text, mark jsonb) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    known topology.consumer := topology.take_idle(consumer_id);
+    unacked boolean := known.version = (mark ->> 'from_version')::bigint;
+begin
+    update topology.consumer as c set
+        version = coalesce((mark ->> case when unacked then 'from_version' else 'version' end)::bigint, 0),
+        term = coalesce((mark ->> case when unacked then 'after_term' else 'term' end)::bigint, 0),
+        index = coalesce((mark ->> case when unacked then 'after_index' else 'index' end)::bigint, 0),
+        source = (mark ->> 'source')::bigint,
+        updated_at = now()
+    where c.consumer_id = adopt_mark.consumer_id;
+    return case when unacked or known.version = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
+end
+$$;
+comment on function topology.adopt_mark(text, jsonb) is
+    'Go on from what topology.mark() of the catalogue says, or from the beginning where it knows nothing; returns the guarantee: '
+    'at least once where the catalogue lost batches that were processed.';
+
+create function topology.move_consumer(consumer_id text, point jsonb) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    perform topology.take_idle(consumer_id);
+    update topology.consumer as c set
+        term = coalesce((point ->> 'term')::bigint, 0), index = coalesce((point ->> 'index')::bigint, 0), updated_at = now()
+    where c.consumer_id = move_consumer.consumer_id;
+end
+$$;
+comment on function topology.move_consumer(text, jsonb) is
+    'Move a consumer to a point, as topology.point() gives it, or with null to the beginning of the log.';
+
+create function topology.drop_consumer(consumer_id text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    if not topology.take_lock(consumer_id) then
+        raise lock_not_available using message = format('consumer topology:%s is at work', consumer_id),
+            hint = 'stop it, or wait until its batch has ended';
+    end if;
+    delete from topology.consumer as c where c.consumer_id = drop_consumer.consumer_id;
+    delete from topology.claim as c where c.consumer_id = drop_consumer.consumer_id;
+end
+$$;
+comment on function topology.drop_consumer(text) is 'Forget a consumer and its claim: under the same name it begins anew.';
+
+create function topology.trim_log(keep interval) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    gone record;
+begin
+    if coalesce(keep < interval '0', true) then
+        raise invalid_parameter_value using message = 'keep must be an interval that is not negative', hint = 'write it as ''30 days''';
+    end if;
+    perform pg_advisory_xact_lock(topology.lock_key());
+    with needed as (
+        select c.term, c.index from topology.consumer as c
+        union all
+        select m.after_term, m.after_index from topology.claim as m
+        where not exists (select from topology.consumer as c where c.consumer_id = m.consumer_id)
+    ), gone_events as (
+        delete from topology.log as l
+        where l.written_at < now() - keep
+          and not exists (select from needed as n where (n.term, n.index) < (l.term, l.index))
+        returning l.term, l.index
+    )
+    select count(*) as events, (max(array[g.term, g.index])) as upto into gone from gone_events as g;
+    if gone.events = 0 then
+        return null;
+    end if;
+    insert into topology.trimmed (term, index, events) values (gone.upto[1], gone.upto[2], gone.events);
+    return format('trimmed %s events of the catalogue''s log', gone.events);
+end
+$$;
+comment on function topology.trim_log(interval) is
+    'Remove events that are older than an age and that every consumer has processed, one whose progress is elsewhere by its '
+    'last claim; says how many, null for none. A new consumer begins with what is left.';

@@ -1,0 +1,82 @@
+-- Who may do what. PUBLIC may do nothing.
+
+create function topology.grant_reader(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    execute format($grants$
+        grant usage on schema topology to %1$s;
+        grant select on topology.installed, topology.term, topology.log,
+            topology._pico_replicaset, topology._pico_instance, topology._pico_peer_address, topology._pico_bucket to %1$s;
+        grant execute on function
+            topology.begin_term(), topology.now_at(), topology.snapshot(), topology.unsettled(),
+            topology.events(bigint, bigint, integer)
+            to %1$s
+    $grants$, role);
+end
+$$;
+comment on function topology.grant_reader(regrole) is 'Let a role read the catalogue and its log: the relay''s role.';
+
+create function topology.grant_consumer(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    perform topology.grant_reader(role);
+    execute format($grants$
+        grant select on topology.consumer to %1$s;
+        grant execute on function
+            topology.consumer_key(text), topology.take_lock(text), topology.locked(text), topology.register(text),
+            topology.position(text), topology.system_identifier(), topology.check_position(jsonb),
+            topology.lag(jsonb, integer), topology.pending(text, jsonb), topology.slices(bigint, bigint, integer),
+            topology.claim(text, jsonb, integer, integer), topology.changes(bigint[], bigint[]), topology.ack(text, jsonb),
+            topology.point(), topology.passed(jsonb, jsonb), topology.status(integer), topology.mark(text)
+            to %1$s
+    $grants$, role);
+end
+$$;
+comment on function topology.grant_consumer(regrole) is
+    'Let a role consume the log, in the catalogue''s database and in that of the results. Such roles trust each other.';
+
+create function topology.grant_keeper(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    perform topology.grant_consumer(role);
+    execute format($grants$
+        grant select on topology.claim, topology.trimmed to %1$s;
+        grant execute on function
+            topology.adopt_mark(text, jsonb), topology.move_consumer(text, jsonb), topology.drop_consumer(text),
+            topology.trim_log(interval)
+            to %1$s
+    $grants$, role);
+end
+$$;
+comment on function topology.grant_keeper(regrole) is 'Let a role look after consumers: repair, move, drop, trim the log.';
+
+create function topology.grant_operator(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    perform topology.grant_reader(role);
+    execute format($grants$
+        grant execute on function
+            topology.add_replicaset(text, text, text, double precision),
+            topology.add_instance(text, text, text, text, text, bigint), topology.set_master(text, text),
+            topology.set_state(text, text), topology.set_address(text, text), topology.remove_instance(text),
+            topology.remove_replicaset(text), topology.assign_buckets(text, bigint, bigint, text),
+            topology.move_buckets(text, bigint, bigint, text, text)
+            to %1$s
+    $grants$, role);
+end
+$$;
+comment on function topology.grant_operator(regrole) is
+    'Let a role change the catalogue, by the functions that refuse what would break it.';
+
+revoke all on all functions in schema topology from public;
+revoke all on all tables in schema topology from public;
+revoke all on type topology.change from public;
+revoke all on schema topology from public;

@@ -1,0 +1,3 @@
+-- Take out the schema topology: the catalogue, its log, and every consumer's progress.
+
+drop schema topology cascade;

@@ -1,0 +1,247 @@
+"""The catalogue's events: as the protocol's description shows them, in the order of commit."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors
+
+MASTER = "select topology.set_master(%s, %s)"
+
+
+@pytest.fixture
+def catalogue(connect):
+    """Two replicasets of one tier, each with two instances; the first has buckets."""
+    connection = connect()
+    for name in ("r1", "r2"):
+        connection.execute("select topology.add_replicaset(%s, uuid => %s)", [name, f"uuid-{name}"])
+        for number in (1, 2):
+            one = f"{name}-i{number}"
+            connection.execute(
+                "select topology.add_instance(%s, %s, %s, uuid => %s)",
+                [one, name, f"127.0.0.1:{name[1]}{number}", f"uuid-{one}"],
+            )
+        connection.execute(MASTER, [name, f"{name}-i1"])
+    connection.execute("select topology.assign_buckets('default', 0, 2999, 'r1')")
+    return connection
+
+
+def since(connection: psycopg.Connection[Any], index: int = 0) -> list[dict[str, Any]]:
+    rows = connection.execute(
+        "select event::text from topology.log where index > %s order by term, index", [index]
+    )
+    return [json.loads(row[0]) for row in rows]
+
+
+def last(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("select coalesce(max(index), 0) from topology.log").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def told(connection: psycopg.Connection[Any], query: str, *parameters: Any) -> list[dict[str, Any]]:
+    """The events of one statement, without what every event has."""
+    before = last(connection)
+    connection.execute(query, parameters or None)
+    return [
+        {key: value for key, value in event.items() if key not in ("timestamp", "raft")}
+        for event in since(connection, before)
+    ]
+
+
+def test_every_event_has_op_map_time_and_raft_and_then_its_own_fields(catalogue):
+    row = catalogue.execute("select event::text from topology.log order by index limit 1").fetchone()
+    assert re.fullmatch(
+        r'\{"op":"replace","map":"replicaset","timestamp":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00",'
+        r'"raft":\{"term":1,"index":1\},"replicaset_uuid":"uuid-r1"\}',
+        row[0],
+    )
+
+
+def test_an_instance_comes_with_all_that_is_known_of_it(catalogue):
+    made = told(catalogue, "select topology.add_instance('r1-i3', 'r1', '127.0.0.1:1333', uuid => 'u3')")
+    assert made == [
+        {
+            "op": "replace",
+            "map": "instance",
+            "tier": "default",
+            "replicaset_uuid": "uuid-r1",
+            "instance_uuid": "u3",
+            "current_state": "Online",
+            "address": "127.0.0.1:1333",
+        }
+    ]
+
+
+def test_another_state_tells_the_state_alone(catalogue):
+    assert told(catalogue, "select topology.set_state('r1-i2', 'Offline')") == [
+        {"op": "replace", "map": "instance", "instance_uuid": "uuid-r1-i2", "current_state": "Offline"}
+    ]
+
+
+def test_another_incarnation_of_a_state_is_no_event(catalogue):
+    assert told(catalogue, """update topology._pico_instance set current_state = '["Online", 7]'""") == []
+
+
+def test_another_master_tells_both_by_uuid(catalogue):
+    assert told(catalogue, MASTER, "r1", "r1-i2") == [
+        {
+            "op": "replace",
+            "map": "replicaset",
+            "replicaset_uuid": "uuid-r1",
+            "current_master_uuid": "uuid-r1-i2",
+        }
+    ]
+
+
+def test_a_master_that_is_lost_without_another_is_no_event(catalogue):
+    assert (
+        told(catalogue, "update topology._pico_replicaset set current_master_name = '' where name = 'r1'")
+        == []
+    )
+
+
+def test_a_master_that_comes_after_its_replicaset_is_told_then(connect):
+    connection = connect()
+    connection.execute(
+        "insert into topology._pico_replicaset (name, uuid, current_master_name, target_master_name, tier) "
+        "values ('r', 'ur', 'i', 'i', 'default')"
+    )
+    made = told(connection, "select topology.add_instance('i', 'r', 'h:1', uuid => 'ui')")
+    assert [event["map"] for event in made] == ["instance", "replicaset"]
+    assert made[1]["current_master_uuid"] == "ui"
+
+
+def test_another_address_is_an_instances_event(catalogue):
+    assert told(catalogue, "select topology.set_address('r1-i1', 'other:1')") == [
+        {"op": "replace", "map": "instance", "instance_uuid": "uuid-r1-i1", "address": "other:1"}
+    ]
+
+
+def test_addresses_of_the_other_protocol_are_no_events(catalogue):
+    assert told(catalogue, "insert into topology._pico_peer_address values (1, 'h:3301', 'iproto')") == []
+
+
+@pytest.mark.parametrize("instance", ["r1-i2", "r2-i2"])
+def test_an_instance_that_goes_is_told(catalogue, instance):
+    assert told(catalogue, "select topology.remove_instance(%s)", instance) == [
+        {"op": "delete", "map": "instance", "instance_uuid": f"uuid-{instance}"}
+    ]
+
+
+def test_a_replicaset_that_goes_is_told(catalogue):
+    assert told(catalogue, "delete from topology._pico_replicaset where name = 'r2'") == [
+        {"op": "delete", "map": "replicaset", "replicaset_uuid": "uuid-r2"}
+    ]
+
+
+def test_buckets_are_told_when_they_are_copied_with_their_new_owner(catalogue):
+    assert told(catalogue, "select topology.move_buckets('default', 0, 999, 'copying', 'r2')") == []
+    assert told(catalogue, "select topology.move_buckets('default', 0, 999, 'copied')") == [
+        {
+            "op": "replace",
+            "map": "bucket",
+            "tier": "default",
+            "state": "copied",
+            "bucket_id": {"start": 0, "end": 999},
+            "current_replicaset_uuid": "uuid-r2",
+        }
+    ]
+    assert told(catalogue, "select topology.move_buckets('default', 0, 999, 'active')") == []
+
+
+def test_a_copy_that_is_given_up_leaves_the_owner(catalogue):
+    for state, target in (("copying", "r2"), ("aborting-copy", None), ("active", None)):
+        catalogue.execute("select topology.move_buckets('default', 10, 19, %s, %s)", [state, target])
+    row = catalogue.execute(
+        "select current_replicaset_name, target_replicaset_name, state from topology._pico_bucket "
+        "where bucket_id_start = 10"
+    ).fetchone()
+    assert row == ("r1", "r1", "active")
+
+
+def test_a_range_is_split_where_a_part_of_it_moves(catalogue):
+    catalogue.execute("select topology.move_buckets('default', 100, 199, 'copying', 'r2')")
+    rows = catalogue.execute(
+        "select bucket_id_start, bucket_id_end, state from topology._pico_bucket order by 1"
+    ).fetchall()
+    assert rows == [(0, 99, "active"), (100, 199, "copying"), (200, 2999, "active")]
+
+
+def test_the_snapshot_tells_replicasets_then_instances_then_active_buckets(catalogue):
+    catalogue.execute("select topology.move_buckets('default', 0, 999, 'copying', 'r2')")
+    events = [json.loads(row[0]) for row in catalogue.execute("select event::text from topology.snapshot()")]
+    assert [event["map"] for event in events] == ["replicaset"] * 2 + ["instance"] * 4 + ["bucket"]
+    assert events[0]["current_master_uuid"] == "uuid-r1-i1"
+    assert events[-1]["bucket_id"] == {"start": 1000, "end": 2999}
+    assert {(event["raft"]["term"], event["raft"]["index"]) for event in events} == {(1, last(catalogue))}
+
+
+def test_indexes_are_in_the_order_of_commit(catalogue, connect):
+    first, second = connect(), connect()
+    blocked = threading.Event()
+
+    def change() -> None:
+        second.execute("select topology.set_state('r2-i2', 'Offline')")
+        blocked.set()
+
+    with first.transaction():
+        first.execute("select topology.set_state('r1-i2', 'Offline')")
+        thread = threading.Thread(target=change)
+        thread.start()
+        assert not blocked.wait(0.2)
+    thread.join()
+    assert [event["instance_uuid"] for event in since(catalogue)[-2:]] == ["uuid-r1-i2", "uuid-r2-i2"]
+
+
+def test_a_change_that_is_rolled_back_is_no_event(catalogue):
+    before = last(catalogue)
+    with catalogue.transaction(force_rollback=True):
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+    assert since(catalogue, before) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("select topology.set_master('r1', 'r2-i1')", "belongs to replicaset"),
+        ("select topology.set_master('none', 'r2-i1')", "no replicaset"),
+        ("select topology.set_master('r1', 'none')", "no instance"),
+        ("select topology.set_state('r1-i1', 'Expelled')", "is the master"),
+        ("select topology.set_state('r1-i1', 'Gone')", "no state"),
+        ("select topology.set_state('r1-i1', null)", "no state"),
+        ("select topology.add_instance('r1-i1', 'r1', 'h:1')", "there is an instance"),
+        ("select topology.add_replicaset('r1')", "there is a replicaset"),
+        ("select topology.remove_instance('r1-i1')", "is the master"),
+        ("select topology.remove_replicaset('r1')", "has instances"),
+        ("select topology.assign_buckets('default', 2999, 3000, 'r2')", "belong to replicaset"),
+        ("select topology.assign_buckets('other', 0, 1, 'r2')", "is of tier"),
+        ("select topology.assign_buckets('default', 5, 1, 'r2')", "no buckets from"),
+        ("select topology.move_buckets('default', 0, 9, 'copied')", "cannot become copied"),
+        ("select topology.move_buckets('default', 0, 9, 'copying')", "a target is given"),
+        ("select topology.move_buckets('default', 0, 9, 'copying', 'r1')", "cannot become copying"),
+        ("select topology.move_buckets('default', 0, 3000, 'copying', 'r2')", "only 3000 are assigned"),
+        ("select topology.move_buckets('default', 0, 9, 'lost')", "no state of buckets"),
+        ("truncate topology._pico_bucket", "cannot be truncated"),
+    ],
+)
+def test_what_would_break_the_catalogue_is_refused(catalogue, query, reason):
+    before = last(catalogue)
+    with pytest.raises(errors.Error, match=reason) as caught:
+        catalogue.execute(query)
+    assert caught.value.sqlstate == "PC008"
+    assert caught.value.diag.message_hint
+    assert last(catalogue) == before
+
+
+def test_a_server_that_started_again_begins_a_new_term(catalogue):
+    catalogue.execute("update topology.term set started_at = started_at - interval '1 hour'")
+    catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+    assert since(catalogue)[-1]["raft"]["term"] == 2
+    row = catalogue.execute("select topology.begin_term()").fetchone()
+    assert row == (2,)
