@@ -21,7 +21,7 @@ ROWS = (
 def written(
     connection: psycopg.Connection, op: str, rows: int, statements: int, table: str, *, emptied: str
 ) -> float:
-    """CPU of so many statements on a table that has just what they need; ``emptied``: where earlier ones were captured."""
+    """CPU of so many statements on a table of what they need; ``emptied``: where earlier ones were captured."""
     connection.execute(f"truncate {table}")
     connection.execute(f"truncate {emptied}")
     if op != "insert":
