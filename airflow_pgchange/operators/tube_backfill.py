@@ -12,15 +12,15 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 from psycopg.pq import TransactionStatus
 
-from airflow_pgchange import controls, tubes
+from airflow_pgchange import tubes
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of, names, seconds, whole
-from airflow_pgchange.controls import BACKFILL_SECONDS, Downstream, TableDownstream
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.transaction import CANCEL_WITHIN
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.stopping import Stop
-from airflow_pgchange.tubes import Progress
+from airflow_pgchange.tubes import Downstream, Progress, TableDownstream
+from airflow_pgchange.tubes.working_off import BACKFILL_SECONDS
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -162,7 +162,7 @@ class TubeGarbageCollectOperator(_Backfilling):
     :param feed: the worker's feed, or its JSON (templated)
     :param downstream: the table that is a copy, as ``schema.table``, in which ``{tube}`` and ``{table}`` stand for the
         names of the tube and of the table that was copied (templated); or a callable that gets a
-        ``airflow_pgchange.controls.Control`` and returns the ids that it holds and was asked to give up. A callable gets
+        ``airflow_pgchange.tubes.Control`` and returns the ids that it holds and was asked to give up. A callable gets
         control pods of other types too, and does itself what these ask for; a table cannot, so they are taken away
     :param key: the copy's column of ids; default: called as the source's
     :param shard_column: the column of their shard, where the copy is of several tables' rows
@@ -210,7 +210,7 @@ class TubeGarbageCollectOperator(_Backfilling):
         downstream = self.downstream
         if isinstance(downstream, str):
             downstream = TableDownstream(results, source, feed, downstream, self.key, self.shard_column)
-        done = controls.work_off(
+        done = tubes.work_off(
             feed,
             source,
             downstream,

@@ -48,6 +48,8 @@ begin
             after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
         end if;
     end if;
+    -- A statement that began before a partition was attached would look for its rows where they no longer are.
+    perform pg_advisory_xact_lock_shared(pgmb.layout_key());
     select * into run from pgmb.ahead(gid, after, chunk_size);
     return query
         select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[],

@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 
-from tests.benchmarks.measure import Report, cpu_of, ratio, section, side_by_side
-from tests.benchmarks.tubes import FLIGHT, ROWS
+from tests.benchmarks.flights import FLIGHT, written
+from tests.benchmarks.measure import Report, ratio, section, side_by_side
 
 STATEMENTS = {1: 2_000, 100: 200, 10_000: 2}
 WRITERS, SECONDS, ROUNDS, BATCH = 2, 10, 5, 100
@@ -121,32 +121,10 @@ def mutations(connection: psycopg.Connection, report: Report) -> None:
     for rows, statements in STATEMENTS.items():
         with section(f"mutations as events / no trigger, {rows:,} rows a statement"):
             for op in ("insert", "update", "delete"):
-                write = partial(written, connection, op, rows, statements)
+                write = partial(
+                    written, connection, op, rows, statements, emptied="pgmb.events, pgmb.published"
+                )
                 plain, watched = side_by_side(5, partial(write, "unwatched"), partial(write, "watched"))
                 report.say(op, ratio(watched, plain), "x")
                 each = statistics.median(a - b for a, b in zip(watched, plain, strict=True))
                 report.say(f"{op}, an event", each / rows / statements * 1e6, "us CPU")
-
-
-def written(connection: psycopg.Connection, op: str, rows: int, statements: int, table: str) -> float:
-    """CPU of so many statements on a table that has just what they need."""
-    connection.execute(f"truncate {table}, pgmb.events, pgmb.published")
-    if op != "insert":
-        connection.execute("set session_replication_role = replica")
-        connection.execute(ROWS.format(table, 1, rows * statements))
-        connection.execute("reset session_replication_role")
-        connection.execute(f"vacuum analyze {table}")
-
-    def work() -> None:
-        for n in range(statements):
-            first, last = n * rows + 1, (n + 1) * rows
-            if op == "insert":
-                connection.execute(ROWS.format(table, first, last))
-            elif op == "update":
-                connection.execute(
-                    f"update {table} set arr_delay = arr_delay + 1 where id between {first} and {last}"
-                )
-            else:
-                connection.execute(f"delete from {table} where id between {first} and {last}")
-
-    return cpu_of(connection, work)

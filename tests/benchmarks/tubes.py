@@ -16,6 +16,7 @@ from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.merge import merge
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Request
+from tests.benchmarks.flights import FLIGHT, ROWS, written
 from tests.benchmarks.measure import Report, backend_cpu, cpu_of, ratio, section, side_by_side, wall
 from tests.benchmarks.spark import DRIVER, JDBC, PARTITIONS, session, url
 
@@ -28,17 +29,6 @@ BACKFILLED = 5_000_000
 PODS_A_SECOND, SECONDS = 20_000, 30
 MIRRORED = 2_000_000
 FEED = TubeFeed("q")
-
-FLIGHT = (
-    "id bigint primary key, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, "
-    "sched_arr_time int, arr_delay int, carrier text, flight int, tailnum text, origin text, dest text, air_time int, "
-    "distance int, hour int, minute int, time_hour timestamptz"
-)
-"""The columns of the flights that the demo replays."""
-ROWS = (
-    "insert into {} select g, 2013, 1, 1, 517, 515, 2, 830, 819, 11, 'UA', 1545, 'N14228', 'EWR', 'IAH', 227, 1400, "
-    "5, 15, '2013-01-01 05:00-05' from generate_series({}, {}) as g"
-)
 
 
 def run(conninfo: str, report: Report) -> None:
@@ -62,38 +52,12 @@ def capture(connection: psycopg.Connection, report: Report) -> None:
     for rows, statements in STATEMENTS.items():
         with section(f"capture / no trigger, {rows} rows a statement"):
             for op, goal in GOALS[rows].items():
-                write = partial(written, connection, op, rows, statements)
+                write = partial(written, connection, op, rows, statements, emptied="few, many")
                 plain, touching, crowded = side_by_side(
                     7, partial(write, "plain"), partial(write, "touching"), partial(write, "crowded")
                 )
                 report.say(op, ratio(touching, plain), "x", most=goal)
                 report.say(f"{op}, 64 workers / 1 worker", ratio(crowded, touching), "x", most=1.1)
-
-
-def written(connection: psycopg.Connection, op: str, rows: int, statements: int, table: str) -> float:
-    """CPU of so many statements on a table that has just what they need."""
-    connection.execute(f"truncate {table}")
-    for tube in ("few", "many"):
-        connection.execute(f"truncate {tube}")
-    if op != "insert":
-        connection.execute("set session_replication_role = replica")
-        connection.execute(ROWS.format(table, 1, rows * statements))
-        connection.execute("reset session_replication_role")
-        connection.execute(f"vacuum analyze {table}")
-
-    def work() -> None:
-        for n in range(statements):
-            first, last = n * rows + 1, (n + 1) * rows
-            if op == "insert":
-                connection.execute(ROWS.format(table, first, last))
-            elif op == "update":
-                connection.execute(
-                    f"update {table} set arr_delay = arr_delay + 1 where id between {first} and {last}"
-                )
-            else:
-                connection.execute(f"delete from {table} where id between {first} and {last}")
-
-    return cpu_of(connection, work)
 
 
 def backfill(connection: psycopg.Connection, report: Report) -> None:

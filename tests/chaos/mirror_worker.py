@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from psycopg import errors, sql
 
-from airflow_pgchange import controls, tubes
+from airflow_pgchange import tubes
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.connect import connect
@@ -166,10 +166,10 @@ def replay_by_seq_alone(worker: Worker, feed: TubeFeed, log: Connection) -> bool
     return True
 
 
-def held(worker: Worker, feed: TubeFeed) -> controls.Downstream:
+def held(worker: Worker, feed: TubeFeed) -> tubes.Downstream:
     """What a mirror may have to give up: what it has not written since the control pod says."""
 
-    def ids(control: controls.Control) -> list[int]:
+    def ids(control: tubes.Control) -> list[int]:
         with connect(worker.results) as connection:
             rows = connection.execute(
                 "select id from mirror where (tube, tbl) = (%s, %s) and seq < %s",
@@ -203,7 +203,7 @@ class Process:
                 return replay_by_seq_alone(self.worker, feed, self.log)
             if replay(self.worker, feed, self.log, self.chance) and self.chance.random() < 0.8:
                 return True
-            done = controls.work_off(feed, self.worker.source, held(self.worker, feed))
+            done = tubes.work_off(feed, self.worker.source, held(self.worker, feed))
             for one in done:
                 assert one.given_up is None, one
                 self.tell(f"{one.control.type} {'with' if one.touched else 'without'} ids")

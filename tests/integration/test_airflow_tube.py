@@ -12,7 +12,6 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import tubes
-from airflow_pgchange.controls import Control
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, UnknownConsumer
 from airflow_pgchange.operators.tube import (
@@ -21,6 +20,7 @@ from airflow_pgchange.operators.tube import (
     TubeGarbageCollectOperator,
     TubeTouchOperator,
 )
+from airflow_pgchange.tubes import Control
 from tests.tubes import controls, pods, touched
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -132,7 +132,7 @@ def test_a_backfill_that_was_killed_goes_on_at_the_same_chunk(
 def test_a_paused_backfill_waits_until_it_is_resumed(
     tube: psycopg.Connection[Any], conn_id: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_pgchange.tubes.LOOK_AGAIN", 0.05)
+    monkeypatch.setattr("airflow_pgchange.tubes.backfilling.LOOK_AGAIN", 0.05)
     seen: list[str] = []
     task, other = backfill(conn_id), connect()
 

@@ -19,6 +19,7 @@ from airflow_pgchange.operators.tube import (
     TubeGarbageCollectOperator,
     TubeTouchOperator,
 )
+from airflow_pgchange.tubes import backfilling
 from tests.tubes import attach, faults, make, pods, touched
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -150,7 +151,7 @@ def test_a_killed_backfill_does_not_wait_for_writers_any_longer(
     writer = connect(autocommit=False)
     writer.execute("update plane set built = 3")
     running = backfill(timeout=3600)
-    ask = tubes.committed
+    ask = backfilling.committed
 
     def killed_meanwhile(connection: Any, query: Any) -> Any:
         if "backfill_chunk" in query.as_string(None):
@@ -166,7 +167,7 @@ def test_a_killed_backfill_does_not_wait_for_writers_any_longer(
             threading.Thread(target=kill).start()
         return ask(connection, query)
 
-    monkeypatch.setattr("airflow_pgchange.tubes.committed", killed_meanwhile)
+    monkeypatch.setattr("airflow_pgchange.tubes.backfilling.committed", killed_meanwhile)
     with pytest.raises(Stopped):
         running.execute({})
     writer.rollback()

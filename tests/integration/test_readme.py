@@ -1,19 +1,21 @@
-"""The README's examples, run as they stand."""
+"""The examples of the README and of the guides, run as they stand."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 from airflow_pgchange.feeds import TubeFeed
 from tests.spark_session import batch_of
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language, page="README.md"):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
 def test_the_dag_is_the_one_in_dags():
@@ -22,7 +24,7 @@ def test_the_dag_is_the_one_in_dags():
 
 def test_your_own_table_in_ten_minutes(db, connect):
     connection = connect()
-    tables, by_hand, _ = blocks("sql")
+    (tables,), (by_hand,) = blocks("sql"), blocks("sql", "docs/commit-queue.md")
     for statement in tables.split(";"):
         if statement.strip():
             connection.execute(statement)
@@ -40,7 +42,7 @@ def test_your_own_table_in_ten_minutes(db, connect):
 
 def test_a_copy_of_a_table_follows_what_touches_its_tube(db, connect):
     connection = connect()
-    for statement in blocks("sql")[2].split(";"):
+    for statement in blocks("sql", "docs/tubes.md")[0].split(";"):
         if statement.strip():
             connection.execute(statement)
     connection.execute("insert into public.customer values (1, 'ann'), (2, 'bob')")
@@ -49,6 +51,7 @@ def test_a_copy_of_a_table_follows_what_touches_its_tube(db, connect):
     assert connection.execute("select * from copies.customer").fetchall() == [(1, "ann"), (2, "bob")]
 
 
-def test_every_file_that_the_readme_links_to_is_there():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_links_to_is_there(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from airflow_pgchange import tubes
-from airflow_pgchange.controls import work_off
 from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import ConsumerBusy
+from airflow_pgchange.tubes import work_off
 from tests.tubes import attach, begin, chunk, controls, drain, faults, make_items, one, touched
 
 FEED = TubeFeed("q")
@@ -82,7 +82,7 @@ def test_a_worker_that_is_busy_at_the_end_of_a_scheduled_backfill_does_not_keep_
 
 KILLED = """
 import os, sys
-from airflow_pgchange.controls import work_off
+from airflow_pgchange.tubes import work_off
 from airflow_pgchange.feeds import TubeFeed
 def told(progress):
     if progress.finished:
@@ -151,7 +151,7 @@ def test_one_that_waits_for_a_writer_keeps_no_other_control_pod_waiting(db, item
     item.execute("truncate other")
     writer = connect(autocommit=False)
     writer.execute("update item set kind = 'b' where id = 1")
-    monkeypatch.setattr("airflow_pgchange.controls.LEAST_WAIT", 0.1)
+    monkeypatch.setattr("airflow_pgchange.tubes.working_off.LEAST_WAIT", 0.1)
     with pytest.raises(ConsumerBusy, match="still being written"):
         work_off(FEED, db, nothing, seconds=0)
     assert "truncate" not in kinds(item)

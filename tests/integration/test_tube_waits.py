@@ -16,6 +16,7 @@ from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.connect import keep_open
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.stopping import Stop
+from airflow_pgchange.tubes.backfilling import LOOK_AGAIN
 from tests.tubes import begin, chunk, make_items, one, touched
 
 FOR_EVER = 3600.0
@@ -76,7 +77,7 @@ def test_it_rests_between_two_chunks_and_looks_again_at_one_that_is_paused(item,
                 item.execute("select tube.backfill_resume(%s)", [number])
 
     tubes.backfill(item, "q", "public.item", "day", pause=5.0, stop=Resting())
-    assert rests == [5.0, tubes.LOOK_AGAIN, tubes.LOOK_AGAIN, 5.0, 5.0]
+    assert rests == [5.0, LOOK_AGAIN, LOOK_AGAIN, 5.0, 5.0]
 
 
 def test_a_backfill_that_somebody_cancels_is_stopped(item):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import tubes
-from airflow_pgchange.controls import TableDownstream, work_off
 from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import PermissionDenied
+from airflow_pgchange.tubes import TableDownstream, work_off
 from tests.spark_session import batch_of
 from tests.tubes import attach, make, one, touched
 
@@ -80,10 +81,9 @@ def test_behind_a_backfill_a_copy_gives_up_what_is_outside_the_predicate(db, ite
 
 
 def test_a_predicate_that_the_worker_may_not_evaluate_is_an_error_and_empties_nothing(db, item, role):
-    item.execute("create function allowed(text) returns boolean language sql immutable as 'select true'")
-    item.execute("revoke execute on function allowed(text) from public")
-    make(item, "copies", predicate="public.allowed(state)")
+    make(item, "copies", predicate="state = 'open'")
     worker = worker_of(item, role)
+    item.execute(f"revoke execute on function {judge(item)} from {conninfo_to_dict(worker)['user']}")
     item.execute("insert into item values (1, 'open', 1)")
     with pytest.raises(psycopg.errors.InsufficientPrivilege), psycopg.connect(worker) as connection:
         connection.execute("select tube.wanted('copies', 'item', '{1}')").fetchall()
@@ -98,11 +98,15 @@ def worker_of(connection, role):
         f"grant usage on schema copies to {who.name}; grant select on item to {who.name};"
         f"grant select, insert, update, delete on all tables in schema copies to {who.name}"
     )
-    (judge,) = item.execute(
+    connection.execute(f"grant execute on function {judge(connection)} to {who.name}")
+    return who.conninfo
+
+
+def judge(connection):
+    (function,) = connection.execute(
         "select tube.judge_of(a)::regprocedure::text from tube.attachment as a where a.tube = 'copies'"
     ).fetchone()
-    item.execute(f"grant execute on function {judge} to {who.name}")
-    return who.conninfo
+    return function
 
 
 @pytest.fixture

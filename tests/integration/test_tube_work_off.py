@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from airflow_pgchange.controls import Control, TableDownstream, work_off
 from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import PermissionDenied, Refused, Stopped
 from airflow_pgchange.maintenance import maintain
+from airflow_pgchange.tubes import Control, TableDownstream, work_off
 from tests.tubes import attach, controls, detach, drain, faults, make, pods, touched
 
 FEED = TubeFeed("q")
@@ -143,7 +143,7 @@ def test_a_control_pod_that_fails_for_now_stays_and_the_others_are_done(db, item
 
 
 def test_what_a_failing_control_pod_touched_is_not_kept(db, item, monkeypatch):
-    monkeypatch.setattr("airflow_pgchange.controls.CHUNK", 1)
+    monkeypatch.setattr("airflow_pgchange.tubes.working_off.CHUNK", 1)
     item.execute("truncate item")
 
     def held(control: Control):

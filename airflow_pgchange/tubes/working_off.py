@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -13,17 +13,14 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_pgchange import tubes
-from airflow_pgchange.copies import TableDownstream
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError, Refused, Stopped, translated
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.tubes import Progress
-
-__all__ = ["Control", "Downstream", "TableDownstream", "WorkedOff", "work_off"]
+from airflow_pgchange.tubes.backfilling import Progress, chunks, committed
+from airflow_pgchange.tubes.control import Control, Downstream
 
 CHUNK = 10_000
 """Ids that are touched in one go."""
@@ -34,30 +31,6 @@ LEAST_WAIT = 1.0
 """Seconds for which each of them may wait for who writes its table, also when that time is over."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Control:
-    """A control pod whose turn has come: all that was touched in its shard before it is done.
-
-    ``backfill_end``: of ``table`` the downstream gives up what it has not written since ``start_seq``. ``truncate``: all
-    that it had of ``table`` before ``seq``. Any other ``type`` is a user's own, and means what its ``payload`` says.
-    """
-
-    seq: int
-    shard: int
-    type: str
-    table: str
-    start_seq: int | None = None
-    payload: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-
-Downstream = Callable[[Control], Iterable[int] | None]
-"""Which ids a downstream holds and may have to give up. One too many does no harm: each is read anew.
-
-It gets users' own control pods too, and does itself what they ask for. It raises Refused where that can never be done:
-then the pod is taken away, and noted in ``tube.fault``. After any other error the pod stays, and its turn comes again.
-"""
 
 
 @dataclass(frozen=True)
@@ -149,12 +122,12 @@ class _Turn:
                     self.failed.append(error)
 
     def _backfill(self, connection: psycopg.Connection[Any], seq: int, deadline: float) -> None:
-        number = tubes.committed(connection, self._about("tube.backfill_scheduled", seq))
+        number = committed(connection, self._about("tube.backfill_scheduled", seq))
         if number is None:
             self.ended[seq] = 0
             return
         patience = max(LEAST_WAIT, deadline - time.monotonic())
-        for progress in tubes.chunks(connection, number, timeout=patience, stopped=self.stopped):
+        for progress in chunks(connection, number, timeout=patience, stopped=self.stopped):
             self.told(progress)
             if progress.finished:
                 self.ended[seq] = progress.looked_at

@@ -1,78 +1,24 @@
-"""Tubes beside their feed: attaching tables, touching by a query, backfilling, and what people ask."""
+"""Backfills: whole tables replayed in chunks, or by three steps, in transactions of their own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg import errors, sql
-from psycopg.rows import class_row
 
 from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.connect import keep_open
 from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, translated
-from airflow_pgchange.feeds.tables import Attached, table_identifier
-from airflow_pgchange.feeds.tube import TubeFeed
+from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.stopping import Stop
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks at a backfill that a person has paused."""
-
-
-def ensure(
-    connection: psycopg.Connection[Any], tube: str, workers: int | None = None, predicate: str | None = None
-) -> None:
-    """Make a tube in the current schema, or change what is given of one that is there.
-
-    ``predicate`` is SQL over a row that says whether touching it counts; an empty one takes it away.
-    """
-    ask(connection, select("tube.tube_ensure_exists", tube, workers, predicate))
-
-
-def attach(
-    connection: psycopg.Connection[Any],
-    tube: str,
-    table: str,
-    *,
-    shard: int | None = None,
-    id_column: str | None = None,
-) -> None:
-    """Let a table touch a tube, from now on. Twice does nothing.
-
-    ``shard`` is by default the number at the end of the name of the table's schema, ``id_column`` is ``id``.
-    """
-    name = table_identifier(table).as_string(None)
-    query = sql.SQL("select tube.tube_table_ensure_attached({}, {}::regclass, {}, {})")
-    ask(connection, query.format(tube, name, shard, id_column))
-
-
-def touch(
-    connection: psycopg.Connection[Any], tubes: Sequence[str], query: str, shard: int, op: str = "T"
-) -> None:
-    """Touch the ids that ``query`` returns, one column, in each of the tubes; in the order in which they come.
-
-    The query is SQL that runs with the rights of this connection. ``op``: I, U, D, T, or B for a backfill. Raises
-    InvalidArgument where there is no tube, or one whose name has a comma in it.
-    """
-    if not tubes or not all(tubes):
-        raise InvalidArgument("name the tube to touch, or several")
-    if odd := [tube for tube in tubes if set(tube) & set(",{}")]:
-        raise InvalidArgument(
-            f"{odd[0]!r}: a tube with a comma or a brace in its name cannot be touched by a query"
-        )
-    # The query may end in a comment.
-    numbered = sql.SQL("select q.id, pg_catalog.row_number() over () from ({}\n) as q(id)").format(
-        sql.SQL(query.rstrip("; \n\t"))
-    )
-    ask(
-        connection,
-        select("tube.tube_pods_insert", ",".join(tubes), numbered.as_string(connection), shard, op),
-    )
 
 
 @dataclass(frozen=True)
@@ -190,59 +136,3 @@ def committed(connection: psycopg.Connection[Any], query: sql.Composed) -> Any:
     with translated(), connection.transaction():
         connection.execute("set transaction isolation level read committed")
         return ask(connection, query)
-
-
-@dataclass(frozen=True)
-class WorkerStatus:
-    """A worker of a tube. Ages in seconds; ``ready`` exact up to 1,000; ``attempt`` is that of its batch in work."""
-
-    tube: str
-    worker: int
-    workers: int
-    ready: int
-    ready_exact: bool
-    oldest_seconds: float | None
-    waiting: int
-    faults: int
-    at_work: bool
-    batch_id: Any
-    attempt: int | None
-    claimed_at: datetime | None
-    updated_at: datetime | None
-
-    @property
-    def feed(self) -> TubeFeed:
-        return TubeFeed(self.tube, self.worker, self.workers)
-
-
-def status(connection: psycopg.Connection[Any]) -> list[WorkerStatus]:
-    """Every worker of every tube that this role may read."""
-    with translated(), connection.cursor(row_factory=class_row(WorkerStatus)) as cursor:
-        return cursor.execute("select * from tube.status()").fetchall()
-
-
-def skip(connection: psycopg.Connection[Any], feed: TubeFeed, reason: str) -> str:
-    """Give up the batch that a worker claimed and cannot finish; it becomes a dead letter. Returns the batch's id.
-
-    Raises BatchNotFinished where there is none, ConsumerBusy while the worker is at work.
-    """
-    return str(ask(connection, select("tube.skip_batch", feed.tube, feed.worker, reason)))
-
-
-def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:
-    """The workers, of all tubes of this database, that have something to do and are not at work."""
-    query = "select tube, worker, workers from tube.status(1) where ready > 0 and not at_work order by tube, worker"
-    with translated():
-        return [TubeFeed(*row) for row in connection.execute(query).fetchall()]
-
-
-def attached(connection: psycopg.Connection[Any], tube: str) -> list[str]:
-    """The tables that touch a tube, as ``schema.table``. Raises UnknownConsumer where there is no such tube."""
-    return [each.table for each in Attached.all(tube, ask(connection, TubeFeed(tube).attached()))]
-
-
-def worker(connection: psycopg.Connection[Any], tube: str, number: int) -> TubeFeed:
-    """A worker of a tube, of as many as share it now. Raises UnknownConsumer, and InvalidArgument for a wrong number."""
-    return TubeFeed(
-        tube, number, ask(connection, sql.SQL("select ({}).partitions").format(call("tube.named", tube)))
-    )

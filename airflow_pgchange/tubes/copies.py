@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -14,9 +14,7 @@ from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, Refused, translated
 from airflow_pgchange.feeds.tables import Attached, table_identifier, table_parts
 from airflow_pgchange.feeds.tube import TubeFeed
-
-if TYPE_CHECKING:
-    from airflow_pgchange.controls import Control
+from airflow_pgchange.tubes.control import Control
 
 LOOKED_AT = 10_000
 """Ids of a copy that are compared with the source in one go."""

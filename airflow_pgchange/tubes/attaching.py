@@ -1,0 +1,71 @@
+"""Making tubes, attaching tables to them, and touching what a query returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.calls import select
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.tables import Attached, table_identifier
+from airflow_pgchange.feeds.tube import TubeFeed
+
+
+def ensure(
+    connection: psycopg.Connection[Any], tube: str, workers: int | None = None, predicate: str | None = None
+) -> None:
+    """Make a tube in the current schema, or change what is given of one that is there.
+
+    ``predicate`` is SQL over a row that says whether touching it counts; an empty one takes it away.
+    """
+    ask(connection, select("tube.tube_ensure_exists", tube, workers, predicate))
+
+
+def attach(
+    connection: psycopg.Connection[Any],
+    tube: str,
+    table: str,
+    *,
+    shard: int | None = None,
+    id_column: str | None = None,
+) -> None:
+    """Let a table touch a tube, from now on. Twice does nothing.
+
+    ``shard`` is by default the number at the end of the name of the table's schema, ``id_column`` is ``id``.
+    """
+    name = table_identifier(table).as_string(None)
+    query = sql.SQL("select tube.tube_table_ensure_attached({}, {}::regclass, {}, {})")
+    ask(connection, query.format(tube, name, shard, id_column))
+
+
+def touch(
+    connection: psycopg.Connection[Any], tubes: Sequence[str], query: str, shard: int, op: str = "T"
+) -> None:
+    """Touch the ids that ``query`` returns, one column, in each of the tubes; in the order in which they come.
+
+    The query is SQL that runs with the rights of this connection. ``op``: I, U, D, T, or B for a backfill. Raises
+    InvalidArgument where there is no tube, or one whose name has a comma in it.
+    """
+    if not tubes or not all(tubes):
+        raise InvalidArgument("name the tube to touch, or several")
+    if odd := [tube for tube in tubes if set(tube) & set(",{}")]:
+        raise InvalidArgument(
+            f"{odd[0]!r}: a tube with a comma or a brace in its name cannot be touched by a query"
+        )
+    # The query may end in a comment.
+    numbered = sql.SQL("select q.id, pg_catalog.row_number() over () from ({}\n) as q(id)").format(
+        sql.SQL(query.rstrip("; \n\t"))
+    )
+    ask(
+        connection,
+        select("tube.tube_pods_insert", ",".join(tubes), numbered.as_string(connection), shard, op),
+    )
+
+
+def attached(connection: psycopg.Connection[Any], tube: str) -> list[str]:
+    """The tables that touch a tube, as ``schema.table``. Raises UnknownConsumer where there is no such tube."""
+    return [each.table for each in Attached.all(tube, ask(connection, TubeFeed(tube).attached()))]

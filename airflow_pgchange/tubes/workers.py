@@ -1,0 +1,67 @@
+"""The workers of tubes: what is ready for them, how they stand, and going on behind a batch that cannot be processed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.tube import TubeFeed
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker of a tube. Ages in seconds; ``ready`` exact up to 1,000; ``attempt`` is that of its batch in work."""
+
+    tube: str
+    worker: int
+    workers: int
+    ready: int
+    ready_exact: bool
+    oldest_seconds: float | None
+    waiting: int
+    faults: int
+    at_work: bool
+    batch_id: Any
+    attempt: int | None
+    claimed_at: datetime | None
+    updated_at: datetime | None
+
+    @property
+    def feed(self) -> TubeFeed:
+        return TubeFeed(self.tube, self.worker, self.workers)
+
+
+def status(connection: psycopg.Connection[Any]) -> list[WorkerStatus]:
+    """Every worker of every tube that this role may read."""
+    with translated(), connection.cursor(row_factory=class_row(WorkerStatus)) as cursor:
+        return cursor.execute("select * from tube.status()").fetchall()
+
+
+def skip(connection: psycopg.Connection[Any], feed: TubeFeed, reason: str) -> str:
+    """Give up the batch that a worker claimed and cannot finish; it becomes a dead letter. Returns the batch's id.
+
+    Raises BatchNotFinished where there is none, ConsumerBusy while the worker is at work.
+    """
+    return str(ask(connection, select("tube.skip_batch", feed.tube, feed.worker, reason)))
+
+
+def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:
+    """The workers, of all tubes of this database, that have something to do and are not at work."""
+    query = "select tube, worker, workers from tube.status(1) where ready > 0 and not at_work order by tube, worker"
+    with translated():
+        return [TubeFeed(*row) for row in connection.execute(query).fetchall()]
+
+
+def worker(connection: psycopg.Connection[Any], tube: str, number: int) -> TubeFeed:
+    """A worker of a tube, of as many as share it now. Raises UnknownConsumer, and InvalidArgument for a wrong number."""
+    return TubeFeed(
+        tube, number, ask(connection, sql.SQL("select ({}).partitions").format(call("tube.named", tube)))
+    )

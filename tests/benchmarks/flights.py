@@ -1,0 +1,45 @@
+"""A table of flights, and statements that write so many rows of it each: what a capture is measured by."""
+
+from __future__ import annotations
+
+import psycopg
+
+from tests.benchmarks.measure import cpu_of
+
+FLIGHT = (
+    "id bigint primary key, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, "
+    "sched_arr_time int, arr_delay int, carrier text, flight int, tailnum text, origin text, dest text, air_time int, "
+    "distance int, hour int, minute int, time_hour timestamptz"
+)
+"""The columns of the flights that the demo replays."""
+ROWS = (
+    "insert into {} select g, 2013, 1, 1, 517, 515, 2, 830, 819, 11, 'UA', 1545, 'N14228', 'EWR', 'IAH', 227, 1400, "
+    "5, 15, '2013-01-01 05:00-05' from generate_series({}, {}) as g"
+)
+
+
+def written(
+    connection: psycopg.Connection, op: str, rows: int, statements: int, table: str, *, emptied: str
+) -> float:
+    """CPU of so many statements on a table of what they need; ``emptied``: where earlier ones were captured."""
+    connection.execute(f"truncate {table}")
+    connection.execute(f"truncate {emptied}")
+    if op != "insert":
+        connection.execute("set session_replication_role = replica")
+        connection.execute(ROWS.format(table, 1, rows * statements))
+        connection.execute("reset session_replication_role")
+        connection.execute(f"vacuum analyze {table}")
+
+    def work() -> None:
+        for n in range(statements):
+            first, last = n * rows + 1, (n + 1) * rows
+            if op == "insert":
+                connection.execute(ROWS.format(table, first, last))
+            elif op == "update":
+                connection.execute(
+                    f"update {table} set arr_delay = arr_delay + 1 where id between {first} and {last}"
+                )
+            else:
+                connection.execute(f"delete from {table} where id between {first} and {last}")
+
+    return cpu_of(connection, work)
