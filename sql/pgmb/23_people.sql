@@ -126,6 +126,41 @@ end
 $$;
 comment on function pgmb.take_idle(text) is 'Take the lock of a group that exists and is not being read, or say so.';
 
+create function pgmb.cursor_of(at timestamptz default null) returns pgmb.event_id
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if at is null then
+        perform pg_advisory_xact_lock(pgmb.dispatch_key());
+        while (pgmb.dispatch()).more loop
+        end loop;
+    end if;
+    return least(
+        pgmb.create_event_id(coalesce(at, clock_timestamp()), 0)::text collate "C",
+        left((pgmb.dispatcher_now()).last_id, 15) || 'fffffffff');
+end
+$$;
+comment on function pgmb.cursor_of(timestamptz) is
+    'In the database of the events: the cursor behind all that was dispatched before a time; or, without one, behind all that is '
+    'published now, which it dispatches.';
+
+create function pgmb.move_group(gid text, new_cursor pgmb.event_id) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.take_idle(gid);
+    if new_cursor !~ '^pm[0-9a-f]{22}$' then
+        raise invalid_parameter_value using message = format('%L is no cursor', new_cursor),
+            hint = 'null is the beginning; pgmb.cursor_of(<timestamp>), in the database of the events, that of a time';
+    end if;
+    update pgmb.subscription_groups as g set last_read_event_id = new_cursor, updated_at = now() where g.id = gid;
+end
+$$;
+comment on function pgmb.move_group(text, pgmb.event_id) is
+    'Where a group''s cursor is: move it to one that pgmb.cursor_of() gave, or to null, the beginning.';
+
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, dead_letter, pg_temp
