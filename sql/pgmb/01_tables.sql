@@ -198,7 +198,7 @@ comment on table pgmb.claim is
 
 create table pgmb.fault (
     id bigint generated always as identity primary key,
-    group_id pgmb.group_id not null,
+    group_id pgmb.group_id,
     subscription_id pgmb.subscription_id not null,
     event_ids text[] not null,
     message text not null,
@@ -206,4 +206,5 @@ create table pgmb.fault (
 );
 create index fault_by_group on pgmb.fault (group_id);
 comment on table pgmb.fault is
-    'Events for which a subscription''s condition failed: they were not dispatched to it. pgmb.replay_faults tries again.';
+    'Events that were not dispatched to a subscription: its condition failed for them, or, where group_id is null, they were '
+    'addressed to it, and it is gone. pgmb.replay_faults tries again what still has its subscription.';

@@ -21,6 +21,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return query select * from pgmb.expire_subscriptions(current_ts);
+    return query select * from pgmb.forget_faults(current_ts);
     if not pgmb.restored() then
         return query select * from pgmb.trim_published();
     end if;
