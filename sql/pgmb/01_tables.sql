@@ -61,6 +61,9 @@ create table pgmb.events (
 comment on table pgmb.events is
     'The log. An id in the future is delivered when its time has come; an event with a subscription_id goes to that one alone.';
 
+-- Retention asks for them: they are few, and name events that are to be read again.
+create index events_retries on pgmb.events (id) where topic = 'pgmb-retry';
+
 create table pgmb.events_default partition of pgmb.events default;
 comment on table pgmb.events_default is 'Takes what no other partition takes, so that no publisher ever fails.';
 

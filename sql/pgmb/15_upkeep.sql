@@ -22,9 +22,7 @@ as $$
 begin
     return query select * from pgmb.expire_subscriptions(current_ts);
     return query select * from pgmb.forget_faults(current_ts);
-    if not pgmb.restored() then
-        return query select * from pgmb.trim_published();
-    end if;
+    return query select * from pgmb.trim_published();
     return query select * from pgmb.maintain_append_only_table('pgmb.dispatched', current_ts);
     return query select * from pgmb.maintain_append_only_table('pgmb.events', current_ts);
 end
