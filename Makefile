@@ -14,7 +14,7 @@ test: .venv/test-ready
 	$(PYTEST) tests/integration -n 2 --dist worksteal --server embedded --ignore-glob "*/test_airflow_*" --ignore-glob "*/test_spark_*" --ignore-glob "*/test_queue_*"
 	$(PYTEST) tests/system
 	$(PYTEST) tests/chaos
-	$(PYTEST) tests/chaos/test_exactly_once.py tests/chaos/test_servers.py tests/chaos/test_mirror.py --server embedded
+	$(PYTEST) tests/chaos/test_exactly_once.py tests/chaos/test_servers.py tests/chaos/test_mirror.py tests/chaos/test_events.py --server embedded
 
 lint: .venv/test-ready
 	$(PYTHON) -m ruff check .

@@ -266,8 +266,12 @@ def _events(connection: psycopg.Connection[Any]) -> list[str]:
                 f"group {group}: batch {batch} has failed {attempt} times; "
                 f"select pgmb.skip_batch('{group}', '<reason>') gives it up"
             )
-    for (restored,) in connection.execute(
-        "select restored from pgmb.dispatching() where restored is not null"
-    ).fetchall():
-        lines.append(f"events: {restored}")
+    for restored, astray in connection.execute("select restored, astray from pgmb.dispatching()").fetchall():
+        if restored is not None:
+            lines.append(f"events: {restored}")
+        if astray:
+            lines.append(
+                f"events: {astray} polls found messages or retries for a subscription that is gone; "
+                "select * from pgmb.fault where group_id is null"
+            )
     return lines

@@ -10,9 +10,10 @@ from typing import Any
 
 from airflow_pgchange import schema, tubes
 from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
-from airflow_pgchange.feeds import consumers
+from airflow_pgchange.feeds import consumers, groups
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.event import EventFeed
 
 
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
@@ -49,6 +50,10 @@ def status(args: Namespace) -> Rows:
                 {"consumer": one.feed.name, **_without(one, "tube", "worker", "workers")}
                 for one in tubes.status(source)
             ]
+        if any(state.system == "pgmb" for state in schema.installed(results)):
+            rows += [
+                {"consumer": EventFeed(one["group_id"]).name, **one} for one in groups.status(results, source)
+            ]
     return rows if args.output == "json" else [_brief(row) for row in rows]
 
 
@@ -69,7 +74,12 @@ def repair(args: Namespace) -> Rows:
     feed = _feed(args.consumer)
     confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
     with both(args) as (results, source):
-        return [{"consumer": feed.name, "from_here_on": consumers.repair(results, source, feed)}]
+        repaired = (
+            groups.repair(results, source, feed)
+            if isinstance(feed, EventFeed)
+            else consumers.repair(results, source, feed)
+        )
+    return [{"consumer": feed.name, "from_here_on": repaired}]
 
 
 @command(DONE)
@@ -78,7 +88,10 @@ def move(args: Namespace) -> Rows:
     to = args.to if args.to in ("beginning", "now") else _time(args.to)
     confirm(args, f"{feed.name} will move to {args.to}: changes are left out, or come again.")
     with both(args) as (results, source):
-        consumers.move(results, source, feed, to)
+        if isinstance(feed, EventFeed):
+            groups.move(results, source, feed, to)
+        else:
+            consumers.move(results, source, feed, to)
     return [{"consumer": feed.name, "moved_to": args.to}]
 
 
@@ -87,7 +100,10 @@ def drop(args: Namespace) -> Rows:
     feed = _feed(args.consumer)
     confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
     with both(args) as (results, source):
-        consumers.drop(results, source, feed)
+        if isinstance(feed, EventFeed):
+            groups.drop(results, source, feed)
+        else:
+            consumers.drop(results, source, feed)
     return [{"consumer": feed.name, "dropped": True}]
 
 
@@ -109,7 +125,7 @@ def _loaded(state: schema.Installed) -> dict[str, Any]:
 
 
 def _worker(name: str) -> tuple[str, int] | None:
-    """Tube and number of the worker that a name means; None for a consumer of the commit queue."""
+    """Tube and number of the worker that a name means; None for another consumer."""
     if not name.startswith("tube:"):
         return None
     tube, _, worker = name.removeprefix("tube:").rpartition("/")
@@ -118,15 +134,19 @@ def _worker(name: str) -> tuple[str, int] | None:
     return tube, int(worker)
 
 
-def _feed(name: str) -> CommitFeed:
+def _feed(name: str) -> CommitFeed | EventFeed:
     if name.startswith("tube:"):
         raise InvalidArgument(
             f"{name!r} is a worker of a tube, which has no watermark to repair, move or drop: "
             "`airflow pgchange skip` gives up its batch, tube.tube_ensure_absent() removes a tube"
         )
+    if name.startswith("events:"):
+        return EventFeed(name.removeprefix("events:"))
     consumer, _, branch = name.rpartition("/")
     if not consumer or not branch.isdigit():
-        raise InvalidArgument(f"{name!r} is no consumer: write it as status names it, delays/0")
+        raise InvalidArgument(
+            f"{name!r} is no consumer: write it as status names it, delays/0 or events:mails"
+        )
     return CommitFeed(consumer, int(branch))
 
 

@@ -61,6 +61,9 @@ create table pgmb.events (
 comment on table pgmb.events is
     'The log. An id in the future is delivered when its time has come; an event with a subscription_id goes to that one alone.';
 
+-- Retention asks for them: they are few, and name events that are to be read again.
+create index events_retries on pgmb.events (id) where topic = 'pgmb-retry';
+
 create table pgmb.events_default partition of pgmb.events default;
 comment on table pgmb.events_default is 'Takes what no other partition takes, so that no publisher ever fails.';
 
@@ -198,7 +201,7 @@ comment on table pgmb.claim is
 
 create table pgmb.fault (
     id bigint generated always as identity primary key,
-    group_id pgmb.group_id not null,
+    group_id pgmb.group_id,
     subscription_id pgmb.subscription_id not null,
     event_ids text[] not null,
     message text not null,
@@ -206,4 +209,5 @@ create table pgmb.fault (
 );
 create index fault_by_group on pgmb.fault (group_id);
 comment on table pgmb.fault is
-    'Events for which a subscription''s condition failed: they were not dispatched to it. pgmb.replay_faults tries again.';
+    'Events that were not dispatched to a subscription: its condition failed for them, or, where group_id is null, they were '
+    'addressed to it, and it is gone. pgmb.replay_faults tries again what still has its subscription.';

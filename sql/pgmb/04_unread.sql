@@ -139,6 +139,20 @@ union all
 select s.event_id from pgmb.scheduled as s;
 comment on view pgmb.unread_events is 'Events that are not dispatched yet, those in the future included.';
 
+create function pgmb.check_isolation() returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    -- What is looked at again under a lock must be what is there then.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007', message = 'partitions are maintained in a read committed transaction only',
+            hint = 'begin isolation level read committed';
+    end if;
+end
+$$;
+comment on function pgmb.check_isolation() is 'Refuse to maintain partitions where one would not see what was committed last.';
+
 create function pgmb.trim_published() returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -152,6 +166,11 @@ declare
     waits boolean;
     at pgmb.dispatcher;
 begin
+    perform pgmb.check_isolation();
+    if pgmb.restored() then
+        return next 'kept all of pgmb.published: it was restored here, and select pgmb.poll_for_events() comes first';
+        return;
+    end if;
     for part in select 'published_' || i from generate_series(0, 3) as i where i not in (turn, (turn + 3) % 4) loop
         execute format('select exists (select from pgmb.%I)', part) into filled;
         continue when not filled;

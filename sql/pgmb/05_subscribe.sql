@@ -13,15 +13,21 @@ comment on function pgmb.refuse(text, text) is 'Refuse something, with the reaso
 create function pgmb.compiles(statement text) returns text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
+set standard_conforming_strings = on
+set transform_null_equals = off
 as $$
+declare
+    planned refcursor;
 begin
-    execute 'explain (costs off) ' || statement;
+    -- A cursor is of one statement only: what a text smuggles in behind a semicolon is refused, and never run.
+    open planned for execute statement;
+    close planned;
     return null;
 exception when others then
     return sqlerrm;
 end
 $$;
-comment on function pgmb.compiles(text) is 'Why a statement does not compile; null where it does. It is not run.';
+comment on function pgmb.compiles(text) is 'Why a query does not compile, or is not one alone; null where it does. It is not run.';
 
 create function pgmb.prepare_poll_for_events_fn(sql_statements text[]) returns void
 language plpgsql security definer

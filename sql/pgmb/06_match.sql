@@ -53,9 +53,16 @@ set enable_seqscan = off
 set enable_sort = off
 set max_parallel_workers_per_gather = 0
 set jit = off
+-- A condition means the same whoever polls.
+set standard_conforming_strings = on
+set transform_null_equals = off
+set datestyle = 'ISO, MDY'
+set intervalstyle = 'postgres'
+set timezone = 'UTC'
 as $$
 declare
     reason text;
+    by_subscription boolean := cardinality(ids) = 1 or budget <= 0;
     half integer;
     part record;
 begin
@@ -66,31 +73,32 @@ begin
     exception when others or assert_failure then
         reason := sqlerrm;
     end;
-    -- What fails is found by halving: first the event, then the subscription.
-    if subscriptions is null and (cardinality(ids) = 1 or budget <= 0) then
+    -- What fails is found by halving: first the event, then the subscription. Where very much fails it is the subscription
+    -- alone: the others get their events in any case.
+    if subscriptions is null and by_subscription then
         subscriptions := array(select s.id::text from pgmb.subscriptions as s where s.condition_id = condition.id order by 1);
     end if;
-    if budget <= 0 or (cardinality(ids) = 1 and cardinality(subscriptions) = 1) then
+    if by_subscription and cardinality(subscriptions) <= 1 then
         insert into pgmb.fault (group_id, subscription_id, event_ids, message)
         select s.group_id, s.id, ids, reason from pgmb.subscriptions as s where s.id = any (subscriptions);
         budget := budget - cardinality(subscriptions);
         return;
     end if;
-    half := (case when cardinality(ids) = 1 then cardinality(subscriptions) else cardinality(ids) end + 1) / 2;
+    half := (case when by_subscription then cardinality(subscriptions) else cardinality(ids) end + 1) / 2;
     part := pgmb.evaluate(
-        condition, query, case when cardinality(ids) = 1 then ids else ids[:half] end,
-        case when cardinality(ids) = 1 then subscriptions[:half] else subscriptions end, budget);
+        condition, query, case when by_subscription then ids else ids[:half] end,
+        case when by_subscription then subscriptions[:half] else subscriptions end, budget);
     matches := part.matches;
     part := pgmb.evaluate(
-        condition, query, case when cardinality(ids) = 1 then ids else ids[half + 1:] end,
-        case when cardinality(ids) = 1 then subscriptions[half + 1:] else subscriptions end, part.budget);
+        condition, query, case when by_subscription then ids else ids[half + 1:] end,
+        case when by_subscription then subscriptions[half + 1:] else subscriptions end, part.budget);
     matches := matches || part.matches;
     budget := part.budget;
 end
 $$;
 comment on function pgmb.evaluate(pgmb.condition, text, text[], text[], integer) is
     'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are noted as faults and '
-    'left out; after budget of them what fails is noted without looking for the pairs.';
+    'left out; after budget of them all events together are noted for a subscription that fails, without looking for which.';
 
 create function pgmb.matches(ids text[], direct boolean) returns pgmb.match[]
 language plpgsql
@@ -114,12 +122,16 @@ begin
         found_all := found_all || part.matches;
     end loop;
     if direct then
-        execute 'select array_agg(row(m.group_id, m.id, m.ids)::pgmb.match) from ('
-                'select s.group_id, s.id, array_agg(e.id::text) as ids from ('
+        execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from ('
+                'select s.group_id, e.subscription_id, array_agg(e.id::text) as ids from ('
                 || 'select e.* from ' || pgmb.chunk_sql(false) || ' where e.subscription_id is not null offset 0) as e '
-                'join pgmb.subscriptions as s on s.id = e.subscription_id group by s.group_id, s.id) as m'
+                'left join pgmb.subscriptions as s on s.id = e.subscription_id group by s.group_id, e.subscription_id) as m'
         into more using ids, ids[1], ids[cardinality(ids)];
-        found_all := found_all || more;
+        insert into pgmb.fault (subscription_id, event_ids, message)
+        select m.subscription_id, m.ids, 'they are for this subscription alone, which is gone: while the log keeps them, '
+               'pgmb.read_events(event_ids) has them'
+        from unnest(more) as m where m.group_id is null;
+        found_all := found_all || array(select m from unnest(more) as m where m.group_id is not null);
     end if;
     return found_all;
 end

@@ -180,6 +180,10 @@ begin
                       'another poll has just committed',
             hint = 'begin isolation level read committed';
     end if;
+    if most not between 1 and 1000000 then
+        raise invalid_parameter_value using message = format('a poll dispatches 1 to 1000000 events, not %s', most),
+            hint = 'all of them are in memory at once; without a number it is poll_chunk_size';
+    end if;
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         return;
     end if;

@@ -80,13 +80,16 @@ begin
     if ("position" ->> 'source')::bigint <> pgmb.system_identifier() and "position" ->> 'database' <> pgmb.database_here() then
         raise exception using errcode = 'PC004',
             message = format('the cursor of group %I belongs to another cluster than this source', gid),
-            hint = 'if the source was restored or upgraded: repair the group''s feed; else check the source''s connection';
+            hint = format(
+                'if the source was restored or upgraded: airflow pgchange repair events:%s; else check the source''s connection',
+                gid);
     end if;
     known := coalesce((select c.version from pgmb.claim as c where c.group_id = gid), 0);
     if at > known then
         raise exception using errcode = 'PC003',
             message = format('group %I is at batch %s, but this source knows only %s: it lost its latest transactions', gid, at, known),
-            hint = 'repair the group''s feed: it starts again from what survived; events then come at least once';
+            hint = format(
+                'airflow pgchange repair events:%s starts again from what survived; events then come at least once', gid);
     end if;
 end
 $$;

@@ -42,11 +42,7 @@ begin
             format('%s is not a table that is kept by time', coalesce(tbl::text, 'null')),
             'these are: pgmb.events, pgmb.dispatched');
     end if;
-    -- What is looked at again under a lock must be what is there then.
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'PC007', message = 'partitions are maintained in a read committed transaction only',
-            hint = 'begin isolation level read committed';
-    end if;
+    perform pgmb.check_isolation();
 end
 $$;
 comment on function pgmb.check_append_only(regclass) is 'Refuse to maintain any other table than those kept here, or unsafely.';

@@ -35,20 +35,17 @@ as $$
     union all
     -- A retry that nobody has read yet names events that are to be read again.
     select 'retry', s.group_id, i.id, pgmb.extract_date_from_event_id(e.id)
-    from (
-        select u.event_id from pgmb.unread_events as u
-        union all
-        select o.id
-        from pgmb.cursors() as c
-        join pgmb.dispatched as d on d.group_id = c.group_id and d.id > c.cursor
-        cross join lateral pg_catalog.unnest(d.event_ids) as o(id)
-    ) as w
-    cross join lateral (
-        select e.* from pgmb.events as e where e.id = w.event_id and e.topic = 'pgmb-retry' offset 0) as e
+    from pgmb.events as e
     join pgmb.subscriptions as s on s.id = e.subscription_id
     cross join lateral pg_catalog.jsonb_array_elements_text(
         case when pg_catalog.jsonb_typeof(e.payload -> 'ids') = 'array' then e.payload -> 'ids' else '[]' end) as i(id)
-    where i.id >= lower and i.id < upper
+    where e.topic = 'pgmb-retry' and i.id >= lower and i.id < upper
+      and (
+          exists (select from pgmb.unread_events as u where u.event_id = e.id)
+          or exists (
+              select from pgmb.cursors() as c
+              join pgmb.dispatched as d on d.group_id = c.group_id and d.id > c.cursor
+              where c.group_id = s.group_id and e.id = any (d.event_ids)))
 $$;
 comment on function pgmb.needs(pgmb.event_id, pgmb.event_id) is
     'Why events in a range of ids may not go, an event and holder each: it is undispatched, unread by a group, a condition '

@@ -1,4 +1,5 @@
--- Subscriptions that nobody has used for longer than they asked for expire, and a group that is left without any goes.
+-- Subscriptions that nobody has used for longer than they asked for expire, and a group that is left without any goes; later
+-- the faults of those that are gone go too.
 
 create function pgmb.keep_alive(gid pgmb.group_id, sids text[] default null) returns integer
 language plpgsql security definer
@@ -72,3 +73,23 @@ $$;
 comment on function pgmb.expire_subscriptions(timestamptz) is
     'Remove the subscriptions whose last_active_at is longer ago than their expiry_interval, and each group that this leaves '
     'without one, unless it is being read; a line for each group. What they had not read is nobody''s any more.';
+
+create function pgmb.forget_faults(current_ts timestamptz default now()) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    gone bigint;
+begin
+    delete from pgmb.fault as f
+    where f.occurred_at < current_ts - pgmb.setting_as_interval('partition_retention_period')
+      and not exists (select from pgmb.subscriptions as s where s.id = f.subscription_id);
+    get diagnostics gone = row_count;
+    if gone > 0 then
+        return next format('forgot %s faults of subscriptions that are gone', gone);
+    end if;
+end
+$$;
+comment on function pgmb.forget_faults(timestamptz) is
+    'Remove faults that nobody can mend any more, as their subscription is gone, when they are older than '
+    'partition_retention_period: as long as their events were kept for.';

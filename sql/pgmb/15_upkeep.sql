@@ -21,9 +21,8 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return query select * from pgmb.expire_subscriptions(current_ts);
-    if not pgmb.restored() then
-        return query select * from pgmb.trim_published();
-    end if;
+    return query select * from pgmb.forget_faults(current_ts);
+    return query select * from pgmb.trim_published();
     return query select * from pgmb.maintain_append_only_table('pgmb.dispatched', current_ts);
     return query select * from pgmb.maintain_append_only_table('pgmb.events', current_ts);
 end

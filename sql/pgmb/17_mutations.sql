@@ -56,6 +56,9 @@ as $$
     from pg_trigger as t
     where t.tgname in ('pgmb_push_insert', 'pgmb_push_update', 'pgmb_push_delete')
       and obj_description(t.tgfoid, 'pg_proc') = pgmb.push_comment(tbl)
+      -- Anybody may write such a comment on a function of their own.
+      and (t.tgrelid in (select d.relid from pgmb.descendants(tbl) as d(relid)) or exists (
+          select from pg_proc as f join pg_class as c on c.relowner = f.proowner where f.oid = t.tgfoid and c.oid = tbl))
 $$;
 comment on function pgmb.pushes(regclass) is
     'The triggers that publish the mutations of a table, on it, on its partitions and on those that have left it.';

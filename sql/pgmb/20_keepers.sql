@@ -14,7 +14,7 @@ begin
             pgmb.get_current_partition(oid, timestamptz), pgmb.create_event_id(timestamptz, bigint),
             pgmb.extract_date_from_event_id(text), pgmb.holders(), pgmb.overdue(timestamptz),
             pgmb.make_partitions(regclass, timestamptz, boolean), pgmb.trim_partitions(regclass, timestamptz),
-            pgmb.drop_emptied(regclass, timestamptz, integer), pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz),
+            pgmb.drop_emptied(regclass, timestamptz, integer), pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(timestamptz),
             pgmb.pushing(), pgmb.refresh(), pgmb.poll_for_events(), pgmb.dispatch(integer),
             pgmb.status(integer), pgmb.dispatching()

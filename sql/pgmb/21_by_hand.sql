@@ -30,7 +30,7 @@ declare
     found_events bigint;
 begin
     perform pgmb.check_group(gid);
-    if chunk_size < 1 then
+    if coalesce(chunk_size, 0) < 1 then
         raise invalid_parameter_value using message = 'chunk_size must be at least 1 event';
     end if;
     if after is null then

@@ -117,8 +117,9 @@ begin
             perform pgmb.dispatch();
         end if;
         at := pgmb.dispatcher_now();
-        -- Dispatched is all of it when the dispatcher left nothing of it: from then on it is a matter of the cursor.
-        if not exists (
+        -- Dispatched is all of it when the dispatcher left nothing of it: from then on it is a matter of the cursor. What the
+        -- dispatcher of another cluster left nobody can tell.
+        if at.source = pgmb.system_identifier() and not exists (
             select from pgmb.undispatched(
                 at.snapshot, at.partial_txid, at.partial_seq, (goal ->> 'snapshot')::pg_snapshot))
         then

@@ -43,7 +43,9 @@ comment on function pgmb.status(integer) is
     'elsewhere the last claim tells, so that a batch that is done may be shown as in work.';
 
 create function pgmb.dispatching()
-returns table (dispatched_at timestamptz, events bigint, waiting bigint, at_work boolean, restored text, faults bigint)
+returns table (
+    dispatched_at timestamptz, events bigint, waiting bigint, at_work boolean, restored text, faults bigint, astray bigint
+)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -55,13 +57,15 @@ begin
                    where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
                      and l.database = (select b.oid from pg_database as b where b.datname = current_database())
                      and (l.classid::bigint << 32 | l.objid::bigint) = pgmb.dispatch_key()),
-               d.restored, (select count(*) from pgmb.fault)
+               d.restored, (select count(*) from (select from pgmb.fault limit 1000) as bounded),
+               (select count(*) from (select from pgmb.fault as f where f.group_id is null limit 1000) as bounded)
         from pgmb.dispatcher_now() as d, pgmb.waiting(1000) as w;
 end
 $$;
 comment on function pgmb.dispatching() is
-    'The last poll that had something to dispatch, how many events there were ever, how many wait, up to a thousand, whether one '
-    'is at work, what was done after a restore, and the faults.';
+    'The last poll that had something to dispatch, how many events there were ever, how many wait, whether one is at work, what '
+    'was done after a restore, how many faults there are, and how many of those, astray, for a subscription that is gone; each '
+    'counted up to a thousand.';
 
 create function pgmb.replay_faults(gid varchar default null) returns bigint
 language plpgsql volatile security definer
@@ -78,18 +82,25 @@ begin
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         raise lock_not_available using message = 'events are being dispatched', hint = 'try again in a moment';
     end if;
+    perform pg_advisory_xact_lock_shared(pgmb.layout_key());
     for known in
         with gone as (
-            delete from pgmb.fault as f where gid is null or f.group_id = gid
-            returning f.subscription_id, f.event_ids
+            delete from pgmb.fault as f using pgmb.subscriptions as s
+            where s.id = f.subscription_id and (gid is null or s.group_id = gid)
+            returning s.group_id, s.condition_id, f.subscription_id, f.group_id is null as direct, f.event_ids
         )
-        select g.subscription_id, c as condition, array_agg(distinct i.id collate "C" order by i.id collate "C") as ids
+        select g.group_id, g.subscription_id, c as condition, g.direct,
+               array_agg(distinct i.id collate "C" order by i.id collate "C") as ids
         from gone as g
-        join pgmb.subscriptions as s on s.id = g.subscription_id
-        join pgmb.condition as c on c.id = s.condition_id
+        join pgmb.condition as c on c.id = g.condition_id
         cross join lateral unnest(g.event_ids) as i(id)
-        group by 1, 2
+        group by 1, 2, 3, 4
     loop
+        if known.direct then
+            known.ids := array(select e.id::text from pgmb.read_events(known.ids) as e);
+            found_matches := found_matches || (known.group_id, known.subscription_id, known.ids)::pgmb.match;
+            continue;
+        end if;
         part := pgmb.evaluate(known.condition, pgmb.match_sql(known.condition, true), known.ids, array[known.subscription_id], 1000);
         found_matches := found_matches || part.matches;
     end loop;
@@ -125,6 +136,41 @@ begin
 end
 $$;
 comment on function pgmb.take_idle(text) is 'Take the lock of a group that exists and is not being read, or say so.';
+
+create function pgmb.cursor_of(at timestamptz default null) returns pgmb.event_id
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if at is null then
+        perform pg_advisory_xact_lock(pgmb.dispatch_key());
+        while (pgmb.dispatch()).more loop
+        end loop;
+    end if;
+    return least(
+        pgmb.create_event_id(coalesce(at, clock_timestamp()), 0)::text collate "C",
+        left((pgmb.dispatcher_now()).last_id, 15) || 'fffffffff');
+end
+$$;
+comment on function pgmb.cursor_of(timestamptz) is
+    'In the database of the events: the cursor behind all that was dispatched before a time; or, without one, behind all that is '
+    'published now, which it dispatches.';
+
+create function pgmb.move_group(gid text, new_cursor pgmb.event_id) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.take_idle(gid);
+    if new_cursor !~ '^pm[0-9a-f]{22}$' then
+        raise invalid_parameter_value using message = format('%L is no cursor', new_cursor),
+            hint = 'null is the beginning; pgmb.cursor_of(<timestamp>), in the database of the events, that of a time';
+    end if;
+    update pgmb.subscription_groups as g set last_read_event_id = new_cursor, updated_at = now() where g.id = gid;
+end
+$$;
+comment on function pgmb.move_group(text, pgmb.event_id) is
+    'Where a group''s cursor is: move it to one that pgmb.cursor_of() gave, or to null, the beginning.';
 
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer

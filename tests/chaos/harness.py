@@ -13,8 +13,9 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds import Change, CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import PgChangeError
+from airflow_pgchange.feeds.feed import Feed
 
 FULL = os.environ.get("CHAOS") == "full"
 FEED = CommitFeed("chaos", 0)
@@ -71,22 +72,28 @@ def write(source: str, campaign: Campaign, number: int, deadline: float) -> None
                 connection.execute("commit")
 
 
+def keep_commits(connection: psycopg.Connection[Any], changes: Sequence[Change]) -> None:
+    ids = [change.id for change in changes]
+    connection.execute("insert into processed (commit_id) select unnest(%s::bigint[])", [ids])
+
+
 def consume_once(
-    feed: CommitFeed, results: str, source: str, limit: int, fail: Callable[[], bool] = lambda: False
+    feed: Feed,
+    results: str,
+    source: str,
+    limit: int,
+    fail: Callable[[], bool] = lambda: False,
+    keep: Callable[[psycopg.Connection[Any], Sequence[Change]], None] = keep_commits,
 ) -> int:
-    """One batch through the consumer transaction; how many commits it processed."""
+    """One batch through the consumer transaction, its results written by ``keep``; how many changes it processed."""
     with ConsumerTransaction(feed, results, source) as consumer:
         if consumer.busy or consumer.claim(limit) is None:
             return 0
-        ids = [change.id for change in consumer.changes()]
+        changes = list(consumer.changes())
         if fail():
             raise ConsumerFailed
-
-        def store(connection: psycopg.Connection[Any]) -> None:
-            connection.execute("insert into processed (commit_id) select unnest(%s::bigint[])", [ids])
-
-        consumer.ack(store)
-        return len(ids)
+        consumer.ack(lambda connection: keep(connection, changes))
+        return len(changes)
 
 
 @dataclass

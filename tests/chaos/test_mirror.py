@@ -6,9 +6,10 @@ import psycopg
 import pytest
 
 from tests.chaos import mirror
+from tests.chaos.crew import crew
 from tests.chaos.harness import FULL, SEED
 from tests.chaos.kills import until
-from tests.chaos.mirror import RIGHT, change_workers, commit_late, crew, judge, move, one
+from tests.chaos.mirror import RIGHT, change_workers, commit_late, judge, move, one
 from tests.chaos.mirror_worker import TUBES, Backfill, Process, Worker, command, replay_by_seq_alone
 from tests.chaos.mirror_writers import writing
 

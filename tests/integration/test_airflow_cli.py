@@ -12,8 +12,9 @@ import pytest
 from airflow.cli.cli_parser import get_parser
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, TubeFeed
 from airflow_pgchange.schema import SYSTEMS
+from tests.events import publish, subscribe
 from tests.tubes import attach, make
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -236,3 +237,76 @@ def test_a_worker_that_a_tube_does_not_have_is_told(
 ) -> None:
     with pytest.raises(SystemExit, match=says):
         pgchange("skip", worker, "--dsn", failing_worker, "--reason", "cannot be parsed")
+
+
+@pytest.fixture(params=["beside", "elsewhere"])
+def failing_group(
+    request: pytest.FixtureRequest, db: str, other_db: str, connect_to: Callable[..., Any]
+) -> list[str]:
+    """A group of the event log that read one event and failed on the next of three; the options that name where it is."""
+    source = db if request.param == "beside" else other_db
+    publisher = connect_to(source)
+    subscribe(publisher, "mails")
+    publish(publisher, "a", "b", "c")
+    with ConsumerTransaction(EventFeed("mails"), db, source) as consumer:
+        consumer.claim(1)
+        consumer.ack()
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(EventFeed("mails"), db, source) as consumer:
+        consumer.claim(1)
+        raise ZeroDivisionError
+    return ["--dsn", db] + (["--source-dsn", source] if source != db else [])
+
+
+def test_status_shows_the_groups_of_the_event_log_too(failing_group: list[str], pgchange: Command) -> None:
+    (found,) = pgchange("status", *failing_group)
+    assert (found["consumer"], found["ready"], found["attempt"]) == ("events:mails", 2, 1)
+
+
+def test_a_group_gives_up_a_batch_by_the_name_that_status_shows(
+    failing_group: list[str], pgchange: Command
+) -> None:
+    pgchange("skip", "events:mails", *failing_group, "--reason", "a poisonous event")
+    (found,) = pgchange("status", *failing_group)
+    assert (found["ready"], found["batch_id"]) == (1, None)
+    with pytest.raises(SystemExit, match="no batch in work"):
+        pgchange("skip", "events:mails", *failing_group, "--reason", "again")
+
+
+@pytest.mark.parametrize(("to", "ahead"), [("now", 0), ("beginning", 4), ("2001-01-01T00:00:00+00:00", 4)])
+def test_move_takes_a_group_elsewhere_and_what_is_published_later_comes(
+    failing_group: list[str], pgchange: Command, connect_to: Callable[..., Any], to: str, ahead: int
+) -> None:
+    source = connect_to(failing_group[-1])
+    publish(source, "not dispatched yet")
+    pgchange("move", "events:mails", *failing_group, "--to", to, "--yes")
+    (found,) = pgchange("status", *failing_group)
+    assert found["ready"] + found["waiting"] == ahead
+    publish(source, "later")
+    with ConsumerTransaction(EventFeed("mails"), failing_group[1], failing_group[-1]) as consumer:
+        assert consumer.claim(10)
+        assert [change.data["topic"] for change in consumer.changes()][-1] == "later"
+        consumer.ack()
+
+
+def test_a_group_is_repaired_and_dropped(failing_group: list[str], pgchange: Command) -> None:
+    (found,) = pgchange("repair", "events:mails", *failing_group, "--yes")
+    assert found["from_here_on"] == "exactly once"
+    pgchange("drop", "events:mails", *failing_group, "--yes")
+    assert pgchange("status", *failing_group) == []
+    with pytest.raises(SystemExit, match="no group"):
+        pgchange("move", "events:mails", *failing_group, "--to", "now", "--yes")
+
+
+def test_a_group_whose_source_lost_its_tail_is_shown_as_held_back(
+    db: str, other_db: str, connect_to: Callable[..., Any], pgchange: Command
+) -> None:
+    source = connect_to(other_db)
+    subscribe(source, "mails")
+    publish(source, "a")
+    with ConsumerTransaction(EventFeed("mails"), db, other_db) as consumer:
+        consumer.claim(1)
+        consumer.ack()
+    source.execute("delete from pgmb.claim")
+    (found,) = pgchange("status", "--dsn", db, "--source-dsn", other_db)
+    assert found["ready"] is None
+    assert "lost its latest transactions" in found["held_back_by"]

@@ -237,6 +237,29 @@ def test_a_thousand_subscriptions_of_one_condition_get_each_its_own(connect):
     assert wrong == 0
 
 
+def test_a_condition_of_a_thousand_subscriptions_is_evaluated_for_those_that_match_and_once_a_topic(connect):
+    connection = connect()
+    connection.execute("create sequence public.evaluated")
+    # Stable, so that an index may be asked for what it returns.
+    connection.execute(
+        "create function public.wanted(topic text) returns jsonb stable language plpgsql as "
+        "'begin perform nextval(''public.evaluated''); return jsonb_build_object(''topic'', topic); end'"
+    )
+    connection.execute(
+        "insert into pgmb.subscriptions (group_id, conditions_sql, params) "
+        "select 'g' || g, 's.params @> public.wanted(e.topic)', jsonb_build_object('topic', 't' || g) "
+        "from generate_series(1, 1000) as g"
+    )
+    connection.execute(
+        "insert into pgmb.events (topic, payload) "
+        "select 't' || 1 + mod(g, 10), '{}' from generate_series(1, 1000) as g"
+    )
+    before = one(connection, "select last_value from public.evaluated")
+    assert poll(connection) == 1000
+    # For each topic to find its subscription by the index, and to look at the one that was found.
+    assert one(connection, "select last_value from public.evaluated") - before == 2 * 10
+
+
 def test_a_changed_condition_counts_from_the_next_poll_on(connect):
     connection = connect()
     sid = subscribe(connection, "g", TOPICAL, {"topic": "a"})

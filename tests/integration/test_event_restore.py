@@ -6,6 +6,7 @@ import subprocess
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
@@ -76,6 +77,55 @@ def test_a_restored_log_delivers_what_was_scheduled(connect, restored):
     poll(there)
     there.execute("select pg_sleep_until(pgmb.extract_date_from_event_id(%s) + interval '10 ms')", [event])
     assert drain(there) == [event]
+
+
+def wait_long(connection):
+    """As if what is published had been so half an hour ago."""
+    connection.execute(
+        "update pgmb.published set slot = ((extract(epoch from statement_timestamp())::bigint / 900) + 2) % 4"
+    )
+
+
+def test_what_is_not_dispatched_is_kept_in_a_restored_log_however_old_it_is(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "undispatched")
+    wait_long(connection)
+    # Of another cluster, whose transaction ids were much higher.
+    connection.execute("update pgmb.dispatcher set source = 1, snapshot = '9999999:9999999:'")
+    assert "restored" in one(connection, "select string_agg(line, ' ') from pgmb.trim_published() as t(line)")
+    assert one(connection, "select count(*) from pgmb.published") == 1
+
+
+def test_a_point_is_not_passed_by_what_another_cluster_dispatched(connect):
+    connection, other = connect(), connect(autocommit=False)
+    subscribe(connection)
+    publish(connection, "a")
+    connection.execute("update pgmb.dispatcher set source = 1, snapshot = '9999999:9999999:'")
+    goal = one(connection, "select pgmb.point()")
+    other.execute("select pg_advisory_xact_lock(pgmb.dispatch_key())")
+    asked = "select pgmb.passed('g', pgmb.position('g'), %s)"
+    assert one(connection, asked, Jsonb(goal))["passed"] is False
+
+
+def test_slices_are_emptied_when_they_are_old_and_dispatched_and_not_before(connect):
+    connection = connect()
+    subscribe(connection)
+    ids = publish(connection, "a")
+    wait_long(connection)
+    trim = "select string_agg(line, ' ') from pgmb.trim_published() as t(line)"
+    assert "kept" in one(connection, trim)
+    assert drain(connection) == ids
+    assert "emptied" in one(connection, trim)
+    assert one(connection, "select count(*) from pgmb.published") == 0
+
+
+def test_trimming_that_could_not_look_twice_is_refused(connect):
+    connection = connect(autocommit=False)
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with pytest.raises(psycopg.DatabaseError, match="read committed") as refused:
+        connection.execute("select pgmb.trim_published()")
+    assert refused.value.sqlstate == "PC007"
 
 
 def test_a_restored_group_works_on_under_its_feed(connect, restored, own_cluster, db):

@@ -141,6 +141,40 @@ def test_events_that_are_to_be_read_again_stay_for_the_retry(log):
     assert not set(ids) & set(kept(log))
 
 
+def test_events_stay_for_a_retry_that_is_dispatched_and_unread_and_go_when_it_is_read(log):
+    (subscription,) = log.execute("select id from pgmb.subscriptions").fetchone()
+    ids = publish(log, 2)
+    dispatch(log)
+    read(log)
+    log.execute(
+        "insert into pgmb.events (topic, payload, subscription_id) values ('pgmb-retry', %s, %s)",
+        [Jsonb({"ids": ids, "retryNumber": 1, "handlerName": "h"}), subscription],
+    )
+    dispatch(log)
+    assert {row[:3] for row in holders(log)} >= {("retry", "g", 2)}
+    maintain(log, LATER)
+    assert set(ids) < set(kept(log))
+    read(log)
+    maintain(log, LATER)
+    assert kept(log) == []
+
+
+def test_whether_a_partition_may_go_does_not_cost_more_with_what_is_unread(log):
+    def pages() -> int:
+        plan = one(
+            log, "explain (analyze, buffers, format json) select pgmb.holder_of('pgmb.events', 'pm0', 'pm1')"
+        )
+        return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+
+    publish(log, 10)
+    dispatch(log)
+    pages()
+    few = pages()
+    publish(log, 10_000)
+    dispatch(log)
+    assert pages() <= few + 200
+
+
 @pytest.mark.parametrize("payload", ["{}", '{"ids": null}', '{"ids": 5}', "[]", "null", '{"ids": [null, 3]}'])
 def test_a_retry_event_that_names_nothing_troubles_nobody(log, payload):
     (subscription,) = log.execute("select id from pgmb.subscriptions").fetchone()

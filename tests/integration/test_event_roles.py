@@ -131,7 +131,7 @@ def test_the_role_of_readers_may_read(admin, session):
     assert one(connection, "select count(*) from pgmb.subscription_events") == 1
 
 
-def test_a_keeper_skips_repairs_and_drops(session, admin):
+def test_a_keeper_skips_moves_and_drops(session, admin):
     subscribe(admin)
     publish(admin, "a")
     connection = session("keeper")
@@ -144,6 +144,7 @@ def test_a_keeper_skips_repairs_and_drops(session, admin):
     connection.execute("select pgmb.skip_batch('g', 'no use')")
     connection.execute("select * from pgmb.status(), pgmb.dispatching()")
     connection.execute("select pgmb.replay_faults()")
+    connection.execute("select pgmb.move_group('g', pgmb.cursor_of())")
     assert one(connection, "select count(*) from pgmb.unread_events") == 0
     connection.execute("select pgmb.maintain_events_table()")
     connection.execute("select pgmb.drop_group('g')")

@@ -1,0 +1,179 @@
+"""Ten groups of an event log, a ledger of what was committed to it, and the verdict whether each group had each of its
+events once and in order.
+
+Publishers write each event into ``ledger`` too, in the same transaction: what is there is what was published, although
+maintenance lets go of events that everybody has read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.feeds import EventFeed
+from tests.chaos.event_publishers import publish
+from tests.chaos.event_worker import Consumer, keep, read_by_id_alone
+from tests.chaos.harness import SEED, consume_once
+from tests.chaos.kills import until
+from tests.event_keeping import configure, narrow
+from tests.events import TOPICAL, subscribe
+
+HALF = "pgmb.event_partition(e.id, 2) = (s.params ->> 'half')::int"
+GROUPS: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
+    "everything": [("TRUE", {})],
+    "topic a": [(TOPICAL, {"topic": "a"})],
+    "topics b and c": [(TOPICAL, {"topic": "b"}), (TOPICAL, {"topic": "c"})],
+    "everything and more": [("TRUE", {}), (TOPICAL, {"topic": "a"}), ("e.metadata ? 'kind'", {})],
+    "even": [("(e.payload ->> 'n')::int % 2 = 0", {})],
+    "half 0": [(HALF, {"half": 0})],
+    "half 1": [(HALF, {"half": 1})],
+    "late": [("e.metadata ->> 'kind' <> 'plain'", {})],
+    "one publisher": [("e.payload ->> 'publisher' = s.params ->> 'of'", {"of": "1"})],
+    "direct": [("false", {})],
+}
+"""Each with its subscriptions; their conditions overlap."""
+
+TABLES = """
+create table ledger (like pgmb.events);
+create sequence moment;
+create table work (
+    n bigint generated always as identity primary key, process integer, group_id text, ended bigint, how text);
+create table naive (group_id text primary key, id text);
+"""
+RESULTS = """
+create table effect (
+    n bigint generated always as identity, group_id text, event_id text collate "C", position text collate "C")
+"""
+
+
+def set_up(source: str, results: str) -> None:
+    """The groups with their subscriptions, partitions of a second that live for two more, and the ledger."""
+    with psycopg.connect(source, autocommit=True) as connection:
+        connection.execute(TABLES)
+        for group, subscriptions in GROUPS.items():
+            for conditions, params in subscriptions:
+                subscribe(connection, group, conditions, params)
+        narrow(connection, ahead="3 seconds")
+        configure(connection, partition_retention_period="2 seconds")
+    with psycopg.connect(results, autocommit=True) as connection:
+        connection.execute(RESULTS)
+
+
+def one(conninfo: str, query: str, *parameters: Any) -> Any:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        row = connection.execute(query, parameters).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def commit_late(source: str, results: str) -> str:
+    """Commit an event when one with a higher id has been read by everybody who is to have it; its id."""
+    passed = (
+        "select count(distinct group_id) = 2 from effect "
+        "where event_id > %s and group_id in ('everything', 'topic a')"
+    )
+    with psycopg.connect(source) as connection:
+        [id] = publish(connection, "late", [{"publisher": "nobody", "n": 0}])
+        until(lambda: one(results, passed, id), "a higher id to be read")
+    return id
+
+
+def drain(source: str, results: str, fault: str = "") -> None:
+    """Process everything that is there, in the place of consumers that have ended, when what is scheduled has come."""
+    busy = (
+        "select exists (select from pg_stat_activity where backend_type = 'client backend' "
+        "and datname = current_database() and pid <> pg_backend_pid())"
+    )
+    for conninfo in (source, results):
+        until(lambda conninfo=conninfo: not one(conninfo, busy), "the end of every session")
+    until(
+        lambda: not one(source, "select exists (select from pgmb.scheduled) or more from pgmb.dispatch()"),
+        "the due",
+    )
+    for group in GROUPS:
+        if fault:
+            while read_by_id_alone(Consumer(source, results, [group], "", fault=fault), group):
+                pass
+        else:
+            while consume_once(EventFeed(group), results, source, 1000, keep=keep(group)):
+                pass
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Pairs of group and event: lost, doubled, or read although the event was not committed or not the group's; how often
+    a group read against the order of dispatch, or of a publisher; events that are gone although their commit was
+    acknowledged."""
+
+    lost: int = 0
+    doubled: int = 0
+    strayed: int = 0
+    disordered: int = 0
+    forgotten: int = 0
+
+
+RIGHT = Verdict()
+EXPECTED = """
+select e.id from ledger as e, pgmb.subscriptions as s
+where s.id = %s and (e.subscription_id = s.id or e.subscription_id is null and ({conditions}))
+"""
+
+
+def judge(source: str, results: str, acknowledged: Sequence[str]) -> Verdict:
+    expected: set[tuple[str, str]] = set()
+    with psycopg.connect(source) as connection:
+        for sid, group, conditions in connection.execute(
+            "select id, group_id, conditions_sql from pgmb.subscriptions"
+        ):
+            query = EXPECTED.format(conditions=conditions.replace("%", "%%"))
+            expected |= {(group, row[0]) for row in connection.execute(query, [sid])}
+        ledger = {
+            row[0]: row[1:]
+            for row in connection.execute(
+                "select id, payload ->> 'publisher', (payload ->> 'n')::int, metadata ->> 'kind' from ledger"
+            )
+        }
+    with psycopg.connect(results) as connection:
+        effects = connection.execute("select group_id, event_id, position from effect order by n").fetchall()
+    read = [(group, id) for group, id, _ in effects]
+    return Verdict(
+        lost=len(expected - set(read)),
+        doubled=len(read) - len(set(read)),
+        strayed=len(set(read) - expected),
+        disordered=disordered(effects, ledger),
+        forgotten=len(set(acknowledged) - ledger.keys()),
+    )
+
+
+def disordered(effects: Sequence[tuple[str, str, str]], ledger: Mapping[str, tuple[str, int, str]]) -> int:
+    """How often a group went back: in its positions, or in what one publisher sent, to be delivered at once."""
+    found, positions, numbers = 0, defaultdict[str, str](str), defaultdict[tuple[str, str], int](lambda: -1)
+    for group, id, position in effects:
+        found += position <= positions[group]
+        positions[group] = position
+        publisher, number, kind = ledger.get(id, ("", 0, ""))
+        if kind in ("plain", "direct", "in a savepoint"):
+            found += number <= numbers[group, publisher]
+            numbers[group, publisher] = number
+    return found
+
+
+def inversions(results: str, group: str = "everything") -> int:
+    """How often a group read a lower id behind a higher one: what a cursor by id alone would have lost."""
+    with psycopg.connect(results) as connection:
+        ids = [
+            row[0]
+            for row in connection.execute(
+                "select event_id from effect where group_id = %s order by n", [group]
+            )
+        ]
+    return sum(id < before for before, id in itertools.pairwise(ids))
+
+
+def seeded(number: int) -> str:
+    return f"{SEED} consumer {number}"

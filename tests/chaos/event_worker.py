@@ -1,0 +1,146 @@
+"""A consumer of the event log's groups, as a process to be killed.
+
+It works one batch of each group in turn. The results are rows of ``effect``, written in the consumer transaction; each
+batch is noted in ``work`` over a connection of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.feeds import Change, EventFeed
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import ConnectionLost, ServerUnavailable
+from tests.chaos.harness import ConsumerFailed, consume_once
+
+Connection = psycopg.Connection[Any]
+PAUSE = 0.02
+"""Seconds for which a consumer rests that found nothing, or no server."""
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """What a consumer's process is told. ``fault``: none, or ``by id alone``."""
+
+    source: str
+    results: str
+    groups: Sequence[str]
+    seed: str
+    failures: float = 0.1
+    fault: str = ""
+
+
+def cut_off(error: psycopg.Error) -> bool:
+    """Whether the server went away, or is not back yet; everything else is an error of ours."""
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+
+
+def keep(group: str) -> Callable[[Connection, Sequence[Change]], None]:
+    """What writes the results of a batch of a group."""
+
+    def write(connection: Connection, changes: Sequence[Change]) -> None:
+        ids, positions = [change.id for change in changes], [change.position for change in changes]
+        connection.execute(
+            "insert into effect (group_id, event_id, position) select %s, e.id, e.position "
+            "from unnest(%s::text[], %s::text[]) with ordinality as e(id, position, n) order by e.n",
+            [group, ids, positions],
+        )
+
+    return write
+
+
+def read_by_id_alone(consumer: Consumer, group: str) -> int:
+    """The planted fault: a consumer as many would write it, that goes on behind the highest id it has seen."""
+    with connect(consumer.source) as connection, connection.transaction():
+        connection.execute("select pgmb.poll_for_events()")
+        rows = connection.execute(
+            "select event_id, min(id) from pgmb.subscription_events where group_id = %s and event_id > coalesce("
+            "(select id from naive where group_id = %s for update), '') group by 1 order by 1 limit 1000",
+            [group, group],
+        ).fetchall()
+        if rows:
+            keep(group)(connection, [Change(row[0], row[1], None, {}) for row in rows])
+            connection.execute(
+                "insert into naive values (%s, %s) on conflict (group_id) do update set id = excluded.id",
+                [group, rows[-1][0]],
+            )
+    return len(rows)
+
+
+class Process:
+    """A consumer at work."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.chance = random.Random(consumer.seed)
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        while not stopped():
+            try:
+                with connect(self.consumer.source) as log:
+                    self.end(log, "cut off")
+                    self.rounds(log, stopped)
+            except (ServerUnavailable, ConnectionLost):
+                time.sleep(PAUSE)
+            except psycopg.OperationalError as error:
+                if not cut_off(error):
+                    raise
+                time.sleep(PAUSE)
+
+    def rounds(self, log: Connection, stopped: Callable[[], bool]) -> None:
+        while not stopped():
+            groups = self.chance.sample(self.consumer.groups, len(self.consumer.groups))
+            if not sum(self.work(log, group) for group in groups):
+                time.sleep(PAUSE)
+
+    def work(self, log: Connection, group: str) -> int:
+        """One batch of a group; how many events it had."""
+        if self.consumer.fault:
+            return read_by_id_alone(self.consumer, group)
+
+        def fails() -> bool:
+            log.execute("insert into work (process, group_id) values (%s, %s)", [os.getpid(), group])
+            time.sleep(self.chance.random() * 0.03)
+            return self.chance.random() < self.consumer.failures
+
+        limit = self.chance.choice([1, 7, 50, 1000])
+        try:
+            count = consume_once(
+                EventFeed(group), self.consumer.results, self.consumer.source, limit, fails, keep(group)
+            )
+        except ConsumerFailed:
+            self.end(log, "failed")
+            return 1
+        self.end(log, "acked")
+        return count
+
+    def end(self, log: Connection, how: str) -> None:
+        log.execute(
+            "update work set ended = nextval('moment'), how = %s where process = %s and ended is null",
+            [how, os.getpid()],
+        )
+
+
+def command(consumer: Consumer) -> list[str]:
+    """The command of a process."""
+    return [sys.executable, "-m", "tests.chaos.event_worker", json.dumps(asdict(consumer))]
+
+
+def main() -> None:
+    parent, asked = os.getppid(), []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    Process(Consumer(**json.loads(sys.argv[1]))).run(lambda: bool(asked) or os.getppid() != parent)
+
+
+if __name__ == "__main__":
+    main()

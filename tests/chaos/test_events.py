@@ -1,0 +1,138 @@
+"""Ten groups read each of their events once and in order, whatever publishers, consumers, servers and upkeep do."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+import psycopg
+import pytest
+
+from tests.chaos import event_log
+from tests.chaos.crew import crew
+from tests.chaos.event_log import GROUPS, RIGHT, commit_late, drain, inversions, judge
+from tests.chaos.event_publishers import maintaining, publish, publishing, wait_for_more
+from tests.chaos.event_worker import Consumer, command
+from tests.chaos.harness import FULL, Campaign
+from tests.chaos.kills import until
+
+PROCESSES = 4
+"""Each reads all groups, so that they compete for them."""
+TURNS = 12 if FULL else 1
+KILLS = 2
+CAMPAIGN = Campaign(writers=4, delay=0.1)
+MAINTAINED = ("added", "emptied", "kept", "dropped")
+
+
+def consumers(source, results, fault="", processes=PROCESSES):
+    return [
+        command(Consumer(source, results, list(GROUPS), event_log.seeded(number), fault=fault))
+        for number in range(processes)
+    ]
+
+
+def kill_some(at_work):
+    """Consumers in the middle of a batch, and one wherever it is."""
+    killed, number = 0, 0
+    while killed < KILLS:
+        number = (number + 1) % PROCESSES
+        killed += at_work.kill(number, only_at_work=True)
+    at_work.kill(number)
+
+
+def crash(source, publishers, at_work):
+    """An immediate stop while everybody publishes and a consumer is in the middle of a batch, with a transaction open and
+    another prepared; the ids of both."""
+    wait_for_more(publishers)
+    consumer = at_work.freeze_at_work()
+    with psycopg.connect(source.conninfo(), autocommit=True) as connection:
+        connection.execute("begin")
+        kept = publish(connection, "prepared", [{"publisher": "nobody", "n": 1}])
+        connection.execute("prepare transaction 'over the crash'")
+        connection.execute("begin")
+        gone = publish(connection, "open", [{"publisher": "nobody", "n": 2}])
+        source.stop("immediate")
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("commit")
+    source.start()
+    consumer.send_signal(signal.SIGCONT)
+    with psycopg.connect(source.conninfo(), autocommit=True) as connection:
+        connection.execute("commit prepared 'over the crash'")
+    wait_for_more(publishers)
+    return kept, gone
+
+
+def run(source, results, folder):
+    """The whole campaign: what happened, counted, and which events were acknowledged and which undone."""
+    event_log.set_up(source.conninfo(), results)
+    acknowledged, undone = [], []
+    with crew(source.conninfo(), folder, consumers(source.conninfo(), results)) as at_work:
+        with publishing(source.conninfo(), CAMPAIGN) as publishers, maintaining(source.conninfo()) as told:
+            for _ in range(TURNS):
+                acknowledged.append(commit_late(source.conninfo(), results))
+                kill_some(at_work)
+                kept, gone = crash(source, publishers, at_work)
+                acknowledged += kept
+                undone += gone
+            until(
+                lambda: {line.split()[0] for line in told}.issuperset(MAINTAINED), "partitions to come and go"
+            )
+        at_work.stop()
+    for publisher in publishers:
+        assert publisher.errors == []
+        acknowledged += publisher.acknowledged
+    drain(source.conninfo(), results)
+    counts = sum((publisher.done for publisher in publishers), Counter()) + at_work.kills
+    counts.update(line.split()[0] for line in told)
+    return counts, acknowledged, undone
+
+
+def assert_everything_happened(source, results, counts):
+    for what in (
+        "plain",
+        "direct",
+        "scheduled",
+        "old",
+        "prepared",
+        "in a savepoint",
+        "undone savepoint",
+        "rolled back",
+    ):
+        assert counts[what] > 0, what
+    assert counts["cut off"] >= CAMPAIGN.writers * TURNS
+    assert counts["at work"] >= KILLS * TURNS
+    assert counts["failed:"] == 0
+    for what in MAINTAINED:
+        assert counts[what] > 0, what
+    with psycopg.connect(source) as connection:
+        how = dict(connection.execute("select how, count(*) from work group by 1").fetchall())
+    assert min(how[what] for what in ("acked", "failed", "killed", "cut off")) > 0
+    assert inversions(results) >= TURNS
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_each_group_gets_each_of_its_events_once_and_in_order(new_cluster, tmp_path, elsewhere):
+    source = new_cluster()
+    results = new_cluster().conninfo() if elsewhere else source.conninfo()
+    counts, acknowledged, undone = run(source, results, tmp_path)
+    assert judge(source.conninfo(), results, acknowledged) == RIGHT
+    assert len(undone) == TURNS
+    with psycopg.connect(results) as connection:
+        rows = connection.execute(
+            "select count(*) from effect where event_id = any (%s)", [undone]
+        ).fetchone()
+    assert rows == (0,)
+    assert_everything_happened(source.conninfo(), results, counts)
+
+
+def test_the_campaign_catches_a_cursor_by_id_alone(db, tmp_path):
+    event_log.set_up(db, db)
+    with crew(db, tmp_path, consumers(db, db, "by id alone", 2)) as at_work:
+        with publishing(db, CAMPAIGN):
+            late = commit_late(db, db)
+        at_work.stop()
+    drain(db, db, "by id alone")
+    verdict = judge(db, db, [late])
+    assert verdict.lost > 0
+    assert (verdict.doubled, verdict.strayed, verdict.forgotten) == (0, 0, 0)
