@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -42,6 +46,59 @@ def served(app: Any, before_end: Callable[[], None] = lambda: None) -> Iterator[
         server.should_exit = True
         thread.join(SECONDS)
     assert not thread.is_alive()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a receiver of webhooks got; ``body`` is uncompressed."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.body)["events"]
+        return found
+
+
+Answer = Callable[[Request], int]
+
+
+@contextmanager
+def receiving(
+    answer: Answer = lambda request: 200, tls: ssl.SSLContext | None = None
+) -> Iterator[tuple[int, list[Request]]]:
+    """A receiver of webhooks on loopback: its port, and the requests that it got."""
+    requests: list[Request] = []
+
+    class Handle(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent = {name.lower(): value for name, value in self.headers.items()}
+            body = self.rfile.read(int(sent["content-length"]))
+            body = gzip.decompress(body) if sent.get("content-encoding") == "gzip" else body
+            requests.append(Request(self.path, sent, body))
+            status = answer(requests[-1])
+            self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing on the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handle)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server.server_port, requests
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(SECONDS)
 
 
 @dataclass(frozen=True)
