@@ -41,10 +41,10 @@ def serve(db):
     """Serves streams of ``db``; returns them and their address."""
     with ExitStack() as stack:
 
-        def start(may_read=may_read, group="web", **options):
+        def start(may_read=may_read, group="web", conninfo=db, **options):
             named = ("keep_alive", "reconnect", "send_within")
             given = {name: options.pop(name) for name in named if name in options}
-            streams = EventStreams(db, group, poll_every=0.01, **options)
+            streams = EventStreams(conninfo, group, poll_every=0.01, **options)
             app = FastAPI()
             app.include_router(event_router(streams, may_read, **given), prefix="/events")
             address = stack.enter_context(served(app, streams.stop))
@@ -336,3 +336,25 @@ def test_an_idle_client_must_be_told_often_enough(db):
 def test_a_limit_that_is_none_is_refused(db, options):
     with pytest.raises(InvalidArgument, match=next(iter(options))):
         EventStreams(db, "g", **options)
+
+
+def test_a_role_with_the_rights_that_are_named_can_serve(serve, connect, role):
+    connection, server = connect(), role("streams")
+    for grant in ("grant_subscriber", "grant_consumer"):
+        connection.execute(f"select pgmb.{grant}(%s::regrole)", [server.name])
+    _, address = serve(conninfo=server.conninfo)
+    check_reconnecting(address, connection)
+
+
+def test_streams_work_behind_a_pooler(serve, connect, pgbouncer):
+    _, address = serve(conninfo=pgbouncer)
+    check_reconnecting(address, connect())
+
+
+def check_reconnecting(address, connection):
+    with listening(f"{address}/t") as client:
+        publish(connection, numbered(0, 2))
+        [seen] = client.events(1)
+    publish(connection, numbered(2, 3))
+    with listening(f"{address}/t", seen.id) as client:
+        assert numbers(client.events(2)) == [1, 2]
