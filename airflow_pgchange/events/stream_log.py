@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +23,8 @@ from airflow_pgchange.feeds.errors import (
     translated,
 )
 
+ANSWER_WITHIN = 30.0
+"""Seconds after which a database that does not answer is away."""
 SLICES = 4
 """Slices of dispatched events, of at most 280 events each, that are read at once."""
 PART = 100
@@ -135,9 +138,14 @@ class StreamLog:
     async def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         if self._connection is None:
             raise ServerUnavailable("the database cannot be reached now: try again later")
-        with translated():
-            cursor = await self._connection.execute(query, values)
-            return await cursor.fetchall()
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                with translated():
+                    cursor = await self._connection.execute(query, values)
+                    return await cursor.fetchall()
+        except TimeoutError as error:
+            await self.disconnect()
+            raise ServerUnavailable(f"the database did not answer within {ANSWER_WITHIN:g} s") from error
 
 
 def _time(cursor: str) -> int:

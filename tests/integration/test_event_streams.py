@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +19,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, HTTPException
 
-from airflow_pgchange.events import Event, publish, subscribe, topical, unsubscribe
+from airflow_pgchange.events import Event, publish, stream_log, subscribe, topical, unsubscribe
 from airflow_pgchange.events import streams as streams_module
 from airflow_pgchange.events.http import event_router
 from airflow_pgchange.events.stream import Place
@@ -128,6 +131,34 @@ def test_another_process_goes_on_where_the_first_left_off(serve, connect):
     with listening(f"{elsewhere}/t", seen[-1].id) as client:
         publish(connection, numbered(3, 5))
         assert numbers(client.events(3)) == [2, 3, 4]
+
+
+def test_a_client_that_comes_and_goes_under_load_gets_each_event_once(serve, db, connect_to):
+    choose = random.Random(7)
+    addresses = [serve()[1] for _ in range(2)]
+    seen, at, visits = [], "", 0
+
+    def publish_some(worker):
+        own = connect_to(db, autocommit=False)
+        for n in range(60):
+            publish(own, numbered(1000 * worker + 3 * n, 1000 * worker + 3 * n + 3))
+            # Some commits come behind those of events with higher ids.
+            if n % 5 == 0:
+                own.commit()
+        own.commit()
+
+    with listening(f"{addresses[0]}/t") as client:
+        at = client.last_id
+    with ThreadPoolExecutor() as pool:
+        publishers = [pool.submit(publish_some, worker) for worker in range(3)]
+        while len(seen) < 540:
+            with listening(f"{choose.choice(addresses)}/t", at) as client:
+                seen += numbers(client.events(min(choose.randrange(1, 40), 540 - len(seen))))
+                at, visits = client.last_id, visits + 1
+        for publisher in publishers:
+            publisher.result()
+    assert visits > 10
+    assert sorted(seen) == [1000 * worker + n for worker in range(3) for n in range(180)]
 
 
 def test_events_of_many_subscriptions_come_in_order_and_once(serve, connect):
@@ -263,6 +294,44 @@ def test_a_lost_connection_loses_no_event(serve, connect):
         assert numbers(client.events(4)) == [1, 2, 3, 4]
 
 
+def test_a_database_that_does_not_answer_is_away_and_comes_back(serve, connect, monkeypatch, caplog):
+    monkeypatch.setattr(stream_log, "ANSWER_WITHIN", 0.3)
+    _, address = serve()
+    connection, blocking = connect(), connect(autocommit=False)
+    with listening(f"{address}/t") as client:
+        publish(connection, numbered(0, 1))
+        assert numbers(client.events(1)) == [0]
+        blocking.execute("lock table pgmb.subscriptions, pgmb.dispatched")
+        answer = httpx.get(f"{address}/t", timeout=SECONDS)
+        assert (answer.status_code, "pgmb" in answer.text) == (503, False)
+        blocking.rollback()
+        publish(connection, numbered(1, 2))
+        assert numbers(client.events(1)) == [1]
+    assert "wait for the database: the database did not answer within 0.3 s" in caplog.text
+
+
+async def test_idle_clients_cost_the_database_nothing(db, connect, monkeypatch):
+    asked, enough, rows = [], asyncio.Event(), stream_log.StreamLog._rows
+
+    async def counted(self, query, values=()):
+        asked.append(query)
+        if asked.count(stream_log.LIVE) == 20:
+            enough.set()
+        return await rows(self, query, values)
+
+    streams = EventStreams(db, "web", poll_every=0.01)
+    async with streams.running(), AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(streams.stream(topical("t"))) for _ in range(50)]
+        for client in clients:
+            assert (await anext(client)).startswith(b"id: ")
+        next_ones = asyncio.gather(*map(anext, clients))
+        publish(connect(), numbered(0, 1))
+        assert len(set(await next_ones)) == 1
+        monkeypatch.setattr(stream_log.StreamLog, "_rows", counted)
+        await enough.wait()
+    assert len(asked) <= 2 * 20 + 2
+
+
 def test_a_subscription_that_is_gone_drops_its_clients(serve, connect, monkeypatch):
     monkeypatch.setattr(streams_module, "KEEP_EVERY", 0.01)
     _, address = serve()
@@ -285,6 +354,21 @@ def test_events_that_are_too_old_to_be_replayed_are_let_go(serve, connect, monke
             next(client.messages())
         [(cursor,)] = connection.execute("select last_read_event_id from pgmb.subscription_groups").fetchall()
     assert cursor > published
+
+
+def test_what_may_be_replayed_is_kept_from_going(serve, connect, monkeypatch):
+    monkeypatch.setattr(streams_module, "KEEP_EVERY", 0.01)
+    _, address = serve(keep_alive=0.05)
+    connection = connect()
+    kept = "select last_read_event_id from pgmb.subscription_groups"
+    with listening(f"{address}/t") as client:
+        publish(connection, numbered(0, 1))
+        client.events(1)
+        first = connection.execute(kept).fetchone()
+        while connection.execute(kept).fetchone() == first:
+            next(client.messages())
+    held = connection.execute("select holder, reason, events from pgmb.holders()").fetchall()
+    assert held == [("web", "unread", 1)]
 
 
 def test_the_end_of_the_server_ends_the_streams(db, connect, tmp_path):
