@@ -174,9 +174,10 @@ async def test_the_address_that_was_checked_is_the_one_that_is_connected_to(monk
     assert asked == ["example.org"]
 
 
-async def test_the_next_address_is_tried_where_one_does_not_answer(monkeypatch):
+@pytest.mark.parametrize("order", [1, -1])
+async def test_the_next_address_is_tried_where_one_does_not_answer(monkeypatch, order):
     with receiving() as (port, requests):
-        resolving(monkeypatch, ["127.0.0.9", "127.0.0.1"])
+        resolving(monkeypatch, ["127.0.0.9", "127.0.0.1"][::order])
         await hook(port, "example.org").run(delivery(1))
     assert len(requests) == 1
 
