@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -74,18 +74,27 @@ def subscribe(connection: psycopg.Connection[Any], group: str, selection: Select
     Without a selection it gets all. Returns the subscription's id; the same twice is one subscription. Raises
     InvalidArgument for a condition that PostgreSQL does not take.
     """
-    chosen = selection or Selection()
-    if not isinstance(group, str) or not 1 <= len(group) <= 48:
-        raise InvalidArgument(f"the name of a group is 1 to 48 characters, not {group!r}")
-    query = (
+    query, values = subscribing(group, selection or Selection())
+    with translated():
+        row = connection.execute(query, values).fetchone()
+    return str(row[0]) if row else ""
+
+
+def subscribing(group: str, selection: Selection) -> tuple[LiteralString, list[Any]]:
+    """The statement that subscribes a group and returns the subscription's id, and its values."""
+    check_group_name(group)
+    query: LiteralString = (
         "insert into pgmb.subscriptions (group_id, conditions_sql, params, expiry_interval) values (%s, %s, %s, %s) "
         "on conflict (identity) do update set last_active_at = now(), expiry_interval = excluded.expiry_interval "
         "returning id"
     )
-    values = [group, chosen.conditions, Jsonb(dict(chosen.params)), chosen.expiry]
-    with translated():
-        row = connection.execute(query, values).fetchone()
-    return str(row[0]) if row else ""
+    return query, [group, selection.conditions, Jsonb(dict(selection.params)), selection.expiry]
+
+
+def check_group_name(group: str) -> None:
+    """Raises InvalidArgument for what no group can be called."""
+    if not isinstance(group, str) or not 1 <= len(group) <= 48:
+        raise InvalidArgument(f"the name of a group is 1 to 48 characters, not {group!r}")
 
 
 def unsubscribe(connection: psycopg.Connection[Any], subscription_id: str) -> bool:

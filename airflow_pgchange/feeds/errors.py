@@ -133,6 +133,18 @@ class HandlerFailed(PgChangeError):
     """A handler that is not to be tried again failed, or its calls do not end. Mend it; its events come again."""
 
 
+class WebhookFailed(PgChangeError):
+    """The receiver of a webhook did not take events, or has an address that is refused. They are tried again."""
+
+
+class TooManyClients(PgChangeError):
+    """As many clients are connected to streams of events as may be, or the streams end. Connect again later."""
+
+
+class ExtraMissing(PgChangeError, ImportError):
+    """An optional part needs packages that are not installed: the message says how to install them."""
+
+
 class MergeRefused(PgChangeError):
     """Staged results do not fit their target (columns, key, duplicates, counts). Nothing was written."""
 

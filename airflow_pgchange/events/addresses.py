@@ -1,0 +1,50 @@
+"""Which addresses may be connected to on behalf of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from airflow_pgchange.feeds.errors import InvalidArgument
+
+Network = IPv4Network | IPv6Network
+
+TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))
+"""Networks whose last 32 bits are the IPv4 address that is meant."""
+NOT_PUBLIC: tuple[Network, ...] = (
+    IPv4Network("192.0.0.0/24"),
+    IPv4Network("192.88.99.0/24"),
+    IPv6Network("64:ff9b:1::/48"),
+    IPv6Network("fec0::/10"),
+)
+"""What ``is_global`` of some versions of Python takes for public."""
+
+
+def networks(allowed: Sequence[str]) -> tuple[Network, ...]:
+    """Raises InvalidArgument for what is no network."""
+    try:
+        return tuple(ip_network(each) for each in allowed)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"allow names networks such as 10.1.0.0/16, or single addresses: {error}"
+        ) from error
+
+
+def may_connect(address: str, allowed: Sequence[Network] = ()) -> bool:
+    """Whether an address is public, or in one of the networks that are allowed.
+
+    An IPv6 address that stands for an IPv4 one, mapped, translated or tunnelled, is what that is.
+    """
+    meant = _meant(ip_address(address))
+    if any(meant in network for network in allowed):
+        return True
+    unfit = meant.is_multicast or meant.is_reserved or any(meant in network for network in NOT_PUBLIC)
+    return meant.is_global and not unfit
+
+
+def _meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    if isinstance(address, IPv4Address) or int(address) <= 1:
+        return address
+    if any(address in network for network in TRANSLATED):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address

@@ -1,0 +1,147 @@
+"""Server-sent events of the event log, as a router of FastAPI that you mount. Needs the extra ``http``."""
+
+# No annotations from the future: FastAPI reads those of the route, which name what only its maker knows.
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any
+
+from airflow_pgchange.events.ending import on_ending
+from airflow_pgchange.events.stream import Place
+from airflow_pgchange.events.streams import EventStreams
+from airflow_pgchange.events.subscriptions import Selection
+from airflow_pgchange.feeds.errors import (
+    ExtraMissing,
+    InvalidArgument,
+    PgChangeError,
+    ServerUnavailable,
+    TooManyClients,
+)
+
+try:
+    from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException
+    from fastapi.responses import StreamingResponse
+    from starlette.types import Message, Receive, Scope, Send
+except ImportError as error:
+    raise ExtraMissing(
+        f"server-sent events need {error.name}: pip install 'airflow-provider-pgchange[http]'"
+    ) from error
+
+log = logging.getLogger(__name__)
+
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Nobody on the way is to keep events, or to hold them back until there are many."""
+
+
+def event_router(
+    streams: EventStreams,
+    may_read: Callable[..., Any],
+    *,
+    path: str = "/{name}",
+    keep_alive: float = 15.0,
+    reconnect: float = 2.0,
+    send_within: float = 30.0,
+) -> APIRouter:
+    """A router with one route, ``GET path``: a stream of server-sent events.
+
+    ``may_read`` is a dependency of FastAPI that knows who asks: it returns the Selection of what that caller may see,
+    such as ``topical("orders")``, or raises HTTPException. It takes ``name`` and whatever else ``path`` names. The
+    router runs the streams from the start of the application to its end.
+
+    An event has the type ``message``, and as data a JSON object with ``id``, ``topic``, ``payload`` and ``metadata``. Who
+    connects again with ``Last-Event-ID`` goes on from there; the types ``gap`` and ``dropped`` say when that is not so,
+    see EventStreams. ``keep_alive`` and ``reconnect`` are seconds between comments, and to a client's next try; a client
+    that takes nothing for ``send_within`` seconds is left. Refused: 400 for a foreign ``Last-Event-ID``, 503 with
+    ``Retry-After`` for too many clients or a database that is away.
+    """
+    for given, seconds in (
+        ("keep_alive", keep_alive),
+        ("reconnect", reconnect),
+        ("send_within", send_within),
+    ):
+        if not seconds > 0:
+            raise InvalidArgument(f"{given} must be a number of seconds above 0, and is {seconds!r}")
+    if keep_alive >= streams.replay_age.total_seconds():
+        raise InvalidArgument(
+            f"a client is told where it is every {keep_alive:g} s (keep_alive), which must be less than replay_age, "
+            f"{streams.replay_age}: or an idle one would be told of a gap"
+        )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with streams.running():
+            with on_ending(streams.stop):
+                yield
+
+    router = APIRouter(lifespan=lifespan)
+
+    @router.get(path, response_class=StreamingResponse)
+    async def events(
+        selection: Annotated[Any, Depends(may_read)],
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> EventResponse:
+        try:
+            last = Place.parse(last_event_id) if last_event_id else None
+        except InvalidArgument as error:
+            raise HTTPException(400, str(error)) from error
+        opened = AsyncExitStack()
+        try:
+            texts = await opened.enter_async_context(streams.stream(_checked(selection), last, keep_alive))
+        except PgChangeError as error:
+            raise _refused(error, reconnect) from error
+        return EventResponse(texts, opened, reconnect, send_within)
+
+    return router
+
+
+class EventResponse(StreamingResponse):
+    """A stream that ends when its client is gone, or takes nothing for ``send_within`` seconds."""
+
+    def __init__(
+        self, texts: AsyncIterator[bytes], opened: AsyncExitStack, reconnect: float, send_within: float
+    ) -> None:
+        super().__init__(_hinted(texts, reconnect), media_type="text/event-stream", headers=HEADERS)
+        self._opened = opened
+        self._send_within = send_within
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_soon(message: Message) -> None:
+            async with asyncio.timeout(self._send_within):
+                await send(message)
+
+        async with self._opened:
+            try:
+                await super().__call__(scope, receive, send_soon)
+            except TimeoutError:
+                log.warning("a client of event streams took nothing for %g s, and is left", self._send_within)
+
+
+async def _hinted(texts: AsyncIterator[bytes], reconnect: float) -> AsyncIterator[bytes]:
+    yield f"retry: {round(reconnect * 1000)}\n".encode()
+    try:
+        async for text in texts:
+            yield text
+    except PgChangeError as error:
+        log.warning("a stream of events ends before its time, its client connects again: %s", error)
+
+
+def _checked(selection: Any) -> Selection:
+    """A dependency that forgets to answer has allowed nothing."""
+    if isinstance(selection, Selection):
+        return selection
+    raise InvalidArgument(
+        f"may_read must return the Selection of what the caller may see, not {type(selection).__name__}"
+    )
+
+
+def _refused(error: PgChangeError, reconnect: float) -> HTTPException:
+    """What the client is told: nothing about the database."""
+    if isinstance(error, TooManyClients | ServerUnavailable):
+        log.warning("a stream of events was refused: %s", error)
+        why = (
+            str(error) if isinstance(error, TooManyClients) else "events cannot be read now: try again later"
+        )
+        return HTTPException(503, why, {"Retry-After": str(max(1, round(reconnect)))})
+    log.error("a stream of events failed: %s", error)
+    return HTTPException(500, "events cannot be read: the log of the server says why")

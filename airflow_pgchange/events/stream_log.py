@@ -1,0 +1,153 @@
+"""What streams of events ask the database, on one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.events.event import EPOCH, MICROSECOND, event_id
+from airflow_pgchange.events.stream import Place
+from airflow_pgchange.events.subscriptions import Selection, subscribing
+from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.errors import (
+    ConsumerBusy,
+    InvalidArgument,
+    ServerUnavailable,
+    UnknownConsumer,
+    translated,
+)
+
+ANSWER_WITHIN = 30.0
+"""Seconds after which a database that does not answer is away."""
+SLICES = 4
+"""Slices of dispatched events, of at most 280 events each, that are read at once."""
+PART = 100
+"""Events that are replayed at once."""
+
+CLOCK = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint"
+# PostgreSQL writes the JSON that clients get: nothing is parsed here.
+SHOWN = "jsonb_build_object('id', x.id, 'topic', x.topic, 'payload', x.payload, 'metadata', x.metadata)::text as data"
+LIVE = f"""
+    select f.slice, f.id, f.subscription_ids, e.data
+    from (
+        select d.id::text as slice, i.id, array_agg(d.subscription_id::text) as subscription_ids
+        from (
+            select * from pgmb.dispatched where group_id = %s and id > %s
+            order by id fetch first {SLICES} rows with ties
+        ) as d cross join lateral unnest(d.event_ids) as i(id)
+        group by 1, 2
+    ) as f left join lateral (select {SHOWN} from pgmb.events as x where x.id = f.id offset 0) as e on true
+    order by f.slice collate "C", f.id collate "C"
+"""
+BETWEEN = """
+    from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id)
+    where d.group_id = %s and d.subscription_id = %s and d.id >= %s and d.id <= %s
+      and (d.id, i.id collate "C") > (%s, %s)
+"""
+MISSED = f"""
+    select f.slice, f.id, e.data
+    from (
+        select d.id::text as slice, i.id {BETWEEN} order by d.id, i.id collate "C" limit {PART}
+    ) as f cross join lateral (select {SHOWN} from pgmb.events as x where x.id = f.id offset 0) as e
+    order by f.slice collate "C", f.id collate "C"
+"""
+COUNTED = f"select {CLOCK}, (select count(*) from (select {BETWEEN} limit %s) as m)"
+STARTED = f"""
+    select exists (select from pgmb.subscriptions where group_id = %s and expiry_interval is null),
+           coalesce((select max(id) from pgmb.dispatched where group_id = %s), ''), {CLOCK}
+"""
+KEPT = """
+    select s.id::text, pgmb.keep_alive(%s, array[s.id::text]) from pgmb.subscriptions as s where s.id = any (%s)
+"""
+
+
+class StreamLog:
+    """The events that were dispatched to a group, read without its lock; one question at a time."""
+
+    def __init__(self, conninfo: str, group: str) -> None:
+        self._conninfo = conninfo
+        self._group = group
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+
+    @property
+    def lost(self) -> bool:
+        return self._connection is None or self._connection.closed
+
+    async def connect(self) -> None:
+        self._connection = await connect_async(self._conninfo, primary=True)
+
+    async def disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                await connection.close()
+
+    async def end(self) -> Place:
+        """Behind all that was dispatched. Raises InvalidArgument for a group that has another kind of reader."""
+        [(taken, at, now)] = await self._rows(STARTED, [self._group, self._group])
+        if taken:
+            raise InvalidArgument(
+                f"group {self._group} has subscriptions of another reader, which would lose events: give streams a "
+                "group of their own"
+            )
+        return Place(at, seen=now)
+
+    async def subscribe(self, selection: Selection, expiry: timedelta) -> str:
+        query, values = subscribing(self._group, replace(selection, expiry=expiry))
+        [(subscription_id,)] = await self._rows(query, values)
+        return str(subscription_id)
+
+    async def live(self, after: Place) -> list[tuple[Place, list[str], str | None]]:
+        """The events of the next slices with their subscriptions; None for the data of one that was deleted."""
+        rows = await self._rows(LIVE, [self._group, after.slice])
+        return [(Place(at, event, _time(at)), found, data) for at, event, found, data in rows]
+
+    async def dispatch(self) -> tuple[int, int]:
+        """The server's clock in microseconds, and how much was dispatched then."""
+        [(now, dispatched)] = await self._rows(f"select {CLOCK}, pgmb.poll_for_events()")
+        return now, dispatched
+
+    async def missed(self, subscription_id: str, last: Place, upto: Place) -> list[tuple[Place, str]]:
+        """The next events of a subscription between two places, at most PART."""
+        rows = await self._rows(MISSED, self._between(subscription_id, last, upto))
+        return [(Place(at, event, upto.seen), data) for at, event, data in rows]
+
+    async def count(self, subscription_id: str, last: Place, upto: Place, most: int) -> tuple[int, int]:
+        """The server's clock in microseconds, and how many events of a subscription are between two places."""
+        [(now, count)] = await self._rows(COUNTED, [*self._between(subscription_id, last, upto), most])
+        return now, count
+
+    async def keep(self, subscription_ids: Sequence[str], place: Place, age: timedelta) -> set[str]:
+        """Keep subscriptions from expiring, and let go of what is older than ``age``; those that are there."""
+        rows = await self._rows(KEPT, [self._group, list(subscription_ids)])
+        oldest = event_id(EPOCH + place.seen * MICROSECOND - age, 0)
+        # Another process is doing the same, or there has been no client yet.
+        with suppress(ConsumerBusy, UnknownConsumer):
+            await self._rows("select pgmb.set_group_cursor(%s, %s)", [self._group, oldest])
+        return {subscription_id for subscription_id, _ in rows}
+
+    def _between(self, subscription_id: str, last: Place, upto: Place) -> list[Any]:
+        return [self._group, subscription_id, last.slice, upto.slice, last.slice, last.event]
+
+    async def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        if self._connection is None:
+            raise ServerUnavailable("the database cannot be reached now: try again later")
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                with translated():
+                    cursor = await self._connection.execute(query, values)
+                    return await cursor.fetchall()
+        except TimeoutError as error:
+            await self.disconnect()
+            raise ServerUnavailable(f"the database did not answer within {ANSWER_WITHIN:g} s") from error
+
+
+def _time(cursor: str) -> int:
+    """The microseconds in an id."""
+    return int(cursor[2:15], 16)

@@ -1,0 +1,256 @@
+"""Delivering events to a URL, as a handler of a group. Needs the extra ``http``."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+import logging
+import re
+import socket
+import ssl
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from airflow_pgchange.events.addresses import Network, may_connect, networks
+from airflow_pgchange.events.event import Event
+from airflow_pgchange.events.handler import Delivery, Handler
+from airflow_pgchange.feeds.errors import ExtraMissing, InvalidArgument, WebhookFailed
+
+try:
+    import httpcore
+    from standardwebhooks import Webhook as Signer
+except ImportError as error:
+    raise ExtraMissing(
+        f"webhooks need {error.name}: pip install 'airflow-provider-pgchange[http]'"
+    ) from error
+
+log = logging.getLogger(__name__)
+
+GZIP_FROM = 1024
+"""Bytes from which a body is compressed."""
+DROPPED = 422
+"""The answer of a receiver that will never take these events."""
+RETRIES = (5.0, 60.0, 300.0, 3600.0)
+HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+OURS = ("content-encoding", "content-length", "content-type", "host", "idempotency-key", "transfer-encoding")
+
+Secret = str | Callable[[], str]
+
+
+def each_event(event: Event) -> Hashable:
+    """A request for each event."""
+    return event.id
+
+
+def webhook(
+    name: str,
+    url: str,
+    *,
+    secret: Secret | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 5.0,
+    retries: Sequence[float] = RETRIES,
+    key: Callable[[Event], Hashable] | None = each_event,
+    threads: int = 4,
+    subscriptions: Iterable[str] | None = None,
+    allow: Sequence[str] = (),
+) -> Handler:
+    """A handler that posts events to a URL: ``{"events": [{"id", "topic", "payload", "metadata"}, ...]}``.
+
+    By default each event goes in a request of its own, ``threads`` at a time; ``key`` puts those of one value into one
+    request, in their order, and ``key=None`` whole batches, one after the other. From 1,024 bytes on the body is
+    compressed (``Content-Encoding: gzip``). ``Idempotency-Key`` is the same in every attempt, as long as the batch is cut
+    the same; an event's own ``id`` always is.
+
+    A status of 2xx takes the events, 422 drops them, with a warning; every other, a redirect too, and no answer within
+    ``timeout`` seconds is a failure: tried again after each of ``retries``, then a dead letter. Guarantee: at least once.
+
+    ``secret`` (``whsec_...``, or a callable that gets it when it is needed) signs by Standard Webhooks the body before
+    compression: ``webhook-id``, ``webhook-timestamp``, ``webhook-signature``. Neither it nor ``headers`` nor the URL's
+    path are shown or logged. Only public addresses are connected to, and those of the networks in ``allow``, such as
+    ``10.1.0.0/16``: the very address that was checked. Proxies of the environment are not used.
+    Raises InvalidArgument for what cannot be meant.
+    """
+    if not 0 < timeout < 3600:
+        raise InvalidArgument(f"webhook {name}: timeout must be a number of seconds, not {timeout!r}")
+    run = Webhook(
+        name, _checked_url(name, url), secret, _checked_headers(name, headers or {}), timeout, networks(allow)
+    )
+    if isinstance(secret, str):
+        run.signer()
+    return Handler(
+        name,
+        run,
+        # The request ends itself; this ends what cannot be ended, such as the resolution of a name.
+        timeout=timeout + 5,
+        retries=tuple(retries),
+        key=key,
+        threads=threads,
+        subscriptions=None if subscriptions is None else frozenset(subscriptions),
+    )
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """What a handler runs; made by ``webhook``."""
+
+    name: str
+    url: SplitResult = field(repr=False)
+    secret: Secret | None = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    timeout: float
+    allowed: tuple[Network, ...]
+
+    async def __call__(self, delivery: Delivery) -> None:
+        try:
+            async with asyncio.timeout(self.timeout):
+                status = await self._post(delivery)
+        except TimeoutError:
+            raise self._failed(f"no answer within {self.timeout:g} s") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
+            raise self._failed(str(error) or type(error).__name__) from error
+        if status == DROPPED:
+            log.warning(
+                "webhook %s: the receiver does not want %d events from %s, which are dropped (422)",
+                self.name,
+                len(delivery.events),
+                delivery.events[0].id,
+            )
+        elif 300 <= status < 400:
+            raise self._failed(
+                f"it answers with a redirect ({status}), which is not followed: give the new URL"
+            )
+        elif not 200 <= status < 300:
+            raise self._failed(f"it answers {status}")
+
+    def signer(self) -> Signer | None:
+        """Raises InvalidArgument for a secret that is none, without showing it."""
+        if self.secret is None:
+            return None
+        try:
+            secret = self.secret if isinstance(self.secret, str) else self.secret()
+            base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+            return Signer(secret)
+        # Whatever is wrong with a secret, its text must not get into an error that is kept.
+        except Exception:  # noqa: BLE001
+            raise InvalidArgument(
+                f"webhook {self.name}: the secret could not be had, or is no base64 text behind whsec_"
+            ) from None
+
+    async def _post(self, delivery: Delivery) -> int:
+        body = json.dumps({"events": [_shown(event) for event in delivery.events]}, separators=(",", ":"))
+        headers = {**self.headers, **self._signed(delivery.key, body)}
+        headers |= {
+            "host": self.url.netloc,
+            "content-type": "application/json",
+            "idempotency-key": delivery.key,
+        }
+        content = body.encode()
+        if len(content) >= GZIP_FROM:
+            content = gzip.compress(content, 6)
+            headers["content-encoding"] = "gzip"
+        headers["content-length"] = str(len(content))
+        context = self._tls if self.url.scheme == "https" else None
+        target = self.url.path + (f"?{self.url.query}" if self.url.query else "")
+        async with (
+            httpcore.AsyncConnectionPool(context, network_backend=CheckedNetwork(self.allowed)) as pool,
+            pool.stream(
+                "POST",
+                httpcore.URL(
+                    scheme=self.url.scheme,
+                    host=str(self.url.hostname),
+                    port=self.url.port,
+                    target=target or "/",
+                ),
+                headers=[(name.encode(), value.encode()) for name, value in headers.items()],
+                content=content,
+            ) as response,
+        ):
+            return response.status
+
+    def _signed(self, key: str, body: str) -> dict[str, str]:
+        signer = self.signer()
+        if signer is None:
+            return {}
+        now = datetime.now(UTC).replace(microsecond=0)
+        return {
+            "webhook-id": key,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": signer.sign(key, now, body),
+        }
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
+
+    def _failed(self, why: str) -> WebhookFailed:
+        return WebhookFailed(f"webhook {self.name} to {self.url.hostname}: {why}")
+
+
+class CheckedNetwork(httpcore.AnyIOBackend):
+    """Connects to the address that it has checked; a name that resolves otherwise a moment later changes nothing."""
+
+    def __init__(self, allowed: Sequence[Network]) -> None:
+        self._allowed = allowed
+
+    async def connect_tcp(
+        self, host: str, port: int, *args: Any, **kwargs: Any
+    ) -> httpcore.AsyncNetworkStream:
+        """Raises WebhookFailed if a single address of the host is refused: who controls a name could mix them."""
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        for address in addresses:
+            if not may_connect(address, self._allowed):
+                raise WebhookFailed(
+                    f"{host} has the address {address}, which is not public: if it is meant, name its network in allow"
+                )
+        for address in addresses[:-1]:
+            try:
+                return await super().connect_tcp(address, port, *args, **kwargs)
+            except httpcore.ConnectError:
+                log.debug("%s does not answer at %s: trying its next address", host, address)
+        return await super().connect_tcp(addresses[-1], port, *args, **kwargs)
+
+
+def _shown(event: Event) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "topic": event.topic,
+        "payload": event.payload,
+        "metadata": dict(event.metadata),
+    }
+
+
+def _checked_url(name: str, url: str) -> SplitResult:
+    """Raises InvalidArgument without showing the URL, which may have a secret in it."""
+    try:
+        parts = urlsplit(url)
+        fit = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isascii()
+    except ValueError:
+        fit = False
+    if not fit or re.search(r"[\s\x00-\x1f\x7f]", url):
+        raise InvalidArgument(f"webhook {name}: the URL must be http(s)://host[:port]/path in ASCII, escaped")
+    if "@" in parts.netloc:
+        raise InvalidArgument(
+            f"webhook {name}: give user and password as a header, authorization, not in the URL"
+        )
+    return parts
+
+
+def _checked_headers(name: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """Raises InvalidArgument without showing a value."""
+    for header, value in headers.items():
+        lower = header.lower()
+        if not HEADER.fullmatch(header) or not (value.isascii() and value.isprintable()):
+            raise InvalidArgument(
+                f"webhook {name}: header {header!r} or its value has characters that none can have"
+            )
+        if lower in OURS or lower.startswith("webhook-"):
+            raise InvalidArgument(f"webhook {name}: the header {header} is set by the webhook itself")
+    return {header.lower(): value for header, value in headers.items()}
