@@ -67,6 +67,8 @@ comment on table topology._pico_bucket is
     'Ranges of buckets and the replicaset that owns each: target_replicaset_name once a range is copied, until then '
     'current_replicaset_name. A target of null means the current one.';
 
+create index pico_bucket_unsettled on topology._pico_bucket (tier_name, bucket_id_start) where state <> 'active';
+
 create table topology.term (
     term bigint primary key check (term > 0),
     system_identifier bigint not null,
