@@ -1,4 +1,4 @@
-"""A relay in a process of its own, as ``airflow pgchange topology-relay`` runs one, without Airflow's seconds to start."""
+"""A relay in a process of its own, as ``airflow pgchange topology-relay`` is one, without Airflow to start first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who may connect to the relay: SCRAM-SHA-256 verifiers as PostgreSQL keeps them, and the exchange that proves one."""
+"""Who may connect to the relay: SCRAM-SHA-256 verifiers as PostgreSQL keeps them, and the exchange that proves one.
+
+PostgreSQL's clients send an empty name within SCRAM, which libraries for the server's side refuse.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,22 @@ import hmac
 import re
 import secrets
 import shlex
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from scramp import ScramException, ScramMechanism
 
 from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
 
 PLAIN, BOUND = "SCRAM-SHA-256", "SCRAM-SHA-256-PLUS"
 BASE64 = r"([A-Za-z0-9+/]+={0,2})"
 VERIFIER = re.compile(rf"SCRAM-SHA-256\$(\d+):{BASE64}\${BASE64}:{BASE64}")
+
+NONCE = r"[!-+\--~]+"
+FIRST = re.compile(rf"((n|y|p=[A-Za-z0-9.-]+),,)(n=[^,]*,r=({NONCE})(?:,.*)?)")
+FINAL = re.compile(rf"(c=([A-Za-z0-9+/=]+),r=({NONCE})(?:,.*)?),p=([A-Za-z0-9+/]{{43}}=)")
+BINDINGS = ("p=tls-server-end-point",)
+NO_BINDINGS = ("n", "y")
 
 
 @dataclass(frozen=True)
@@ -76,36 +83,46 @@ def read_users(path: Path) -> Users:
 
 
 class Exchange:
-    """One client's proof. ``certificate`` is the server's own, in PEM, where the connection is encrypted."""
+    """One client's proof, as RFC 5802 has it. ``binding`` stands for the server's certificate where the connection is
+    encrypted: a client that has seen another one has somebody between us."""
 
-    def __init__(self, users: Users, user: str, certificate: str | None) -> None:
+    def __init__(self, users: Users, user: str, binding: bytes | None) -> None:
         self._verifier = users.verifier(user)
         self._user = user
-        self._binding = None if certificate is None else ("tls-server-end-point", certificate)
-        self.mechanisms = (PLAIN,) if certificate is None else (BOUND, PLAIN)
+        self._binding = binding
+        self.mechanisms = (PLAIN,) if binding is None else (BOUND, PLAIN)
 
     def first(self, mechanism: str, message: str) -> str:
         """The answer to the client's first message. Raises ClientRefused."""
         if mechanism not in self.mechanisms:
             raise ClientRefused("28000", f"{mechanism!r} was not offered: use {self.mechanisms[0]}")
-        known = self._verifier
-        try:
-            self._server = ScramMechanism(mechanism).make_server(
-                lambda _: (known.salt, known.stored_key, known.server_key, known.iterations),
-                channel_binding=self._binding,
+        found = FIRST.fullmatch(message)
+        if found is None:
+            raise ClientRefused("08P01", "a first message of SCRAM that is none")
+        header, flag, self._bare, nonce = found.groups()
+        if flag not in (BINDINGS if mechanism == BOUND else NO_BINDINGS):
+            raise ClientRefused("28000", f"{mechanism} cannot be used with the channel binding {flag!r}")
+        if flag == "y" and self._binding is not None:
+            raise ClientRefused(
+                "28000", "somebody has hidden from the client that channels can be bound here"
             )
-            self._server.set_client_first(message)
-            return str(self._server.get_server_first())
-        except ScramException as error:
-            raise self._failed() from error
+        self._bound = header.encode() + ((self._binding or b"") if mechanism == BOUND else b"")
+        self._nonce = nonce + secrets.token_urlsafe(18)
+        known = self._verifier
+        self._told = f"r={self._nonce},s={b64encode(known.salt).decode()},i={known.iterations}"
+        return self._told
 
     def final(self, message: str) -> str:
         """The answer to the client's proof. Raises ClientRefused where it proves nothing."""
-        try:
-            self._server.set_client_final(message)
-            return str(self._server.get_server_final())
-        except ScramException as error:
-            raise self._failed() from error
-
-    def _failed(self) -> ClientRefused:
-        return ClientRefused("28P01", f'password authentication failed for user "{self._user}"')
+        found = FINAL.fullmatch(message)
+        if found is None:
+            raise ClientRefused("08P01", "a last message of SCRAM that is none")
+        said, bound, nonce, proof = found.groups()
+        signed = f"{self._bare},{self._told},{said}".encode()
+        signature = hmac.digest(self._verifier.stored_key, signed, "sha256")
+        key = bytes(a ^ b for a, b in zip(b64decode(proof), signature, strict=True))
+        proved = hmac.compare_digest(hashlib.sha256(key).digest(), self._verifier.stored_key)
+        # In one: nobody learns which of them was wrong.
+        if not (proved and nonce == self._nonce and bound == b64encode(self._bound).decode()):
+            raise ClientRefused("28P01", f'password authentication failed for user "{self._user}"')
+        return "v=" + b64encode(hmac.digest(self._verifier.server_key, signed, "sha256")).decode()

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, cast
 
 from airflow_pgchange.feeds.errors import ClientRefused
 from airflow_pgchange.topology import replies
+from airflow_pgchange.topology.encryption import Encryption
 from airflow_pgchange.topology.raft import Raft
 from airflow_pgchange.topology.session import Send, Session, State, Wish
 
@@ -37,20 +36,6 @@ class Limits:
     startup_seconds: float = 10.0
     backlog_bytes: int = 16 * 1024 * 1024
     stalled_seconds: float = 30.0
-
-
-@dataclass(frozen=True)
-class Encryption:
-    """The server's side of TLS. ``certificate`` is its own, in PEM: clients bind their proof to it."""
-
-    context: ssl.SSLContext
-    certificate: str
-
-    @classmethod
-    def load(cls, certificate: Path, key: Path) -> Encryption:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate, key)
-        return cls(context, certificate.read_text())
 
 
 class Keeper(Protocol):
@@ -83,6 +68,7 @@ class Connection(asyncio.Protocol):
         self._peer = "?"
         self._timer: asyncio.TimerHandle | None = None
         self._encrypting: asyncio.Task[None] | None = None
+        self._early = b""
 
     def __str__(self) -> str:
         who = f", user {self._session.user!r:.100}" if self._session.user else ""
@@ -96,7 +82,11 @@ class Connection(asyncio.Protocol):
         self._after(self._limits.startup_seconds, self._late)
 
     def data_received(self, data: bytes) -> None:
-        self._follow(self._session.receive(data))
+        if self._encrypting is not None:
+            # asyncio hands over what came encrypted before it hands over what can answer so.
+            self._early += data
+        else:
+            self._follow(self._session.receive(data))
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -158,6 +148,7 @@ class Connection(asyncio.Protocol):
                 elif step is Wish.REGISTER:
                     self._keeper.arrived(self)
                 elif step is Wish.ENCRYPT:
+                    self._transport.pause_reading()
                     self._encrypting = asyncio.get_running_loop().create_task(self._encrypt())
                 else:
                     self._leave()
@@ -170,7 +161,6 @@ class Connection(asyncio.Protocol):
         if self._encryption is None:
             return
         plain, loop = self._transport, asyncio.get_running_loop()
-        plain.pause_reading()
         try:
             encrypted = await loop.start_tls(
                 plain,
@@ -187,6 +177,8 @@ class Connection(asyncio.Protocol):
             self.connection_lost(None)
         else:
             self._take(encrypted)
+            self._encrypting = None
+            self.data_received(self._early)
 
     def _take(self, transport: asyncio.Transport) -> None:
         self._transport = transport

@@ -15,7 +15,8 @@ from airflow_pgchange.feeds.errors import ClientRefused, ServerUnavailable
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.auth import Users
 from airflow_pgchange.topology.catalogue import MOST_EVENTS, Catalogue, Logged
-from airflow_pgchange.topology.connection import Connection, Encryption, Limits, cut
+from airflow_pgchange.topology.connection import Connection, Limits, cut
+from airflow_pgchange.topology.encryption import Encryption
 from airflow_pgchange.topology.raft import Raft
 from airflow_pgchange.topology.session import Session
 
@@ -91,10 +92,16 @@ class Relay:
 
     def _accept(self) -> asyncio.Protocol:
         number = next(self._numbers)
-        if len(self._open) >= self._limits.clients:
-            return _TooMany(number, self._limits.clients)
-        certificate = None if self._encryption is None else self._encryption.certificate
-        session = Session(number, self._users, certificate)
+        full = len(self._open) >= self._limits.clients
+        session = Session(
+            number,
+            self._users,
+            encrypts=self._encryption is not None,
+            binding=None if self._encryption is None else self._encryption.binding,
+            refusal=ClientRefused("53300", f"there are {self._limits.clients} clients already")
+            if full
+            else None,
+        )
         connection = Connection(number, session, self, self._limits, self._encryption)
         self._open.add(connection)
         self._empty.clear()
@@ -176,21 +183,3 @@ class Relay:
         with suppress(TimeoutError):
             async with asyncio.timeout(PARTING):
                 await self._empty.wait()
-
-
-class _TooMany(asyncio.Protocol):
-    """A client that finds the relay full: told so at once, whatever it was going to say."""
-
-    def __init__(self, number: int, most: int) -> None:
-        self._number = number
-        self._most = most
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        log.warning("client %s: let go: there are %s clients already", self._number, self._most)
-        if isinstance(transport, asyncio.WriteTransport):
-            transport.write(
-                replies.error(
-                    "53300", f"there are {self._most} clients already", "try again later", fatal=True
-                )
-            )
-            transport.close()

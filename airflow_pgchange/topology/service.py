@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import ssl
 from pathlib import Path
 
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.topology.auth import read_users
 from airflow_pgchange.topology.catalogue import Catalogue
-from airflow_pgchange.topology.connection import Encryption, Limits
+from airflow_pgchange.topology.connection import Limits
+from airflow_pgchange.topology.encryption import Encryption, load_encryption
 from airflow_pgchange.topology.relay import Relay
 
 
@@ -60,7 +60,4 @@ def _encryption(certificate: Path | None, key: Path | None) -> Encryption | None
         return None
     if certificate is None or key is None:
         raise InvalidArgument("TLS needs both --tls-cert and --tls-key")
-    try:
-        return Encryption.load(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidArgument(f"{certificate} and {key} are no certificate and its key: {error}") from error
+    return load_encryption(certificate, key)

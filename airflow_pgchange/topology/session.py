@@ -51,14 +51,25 @@ class State(Enum):
 
 
 class Session:
-    """``users`` None trusts everybody. ``certificate`` is the server's, in PEM, where it can encrypt."""
+    """``users`` None trusts everybody. ``encrypts`` is whether TLS is there to be asked for, ``binding`` stands for its
+    certificate. ``refusal`` is for a client that is not wanted: it is told so when it can hear it."""
 
-    def __init__(self, number: int, users: Users | None, certificate: str | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        users: Users | None,
+        *,
+        encrypts: bool = False,
+        binding: bytes | None = None,
+        refusal: ClientRefused | None = None,
+    ) -> None:
         self.user = ""
         self.state = State.STARTUP
         self._number = number
         self._users = users
-        self._certificate = certificate
+        self._encrypts = encrypts
+        self._binding = binding
+        self._refusal = refusal
         self._encrypted = False
         self._frames = Frames()
         self._queries = Queries()
@@ -96,7 +107,7 @@ class Session:
         if len(self._frames):
             # They may come from somebody between us and the client, who could not have written them after TLS.
             raise ClientRefused("08P01", "bytes between a request for encryption and its answer")
-        if packet.code == SSL and self._certificate is not None and not self._encrypted:
+        if packet.code == SSL and self._encrypts and not self._encrypted:
             self._encrypted = True
             yield Send(b"S")
             yield Wish.ENCRYPT
@@ -104,6 +115,8 @@ class Session:
             yield Send(b"N")
 
     def _begin(self, packet: Startup) -> Iterator[Send | Wish]:
+        if self._refusal is not None:
+            raise self._refusal
         check_word(packet.parameters)
         self.user = packet.parameters.get("user", "")
         if not self.user:
@@ -115,7 +128,7 @@ class Session:
             yield from self._register()
             return
         self.state = State.PROVING
-        self._exchange = Exchange(self._users, self.user, self._certificate if self._encrypted else None)
+        self._exchange = Exchange(self._users, self.user, self._binding if self._encrypted else None)
         yield Send(replies.sasl(self._exchange.mechanisms))
 
     def _message(self, kind: bytes, body: bytes) -> Iterator[Send | Wish]:
