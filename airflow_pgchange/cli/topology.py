@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import Namespace
-from dataclasses import replace
 
 import psycopg
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
@@ -25,8 +24,8 @@ def relay(args: Namespace) -> None:
         format="%(asctime)s %(levelname)s %(message)s",
         force=True,
     )
-    limits = Limits() if args.max_clients is None else replace(Limits(), clients=args.max_clients)
     try:
+        limits = Limits() if args.max_clients is None else Limits(clients=args.max_clients)
         service.run(
             conninfo(args),
             args.listen,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.encryption import Encryption
 from airflow_pgchange.topology.raft import Raft
@@ -36,6 +36,10 @@ class Limits:
     startup_seconds: float = 10.0
     backlog_bytes: int = 16 * 1024 * 1024
     stalled_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise InvalidArgument(f"a relay has room for at least 1 client, not for {self.clients}")
 
 
 class Keeper(Protocol):
