@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import psycopg
 
-from airflow_pgchange.feeds.errors import ClientRefused, ServerUnavailable
+from airflow_pgchange.feeds.errors import ClientRefused, PgChangeError, ServerUnavailable
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.auth import Users
 from airflow_pgchange.topology.catalogue import MOST_EVENTS, Catalogue, Logged
@@ -56,6 +56,7 @@ class Relay:
         self._called = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._logged = ""
         self._term = 0
         self._at = Raft(0, 0)
 
@@ -116,16 +117,22 @@ class Relay:
                 reached = True
                 while True:
                     await self._round()
-            except (ServerUnavailable, psycopg.OperationalError) as error:
-                log.warning("the catalogue is lost, and is looked for: %s", str(error).strip())
-            except Exception as error:
+            except (PgChangeError, psycopg.Error) as error:
                 # While a server is restored it may lack what it had and will have again.
-                if not reached:
+                lost = isinstance(error, ServerUnavailable | psycopg.OperationalError)
+                if not (lost or reached):
                     raise
-                log.error("the catalogue cannot be read, and is tried again: %s", str(error).strip())
+                self._trouble(f"{type(error).__name__}: {str(error).strip()}")
             await asyncio.sleep(RETRY)
 
+    def _trouble(self, text: str) -> None:
+        """Log what is wrong with the catalogue once, however often it is tried."""
+        if text != self._logged:
+            log.warning("the catalogue is lost, and is looked for: %s", text)
+        self._logged = text
+
     async def _begin(self, term: int) -> None:
+        self._logged = ""
         if term == self._term:
             log.info("the catalogue is back, in the same term %s", term)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import random
 import socket
 import struct
 import threading
@@ -74,7 +74,7 @@ def many_buckets(connection, count=30_000):
         PACKET[:-3] + b"\0\0\0",
         PACKET + b"Q\xff\xff\xff\xff",
         PACKET + b"!\0\0\0\4",
-        os.urandom(2000).replace(b"\0", b"\1"),
+        random.Random(1).randbytes(2000).replace(b"\0", b"\1"),
     ],
 )
 def test_what_is_malformed_is_refused_logged_once_and_troubles_nobody_else(db, catalogue, data):
@@ -235,6 +235,13 @@ def test_a_database_without_a_catalogue_is_an_error_that_says_so(bare_db):
     relay = RelayProcess(bare_db, free_port(), {})
     assert relay.stop(0) != 0
     assert "airflow pgchange install" in relay.wait_for("SchemaMissing")
+
+
+def test_an_address_that_is_taken_is_an_error_that_says_so(db, catalogue):
+    with relay_process(db) as first:
+        second = RelayProcess(db, first.port, {})
+        assert second.stop(0) != 0
+        assert f"127.0.0.1:{first.port}" in second.wait_for("InvalidArgument: nothing can listen on")
 
 
 def test_a_catalogue_that_restarted_begins_a_new_term_with_a_new_snapshot(own_database, own_cluster):

@@ -17,6 +17,7 @@ import asyncpg
 import pg8000.native
 import psycopg
 import pytest
+from psycopg import sql
 
 from airflow_pgchange.feeds.errors import ServerUnavailable
 from airflow_pgchange.topology import InstanceEvent, Topology, TopologyClient
@@ -278,7 +279,7 @@ def test_the_certificate_can_be_verified(db, catalogue, secured):
         assert len(client.topology.instances) == 4
 
 
-async def test_a_large_snapshot_comes_whole_over_tls(db, catalogue, secured):
+def test_a_large_snapshot_comes_whole_over_tls(db, catalogue, secured):
     catalogue.execute(
         "delete from topology._pico_bucket; insert into topology._pico_bucket "
         "select 'default', 2 * n, 2 * n, 'active', 'r1', 'r1' from generate_series(0, 29999) as n"
@@ -308,6 +309,14 @@ def test_a_stopped_relay_tells_its_clients_and_ends_cleanly(relay, number):
         with pytest.raises(ServerUnavailable, match="the relay is stopping"):
             client.receive(30)
     assert relay.lines[-1].endswith("stopped")
+
+
+def test_the_relay_needs_no_more_than_to_read(catalogue, role):
+    reader = role("relay")
+    catalogue.execute(sql.SQL("select topology.grant_reader({})").format(reader.name))
+    with relay_process(reader.conninfo) as relay, TopologyClient(relay.conninfo()) as client:
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+        assert len(client.receive(30)) == 1
 
 
 def test_tls_is_refused_where_the_relay_has_none(relay):
