@@ -14,6 +14,7 @@ from airflow_pgchange.feeds import consumers, groups
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.event import EventFeed
+from airflow_pgchange.feeds.topology import TopologyFeed
 
 
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
@@ -60,7 +61,7 @@ def status(args: Namespace) -> Rows:
 @command(DONE)
 def skip(args: Namespace) -> Rows:
     worker = _worker(args.consumer)
-    feed = _feed(args.consumer) if worker is None else None
+    feed = _skippable(args.consumer) if worker is None else None
     with both(args) as (results, source):
         if feed is not None:
             skipped = consumers.skip(results, source, feed, args.reason)
@@ -132,6 +133,12 @@ def _worker(name: str) -> tuple[str, int] | None:
     if not tube or not worker.isdigit():
         raise InvalidArgument(f"{name!r} is no worker of a tube: write it as status names it, tube:copies/0")
     return tube, int(worker)
+
+
+def _skippable(name: str) -> CommitFeed | EventFeed | TopologyFeed:
+    if name.startswith("topology:"):
+        return TopologyFeed(name.removeprefix("topology:"))
+    return _feed(name)
 
 
 def _feed(name: str) -> CommitFeed | EventFeed:

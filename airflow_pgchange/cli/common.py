@@ -54,7 +54,12 @@ def command(nothing: str) -> Callable[[Callable[[Namespace], Rows]], Callable[[N
 
 def database(args: Namespace) -> Database:
     """An open connection to the database that the options name."""
-    return connect(_conninfo(args.conn_id, args.dsn, "--conn-id", "--dsn"), primary=True)
+    return connect(conninfo(args), primary=True)
+
+
+def conninfo(args: Namespace) -> str:
+    """The connection string of the database that the options name."""
+    return _conninfo(args.conn_id, args.dsn, "--conn-id", "--dsn")
 
 
 @contextmanager
@@ -65,8 +70,8 @@ def both(args: Namespace) -> Iterator[tuple[Database, Database]]:
         if args.source_conn_id is None and args.source_dsn is None:
             yield results, results
         else:
-            conninfo = _conninfo(args.source_conn_id, args.source_dsn, "--source-conn-id", "--source-dsn")
-            yield results, opened.enter_context(connect(conninfo, primary=True))
+            source = _conninfo(args.source_conn_id, args.source_dsn, "--source-conn-id", "--source-dsn")
+            yield results, opened.enter_context(connect(source, primary=True))
 
 
 def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from airflow.cli.cli_config import (
@@ -35,6 +36,13 @@ LETTERS = _arg("ids", nargs="*", type=int, metavar="letter", help="numbers of le
 OF_CONSUMER = _arg("--consumer", help="letters of this consumer, as status names it: delays/0, tube:copies/0")
 OLDER_THAN = _arg("--older-than", help="letters given up longer ago, as a PostgreSQL interval: '7 days'")
 YES = _arg("-y", "--yes", action="store_true", help="do not ask")
+
+LISTEN = _arg("--listen", default="127.0.0.1:4327", help="address and port for clients; default: %(default)s")
+USERS = _arg("--users", type=Path, help="who may connect: a file of names and SCRAM-SHA-256 verifiers")
+TRUST = _arg("--trust", action="store_true", help="or everybody may, without a password")
+TLS_CERT = _arg("--tls-cert", type=Path, help="certificate for clients that want TLS, in PEM")
+TLS_KEY = _arg("--tls-key", type=Path, help="and its key")
+MAX_CLIENTS = _arg("--max-clients", type=int, help="how many may be connected at once; default: 5000")
 
 WHERE = (CONN_ID, DSN)
 WHERE_BOTH = (CONN_ID, DSN, SOURCE_CONN_ID, SOURCE_DSN)
@@ -119,6 +127,12 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 ),
                 _command("move", "Move a consumer to another point", *WHERE_BOTH, CONSUMER, TO, YES),
                 _command("drop", "Forget a consumer", *WHERE_BOTH, CONSUMER, YES),
+                ActionCommand(
+                    name="topology-relay",
+                    help="Tell clients of the topology, until it is stopped",
+                    func=lazy_load_command("airflow_pgchange.cli.topology.relay"),
+                    args=(*WHERE, LISTEN, USERS, TRUST, TLS_CERT, TLS_KEY, MAX_CLIENTS, ARG_VERBOSE),
+                ),
                 _command("trim", "Remove history that every consumer has processed", *WHERE, KEEP, YES),
             ),
         )

@@ -129,6 +129,15 @@ class PublisherFull(PgChangeError):
     """As many events wait to be published as the publisher may keep. Put fewer, wait, or give it more memory."""
 
 
+class ClientRefused(PgChangeError):
+    """A client that the topology relay does not serve: it is told why and, in ``hint``, what to do, and let go."""
+
+    def __init__(self, sqlstate: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.hint = hint
+
+
 class HandlerFailed(PgChangeError):
     """A handler that is not to be tried again failed, or its calls do not end. Mend it; its events come again."""
 

@@ -94,6 +94,15 @@ class TopologyFeed:
     def ack(self, batch: Batch) -> sql.Composed:
         return select("topology.ack", self.consumer_id, batch.to_json())
 
+    def in_work(self, position: Position) -> sql.Composed:
+        return select("topology.in_work", self.consumer_id, position)
+
+    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
+        return select("topology.note_failure", self.consumer_id, batch.to_json(), error)
+
+    def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
+        return select("topology.skip", self.consumer_id, row, reason)
+
     def _changes(self, part: Slice) -> sql.Composed:
         columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns)
         return sql.SQL("select {} from {}").format(columns, call("topology.changes", part.after, part.upto))

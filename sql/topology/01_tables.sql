@@ -67,6 +67,8 @@ comment on table topology._pico_bucket is
     'Ranges of buckets and the replicaset that owns each: target_replicaset_name once a range is copied, until then '
     'current_replicaset_name. A target of null means the current one.';
 
+create index pico_bucket_unsettled on topology._pico_bucket (tier_name, bucket_id_start) where state <> 'active';
+
 create table topology.term (
     term bigint primary key check (term > 0),
     system_identifier bigint not null,
@@ -113,11 +115,13 @@ create table topology.claim (
     after_index bigint not null,
     term bigint not null,
     index bigint not null,
+    error text,
     claimed_at timestamptz not null default clock_timestamp()
 );
 comment on table topology.claim is
     'The batch that each feed claimed last, at the source: what a retry works on again, and the mark that shows whether this '
-    'cluster still has all that the feed saw. after_* is where the batch begins, term and index where it ends.';
+    'cluster still has all that the feed saw. after_* is where the batch begins, term and index where it ends. error is what '
+    'the attempt failed on.';
 
 create table topology.trimmed (
     term bigint not null,

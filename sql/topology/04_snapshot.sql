@@ -17,23 +17,39 @@ create function topology.snapshot() returns table (event json)
 language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
+    -- Joined and built here: a call of the functions that make one event would cost more than all the rest of a row.
     with at as materialized (
-        select n.term, n.index, statement_timestamp() as taken_at from topology.now_at() as n
+        select to_char(statement_timestamp() at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"') as taken_at,
+               json_build_object('term', n.term, 'index', n.index) as raft
+        from topology.now_at() as n
     ), picture as (
-        select 1 as part, r.name as place, 0::bigint as number,
-               ('replace', 'replicaset', topology.master_fields(r))::topology.change as change
+        select 1 as part, r.name as place, 0::bigint as number, json_build_object(
+                   'op', 'replace', 'map', 'replicaset', 'timestamp', at.taken_at, 'raft', at.raft,
+                   'replicaset_uuid', r.uuid, 'current_master_uuid', m.uuid) as event
         from topology._pico_replicaset as r
+        cross join at
+        left join topology._pico_instance as m on m.name = r.current_master_name
         union all
-        select 2, '', i.raft_id, ('replace', 'instance', topology.instance_fields(i))::topology.change
+        select 2, '', i.raft_id, json_build_object(
+                   'op', 'replace', 'map', 'instance', 'timestamp', at.taken_at, 'raft', at.raft,
+                   'tier', i.tier, 'replicaset_uuid', r.uuid, 'instance_uuid', i.uuid,
+                   'current_state', i.current_state ->> 0, 'address', a.address)
         from topology._pico_instance as i
+        cross join at
+        left join topology._pico_replicaset as r on r.name = i.replicaset_name
+        left join topology._pico_peer_address as a on a.raft_id = i.raft_id and a.connection_type = 'pgproto'
         union all
-        select 3, b.tier_name, b.bucket_id_start, ('replace', 'bucket', topology.bucket_fields(b))::topology.change
+        select 3, b.tier_name, b.bucket_id_start, json_build_object(
+                   'op', 'replace', 'map', 'bucket', 'timestamp', at.taken_at, 'raft', at.raft,
+                   'tier', b.tier_name, 'state', b.state,
+                   'bucket_id', json_build_object('start', b.bucket_id_start, 'end', b.bucket_id_end),
+                   'current_replicaset_uuid', r.uuid)
         from topology._pico_bucket as b
+        cross join at
+        left join topology._pico_replicaset as r on r.name = b.current_replicaset_name
         where b.state = 'active'
     )
-    select topology.event(p.change, at.taken_at, at.term, at.index)
-    from picture as p cross join at
-    order by p.part, p.place, p.number
+    select json_strip_nulls(p.event) from picture as p order by p.part, p.place, p.number
 $$;
 comment on function topology.snapshot() is
     'The catalogue as events, replicasets before instances before active buckets, all with the (term, index) of the last event '
@@ -42,6 +58,8 @@ comment on function topology.snapshot() is
 create function topology.unsettled() returns boolean
 language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
+-- There is an index of what is on its way; without statistics every range would be looked at instead.
+set enable_seqscan = off
 as $$
     select exists (select from topology._pico_bucket as b where b.state <> 'active')
 $$;

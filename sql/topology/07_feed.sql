@@ -44,14 +44,20 @@ comment on function topology.register(text) is 'Make a consumer, at the beginnin
 
 create function topology.position(consumer_id text) returns jsonb
 language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
+set search_path = pg_catalog, topology, dead_letter, pg_temp
 as $$
     select jsonb_build_object(
         'schema', (select max(i.version) from topology.installed as i),
-        'consumer', c.consumer_id, 'version', c.version, 'term', c.term, 'index', c.index, 'source', c.source)
+        'consumer', c.consumer_id, 'version', c.version, 'term', c.term, 'index', c.index, 'source', c.source,
+        'letter', (
+            select jsonb_build_object('id', l.id, 'batch', l.content)
+            from dead_letter.letter as l
+            where l.consumer = 'topology:' || c.consumer_id and l.kind = 'topology' and l.on_its_way
+            order by l.sent_at, l.id
+            limit 1))
     from topology.consumer as c where c.consumer_id = "position".consumer_id
 $$;
-comment on function topology.position(text) is 'How far a consumer has come; null for one that has not begun.';
+comment on function topology.position(text) is 'How far a consumer has come, and the dead letter that it has before it; null for one that has not begun.';
 
 create function topology.system_identifier() returns bigint
 language sql stable security definer
@@ -94,6 +100,7 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     counted bigint;
+    sent bigint := coalesce(("position" -> 'letter' -> 'batch' ->> 'count')::bigint, 0);
     oldest timestamptz;
 begin
     if upto < 0 then
@@ -108,12 +115,13 @@ begin
         limit upto::bigint + 1
     ) as u;
     return jsonb_build_object(
-        'ready', counted, 'ready_exact', counted <= upto, 'ready_age', extract(epoch from clock_timestamp() - oldest),
+        'ready', counted + sent, 'ready_exact', counted <= upto, 'ready_age', extract(epoch from clock_timestamp() - oldest),
         'waiting', 0, 'waiting_exact', true, 'waiting_age', null, 'faults', 0);
 end
 $$;
 comment on function topology.lag(jsonb, integer) is
-    'How many events a consumer has to process, exact up to a number, beyond it at least one more. None ever waits.';
+    'How many events a consumer has to process, exact up to a number, beyond it at least one more, and those of a '
+    'dead letter on its way. None ever waits.';
 
 create function topology.pending(consumer_id text, "position" jsonb) returns topology.claim
 language sql stable security definer
@@ -123,8 +131,10 @@ as $$
     where c.consumer_id = pending.consumer_id
       and c.from_version = ("position" ->> 'version')::bigint
       and (c.after_term, c.after_index) = (("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint)
+      and (c.batch -> 'bounds' -> 'letter' is null
+           or c.batch -> 'bounds' -> 'letter' = "position" -> 'letter' -> 'id')
 $$;
-comment on function topology.pending(text, jsonb) is 'The claim that a consumer has not acked yet, if there is one.';
+comment on function topology.pending(text, jsonb) is 'The claim that a consumer has not acked yet, if there is one; that of a dead letter while the letter is to be sent.';
 
 create function topology.slices(after_term bigint, after_index bigint, max_changes integer) returns jsonb
 language sql stable security definer

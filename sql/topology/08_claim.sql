@@ -1,5 +1,23 @@
 -- The batch of a consumer: claimed at the source, read there, acked with the results.
 
+create function topology.next_batch(consumer_id text, at bigint[], max_changes integer) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select jsonb_build_object(
+        'id', md5(concat_ws('|', 'topology', topology.system_identifier(), consumer_id, at, s.slices -> -1 -> 'upto'))::uuid,
+        'count', (select sum((n ->> 'count')::bigint) from jsonb_array_elements(s.slices) as n),
+        'slices', s.slices,
+        'bounds', jsonb_build_object(
+            'after', to_jsonb(at), 'upto', s.slices -> -1 -> 'upto', 'source', topology.system_identifier()::text),
+        'lsn', pg_current_wal_insert_lsn(),
+        'oldest', (select min(l.written_at) from topology.events(at[1], at[2], 1) as e join topology.log as l using (term, index)))
+    from topology.slices(at[1], at[2], max_changes) as s(slices)
+    where s.slices is not null
+$$;
+comment on function topology.next_batch(text, bigint[], integer) is
+    'What a consumer has to process next, behind an event; null where there is nothing.';
+
 create function topology.claim(consumer_id text, "position" jsonb, max_changes integer, max_attempts integer default null)
 returns jsonb
 language plpgsql volatile security definer
@@ -10,7 +28,6 @@ declare
     at bigint[] := array[("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint];
     mark topology.claim;
     known bigint;
-    slices jsonb;
     gone topology.trimmed;
     last_one jsonb;
     batch jsonb;
@@ -40,21 +57,18 @@ begin
             message = format('events up to (%s, %s) were trimmed, which topology:%s has not processed', gone.term, gone.index, consumer_id),
             hint = 'move it: airflow pgchange move';
     end if;
-    slices := topology.slices(at[1], at[2], max_changes);
-    if slices is null then
-        return null;
-    end if;
-    last_one := slices -> -1 -> 'upto';
     known := greatest(began_at, coalesce((select c.version from topology.claim as c where c.consumer_id = claim.consumer_id), 0)) + 1;
-    batch := jsonb_build_object(
-        'id', md5(concat_ws('|', 'topology', topology.system_identifier(), consumer_id, at, last_one))::uuid,
-        'version', known, 'attempt', 1,
-        'count', (select sum((s ->> 'count')::bigint) from jsonb_array_elements(slices) as s),
-        'slices', slices,
-        'bounds', jsonb_build_object(
-            'from_version', began_at, 'after', to_jsonb(at), 'upto', last_one, 'source', topology.system_identifier()::text),
-        'lsn', pg_current_wal_insert_lsn(),
-        'oldest', (select min(l.written_at) from topology.events(at[1], at[2], 1) as e join topology.log as l using (term, index)));
+    if jsonb_typeof("position" -> 'letter') = 'object' then
+        batch := topology.letter_batch("position") || jsonb_build_object('version', known, 'attempt', 1);
+        last_one := to_jsonb(at);
+    else
+        batch := topology.next_batch(consumer_id, at, max_changes) || jsonb_build_object('version', known, 'attempt', 1);
+        if batch is null then
+            return null;
+        end if;
+        batch := jsonb_set(batch, '{bounds,from_version}', to_jsonb(began_at));
+        last_one := batch -> 'bounds' -> 'upto';
+    end if;
     insert into topology.claim as c (
         consumer_id, version, from_version, batch_id, attempt, batch, after_term, after_index, term, index)
     values (claim.consumer_id, known, began_at, (batch ->> 'id')::uuid, 1, batch, at[1], at[2],
@@ -62,12 +76,13 @@ begin
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id, attempt = 1,
         batch = excluded.batch, after_term = excluded.after_term, after_index = excluded.after_index, term = excluded.term,
-        index = excluded.index, claimed_at = clock_timestamp();
+        index = excluded.index, error = null, claimed_at = clock_timestamp();
     return batch;
 end
 $$;
 comment on function topology.claim(text, jsonb, integer, integer) is
-    'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted; '
+    'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted; that of '
+    'a dead letter that is to be sent again before the next; '
     'null when nothing is ready. Call it on the primary of the catalogue, in a transaction of its own, holding the lock.';
 
 create function topology.changes("after" bigint[], upto bigint[])
@@ -82,7 +97,7 @@ as $$
 $$;
 comment on function topology.changes(bigint[], bigint[]) is 'The events behind one, {term, index}, up to another, in order.';
 
-create function topology.ack(consumer_id text, batch jsonb) returns bigint
+create function topology.advance(consumer_id text, batch jsonb) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
@@ -95,13 +110,26 @@ begin
         index = (bounds -> 'upto' ->> 1)::bigint,
         source = (bounds ->> 'source')::bigint,
         updated_at = now()
-    where c.consumer_id = ack.consumer_id
+    where c.consumer_id = advance.consumer_id
       and c.version = (bounds ->> 'from_version')::bigint
       and (c.term, c.index) = ((bounds -> 'after' ->> 0)::bigint, (bounds -> 'after' ->> 1)::bigint);
     if not found then
         raise exception using errcode = 'PC006',
             message = format('topology:%s is not where batch %s began', consumer_id, batch ->> 'id'),
             hint = 'somebody moved the consumer; roll back and claim again';
+    end if;
+end
+$$;
+comment on function topology.advance(text, jsonb) is 'Put a consumer behind a batch, if it is where the batch began.';
+
+create function topology.ack(consumer_id text, batch jsonb) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    perform topology.advance(consumer_id, batch);
+    if batch -> 'bounds' ? 'letter' then
+        perform topology.letter_done(consumer_id, batch);
     end if;
     return (batch ->> 'version')::bigint;
 end

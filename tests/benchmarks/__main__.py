@@ -17,7 +17,18 @@ from tests.benchmarks.measure import Report
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
 """A writer pays for its commit, as it does on a server that is used."""
 
-BENCHMARKS = ("capture", "queue", "watch", "wake", "spark", "tubes", "events", "event_upkeep", "queues")
+BENCHMARKS = (
+    "capture",
+    "queue",
+    "watch",
+    "wake",
+    "spark",
+    "tubes",
+    "events",
+    "event_upkeep",
+    "queues",
+    "topology",
+)
 
 
 def main(names: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, TubeFeed
 from airflow_pgchange.schema import SYSTEMS
+from airflow_pgchange.topology import TopologyClient
+from demo.postgres import free_port
 from tests.events import publish, subscribe
+from tests.topology import make_catalogue
 from tests.tubes import attach, make
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -310,3 +314,45 @@ def test_a_group_whose_source_lost_its_tail_is_shown_as_held_back(
     (found,) = pgchange("status", "--dsn", db, "--source-dsn", other_db)
     assert found["ready"] is None
     assert "lost its latest transactions" in found["held_back_by"]
+
+
+def test_the_topology_relay_serves_until_it_is_stopped(db: str) -> None:
+    with psycopg.connect(db, autocommit=True) as connection:
+        make_catalogue(connection)
+    port = free_port()
+    process = subprocess.Popen(
+        ["airflow", "pgchange", "topology-relay", "--dsn", db, "--listen", f"127.0.0.1:{port}", "--trust"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        while "in term" not in (line := process.stderr.readline()):
+            assert line, "it ended before it served"
+        with TopologyClient(f"host=127.0.0.1 port={port} user=ann dbname=any") as client:
+            assert client.topology.owner("default", 1) == "uuid-r1"
+        process.terminate()
+        assert "stopped" in process.communicate(timeout=60)[1]
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "say who may connect"),
+        (["--trust", "--listen", "4327"], "no address to listen on"),
+        (["--trust", "--tls-cert", "cert.pem"], "both --tls-cert and --tls-key"),
+        (["--trust", "--tls-cert", "none.pem", "--tls-key", "none.pem"], "no certificate and its key"),
+        (["--users", "none"], "cannot be read"),
+        (["--users", "none", "--trust"], "say who may connect"),
+        (["--trust", "--max-clients", "0"], "at least 1"),
+    ],
+)
+def test_a_topology_relay_that_cannot_serve_says_why(db: str, options: list[str], reason: str) -> None:
+    args = get_parser().parse_args(["pgchange", "topology-relay", "--dsn", db, *options])
+    with pytest.raises(SystemExit) as caught:
+        args.func(args)
+    assert reason in failed(caught)

@@ -31,7 +31,8 @@ begin
             topology.position(text), topology.system_identifier(), topology.check_position(jsonb),
             topology.lag(jsonb, integer), topology.pending(text, jsonb), topology.slices(bigint, bigint, integer),
             topology.claim(text, jsonb, integer, integer), topology.changes(bigint[], bigint[]), topology.ack(text, jsonb),
-            topology.point(), topology.passed(jsonb, jsonb), topology.status(integer), topology.mark(text)
+            topology.point(), topology.passed(jsonb, jsonb), topology.status(integer), topology.mark(text),
+            topology.note_failure(text, jsonb, text), topology.in_work(text, jsonb), topology.skip(text, jsonb, text)
             to %1$s
     $grants$, role);
 end
@@ -49,9 +50,11 @@ begin
         grant select on topology.claim, topology.trimmed to %1$s;
         grant execute on function
             topology.adopt_mark(text, jsonb), topology.move_consumer(text, jsonb), topology.drop_consumer(text),
-            topology.trim_log(interval)
+            topology.trim_log(interval), topology.letter_rights(jsonb), topology.check_letter(jsonb, jsonb),
+            topology.send_again(bigint)
             to %1$s
     $grants$, role);
+    perform dead_letter.grant_keeper(role);
 end
 $$;
 comment on function topology.grant_keeper(regrole) is 'Let a role look after consumers: repair, move, drop, trim the log.';

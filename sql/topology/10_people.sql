@@ -60,6 +60,38 @@ comment on function topology.status(integer) is
     'Every consumer whose progress is here: how far it is behind, whether it is at work, and its batch in work. Where its '
     'catalogue is elsewhere, or a person must decide first, held_back_by says so.';
 
+create function topology.skip(consumer_id text, batch jsonb, reason text) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, dead_letter, pg_temp
+as $$
+declare
+    letter bigint := (batch -> 'bounds' ->> 'letter')::bigint;
+    tried integer := coalesce((batch ->> 'attempt')::integer, 1);
+begin
+    perform topology.take_idle(consumer_id);
+    if coalesce(trim(reason), '') = '' then
+        raise invalid_parameter_value using message = 'say why the batch is skipped';
+    end if;
+    perform topology.advance(consumer_id, batch);
+    if letter is null then
+        return dead_letter.write(
+            'topology', 'topology:' || consumer_id, topology.address(consumer_id), batch - array['attempt', 'error'],
+            (batch ->> 'count')::bigint, reason, batch ->> 'error', tried, (batch ->> 'id')::uuid);
+    end if;
+    update dead_letter.letter as l set
+        on_its_way = false, reason = skip.reason, error = coalesce(batch ->> 'error', l.error),
+        attempts = l.attempts + tried, given_up_by = session_user, given_up_at = clock_timestamp()
+    where l.id = letter and l.on_its_way and l.address = topology.address(skip.consumer_id);
+    if not found then
+        perform dead_letter.gone(letter);
+    end if;
+    return letter;
+end
+$$;
+comment on function topology.skip(text, jsonb, text) is
+    'Give up a claimed batch, as topology.in_work() of the source has it: it becomes a dead letter, or goes back to the one that '
+    'it was sent from, whose number is returned; the consumer goes on behind it.';
+
 create function topology.mark(consumer_id text) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
@@ -87,6 +119,7 @@ begin
         source = (mark ->> 'source')::bigint,
         updated_at = now()
     where c.consumer_id = adopt_mark.consumer_id;
+    perform topology.void_letters(consumer_id, 'its consumer was repaired, and its events come by themselves');
     return case when unacked or known.version = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
 end
 $$;
@@ -103,6 +136,7 @@ begin
     update topology.consumer as c set
         term = coalesce((point ->> 'term')::bigint, 0), index = coalesce((point ->> 'index')::bigint, 0), updated_at = now()
     where c.consumer_id = move_consumer.consumer_id;
+    perform topology.void_letters(consumer_id, 'its consumer was moved before it, and its events come by themselves');
 end
 $$;
 comment on function topology.move_consumer(text, jsonb) is
@@ -110,7 +144,7 @@ comment on function topology.move_consumer(text, jsonb) is
 
 create function topology.drop_consumer(consumer_id text) returns void
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
+set search_path = pg_catalog, topology, dead_letter, pg_temp
 as $$
 begin
     if not topology.take_lock(consumer_id) then
@@ -119,13 +153,14 @@ begin
     end if;
     delete from topology.consumer as c where c.consumer_id = drop_consumer.consumer_id;
     delete from topology.claim as c where c.consumer_id = drop_consumer.consumer_id;
+    delete from dead_letter.letter as l where l.kind = 'topology' and l.address = topology.address(drop_consumer.consumer_id);
 end
 $$;
-comment on function topology.drop_consumer(text) is 'Forget a consumer and its claim: under the same name it begins anew.';
+comment on function topology.drop_consumer(text) is 'Forget a consumer, its claim and its dead letters: under the same name it begins anew.';
 
 create function topology.trim_log(keep interval) returns text
 language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
+set search_path = pg_catalog, topology, dead_letter, pg_temp
 as $$
 declare
     gone record;
@@ -139,6 +174,11 @@ begin
         union all
         select m.after_term, m.after_index from topology.claim as m
         where not exists (select from topology.consumer as c where c.consumer_id = m.consumer_id)
+        union all
+        -- A letter at rest holds nothing back; one that is on its way is to arrive.
+        select (l.content -> 'slices' -> 0 -> 'after' ->> 0)::bigint, (l.content -> 'slices' -> 0 -> 'after' ->> 1)::bigint
+        from dead_letter.letter as l
+        where l.kind = 'topology' and l.on_its_way
     ), gone_events as (
         delete from topology.log as l
         where l.written_at < now() - keep

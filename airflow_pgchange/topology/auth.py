@@ -1,0 +1,128 @@
+"""Who may connect to the relay: SCRAM-SHA-256 verifiers as PostgreSQL keeps them, and the exchange that proves one.
+
+PostgreSQL's clients send an empty name within SCRAM, which libraries for the server's side refuse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import shlex
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
+
+PLAIN, BOUND = "SCRAM-SHA-256", "SCRAM-SHA-256-PLUS"
+BASE64 = r"([A-Za-z0-9+/]+={0,2})"
+VERIFIER = re.compile(rf"SCRAM-SHA-256\$(\d+):{BASE64}\${BASE64}:{BASE64}")
+
+NONCE = r"[!-+\--~]+"
+FIRST = re.compile(rf"((n|y|p=[A-Za-z0-9.-]+),,)(n=[^,]*,r=({NONCE})(?:,.*)?)")
+FINAL = re.compile(rf"(c=([A-Za-z0-9+/=]+),r=({NONCE})(?:,.*)?),p=([A-Za-z0-9+/]{{43}}=)")
+BINDINGS = ("p=tls-server-end-point",)
+NO_BINDINGS = ("n", "y")
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """What proves a password without being one."""
+
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Users:
+    """The users that are known, by name. Nobody learns whether a name is: a stranger's password is wrong."""
+
+    verifiers: Mapping[str, Verifier]
+    _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    def verifier(self, user: str) -> Verifier:
+        found = self.verifiers.get(user)
+        if found is not None:
+            return found
+        salt = hmac.digest(self._secret, user.encode(), hashlib.sha256)[:16]
+        return Verifier(salt, secrets.token_bytes(32), secrets.token_bytes(32), 4096)
+
+
+def read_users(path: Path) -> Users:
+    """The users of a file: a line each, the name and PostgreSQL's verifier, quoted or not; # begins a comment.
+
+    Raises InvalidArgument for a file that cannot be read, or a line that is none of this.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the file of users cannot be read: {error}") from error
+    found = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise InvalidArgument(f"{path}, line {number}: {error}") from None
+        if not words:
+            continue
+        if len(words) != 2 or (match := VERIFIER.fullmatch(words[1])) is None:
+            raise InvalidArgument(
+                f"{path}, line {number}: write a name and its SCRAM-SHA-256 verifier, as "
+                "`select rolname, rolpassword from pg_authid` shows them"
+            )
+        salt, stored_key, server_key = (b64decode(part) for part in match.groups()[1:])
+        found[words[0]] = Verifier(salt, stored_key, server_key, int(match[1]))
+    if not found:
+        raise InvalidArgument(f"{path} names no user: nobody could connect")
+    return Users(found)
+
+
+class Exchange:
+    """One client's proof, as RFC 5802 has it. ``binding`` stands for the server's certificate where the connection is
+    encrypted: a client that has seen another one has somebody between us."""
+
+    def __init__(self, users: Users, user: str, binding: bytes | None) -> None:
+        self._verifier = users.verifier(user)
+        self._user = user
+        self._binding = binding
+        self.mechanisms = (PLAIN,) if binding is None else (BOUND, PLAIN)
+
+    def first(self, mechanism: str, message: str) -> str:
+        """The answer to the client's first message. Raises ClientRefused."""
+        if mechanism not in self.mechanisms:
+            raise ClientRefused("28000", f"{mechanism!r} was not offered: use {self.mechanisms[0]}")
+        found = FIRST.fullmatch(message)
+        if found is None:
+            raise ClientRefused("08P01", "a first message of SCRAM that is none")
+        header, flag, self._bare, nonce = found.groups()
+        if flag not in (BINDINGS if mechanism == BOUND else NO_BINDINGS):
+            raise ClientRefused("28000", f"{mechanism} cannot be used with the channel binding {flag!r}")
+        if flag == "y" and self._binding is not None:
+            raise ClientRefused(
+                "28000", "somebody has hidden from the client that channels can be bound here"
+            )
+        self._bound = header.encode() + ((self._binding or b"") if mechanism == BOUND else b"")
+        self._nonce = nonce + secrets.token_urlsafe(18)
+        known = self._verifier
+        self._told = f"r={self._nonce},s={b64encode(known.salt).decode()},i={known.iterations}"
+        return self._told
+
+    def final(self, message: str) -> str:
+        """The answer to the client's proof. Raises ClientRefused where it proves nothing."""
+        found = FINAL.fullmatch(message)
+        if found is None:
+            raise ClientRefused("08P01", "a last message of SCRAM that is none")
+        said, bound, nonce, proof = found.groups()
+        signed = f"{self._bare},{self._told},{said}".encode()
+        signature = hmac.digest(self._verifier.stored_key, signed, "sha256")
+        key = bytes(a ^ b for a, b in zip(b64decode(proof), signature, strict=True))
+        proved = hmac.compare_digest(hashlib.sha256(key).digest(), self._verifier.stored_key)
+        # In one: nobody learns which of them was wrong.
+        if not (proved and nonce == self._nonce and bound == b64encode(self._bound).decode()):
+            raise ClientRefused("28P01", f'password authentication failed for user "{self._user}"')
+        return "v=" + b64encode(hmac.digest(self._verifier.server_key, signed, "sha256")).decode()

@@ -1,0 +1,237 @@
+"""One client's connection: moves its session's bytes, and bounds what it may cost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
+from airflow_pgchange.topology import replies
+from airflow_pgchange.topology.encryption import Encryption
+from airflow_pgchange.topology.raft import Raft
+from airflow_pgchange.topology.session import Send, Session, State, Wish
+
+log = logging.getLogger(__name__)
+
+PIECE = 65_536
+"""Bytes that are handed to the kernel at once, about."""
+GRACE = 5.0
+"""Seconds that a client whom we let go has to take what it was sent."""
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+"""A peer that vanished is noticed within about a minute, also while nothing happens."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients may cost: how many there are, seconds until one has proved who it is and has its snapshot coming,
+    bytes of changes that may wait for one, seconds in which one that has something to take must take some of it."""
+
+    clients: int = 5000
+    startup_seconds: float = 10.0
+    backlog_bytes: int = 16 * 1024 * 1024
+    stalled_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise InvalidArgument(f"a relay has room for at least 1 client, not for {self.clients}")
+
+
+class Keeper(Protocol):
+    """Who keeps the connections."""
+
+    def arrived(self, connection: Connection) -> None:
+        """The client is known and wants its snapshot: call ``welcome`` when it is there."""
+
+    def gone(self, connection: Connection) -> None:
+        """The connection has ended."""
+
+
+class Connection(asyncio.Protocol):
+    """``progress`` is the last event that the client was sent; ``unsettled`` whether its snapshot lacked ranges."""
+
+    def __init__(
+        self, number: int, session: Session, keeper: Keeper, limits: Limits, encryption: Encryption | None
+    ) -> None:
+        self.number = number
+        self.progress = Raft(0, 0)
+        self.unsettled = False
+        self._session = session
+        self._keeper = keeper
+        self._limits = limits
+        self._encryption = encryption
+        self._pieces: deque[bytes] = deque()
+        self._behind = 0
+        self._paused = False
+        self._leaving = False
+        self._peer = "?"
+        self._timer: asyncio.TimerHandle | None = None
+        self._encrypting: asyncio.Task[None] | None = None
+        self._early = b""
+
+    def __str__(self) -> str:
+        who = f", user {self._session.user!r:.100}" if self._session.user else ""
+        return f"client {self.number} ({self._peer}{who})"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._take(cast(asyncio.Transport, transport))
+        peer = transport.get_extra_info("peername")
+        self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"
+        _keep_alive(transport.get_extra_info("socket"))
+        self._after(self._limits.startup_seconds, self._late)
+
+    def data_received(self, data: bytes) -> None:
+        if self._encrypting is not None:
+            # asyncio hands over what came encrypted before it hands over what can answer so.
+            self._early += data
+        else:
+            self._follow(self._session.receive(data))
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._session.state is State.READY:
+            self._after(self._limits.stalled_seconds, self._stalled)
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._session.state is State.READY:
+            self._after(None)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leaving = True
+        self._pieces.clear()
+        self._after(None)
+        self._keeper.gone(self)
+        log.debug("%s: ended: %s", self, exc or "by the client")
+
+    def welcome(self, snapshot: Sequence[bytes], progress: Raft, unsettled: bool) -> None:
+        """Send the snapshot, and from here on what happens behind ``progress``."""
+        self.progress, self.unsettled = progress, unsettled
+        self._after(None)
+        self._pieces.extend(snapshot)
+        self._follow(self._session.ready())
+        if self._paused:
+            self.pause_writing()
+
+    def offer(self, pieces: Iterable[bytes], size: int) -> None:
+        """Send changes, ``size`` bytes in all: now, or as soon as the client takes them."""
+        if self._leaving:
+            return
+        self._pieces.extend(pieces)
+        self._flush()
+        if self._pieces:
+            self._behind += size
+            if self._behind > self._limits.backlog_bytes:
+                self.refuse(
+                    ClientRefused("53400", f"too slow: {self._behind} bytes of changes wait", "connect again")
+                )
+
+    def refuse(self, refusal: ClientRefused, level: int = logging.WARNING) -> None:
+        """Tell the client why, log it once, and end."""
+        if self._leaving:
+            return
+        log.log(level, "%s: let go: %s", self, refusal)
+        self._pieces.clear()
+        self._transport.write(replies.error(refusal.sqlstate, str(refusal), refusal.hint, fatal=True))
+        self._leave()
+
+    def _follow(self, steps: Iterable[Send | Wish]) -> None:
+        """What the session asks for, until it asks to leave."""
+        if self._leaving:
+            return
+        try:
+            for step in steps:
+                if isinstance(step, Send):
+                    self.offer([step.data], len(step.data))
+                elif step is Wish.REGISTER:
+                    self._keeper.arrived(self)
+                elif step is Wish.ENCRYPT:
+                    self._transport.pause_reading()
+                    self._encrypting = asyncio.get_running_loop().create_task(self._encrypt())
+                else:
+                    self._leave()
+                if self._leaving:
+                    return
+        except ClientRefused as refusal:
+            self.refuse(refusal)
+
+    async def _encrypt(self) -> None:
+        if self._encryption is None:
+            return
+        plain, loop = self._transport, asyncio.get_running_loop()
+        try:
+            encrypted = await loop.start_tls(
+                plain,
+                self,
+                self._encryption.context,
+                server_side=True,
+                ssl_handshake_timeout=self._limits.startup_seconds,
+            )
+        except OSError as error:
+            log.warning("%s: let go: no TLS: %s", self, error)
+            encrypted = None
+        if encrypted is None:
+            plain.abort()
+            self.connection_lost(None)
+        else:
+            self._take(encrypted)
+            self._encrypting = None
+            self.data_received(self._early)
+
+    def _take(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(high=PIECE)
+
+    def _flush(self) -> None:
+        while self._pieces and not self._paused:
+            self._transport.write(self._pieces.popleft())
+        if not self._pieces:
+            self._behind = 0
+
+    def _leave(self) -> None:
+        self._leaving = True
+        self._transport.close()
+        self._after(GRACE, self._transport.abort)
+
+    def _late(self) -> None:
+        if self._session.state is State.WAITING:
+            self.refuse(ClientRefused("57P03", "the catalogue cannot be reached now", "try again later"))
+        else:
+            self.refuse(ClientRefused("08006", "too slow to say who it is"))
+
+    def _stalled(self) -> None:
+        self.refuse(ClientRefused("53400", "too slow: it takes nothing", "connect again"))
+
+    def _after(self, seconds: float | None, action: object = None) -> None:
+        """One timer a connection: what it waits for now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None and callable(action):
+            self._timer = asyncio.get_running_loop().call_later(seconds, action)
+
+
+def cut(messages: Iterable[bytes]) -> list[bytes]:
+    """Whole messages, joined to pieces of about ``PIECE`` bytes."""
+    pieces, piece, size = [], [], 0
+    for message in messages:
+        piece.append(message)
+        size += len(message)
+        if size >= PIECE:
+            pieces.append(b"".join(piece))
+            piece, size = [], 0
+    return [*pieces, b"".join(piece)] if piece else pieces
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with suppress(OSError):
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

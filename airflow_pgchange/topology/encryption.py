@@ -1,0 +1,38 @@
+"""The server's side of TLS."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+
+from airflow_pgchange.feeds.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """``binding`` stands for the certificate, as RFC 5929's tls-server-end-point; None where that defines none."""
+
+    context: ssl.SSLContext
+    binding: bytes | None
+
+
+def load_encryption(certificate: Path, key: Path) -> Encryption:
+    """From two files in PEM. Raises InvalidArgument where they are no certificate and its key."""
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, key)
+        return Encryption(context, _binding(x509.load_pem_x509_certificate(certificate.read_bytes())))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{certificate} and {key} are no certificate and its key: {error}") from error
+
+
+def _binding(certificate: x509.Certificate) -> bytes | None:
+    algorithm = certificate.signature_hash_algorithm
+    if algorithm is None:
+        return None
+    weak = isinstance(algorithm, hashes.MD5 | hashes.SHA1)
+    return certificate.fingerprint(hashes.SHA256() if weak else algorithm)

@@ -1,0 +1,192 @@
+"""The relay: hears of the catalogue's changes and tells every client."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+import psycopg
+
+from airflow_pgchange.feeds.errors import ClientRefused, PgChangeError, ServerUnavailable
+from airflow_pgchange.topology import replies
+from airflow_pgchange.topology.auth import Users
+from airflow_pgchange.topology.catalogue import MOST_EVENTS, Catalogue, Logged
+from airflow_pgchange.topology.connection import Connection, Limits, cut
+from airflow_pgchange.topology.encryption import Encryption
+from airflow_pgchange.topology.raft import Raft
+from airflow_pgchange.topology.session import Session
+
+log = logging.getLogger(__name__)
+
+PAUSE = 0.02
+"""Seconds between two looks at the catalogue."""
+RETRY = 0.25
+"""Seconds until a catalogue that was lost is tried again."""
+PARTING = 2.0
+"""Seconds that clients have to take what they were sent when the relay stops."""
+
+NEW_TERM = "the catalogue was restarted or failed over: what it tells now begins with a new snapshot"
+SETTLED = "ranges of buckets that were on their way have arrived: a new snapshot has them"
+STOPPING = "the relay is stopping"
+AGAIN = "connect again"
+
+
+class Relay:
+    """``users`` None trusts whoever connects; ``encryption`` None offers none."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        users: Users | None,
+        encryption: Encryption | None = None,
+        limits: Limits = Limits(),  # noqa: B008
+    ) -> None:
+        self._catalogue = catalogue
+        self._users = users
+        self._encryption = encryption
+        self._limits = limits
+        self._numbers = itertools.count(1)
+        self._open: set[Connection] = set()
+        self._told: set[Connection] = set()
+        self._waiting: list[Connection] = []
+        self._called = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._logged = ""
+        self._term = 0
+        self._at = Raft(0, 0)
+
+    async def serve(self, host: str, port: int, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set. Raises OSError where nothing can listen there, SchemaMissing or PermissionDenied
+        where the catalogue is none; one that cannot be reached is waited for."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._accept, host, port, backlog=1024)
+        following = asyncio.create_task(self._follow())
+        stopping = asyncio.create_task(stop.wait())
+        log.info("listening on %s", ", ".join("{}:{}".format(*s.getsockname()) for s in server.sockets))
+        try:
+            await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()
+        finally:
+            server.close()
+            for task in (following, stopping):
+                task.cancel()
+            await asyncio.wait({following, stopping})
+            await self._part()
+            await self._catalogue.close()
+        log.info("stopped")
+
+    def arrived(self, connection: Connection) -> None:
+        self._waiting.append(connection)
+        self._called.set()
+
+    def gone(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._told.discard(connection)
+        if not self._open:
+            self._empty.set()
+
+    def _accept(self) -> asyncio.Protocol:
+        number = next(self._numbers)
+        full = len(self._open) >= self._limits.clients
+        session = Session(
+            number,
+            self._users,
+            encrypts=self._encryption is not None,
+            binding=None if self._encryption is None else self._encryption.binding,
+            refusal=ClientRefused("53300", f"there are {self._limits.clients} clients already")
+            if full
+            else None,
+        )
+        connection = Connection(number, session, self, self._limits, self._encryption)
+        self._open.add(connection)
+        self._empty.clear()
+        return connection
+
+    async def _follow(self) -> None:
+        """Tell what happens, whichever server of the catalogue it happens on."""
+        reached = False
+        while True:
+            try:
+                await self._begin(await self._catalogue.connect())
+                reached = True
+                while True:
+                    await self._round()
+            except (PgChangeError, psycopg.Error) as error:
+                # While a server is restored it may lack what it had and will have again.
+                lost = isinstance(error, ServerUnavailable | psycopg.OperationalError)
+                if not (lost or reached):
+                    raise
+                self._trouble(f"{type(error).__name__}: {str(error).strip()}")
+            await asyncio.sleep(RETRY)
+
+    def _trouble(self, text: str) -> None:
+        """Log what is wrong with the catalogue once, however often it is tried."""
+        if text != self._logged:
+            log.warning("the catalogue is lost, and is looked for: %s", text)
+        self._logged = text
+
+    async def _begin(self, term: int) -> None:
+        self._logged = ""
+        if term == self._term:
+            log.info("the catalogue is back, in the same term %s", term)
+            return
+        self._at = await self._catalogue.now()
+        self._term = term
+        log.info("the catalogue is in term %s", term)
+        self._let_go(self._told, "57P01", NEW_TERM)
+
+    async def _round(self) -> None:
+        """One look: welcome who came, tell what happened, refresh whose picture lacks something."""
+        self._called.clear()
+        if self._waiting:
+            await self._welcome()
+        events = await self._catalogue.events(self._at)
+        self._publish(events)
+        unsettled = [connection for connection in self._told if connection.unsettled]
+        if unsettled and not await self._catalogue.unsettled():
+            self._let_go(unsettled, "57P01", SETTLED)
+        if len(events) < MOST_EVENTS:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._called.wait(), PAUSE)
+
+    async def _welcome(self) -> None:
+        """One snapshot for all who came before it was asked for."""
+        came = len(self._waiting)
+        snapshot = await self._catalogue.snapshot()
+        pieces = cut(replies.notice(event) for event in snapshot.events)
+        welcomed, self._waiting = self._waiting[:came], self._waiting[came:]
+        # Without another await: no event can fall between a snapshot and what follows it.
+        for connection in self._open.intersection(welcomed):
+            self._told.add(connection)
+            connection.welcome(pieces, snapshot.raft, snapshot.unsettled)
+
+    def _publish(self, events: Sequence[Logged]) -> None:
+        if not events:
+            return
+        rafts = [event.raft for event in events]
+        notices = [replies.notice(event.event) for event in events]
+        cuts: dict[int, tuple[list[bytes], int]] = {}
+        for connection in self._told:
+            first = bisect_right(rafts, connection.progress)
+            if first not in cuts:
+                pieces = cut(notices[first:])
+                cuts[first] = pieces, sum(map(len, pieces))
+            connection.offer(*cuts[first])
+            connection.progress = max(connection.progress, rafts[-1])
+        self._at = rafts[-1]
+
+    def _let_go(self, connections: Iterable[Connection], sqlstate: str, reason: str) -> None:
+        for connection in list(connections):
+            connection.refuse(ClientRefused(sqlstate, reason, AGAIN), logging.INFO)
+
+    async def _part(self) -> None:
+        self._let_go(self._open, "57P01", STOPPING)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PARTING):
+                await self._empty.wait()

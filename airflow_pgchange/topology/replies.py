@@ -1,0 +1,84 @@
+"""What the relay sends, as bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+STATUS = {
+    "server_version": "15.0",
+    "server_encoding": "UTF8",
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, MDY",
+    "integer_datetimes": "on",
+    "standard_conforming_strings": "on",
+    "TimeZone": "UTC",
+}
+INT4 = 23
+
+
+def message(kind: bytes, body: bytes = b"") -> bytes:
+    return kind + struct.pack("!I", len(body) + 4) + body
+
+
+def text(value: str) -> bytes:
+    return value.encode() + b"\0"
+
+
+def _fields(severity: str, sqlstate: str, said: str, hint: str | None = None) -> bytes:
+    fields = {"S": severity, "V": severity, "C": sqlstate, "M": said, "H": hint}
+    return b"".join(name.encode() + text(value) for name, value in fields.items() if value) + b"\0"
+
+
+def notice(said: str) -> bytes:
+    return message(b"N", _fields("NOTICE", "00000", said))
+
+
+def error(sqlstate: str, said: str, hint: str | None = None, *, fatal: bool = False) -> bytes:
+    return message(b"E", _fields("FATAL" if fatal else "ERROR", sqlstate, said, hint))
+
+
+def negotiate(unknown: Sequence[str]) -> bytes:
+    """Protocol 3.0 without the extensions that the client asked for."""
+    body = struct.pack("!II", 3 << 16, len(unknown)) + b"".join(text(name) for name in unknown)
+    return message(b"v", body)
+
+
+def sasl(mechanisms: Iterable[str]) -> bytes:
+    return message(b"R", struct.pack("!I", 10) + b"".join(text(name) for name in mechanisms) + b"\0")
+
+
+def sasl_continue(data: str) -> bytes:
+    return message(b"R", struct.pack("!I", 11) + data.encode())
+
+
+def sasl_final(data: str) -> bytes:
+    return message(b"R", struct.pack("!I", 12) + data.encode())
+
+
+def authenticated(number: int, secret: int) -> bytes:
+    """AuthenticationOk, the parameters, and the key of a connection that nothing can be cancelled of."""
+    status = b"".join(message(b"S", text(name) + text(value)) for name, value in STATUS.items())
+    return message(b"R", struct.pack("!I", 0)) + status + message(b"K", struct.pack("!II", number, secret))
+
+
+READY = message(b"Z", b"I")
+EMPTY = message(b"I")
+PARSED = message(b"1")
+BOUND = message(b"2")
+CLOSED = message(b"3")
+NO_DATA = message(b"n")
+NO_PARAMETERS = message(b"t", struct.pack("!H", 0))
+ONE_SELECTED = message(b"C", text("SELECT 1"))
+
+
+def one_described(format: int = 0) -> bytes:
+    """The row of ``select 1``."""
+    return message(
+        b"T", struct.pack("!H", 1) + text("?column?") + struct.pack("!IHIhih", 0, 0, INT4, 4, -1, format)
+    )
+
+
+def one_row(format: int = 0) -> bytes:
+    value = struct.pack("!i", 1) if format else b"1"
+    return message(b"D", struct.pack("!HI", 1, len(value)) + value)

@@ -1,0 +1,63 @@
+"""The relay as a process: from what was typed to what runs, until a signal stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.topology.auth import read_users
+from airflow_pgchange.topology.catalogue import Catalogue
+from airflow_pgchange.topology.connection import Limits
+from airflow_pgchange.topology.encryption import Encryption, load_encryption
+from airflow_pgchange.topology.relay import Relay
+
+
+def run(
+    conninfo: str,
+    listen: str,
+    *,
+    users: Path | None,
+    trust: bool = False,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    limits: Limits = Limits(),  # noqa: B008
+) -> None:
+    """Run a relay until SIGTERM or SIGINT. Raises InvalidArgument for what cannot be used, and what ``Relay.serve``
+    raises."""
+    host, port = _address(listen)
+    if (users is None) != trust:
+        raise InvalidArgument(
+            "say who may connect: either --users with a file of verifiers, or --trust for everybody"
+        )
+    known = None if users is None else read_users(users)
+    encryption = _encryption(certificate, key)
+    asyncio.run(_run(Relay(Catalogue(conninfo), known, encryption, limits), host, port))
+
+
+async def _run(relay: Relay, host: str, port: int) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        await relay.serve(host, port, stop)
+    except OSError as error:
+        raise InvalidArgument(f"nothing can listen on {host}:{port}: {error}") from error
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise InvalidArgument(
+            f"{listen!r} is no address to listen on: write it as 127.0.0.1:4327 or [::1]:4327"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _encryption(certificate: Path | None, key: Path | None) -> Encryption | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise InvalidArgument("TLS needs both --tls-cert and --tls-key")
+    return load_encryption(certificate, key)

@@ -1,0 +1,155 @@
+"""One client's side of the protocol, from its first byte to its last: no I/O, so that any bytes can be tried on it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.topology import replies
+from airflow_pgchange.topology.auth import Exchange, Users
+from airflow_pgchange.topology.protocol import (
+    CANCEL,
+    LONGEST_MESSAGE,
+    SSL,
+    Asked,
+    Fields,
+    Frames,
+    Startup,
+    text,
+)
+from airflow_pgchange.topology.queries import Queries
+from airflow_pgchange.topology.words import check_word
+
+
+@dataclass(frozen=True)
+class Send:
+    """Bytes for the client."""
+
+    data: bytes
+
+
+class Wish(Enum):
+    """What else a session wants of whoever moves its bytes."""
+
+    ENCRYPT = auto()
+    """Begin TLS, after the bytes that were sent."""
+    REGISTER = auto()
+    """The client is known: send it the snapshot, call ``ready()``, and then whatever happens."""
+    LEAVE = auto()
+    """The client has gone."""
+
+
+class State(Enum):
+    STARTUP = auto()
+    PROVING = auto()
+    PROVED = auto()
+    WAITING = auto()
+    READY = auto()
+
+
+class Session:
+    """``users`` None trusts everybody. ``encrypts`` is whether TLS is there to be asked for, ``binding`` stands for its
+    certificate. ``refusal`` is for a client that is not wanted: it is told so when it can hear it."""
+
+    def __init__(
+        self,
+        number: int,
+        users: Users | None,
+        *,
+        encrypts: bool = False,
+        binding: bytes | None = None,
+        refusal: ClientRefused | None = None,
+    ) -> None:
+        self.user = ""
+        self.state = State.STARTUP
+        self._number = number
+        self._users = users
+        self._encrypts = encrypts
+        self._binding = binding
+        self._refusal = refusal
+        self._encrypted = False
+        self._frames = Frames()
+        self._queries = Queries()
+        self._exchange: Exchange | None = None
+
+    def receive(self, data: bytes) -> Iterator[Send | Wish]:
+        """What follows from bytes of the client. Raises ClientRefused for whom the connection is to end."""
+        self._frames.feed(data)
+        while True:
+            if self.state is State.STARTUP:
+                packet = self._frames.startup()
+                if packet is None:
+                    return
+                yield from self._asked(packet) if isinstance(packet, Asked) else self._begin(packet)
+            elif self.state is State.WAITING:
+                if len(self._frames) > LONGEST_MESSAGE:
+                    raise ClientRefused("08P01", "messages before the snapshot was sent")
+                return
+            else:
+                found = self._frames.message()
+                if found is None:
+                    return
+                yield from self._message(*found)
+
+    def ready(self) -> Iterator[Send | Wish]:
+        """The snapshot has been sent: say so, and answer what was asked meanwhile."""
+        self.state = State.READY
+        yield Send(replies.READY)
+        yield from self.receive(b"")
+
+    def _asked(self, packet: Asked) -> Iterator[Send | Wish]:
+        if packet.code == CANCEL:
+            yield Wish.LEAVE
+            return
+        if len(self._frames):
+            # They may come from somebody between us and the client, who could not have written them after TLS.
+            raise ClientRefused("08P01", "bytes between a request for encryption and its answer")
+        if packet.code == SSL and self._encrypts and not self._encrypted:
+            self._encrypted = True
+            yield Send(b"S")
+            yield Wish.ENCRYPT
+        else:
+            yield Send(b"N")
+
+    def _begin(self, packet: Startup) -> Iterator[Send | Wish]:
+        if self._refusal is not None:
+            raise self._refusal
+        check_word(packet.parameters)
+        self.user = packet.parameters.get("user", "")
+        if not self.user:
+            raise ClientRefused("28000", "a startup packet without a user")
+        unknown = [name for name in packet.parameters if name.startswith("_pq_.")]
+        if packet.minor or unknown:
+            yield Send(replies.negotiate(unknown))
+        if self._users is None:
+            yield from self._register()
+            return
+        self.state = State.PROVING
+        self._exchange = Exchange(self._users, self.user, self._binding if self._encrypted else None)
+        yield Send(replies.sasl(self._exchange.mechanisms))
+
+    def _message(self, kind: bytes, body: bytes) -> Iterator[Send | Wish]:
+        if kind == b"X":
+            yield Wish.LEAVE
+        elif self.state is State.READY:
+            yield Send(self._queries.answer(kind, body))
+        elif kind != b"p" or self._exchange is None:
+            raise ClientRefused("08P01", f"a message of kind {kind!r} where a password was asked for")
+        elif self.state is State.PROVING:
+            fields = Fields(body)
+            mechanism = fields.string()
+            first = fields.take(fields.int32())
+            fields.end()
+            self.state = State.PROVED
+            yield Send(replies.sasl_continue(self._exchange.first(mechanism, text(first))))
+        else:
+            yield Send(replies.sasl_final(self._exchange.final(text(body))))
+            yield from self._register()
+
+    def _register(self) -> Iterator[Send | Wish]:
+        self.state = State.WAITING
+        yield Send(replies.authenticated(self._number & 0x7FFFFFFF, secrets.randbits(31)))
+        yield Wish.REGISTER

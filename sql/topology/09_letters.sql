@@ -1,0 +1,152 @@
+-- Dead letters of the catalogue's log. A letter holds its batch as it was recorded. While it is on its way, its consumer's
+-- position carries it, and a claim hands the same events out again, without moving the consumer, which has passed them.
+
+insert into dead_letter.kind (kind, schema, elsewhere) values ('topology', 'topology', true);
+
+create function topology.address(consumer_id text) returns jsonb
+language sql immutable
+as $$
+    select pg_catalog.jsonb_build_object('consumer_id', consumer_id)
+$$;
+comment on function topology.address(text) is 'The address of a consumer''s dead letters.';
+
+create function topology.letter_rights(address jsonb) returns text[]
+language sql immutable
+as $$
+    select '{see,keep}'::pg_catalog.text[]
+$$;
+comment on function topology.letter_rights(jsonb) is 'What who may execute this may do with dead letters of the catalogue''s log.';
+
+create function topology.check_readable(batch jsonb) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    counted bigint;
+begin
+    if (batch -> 'bounds' ->> 'source')::bigint <> topology.system_identifier() then
+        raise exception using errcode = 'PC004',
+            message = format('batch %s was given up in another cluster than this catalogue', batch ->> 'id'),
+            hint = 'it cannot be sent again: airflow pgchange letters drop';
+    end if;
+    select count(*) into counted
+    from jsonb_array_elements(batch -> 'slices') as s(slice)
+    cross join lateral topology.changes(
+        array[(s.slice -> 'after' ->> 0)::bigint, (s.slice -> 'after' ->> 1)::bigint],
+        array[(s.slice -> 'upto' ->> 0)::bigint, (s.slice -> 'upto' ->> 1)::bigint]);
+    if counted <> (batch ->> 'count')::bigint then
+        raise exception using errcode = 'PC005',
+            message = format('%s of the %s events of batch %s were trimmed', (batch ->> 'count')::bigint - counted,
+                             batch ->> 'count', batch ->> 'id'),
+            hint = 'it cannot be sent again: airflow pgchange letters drop';
+    end if;
+end
+$$;
+comment on function topology.check_readable(jsonb) is 'Refuse a recorded batch whose events this catalogue cannot give any more.';
+
+create function topology.check_letter(address jsonb, content jsonb) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    -- The catalogue is where the claims are.
+    if exists (select from topology.claim as c where c.consumer_id = address ->> 'consumer_id') then
+        perform topology.check_readable(content);
+    end if;
+end
+$$;
+comment on function topology.check_letter(jsonb, jsonb) is
+    'Refuse a dead letter whose batch cannot be read any more, in the database of the catalogue.';
+
+create function topology.send_again(letter bigint) returns void
+language plpgsql security definer
+set search_path = pg_catalog, topology, dead_letter, pg_temp
+as $$
+declare
+    on_its_way boolean;
+begin
+    update dead_letter.letter as l set on_its_way = true, sent_at = clock_timestamp()
+    where l.id = letter and l.kind = 'topology' and not l.on_its_way and l.void is null;
+    if found then
+        return;
+    end if;
+    select l.on_its_way into on_its_way from dead_letter.letter as l where l.id = letter and l.kind = 'topology';
+    if on_its_way then
+        raise exception using errcode = 'PC012', message = format('letter %s is on its way already', letter),
+            hint = 'its consumer takes it with its next claim; to take it back, drop it';
+    end if;
+    perform dead_letter.gone(letter);
+end
+$$;
+comment on function topology.send_again(bigint) is
+    'Put a dead letter before its consumer: a claim hands out the letter''s batch once the batch in work is done.';
+
+create function topology.letter_batch("position" jsonb) returns jsonb
+language plpgsql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    batch jsonb := "position" -> 'letter' -> 'batch';
+    at jsonb := jsonb_build_array("position" -> 'term', "position" -> 'index');
+begin
+    perform topology.check_readable(batch);
+    return batch || jsonb_build_object('bounds', batch -> 'bounds' || jsonb_build_object(
+        'letter', "position" -> 'letter' -> 'id', 'from_version', "position" -> 'version', 'after', at, 'upto', at));
+end
+$$;
+comment on function topology.letter_batch(jsonb) is
+    'The batch of the dead letter that a position carries: read by its recorded slices, acked where the position is now.';
+
+create function topology.letter_done(consumer_id text, batch jsonb) returns void
+language plpgsql
+set search_path = pg_catalog, topology, dead_letter, pg_temp
+as $$
+begin
+    delete from dead_letter.letter as l
+    where l.id = (batch -> 'bounds' ->> 'letter')::bigint and l.kind = 'topology' and l.on_its_way
+      and l.address = topology.address(letter_done.consumer_id);
+    if not found then
+        raise exception using errcode = 'PC006',
+            message = format('dead letter %s, whose batch %s this is, was dropped', batch -> 'bounds' ->> 'letter', batch ->> 'id'),
+            hint = 'roll back and claim again';
+    end if;
+end
+$$;
+comment on function topology.letter_done(text, jsonb) is 'Take away a dead letter whose batch was processed.';
+
+create function topology.in_work(consumer_id text, "position" jsonb) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select p.batch || jsonb_build_object('attempt', p.attempt, 'error', p.error)
+    from topology.pending(consumer_id, "position") as p
+    where p.version is not null
+$$;
+comment on function topology.in_work(text, jsonb) is
+    'At the source: the batch that a position has not acked yet, with its attempts and the error of the last one; or null.';
+
+create function topology.note_failure(consumer_id text, batch jsonb, error text) returns void
+language sql security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    update topology.claim as c set error = note_failure.error
+    where c.consumer_id = note_failure.consumer_id and c.version = (note_failure.batch ->> 'version')::bigint
+      and c.attempt = (note_failure.batch ->> 'attempt')::integer
+$$;
+comment on function topology.note_failure(text, jsonb, text) is
+    'Note at the source what the attempt on a batch failed on, for its dead letter.';
+
+create function topology.void_letters(consumer_id text, why text) returns void
+language sql
+set search_path = pg_catalog, topology, dead_letter, pg_temp
+as $$
+    update dead_letter.letter as l set void = why, on_its_way = false
+    from topology.consumer as c
+    where c.consumer_id = void_letters.consumer_id
+      and l.kind = 'topology' and l.address = topology.address(c.consumer_id) and l.void is null
+      and (l.content -> 'bounds' ->> 'source' is distinct from coalesce(c.source::text, l.content -> 'bounds' ->> 'source')
+           or (c.term, c.index)
+              < ((l.content -> 'bounds' -> 'upto' ->> 0)::bigint, (l.content -> 'bounds' -> 'upto' ->> 1)::bigint))
+$$;
+comment on function topology.void_letters(text, text) is
+    'Never again send the letters of a consumer whose events come by themselves, or mean something else now, as it was moved.';

@@ -1,0 +1,355 @@
+"""The relay as a process, and clients of every kind: psql, psycopg, asyncpg, pg8000, and ours."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import os
+import signal
+import ssl
+import subprocess
+import threading
+
+import asyncpg
+import pg8000.native
+import psycopg
+import pytest
+from psycopg import sql
+
+from airflow_pgchange.feeds.errors import ServerUnavailable
+from airflow_pgchange.topology import InstanceEvent, Topology, TopologyClient
+from tests.relay_process import relay_process
+from tests.topology import make_catalogue
+
+ORDER = ["replicaset"] * 2 + ["instance"] * 4 + ["bucket"]
+LIMITS = {"clients": 3, "startup_seconds": 5}
+
+
+@pytest.fixture
+def catalogue(connect):
+    connection = connect()
+    make_catalogue(connection)
+    return connection
+
+
+@pytest.fixture
+def relay(db, catalogue):
+    with relay_process(db) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory):
+    """Options of a relay with one user, ann, whose password is secret, and TLS."""
+    folder = tmp_path_factory.mktemp("secured")
+    users, certificate, key = folder / "users", folder / "cert.pem", folder / "key.pem"
+    salt = os.urandom(16)
+    salted = hashlib.pbkdf2_hmac("sha256", b"secret", salt, 4096)
+    stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    parts = [
+        base64.b64encode(x).decode() for x in (salt, stored, hmac.digest(salted, b"Server Key", "sha256"))
+    ]
+    users.write_text("ann SCRAM-SHA-256$4096:{}${}:{}\n".format(*parts))
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *name]
+    subprocess.run([*make, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return {"users": str(users), "certificate": str(certificate), "key": str(key)}
+
+
+def psql(url, *queries, **environment):
+    commands = [word for query in queries for word in ("-c", query)]
+    return subprocess.run(
+        ["psql", "-X", url, *commands],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+        timeout=60,
+    )
+
+
+def notices(output):
+    return [
+        json.loads(line.removeprefix("NOTICE:  "))
+        for line in output.splitlines()
+        if line.startswith("NOTICE:")
+    ]
+
+
+def kinds(events):
+    return [event["map"] for event in events]
+
+
+@pytest.mark.parametrize(
+    ("query", "environment"),
+    [
+        ("?options=smart_connector%3D0.1", {}),
+        ("?options=-c%20smart_connector%3D0.1", {}),
+        ("?options=picodata_catalog_cdc%3D1", {}),
+        ("", {"PGOPTIONS": "-c smart_connector=0.1"}),
+    ],
+)
+def test_psql_shows_the_snapshot_and_answers(relay, query, environment):
+    told = psql(f"postgres://ann@localhost:{relay.port}{query}", "select 1", "", **environment)
+    assert (told.returncode, kinds(notices(told.stderr))) == (0, ORDER)
+    assert "(1 row)" in told.stdout
+
+
+def test_psql_shows_what_happened_with_its_next_query(relay, catalogue):
+    url = f"postgres://ann@localhost:{relay.port}?options=smart_connector%3D0.1"
+    process = subprocess.Popen(
+        ["psql", "-X", url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    for _ in ORDER:
+        assert process.stdout.readline().startswith("NOTICE:")
+    catalogue.execute("select topology.set_master('r1', 'r1-i2')")
+    said = ""
+    while "r1-i2" not in said:
+        process.stdin.write("select 1;\n")
+        process.stdin.flush()
+        said = process.stdout.readline()
+    process.communicate("\\q\n", timeout=60)
+    assert notices(said)[0]["current_master_uuid"] == "uuid-r1-i2"
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("", "this server sends changes of a cluster's topology"),
+        ("?options=smart_connector%3D0.7", "what is: smart_connector = 0.1, picodata_catalog_cdc = 1"),
+    ],
+)
+def test_an_ordinary_client_and_an_unknown_version_are_told_what_to_do(relay, query, reason):
+    told = psql(f"postgres://ann@localhost:{relay.port}{query}", "select 1")
+    assert told.returncode == 2
+    assert reason in told.stderr
+
+
+def test_psycopg_hears_what_happens_while_it_is_idle(relay, catalogue):
+    heard = []
+    with psycopg.connect(relay.conninfo(options="smart_connector=0.1"), autocommit=True) as connection:
+        connection.add_notice_handler(lambda notice: heard.append(json.loads(notice.message_primary)))
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+        while not heard:
+            assert connection.execute("select 1").fetchone() == (1,)
+    assert heard[0]["current_state"] == "Offline"
+
+
+async def test_asyncpg_hears_what_happens(relay, catalogue):
+    heard = asyncio.Queue()
+    connection = await asyncpg.connect(
+        host="127.0.0.1",
+        port=relay.port,
+        user="ann",
+        database="any",
+        server_settings={"smart_connector": "0.1"},
+    )
+    connection.add_log_listener(lambda _, message: heard.put_nowait(json.loads(message.message)))
+    assert await connection.fetchval("select 1") == 1
+    catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+    event = await asyncio.wait_for(heard.get(), 30)
+    assert event["current_state"] == "Offline"
+    await connection.close()
+
+
+def test_pg8000_hears_the_snapshot_and_what_happens(relay, catalogue):
+    connection = pg8000.native.Connection(
+        "ann",
+        host="127.0.0.1",
+        port=relay.port,
+        database="any",
+        startup_params={"picodata_catalog_cdc": "1"},
+    )
+    events = [json.loads(notice[b"M"]) for notice in connection.notices]
+    assert kinds(events) == ORDER
+    connection.notices.clear()
+    catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+    while not connection.notices:
+        assert connection.run("select 1") == [[1]]
+    assert json.loads(connection.notices[0][b"M"])["current_state"] == "Offline"
+    connection.close()
+
+
+def test_our_client_has_the_snapshot_when_it_is_connected_and_then_what_happens(relay, catalogue):
+    with TopologyClient(relay.conninfo()) as client:
+        assert client.topology.master("default", 42).address == "127.0.0.1:11"
+        assert [one.uuid for one in client.topology.replicas("default", 42)] == ["uuid-r1-i2"]
+        catalogue.execute("select topology.set_master('r1', 'r1-i2')")
+        (event,) = client.receive(30)
+        assert event.current_master_uuid == "uuid-r1-i2"
+        assert client.topology.master("default", 42).uuid == "uuid-r1-i2"
+
+
+def test_gathered_changes_of_buckets_show_when_they_are_due(relay, catalogue):
+    topology = Topology(gather_seconds=0.2)
+    with TopologyClient(relay.conninfo(), topology) as client:
+        catalogue.execute("select topology.move_buckets('default', 0, 9, 'copying', 'r2')")
+        catalogue.execute("select topology.move_buckets('default', 0, 9, 'copied')")
+        client.receive(30)
+        assert topology.owner("default", 5) == "uuid-r1"
+        while topology.due_in() is not None:
+            client.receive(topology.due_in())
+        assert topology.owner("default", 5) == "uuid-r2"
+
+
+def test_a_burst_ends_with_the_map_of_the_catalogue(relay, catalogue):
+    catalogue.execute(
+        "delete from topology._pico_bucket; insert into topology._pico_bucket "
+        "select 'default', n, n, 'active', 'r1', 'r1' from generate_series(0, 29999) as n"
+    )
+    with TopologyClient(relay.conninfo()) as client:
+        catalogue.execute("update topology._pico_bucket set state = 'copying', target_replicaset_name = 'r2'")
+        catalogue.execute("update topology._pico_bucket set state = 'copied' where bucket_id_start % 3 = 0")
+        heard = 0
+        while heard < 10_000:
+            heard += len(client.receive(30))
+        client.topology.rebuild()
+        owners = [client.topology.owner("default", number) for number in range(30_000)]
+        assert owners == ["uuid-r1" if number % 3 else "uuid-r2" for number in range(30_000)]
+
+
+def test_who_came_while_ranges_were_on_their_way_is_refreshed_when_they_have_arrived(relay, catalogue):
+    catalogue.execute("select topology.move_buckets('default', 0, 9, 'copying', 'r2')")
+    with TopologyClient(relay.conninfo()) as client:
+        assert client.topology.owner("default", 5) is None
+        for state in ("aborting-copy", "active"):
+            catalogue.execute("select topology.move_buckets('default', 0, 9, %s)", [state])
+        with pytest.raises(ServerUnavailable, match="ranges of buckets that were on their way have arrived"):
+            client.receive(30)
+        client.connect()
+        assert client.topology.owner("default", 5) == "uuid-r1"
+
+
+def test_follow_connects_again_and_stops_when_told(relay, catalogue):
+    catalogue.execute("select topology.move_buckets('default', 0, 9, 'copying', 'r2')")
+    told, snapshots = [], threading.Semaphore(0)
+
+    def hear(events):
+        told.append(events)
+        if not events:
+            snapshots.release()
+
+    client = TopologyClient(relay.conninfo())
+    thread = threading.Thread(target=client.follow, args=[hear])
+    thread.start()
+    assert snapshots.acquire(timeout=30)
+    catalogue.execute("select topology.move_buckets('default', 0, 9, 'aborting-copy')")
+    catalogue.execute("select topology.move_buckets('default', 0, 9, 'active')")
+    assert snapshots.acquire(timeout=30)
+    client.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    client.close()
+    assert told == [[], []]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sslmode": "disable"},
+        {"sslmode": "require", "channel_binding": "require"},
+        {"sslmode": "require", "channel_binding": "disable"},
+    ],
+)
+def test_who_knows_the_password_may_connect_with_tls_and_without(db, catalogue, secured, options):
+    with (
+        relay_process(db, **secured) as relay,
+        TopologyClient(relay.conninfo(password="secret", **options)) as client,
+    ):
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+        (event,) = client.receive(30)
+        assert isinstance(event, InstanceEvent)
+        assert client.topology.instances["uuid-r1-i2"].state == "Offline"
+
+
+def test_the_certificate_can_be_verified(db, catalogue, secured):
+    with (
+        relay_process(db, **secured) as relay,
+        TopologyClient(
+            relay.conninfo(password="secret", sslmode="verify-full", sslrootcert=secured["certificate"])
+        ) as client,
+    ):
+        assert len(client.topology.instances) == 4
+
+
+def test_a_large_snapshot_comes_whole_over_tls(db, catalogue, secured):
+    catalogue.execute(
+        "delete from topology._pico_bucket; insert into topology._pico_bucket "
+        "select 'default', 2 * n, 2 * n, 'active', 'r1', 'r1' from generate_series(0, 29999) as n"
+    )
+    with (
+        relay_process(db, **secured) as relay,
+        TopologyClient(relay.conninfo(password="secret", sslmode="require")) as client,
+    ):
+        assert len(client.topology.buckets("default")) == 30_000
+
+
+@pytest.mark.parametrize("user", ["ann", "stranger"])
+def test_a_wrong_password_is_refused_and_logged_once(db, catalogue, secured, user):
+    with relay_process(db, **secured) as relay:
+        with pytest.raises(ServerUnavailable, match=f'password authentication failed for user "{user}"'):
+            TopologyClient(relay.conninfo(user=user, password="wrong", sslmode="require")).connect()
+        with TopologyClient(relay.conninfo(password="secret", sslmode="require")):
+            pass
+        assert relay.stop() == 0
+        assert sum("password authentication failed" in line for line in relay.lines) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_relay_tells_its_clients_and_ends_cleanly(relay, number):
+    with TopologyClient(relay.conninfo()) as client:
+        assert relay.stop(number) == 0
+        with pytest.raises(ServerUnavailable, match="the relay is stopping"):
+            client.receive(30)
+    assert relay.lines[-1].endswith("stopped")
+
+
+def test_the_relay_needs_no_more_than_to_read(catalogue, role):
+    reader = role("relay")
+    catalogue.execute(sql.SQL("select topology.grant_reader({})").format(reader.name))
+    with relay_process(reader.conninfo) as relay, TopologyClient(relay.conninfo()) as client:
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+        assert len(client.receive(30)) == 1
+
+
+def test_tls_is_refused_where_the_relay_has_none(relay):
+    with pytest.raises(ServerUnavailable, match="does not support SSL"):
+        TopologyClient(relay.conninfo(sslmode="require")).connect()
+
+
+def test_more_clients_than_there_may_be_are_told_so(db, catalogue):
+    with relay_process(db, limits=LIMITS) as relay:
+        clients = [TopologyClient(relay.conninfo()) for _ in range(3)]
+        for client in clients:
+            client.connect()
+        with pytest.raises(ServerUnavailable, match="there are 3 clients already"):
+            TopologyClient(relay.conninfo()).connect()
+        for client in clients:
+            client.close()
+
+
+def test_asyncpg_signs_in_over_tls(db, catalogue, secured):
+    async def ask(port):
+        connection = await asyncpg.connect(
+            host="127.0.0.1",
+            port=port,
+            user="ann",
+            password="secret",
+            database="any",
+            ssl=ssl.create_default_context(cafile=secured["certificate"]),
+            server_settings={"smart_connector": "0.1"},
+        )
+        try:
+            return await connection.fetchval("select 1")
+        finally:
+            await connection.close()
+
+    with relay_process(db, **secured) as relay:
+        assert asyncio.run(ask(relay.port)) == 1
