@@ -47,7 +47,8 @@ begin
         cross join lateral (select coalesce(p.txid = pg_current_xact_id_if_assigned(), false) as mine) as m
     )
     select min(s.done), coalesce((select array_agg(distinct x) from stands as e, unnest(e.late) as x), '{}') into low, late from stands as s;
-    low := least(low, begun + most);
+    -- Nor does it go past what a feed has claimed: it would come back to that only by a sweep.
+    low := least(low, begun + most, (select min(b.lowest) - 1 from mbus.batch as b where b.consumer = any (consumers)));
     if low <= begun then
         return 0;
     end if;
@@ -94,8 +95,11 @@ begin
         where (a.gone or $1 and (a.wanted = '{}' or a.expires < localtimestamp))
           and a.txid <> pg_current_xact_id()
           and not exists (select from mbus.receipt as r where r.queue = $2 and r.id = a.id and r.txid = pg_current_xact_id())
+          and not exists (
+              select from mbus.apart as x join mbus.consumer as c on c.id = x.consumer
+              where c.qname = $3 and x.id = a.id and x.batch is not null)
         $query$, 'all$' || known.qname)
-    into ids using clear, known.id;
+    into ids using clear, known.id, known.qname;
     execute format('delete from mbus.%I as l where l.id = any ($1)', 'log$' || known.qname) using ids;
     delete from mbus.receipt as r where r.queue = known.id and r.id = any (ids);
     delete from mbus.apart as a
