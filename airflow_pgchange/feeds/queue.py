@@ -22,8 +22,8 @@ class QueueFeed:
     skip, and ``mbus.take`` waits for. A batch is the same when it is tried again, unless a message of it was taken
     meanwhile. Exactly once for results in the queue's database, at least once elsewhere.
 
-    A change's ``id`` is the message's iid, its ``data`` has ``data``, ``properties`` and ``headers``: JSON objects of texts
-    or nulls, as hstore is.
+    A change's ``id`` is the message's iid, its ``data`` has ``data``, ``properties`` and ``headers``: JSON objects of
+    texts or nulls, as hstore is.
     """
 
     kind: ClassVar[str] = "queue"

@@ -175,13 +175,13 @@ def test_an_owner_who_may_not_make_roles_has_queues_without_them(bare_db, cluste
     admin.execute("create extension hstore")
     admin.execute(f"grant create on database {admin.info.dbname} to {who.name}")
     connection = connect_to(cluster.conninfo(admin.info.dbname, who.name))
-    schema.install(connection, ["mbus"])
+    schema.install(connection, ["dead_letters", "mbus"])
     make(connection)
     post(connection, 1)
     assert drain(connection) == ["1"]
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not make roles"):
         make(connection, "r", roles=True)
-    schema.uninstall(connection, ["mbus"])
+    schema.uninstall(connection, ["mbus", "dead_letters"])
 
 
 def test_a_view_lends_the_rights_of_its_queue(owner, role, connect_to):

@@ -81,7 +81,7 @@ def test_a_system_that_another_needs_is_not_removed_alone(db, connect_to):
 @pytest.mark.parametrize("kept", ["pubsub", "tube", "pgmb"])
 def test_the_dead_letters_are_not_removed_alone(db, connect_to, kept):
     connection = connect_to(db)
-    others = {"pubsub", "tube", "pgmb"} - {kept}
+    others = {"pubsub", "tube", "pgmb", "mbus"} - {kept}
     with pytest.raises(InvalidArgument, match=f"{kept} needs dead_letters"):
         schema.uninstall(connection, ["dead_letters", *others])
     assert "dead_letter" in schemas(connection)
