@@ -194,7 +194,9 @@ begin
         mbus.feed_claim(text, text, jsonb, integer, integer), mbus.feed_changes(text, text, jsonb, bigint, bigint),
         mbus.feed_ack(text, text, jsonb), mbus.feed_in_work(text, text, jsonb),
         mbus.feed_note_failure(text, text, jsonb, text), mbus.feed_lag(text, text, integer), mbus.feed_point(text),
-        mbus.feed_passed(text, text, jsonb), mbus.feed_skip(text, text, jsonb, text), mbus.skip_batch(text, text, text)
+        mbus.feed_passed(text, text, jsonb), mbus.feed_skip(text, text, jsonb, text), mbus.skip_batch(text, text, text),
+        mbus.try_again(text, interval, text), mbus.start_saga(jsonb, hstore), mbus.saga_turn(text), mbus.saga_done(text),
+        mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text)
         to public;
 end
 $$;
