@@ -52,6 +52,15 @@ class RollBack:
 
 
 Answer = TryAgain | RollBack | None
+
+
+class _NotKept(Exception):
+    """What a handler wrote is rolled back; not psycopg.Rollback, which a lost connection would let through."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+
 Do = Callable[[Work, psycopg.Connection[Any]], Answer]
 
 
@@ -72,16 +81,14 @@ def handle(
     if turn is None:
         return "over"
     work = Work(data=dict(change.data["data"] or {}), **turn)
-    answer: Answer = None
-    kept = False
-    with connection.transaction() as savepoint:
-        answer = do(work, connection)
-        kept = answer is None and _ask(connection, "select mbus.saga_done(%s)", change.id)
-        if not kept:
-            raise psycopg.Rollback(savepoint)
-    if answer is None:
-        return "done" if kept else "over"
-    return _put_off(connection, change, work, answer, max_tries)
+    try:
+        with connection.transaction():
+            answer = do(work, connection)
+            if answer is None and _ask(connection, "select mbus.saga_done(%s)", change.id):
+                return "done"
+            raise _NotKept(answer)
+    except _NotKept as end:
+        return "over" if end.answer is None else _put_off(connection, change, work, end.answer, max_tries)
 
 
 def _put_off(

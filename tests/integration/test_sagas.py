@@ -12,35 +12,14 @@ from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.sagas import RollBack, Saga, Step, TryAgain, create_queues, handle, start
 from tests import queues
-
-TOUR = Saga(
-    "tour",
-    (
-        Step("room", "rooms", "cancel_rooms"),
-        Step("there", "tickets", "cancel_tickets", after=("room",)),
-        Step("back", "tickets", "cancel_tickets", after=("room",)),
-        Step("transfer_to", "transfers", "cancel_transfers", after=("there",)),
-        Step("transfer_from", "transfers", "cancel_transfers", after=("back",)),
-    ),
-)
-STEPS = {step.name for step in TOUR.steps}
-WORKED = [queue for queue in TOUR.queues if queue != TOUR.bungs]
+from tests.sagas import STEPS, TOUR, WORKED, note, prepare
 
 
 @pytest.fixture
 def connection(connect):
     connection = connect()
-    create_queues(connection, TOUR)
-    connection.execute(
-        "create table act (n bigint generated always as identity, saga bigint, kind text, step text)"
-    )
+    prepare(connection)
     return connection
-
-
-def note(work, connection):
-    connection.execute(
-        "insert into act (saga, kind, step) values (%s, %s, %s)", [work.saga, work.kind, work.step]
-    )
 
 
 def run(db, do=note, queue_names=WORKED, **options):
