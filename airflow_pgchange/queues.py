@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +16,9 @@ from airflow_pgchange.feeds.errors import InvalidArgument, translated
 
 Texts = Mapping[str, str | None]
 """What an hstore holds."""
-REPLY_TO, IN_REPLY_TO = "reply_to", "in_reply_to"
-"""The properties by which a request names the queue of its answer, and an answer its request."""
+REPLY_TO, REPLY_IID, IN_REPLY_TO = "reply_to", "reply_iid", "in_reply_to"
+"""The properties by which a request names the queue and the iid of its answer, and an answer its request."""
+MANY_ATTEMPTS = 3
 
 
 def as_hstore(values: Texts) -> str:
@@ -54,21 +55,17 @@ class Message:
         return {**(self.headers or {}), "consume_after": "{" + ",".join(self.after) + "}"}
 
 
-def post(connection: psycopg.Connection[Any], queue: str, message: Message) -> str:
-    """Post a message to a queue, in the transaction of ``connection``; returns its iid."""
+def post(connection: psycopg.Connection[Any], queue: str, message: Message, iid: str | None = None) -> str:
+    """Post a message to a queue, in the transaction of ``connection``; returns its iid, which is ``iid`` if given."""
     at = "(pg_catalog.clock_timestamp() operator(pg_catalog.+) {}::pg_catalog.interval)::pg_catalog.timestamp"
-    times = [sql.SQL(at).format(value) for value in (message.delay, message.lifetime)]
-    given = [message.data, message.stored_headers(), message.properties]
-    query = sql.SQL("select mbus.post({})").format(
-        sql.SQL(", ").join(
-            [
-                sql.Literal(queue),
-                *(sql.Literal(None if one is None else as_hstore(one)) for one in given),
-                *times,
-            ]
-        )
-    )
-    return str(ask(connection, query))
+    texts = (message.data, message.stored_headers(), message.properties)
+    arguments: list[sql.Composable] = [
+        sql.Literal(queue),
+        *(sql.Literal(None if one is None else as_hstore(one)) for one in texts),
+        *(sql.SQL(at).format(time) for time in (message.delay, message.lifetime)),
+        sql.Literal(iid),
+    ]
+    return str(ask(connection, sql.SQL("select mbus.post({})").format(sql.SQL(", ").join(arguments))))
 
 
 def try_again(
@@ -81,12 +78,60 @@ def try_again(
     return int(ask(connection, select("mbus.try_again", iid, after, error)))
 
 
+def temporary(connection: psycopg.Connection[Any]) -> str:
+    """Make a queue that lives as long as the session of ``connection``, not behind a pooler that shares sessions."""
+    return str(ask(connection, select("mbus.create_temporary_queue")))
+
+
+def new_iid(connection: psycopg.Connection[Any], queue: str) -> str:
+    """An iid for a message that is to be posted to a queue."""
+    return str(ask(connection, select("mbus.get_iid", queue)))
+
+
+def request(
+    connection: psycopg.Connection[Any],
+    queue: str,
+    message: Message,
+    reply_queue: str,
+    reply_iid: str | None = None,
+) -> str:
+    """Post a message that asks for an answer in a queue; returns its iid.
+
+    In a temporary queue the answer is whatever ``consume`` finds. In any other it has the iid ``reply_iid``, is there for
+    ``take``, and nobody may consume from that queue.
+    """
+    wanted = {REPLY_TO: reply_queue} if reply_iid is None else {REPLY_TO: reply_queue, REPLY_IID: reply_iid}
+    return post(connection, queue, replace(message, properties={**(message.properties or {}), **wanted}))
+
+
 def answer(
     connection: psycopg.Connection[Any], iid: str, properties: Texts | None, data: Texts
 ) -> str | None:
     """Post the answer to a request, given its iid and properties; None where it wants none."""
-    queue = (properties or {}).get(REPLY_TO)
-    return None if queue is None else post(connection, queue, Message(data, {IN_REPLY_TO: iid}))
+    wanted = properties or {}
+    queue = wanted.get(REPLY_TO)
+    if queue is None:
+        return None
+    return post(connection, queue, Message(data, {IN_REPLY_TO: iid}), wanted.get(REPLY_IID))
+
+
+def take(connection: psycopg.Connection[Any], iid: str) -> dict[str, str | None] | None:
+    """Receive a message by its iid, for all its consumers; its data, None where it is not there."""
+    return _data(connection, call("mbus.take", iid))
+
+
+def consume(connection: psycopg.Connection[Any], queue: str) -> dict[str, str | None] | None:
+    """Receive a message of a queue, also of a temporary one; its data, None where there is none."""
+    return _data(connection, call("mbus.consume", queue))
+
+
+def _data(connection: psycopg.Connection[Any], message: sql.Composed) -> dict[str, str | None] | None:
+    # The extension may be in any schema: its operators are not called by name here.
+    found: dict[str, str | None] | None = ask(
+        connection,
+        sql.SQL("select m.data::pg_catalog.json from {} as m where m.id is not null").format(message),
+    )
+    return found
 
 
 def clear(connection: psycopg.Connection[Any], names: Sequence[str] | None = None) -> dict[str, int]:
@@ -103,3 +148,33 @@ def clear(connection: psycopg.Connection[Any], names: Sequence[str] | None = Non
         ask(connection, sql.SQL("select {}").format(call(f"mbus.clear_queue_{queue}")))
         left[queue] = int(ask(connection, select("mbus.estimated_messages", queue)))
     return left
+
+
+def look_after(connection: psycopg.Connection[Any]) -> list[str]:
+    """Delete what everybody has received, what expired, and temporary queues whose sessions ended; says how much."""
+    deleted = ask(connection, select("mbus.maintain"))
+    return [f"queues: deleted {deleted} messages that were received or expired"] if deleted else []
+
+
+def troubles(connection: psycopg.Connection[Any]) -> list[str]:
+    """What a person should look at: selectors and batches that fail, and sagas that are stuck."""
+    faults = connection.execute(
+        "select qname, coalesce(consumer, ''), count(*), max(message) from mbus.fault group by 1, 2 order by 1, 2"
+    )
+    lines = [
+        f"queue:{queue}/{consumer}: {count} messages on which a selector failed, see mbus.fault, such as: {message}"
+        for queue, consumer, count, message in faults.fetchall()
+    ]
+    batches = connection.execute(
+        "select c.qname, c.name, b.batch ->> 'id', b.attempt "
+        "from mbus.batch as b join mbus.consumer as c on c.id = b.consumer "
+        "where b.attempt >= %s and b.slot not in (select slot from mbus.held_slots(c.qname, c.name)) order by b.number",
+        [MANY_ATTEMPTS],
+    )
+    for queue, consumer, batch, attempt in batches.fetchall():
+        lines.append(
+            f"queue:{queue}/{consumer}: batch {batch} has failed {attempt} times; "
+            f"select mbus.skip_batch('{queue}', '{consumer}', '<reason>') gives it up"
+        )
+    sagas = connection.execute("select id, name, stuck from mbus.sagas where stuck is not null order by id")
+    return [*lines, *(f"saga {name} {number} is stuck: {why}" for number, name, why in sagas.fetchall())]

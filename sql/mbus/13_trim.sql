@@ -92,7 +92,7 @@ declare
 begin
     execute format($query$
         select coalesce(array_agg(a.id), '{}') from mbus.%I as a
-        where (a.gone or $1 and (a.wanted = '{}' or a.expires < localtimestamp))
+        where (a.gone or a.expires < localtimestamp or $1 and a.wanted = '{}')
           and a.txid <> pg_current_xact_id()
           and not exists (select from mbus.receipt as r where r.queue = $2 and r.id = a.id and r.txid = pg_current_xact_id())
           and not exists (
@@ -109,7 +109,7 @@ begin
 end
 $$;
 comment on function mbus.sweep(mbus.queue, boolean) is
-    'Delete every message that is gone; with clear also those that expired and those that no selector matches. Returns how many.';
+    'Delete every message that is gone or expired; with clear also those that no selector matches. Returns how many.';
 
 create function mbus.make_clear_function(known mbus.queue) returns void
 language plpgsql
@@ -159,4 +159,4 @@ begin
 end
 $$;
 comment on function mbus.maintain() is
-    'Delete from all queues what everybody has received, and temporary queues and consumers whose sessions ended; returns how many messages.';
+    'Delete from all queues what everybody has received and what expired, and temporary queues and consumers whose sessions ended; returns how many messages.';
