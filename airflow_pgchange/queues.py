@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
+from airflow_pgchange.feeds.feed import NOWHERE
+from airflow_pgchange.feeds.queue import QueueFeed
 
 Texts = Mapping[str, str | None]
 """What an hstore holds."""
@@ -148,6 +151,53 @@ def clear(connection: psycopg.Connection[Any], names: Sequence[str] | None = Non
         ask(connection, sql.SQL("select {}").format(call(f"mbus.clear_queue_{queue}")))
         left[queue] = int(ask(connection, select("mbus.estimated_messages", queue)))
     return left
+
+
+@dataclass(frozen=True)
+class ConsumerStatus:
+    """One consumer of a queue. Ages in seconds; ``ready`` exact up to 1,000; ``batch_id`` is the oldest that was claimed
+    and is neither acked nor at work."""
+
+    queue: str
+    name: str
+    ready: int
+    ready_exact: bool
+    oldest_seconds: float | None
+    waiting: int
+    faults: int
+    at_work: bool
+    batch_id: str | None
+    attempt: int | None
+    updated_at: datetime | None
+
+    @property
+    def feed(self) -> QueueFeed:
+        return QueueFeed(self.queue, self.name)
+
+
+def status(connection: psycopg.Connection[Any]) -> list[ConsumerStatus]:
+    """Every consumer of every queue of this database."""
+    with translated():
+        rows = connection.execute("select qname, name from mbus.consumer order by qname, name").fetchall()
+    return [_status(connection, QueueFeed(queue, name)) for queue, name in rows]
+
+
+def _status(connection: psycopg.Connection[Any], feed: QueueFeed) -> ConsumerStatus:
+    lag = watching.lag(connection, connection, feed, 1000)
+    batch = ask(connection, feed.in_work(NOWHERE)) or {}
+    return ConsumerStatus(
+        feed.queue,
+        feed.consumer,
+        lag.ready,
+        lag.ready_exact,
+        lag.ready_age,
+        lag.waiting,
+        lag.faults,
+        ask(connection, feed.locked()),
+        batch.get("id"),
+        batch.get("attempt"),
+        None if not batch else datetime.fromisoformat(batch["claimed_at"]),
+    )
 
 
 def look_after(connection: psycopg.Connection[Any]) -> list[str]:

@@ -8,11 +8,12 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from airflow_pgchange import schema, tubes
+from airflow_pgchange import queues, schema, tubes
 from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.queue import QueueFeed
 
 
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
@@ -49,13 +50,17 @@ def status(args: Namespace) -> Rows:
                 {"consumer": one.feed.name, **_without(one, "tube", "worker", "workers")}
                 for one in tubes.status(source)
             ]
+        if any(state.system == "mbus" for state in schema.installed(source)):
+            rows += [
+                {"consumer": one.feed.name, **_without(one, "queue", "name")} for one in queues.status(source)
+            ]
     return rows if args.output == "json" else [_brief(row) for row in rows]
 
 
 @command(DONE)
 def skip(args: Namespace) -> Rows:
     worker = _worker(args.consumer)
-    feed = _feed(args.consumer) if worker is None else None
+    feed = None if worker is not None else _of_queue(args.consumer) or _feed(args.consumer)
     with both(args) as (results, source):
         if feed is not None:
             skipped = consumers.skip(results, source, feed, args.reason)
@@ -118,7 +123,24 @@ def _worker(name: str) -> tuple[str, int] | None:
     return tube, int(worker)
 
 
+def _of_queue(name: str) -> QueueFeed | None:
+    """The feed of a queue's consumer that a name means; None for any other."""
+    if not name.startswith("queue:"):
+        return None
+    queue, _, consumer = name.removeprefix("queue:").rpartition("/")
+    if not queue:
+        raise InvalidArgument(
+            f"{name!r} is no consumer of a queue: write it as status names it, queue:orders/default"
+        )
+    return QueueFeed(queue, consumer)
+
+
 def _feed(name: str) -> CommitFeed:
+    if name.startswith("queue:"):
+        raise InvalidArgument(
+            f"{name!r} is a consumer of a queue, which has no watermark to repair, move or drop: "
+            "`airflow pgchange skip` gives up its batch, mbus.drop_consumer() removes it"
+        )
     if name.startswith("tube:"):
         raise InvalidArgument(
             f"{name!r} is a worker of a tube, which has no watermark to repair, move or drop: "

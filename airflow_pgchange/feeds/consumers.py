@@ -22,6 +22,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownBranch,
     translated,
 )
+from airflow_pgchange.feeds.feed import Feed
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,7 @@ def status(
         return [ConsumerStatus(**{name: row[name] for name in names}) for row in rows]
 
 
-def skip(
-    results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed, reason: str
-) -> str:
+def skip(results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, reason: str) -> str:
     """Give up the batch that the consumer claimed and cannot finish; it becomes a dead letter, with ``reason``.
 
     Returns the batch's id. Raises BatchNotFinished where there is none, ConsumerBusy while the consumer is at work.

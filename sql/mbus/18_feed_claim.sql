@@ -151,7 +151,7 @@ create function mbus.feed_in_work(qname text, cname text, "position" jsonb) retu
 language sql stable security definer
 set search_path from current
 as $$
-    select b.batch || jsonb_build_object('attempt', b.attempt, 'error', b.error)
+    select b.batch || jsonb_build_object('attempt', b.attempt, 'error', b.error, 'claimed_at', b.claimed_at)
     from mbus.pending(qname, mbus.feed_consumer(qname, cname), ("position" ->> 'slot')::integer) as b
     limit 1
 $$;

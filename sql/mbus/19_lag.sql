@@ -110,11 +110,16 @@ comment on function mbus.feed_lag(text, text, integer) is
     'work count as neither.';
 
 create function mbus.feed_point(qname text) returns jsonb
-language sql stable security definer
+language plpgsql stable security definer
 set search_path from current
 as $$
-    select jsonb_build_object(
-        'snapshot', pg_current_snapshot(), 'upto', coalesce(pg_sequence_last_value((mbus.queue_named(qname)).seq::regclass), 0))
+declare
+    known mbus.queue := mbus.queue_named(qname);
+begin
+    perform mbus.demand('consume', qname);
+    return jsonb_build_object(
+        'snapshot', pg_current_snapshot(), 'upto', coalesce(pg_sequence_last_value(known.seq::regclass), 0));
+end
 $$;
 comment on function mbus.feed_point(text) is 'All messages that are in a queue now, as a goal.';
 

@@ -143,6 +143,9 @@ begin
     if not found then
         perform dead_letter.gone(letter);
     end if;
+    if 'keep' <> all (mbus.letter_rights(address)) then
+        perform mbus.deny();
+    end if;
     execute format($query$
         with moved as (
             delete from mbus.dmq as d where d.letter = $1 returning d.*

@@ -12,7 +12,7 @@ import pytest
 from airflow.cli.cli_parser import get_parser
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, QueueFeed, TubeFeed
 from airflow_pgchange.schema import SYSTEMS
 from tests.tubes import attach, make
 
@@ -236,3 +236,19 @@ def test_a_worker_that_a_tube_does_not_have_is_told(
 ) -> None:
     with pytest.raises(SystemExit, match=says):
         pgchange("skip", worker, "--dsn", failing_worker, "--reason", "cannot be parsed")
+
+
+def test_a_consumer_of_a_queue_is_shown_and_gives_up_a_batch(
+    db: str, connect: Connect, pgchange: Command
+) -> None:
+    connection = connect()
+    connection.execute("select mbus.create_queue('orders', 4), mbus.post('orders', 'n=>1')")
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(QueueFeed("orders"), db) as consumer:
+        consumer.claim(10)
+        raise ZeroDivisionError
+    (found,) = pgchange("status", "--dsn", db)
+    assert (found["consumer"], found["ready"], found["attempt"]) == ("queue:orders/default", 1, 1)
+    pgchange("skip", "queue:orders/default", "--dsn", db, "--reason", "cannot be parsed")
+    (found,) = pgchange("status", "--dsn", db)
+    assert (found["ready"], found["batch_id"]) == (0, None)
+    assert connection.execute("select reason from dead_letter.list()").fetchone() == ("cannot be parsed",)
