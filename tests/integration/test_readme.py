@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from airflow_pgchange.feeds import TubeFeed
+from tests.readme import README, ROOT, blocks
 from tests.spark_session import batch_of
-
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
 def test_the_dag_is_the_one_in_dags():
@@ -22,7 +15,7 @@ def test_the_dag_is_the_one_in_dags():
 
 def test_your_own_table_in_ten_minutes(db, connect):
     connection = connect()
-    tables, by_hand, _ = blocks("sql")
+    tables, by_hand = blocks("sql")[:2]
     for statement in tables.split(";"):
         if statement.strip():
             connection.execute(statement)
