@@ -21,7 +21,6 @@ Texts = Mapping[str, str | None]
 """What an hstore holds."""
 REPLY_TO, REPLY_IID, IN_REPLY_TO = "reply_to", "reply_iid", "in_reply_to"
 """The properties by which a request names the queue and the iid of its answer, and an answer its request."""
-MANY_ATTEMPTS = 3
 
 
 def as_hstore(values: Texts) -> str:
@@ -208,23 +207,4 @@ def look_after(connection: psycopg.Connection[Any]) -> list[str]:
 
 def troubles(connection: psycopg.Connection[Any]) -> list[str]:
     """What a person should look at: selectors and batches that fail, and sagas that are stuck."""
-    faults = connection.execute(
-        "select qname, coalesce(consumer, ''), count(*), max(message) from mbus.fault group by 1, 2 order by 1, 2"
-    )
-    lines = [
-        f"queue:{queue}/{consumer}: {count} messages on which a selector failed, see mbus.fault, such as: {message}"
-        for queue, consumer, count, message in faults.fetchall()
-    ]
-    batches = connection.execute(
-        "select c.qname, c.name, b.batch ->> 'id', b.attempt "
-        "from mbus.batch as b join mbus.consumer as c on c.id = b.consumer "
-        "where b.attempt >= %s and b.slot not in (select slot from mbus.held_slots(c.qname, c.name)) order by b.number",
-        [MANY_ATTEMPTS],
-    )
-    for queue, consumer, batch, attempt in batches.fetchall():
-        lines.append(
-            f"queue:{queue}/{consumer}: batch {batch} has failed {attempt} times; "
-            f"select mbus.skip_batch('{queue}', '{consumer}', '<reason>') gives it up"
-        )
-    sagas = connection.execute("select id, name, stuck from mbus.sagas where stuck is not null order by id")
-    return [*lines, *(f"saga {name} {number} is stuck: {why}" for number, name, why in sagas.fetchall())]
+    return [row[0] for row in connection.execute("select mbus.troubles()").fetchall()]

@@ -143,9 +143,6 @@ declare
     trimmed bigint := 0;
     now_trimmed bigint;
 begin
-    if not mbus.is_admin() then
-        perform mbus.deny();
-    end if;
     perform mbus.clear_tempq();
     for known in select q.* from mbus.queue as q order by q.qname loop
         loop

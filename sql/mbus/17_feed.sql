@@ -26,7 +26,7 @@ as $$ select pg_catalog.hashtextextended(pg_catalog.concat_ws('/', 'mbus slot', 
 comment on function mbus.slot_key(text, text, integer) is 'The lock of one worker of a consumer''s feed.';
 
 create function mbus.feed_lock(qname text, cname text) returns boolean
-language plpgsql
+language plpgsql security definer
 set search_path from current
 as $$
 begin

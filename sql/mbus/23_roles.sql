@@ -8,6 +8,19 @@ begin
 end
 $$;
 
+create function mbus.grant_maintainer(role regrole) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    execute format(
+        'grant usage on schema mbus to %1$s; grant select on mbus.installed to %1$s; '
+        'grant execute on function mbus.maintain(), mbus.troubles(integer) to %1$s', role);
+end
+$$;
+comment on function mbus.grant_maintainer(regrole) is
+    'Let a role delete from the queues what was received or expired, and see what is wrong with them.';
+
 create function mbus.grant_keeper(role regrole) returns void
 language plpgsql
 set search_path from current

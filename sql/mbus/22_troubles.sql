@@ -1,4 +1,4 @@
--- Where every saga is, and which of them are stuck.
+-- Where every saga is, and what a person should look at.
 
 create function mbus.saga_trouble(known mbus.saga) returns text
 language sql stable
@@ -52,3 +52,21 @@ begin
 end
 $$;
 comment on function mbus.forget_sagas(interval) is 'Forget the sagas that ended longer ago than an age; returns how many.';
+
+create function mbus.troubles(many_attempts integer default 3) returns setof text
+language sql stable security definer
+set search_path from current
+as $$
+    select format('queue:%s: %s messages on which a selector failed, see mbus.fault, such as: %s',
+                  concat_ws('/', f.qname, f.consumer), count(*), max(f.message))
+    from mbus.fault as f group by f.qname, f.consumer
+    union all
+    select format('queue:%1$s/%2$s: batch %3$s has failed %4$s times; airflow pgchange skip queue:%1$s/%2$s gives it up',
+                  c.qname, c.name, b.batch ->> 'id', b.attempt)
+    from mbus.batch as b join mbus.consumer as c on c.id = b.consumer
+    where b.attempt >= many_attempts and b.slot not in (select h.slot from mbus.held_slots(c.qname, c.name) as h)
+    union all
+    select format('saga %s %s is stuck: %s', s.name, s.id, s.stuck) from mbus.sagas as s where s.stuck is not null
+$$;
+comment on function mbus.troubles(integer) is
+    'What a person should look at: selectors that fail, batches that failed so often, and sagas that are stuck; a line for each.';
