@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange import schema, tubes
+from airflow_pgchange import queues, schema, tubes
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.calls import call
 from airflow_pgchange.feeds.errors import (
@@ -83,6 +83,9 @@ def maintain(
         report.add(report.attention, lambda: _tubes(connection))
     if "pgmb" in held:
         _keep_log(report, connection)
+    if "mbus" in held:
+        report.add(report.done, lambda: queues.look_after(connection))
+        report.add(report.attention, lambda: queues.troubles(connection))
     if "dead_letters" in held:
         report.add(report.attention, lambda: _letters(connection))
     if "staging" in held:

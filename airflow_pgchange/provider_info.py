@@ -26,6 +26,8 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.events",
                 "operators.handlers",
                 "operators.letters",
+                "operators.queues",
+                "operators.sagas",
             )
         ],
         "sensors": [_modules("sensors.pgchange")],

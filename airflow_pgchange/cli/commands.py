@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from airflow_pgchange import schema, tubes
+from airflow_pgchange import people, schema
 from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
-from airflow_pgchange.feeds import consumers, groups
-from airflow_pgchange.feeds.commit import CommitFeed
+from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.event import EventFeed
-from airflow_pgchange.feeds.topology import TopologyFeed
 
 
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
@@ -39,73 +35,46 @@ def uninstall(args: Namespace) -> Rows:
 @command("No consumer has begun here yet: the first claim makes one.")
 def status(args: Namespace) -> Rows:
     with both(args) as (results, source):
-        rows = [
-            {
-                "consumer": f"{one.consumer_id}/{one.branch_id}",
-                **_without(one, "consumer_id", "branch_id", "version"),
-            }
-            for one in consumers.status(results, source)
-        ]
-        if any(state.system == "tube" for state in schema.installed(source)):
-            rows += [
-                {"consumer": one.feed.name, **_without(one, "tube", "worker", "workers")}
-                for one in tubes.status(source)
-            ]
-        if any(state.system == "pgmb" for state in schema.installed(results)):
-            rows += [
-                {"consumer": EventFeed(one["group_id"]).name, **one} for one in groups.status(results, source)
-            ]
+        rows = people.status(results, source)
     return rows if args.output == "json" else [_brief(row) for row in rows]
 
 
 @command(DONE)
 def skip(args: Namespace) -> Rows:
-    worker = _worker(args.consumer)
-    feed = _skippable(args.consumer) if worker is None else None
+    consumer = people.consumer(args.consumer)
     with both(args) as (results, source):
-        if feed is not None:
-            skipped = consumers.skip(results, source, feed, args.reason)
-        elif worker is not None:
-            skipped = tubes.skip(source, tubes.worker(source, *worker), args.reason)
-    return [{"consumer": args.consumer, "skipped": skipped}]
+        skipped = people.skip(results, source, consumer, args.reason)
+    return [{"consumer": consumer.name, "skipped": skipped}]
 
 
 @command(DONE)
 def repair(args: Namespace) -> Rows:
-    feed = _feed(args.consumer)
-    confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
+    consumer = people.movable(args.consumer)
+    confirm(
+        args, f"{consumer.name} will go on from what the source still knows of it; batches may come again."
+    )
     with both(args) as (results, source):
-        repaired = (
-            groups.repair(results, source, feed)
-            if isinstance(feed, EventFeed)
-            else consumers.repair(results, source, feed)
-        )
-    return [{"consumer": feed.name, "from_here_on": repaired}]
+        repaired = consumer.moves.repair(results, source, consumer.feed(source))
+    return [{"consumer": consumer.name, "from_here_on": repaired}]
 
 
 @command(DONE)
 def move(args: Namespace) -> Rows:
-    feed = _feed(args.consumer)
+    consumer = people.movable(args.consumer)
     to = args.to if args.to in ("beginning", "now") else _time(args.to)
-    confirm(args, f"{feed.name} will move to {args.to}: changes are left out, or come again.")
+    confirm(args, f"{consumer.name} will move to {args.to}: changes are left out, or come again.")
     with both(args) as (results, source):
-        if isinstance(feed, EventFeed):
-            groups.move(results, source, feed, to)
-        else:
-            consumers.move(results, source, feed, to)
-    return [{"consumer": feed.name, "moved_to": args.to}]
+        consumer.moves.move(results, source, consumer.feed(source), to)
+    return [{"consumer": consumer.name, "moved_to": args.to}]
 
 
 @command(DONE)
 def drop(args: Namespace) -> Rows:
-    feed = _feed(args.consumer)
-    confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
+    consumer = people.movable(args.consumer)
+    confirm(args, f"{consumer.name} will be forgotten; under the same name it would begin anew.")
     with both(args) as (results, source):
-        if isinstance(feed, EventFeed):
-            groups.drop(results, source, feed)
-        else:
-            consumers.drop(results, source, feed)
-    return [{"consumer": feed.name, "dropped": True}]
+        consumer.moves.drop(results, source, consumer.feed(source))
+    return [{"consumer": consumer.name, "dropped": True}]
 
 
 @command("Nothing is both old enough and processed by every consumer: nothing was removed.")
@@ -125,38 +94,6 @@ def _loaded(state: schema.Installed) -> dict[str, Any]:
     }
 
 
-def _worker(name: str) -> tuple[str, int] | None:
-    """Tube and number of the worker that a name means; None for another consumer."""
-    if not name.startswith("tube:"):
-        return None
-    tube, _, worker = name.removeprefix("tube:").rpartition("/")
-    if not tube or not worker.isdigit():
-        raise InvalidArgument(f"{name!r} is no worker of a tube: write it as status names it, tube:copies/0")
-    return tube, int(worker)
-
-
-def _skippable(name: str) -> CommitFeed | EventFeed | TopologyFeed:
-    if name.startswith("topology:"):
-        return TopologyFeed(name.removeprefix("topology:"))
-    return _feed(name)
-
-
-def _feed(name: str) -> CommitFeed | EventFeed:
-    if name.startswith("tube:"):
-        raise InvalidArgument(
-            f"{name!r} is a worker of a tube, which has no watermark to repair, move or drop: "
-            "`airflow pgchange skip` gives up its batch, tube.tube_ensure_absent() removes a tube"
-        )
-    if name.startswith("events:"):
-        return EventFeed(name.removeprefix("events:"))
-    consumer, _, branch = name.rpartition("/")
-    if not consumer or not branch.isdigit():
-        raise InvalidArgument(
-            f"{name!r} is no consumer: write it as status names it, delays/0 or events:mails"
-        )
-    return CommitFeed(consumer, int(branch))
-
-
 def _time(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
@@ -164,10 +101,6 @@ def _time(text: str) -> datetime:
         raise InvalidArgument(
             f"{text!r} is neither 'beginning' nor 'now' nor a time such as 2026-01-31T12:00:00+00:00"
         ) from error
-
-
-def _without(one: Any, *names: str) -> dict[str, Any]:
-    return {key: value for key, value in asdict(one).items() if key not in names}
 
 
 def _brief(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from airflow_pgchange.feeds.batch import Batch, Change, Lag
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.topology import TopologyFeed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import AllTubes, TubeFeed
@@ -17,6 +18,7 @@ __all__ = [
     "EventFeed",
     "Feed",
     "Lag",
+    "QueueFeed",
     "TopologyFeed",
     "TubeFeed",
 ]

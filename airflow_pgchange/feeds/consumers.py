@@ -1,4 +1,4 @@
-"""What a person does with consumers of the commit queue: look, skip, repair, move, drop."""
+"""What a person does with consumers of the commit queue: look, repair, move, drop; and with those of any feed: skip."""
 
 from __future__ import annotations
 
@@ -10,19 +10,12 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.commit import CommitFeed
-from airflow_pgchange.feeds.errors import (
-    BatchNotFinished,
-    InvalidArgument,
-    SourceLostTail,
-    SourceRestored,
-    UnknownBranch,
-    translated,
-)
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.errors import BatchNotFinished, InvalidArgument, translated
+from airflow_pgchange.feeds.feed import Feed, progress_at
+from airflow_pgchange.feeds.looking import elsewhere, in_work
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ def status(
         for row in rows:
             if row["ready"] is None and source is not None:
                 feed = CommitFeed(row["consumer_id"], row["branch_id"], row["in_order"])
-                row.update(_elsewhere(results, source, feed))
+                row.update(elsewhere(results, source, feed))
         return [ConsumerStatus(**{name: row[name] for name in names}) for row in rows]
 
 
@@ -68,12 +61,12 @@ def skip(results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed
     Returns the batch's id. Raises BatchNotFinished where there is none, ConsumerBusy while the consumer is at work.
     """
     with translated():
-        batch = ask(source, feed.in_work(watching.position(results, feed)))
+        batch = in_work(results, source, feed)
         if batch is None:
             raise BatchNotFinished(
                 f"{feed.name} has no batch in work: only one that was claimed and not acked can be skipped"
             )
-        ask(results, feed.skip(batch, reason))
+        ask(progress_at(feed, results, source), feed.skip(batch, reason))
     return str(batch["id"])
 
 
@@ -118,24 +111,6 @@ def trim(source: psycopg.Connection[Any], keep: str) -> list[str]:
             return [row[0] for row in source.execute(query).fetchall()]
     except psycopg.DataError as error:
         raise InvalidArgument(f"keep: {keep!r} is no interval: write it as '30 days'") from error
-
-
-def _elsewhere(
-    results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: CommitFeed
-) -> dict[str, Any]:
-    try:
-        lag = watching.lag(results, source, feed, 1000)
-    except (SourceLostTail, SourceRestored, UnknownBranch) as error:
-        return {"held_back_by": str(error)}
-    batch = ask(source, feed.in_work(watching.position(results, feed))) or {}
-    return {
-        "ready": lag.ready,
-        "ready_exact": lag.ready_exact,
-        "oldest_seconds": lag.ready_age,
-        "faults": lag.faults,
-        "batch_id": batch.get("id"),
-        "attempt": batch.get("attempt"),
-    }
 
 
 def _call(connection: psycopg.Connection[Any], function: str, feed: CommitFeed, *arguments: Any) -> Any:

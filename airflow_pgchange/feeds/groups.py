@@ -9,11 +9,11 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import select
-from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored, UnknownConsumer, translated
+from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.event import EventFeed
+from airflow_pgchange.feeds.looking import elsewhere
 
 Connection = psycopg.Connection[Any]
 
@@ -26,7 +26,7 @@ def status(results: Connection, source: Connection) -> list[dict[str, Any]]:
     for row in rows:
         row["held_back_by"] = None
         if source is not results:
-            row.update(_elsewhere(results, source, EventFeed(row["group_id"])))
+            row.update(elsewhere(results, source, EventFeed(row["group_id"])))
     return rows
 
 
@@ -59,22 +59,3 @@ def drop(results: Connection, source: Connection, feed: EventFeed) -> None:
         )
         if source is not results and ask(source, left):
             ask(source, select("pgmb.drop_group", feed.group))
-
-
-def _elsewhere(results: Connection, source: Connection, feed: EventFeed) -> dict[str, Any]:
-    """What only the database of the events knows."""
-    unknown = dict.fromkeys(("ready", "ready_exact", "oldest_seconds", "waiting", "faults"))
-    try:
-        lag = watching.lag(results, source, feed, 1000)
-    except (SourceLostTail, SourceRestored, UnknownConsumer) as error:
-        return {**unknown, "held_back_by": str(error)}
-    batch = ask(source, feed.in_work(watching.position(results, feed))) or {}
-    return {
-        "ready": lag.ready,
-        "ready_exact": lag.ready_exact,
-        "oldest_seconds": lag.ready_age,
-        "waiting": lag.waiting,
-        "faults": lag.faults,
-        "batch_id": batch.get("id"),
-        "attempt": batch.get("attempt"),
-    }

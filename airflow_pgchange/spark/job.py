@@ -18,6 +18,7 @@ from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.merge import validate, write_manifest
+from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
 from airflow_pgchange.feeds.tables import Attached
 from airflow_pgchange.feeds.tube import TubeFeed
@@ -36,6 +37,7 @@ SMALL = 20_000
 seconds to start."""
 EVENT_COLUMNS = ("event_id", "topic")
 CORRUPT = "pgchange_corrupt"
+TEXTS = "map<string,string>"
 
 
 class Job:
@@ -102,6 +104,16 @@ class Job:
         fitting = f.when(parsed[CORRUPT].isNull(), parsed).otherwise(f.raise_error(problem))
         frame = self.changes().select(f.col("id").alias("event_id"), "topic", fitting.alias("payload"))
         return frame.select(*EVENT_COLUMNS, *(f.col("payload")[name].alias(name) for name in fields.names))
+
+    def messages(self) -> DataFrame:
+        """The batch's messages: ``id`` (the iid), ``data``, ``properties`` and ``headers`` as maps of text, ``added``.
+
+        A null in a message is a null in its map. Only of a queue's batch; raises InvalidArgument.
+        """
+        if not isinstance(self.feed, QueueFeed):
+            raise InvalidArgument(f"{self.feed.name} is a {self.feed.kind} feed: only queues have messages")
+        maps = [f.from_json(name, TEXTS).alias(name) for name in ("data", "properties", "headers")]
+        return self.changes().select("id", *maps, "added")
 
     def rows(
         self,

@@ -11,8 +11,9 @@ from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule, watched_of
 from airflow_pgchange.feeds.errors import ServerUnavailable
 from airflow_pgchange.feeds.feed import Goal, progress_at
+from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.triggers.poller import News, Recovered, Trouble, switchboard
-from airflow_pgchange.triggers.watches import BacklogWatch, Payload, PointWatch
+from airflow_pgchange.triggers.watches import BacklogWatch, Payload, PointWatch, ReplyWatch
 
 POLL_INTERVAL = 0.1
 """Seconds between two questions."""
@@ -110,6 +111,38 @@ class PointTrigger(BaseTrigger):
         async with subscribed as subscription:
             async for news in subscription:
                 event = _event(self, self.feed.name, news, once=True)
+                if event is not None:
+                    yield event
+                    return
+
+
+class ReplyTrigger(BaseTrigger):
+    """Fires once, when a message with a given iid is in a queue."""
+
+    def __init__(
+        self, queue: str, iid: str, postgres_conn_id: str, *, poll_interval: float = POLL_INTERVAL
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.queue = queue
+        self.iid = iid
+        self.postgres_conn_id = postgres_conn_id
+        self.poll_interval = poll_interval
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{__name__}.ReplyTrigger", {
+            "queue": self.queue,
+            "iid": self.iid,
+            "postgres_conn_id": self.postgres_conn_id,
+            "poll_interval": self.poll_interval,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        watch = ReplyWatch(QueueFeed(self.queue), self.iid)
+        database = self.postgres_conn_id
+        subscribed = switchboard().subscribe(watch, database, database, self.poll_interval, primary=True)
+        async with subscribed as subscription:
+            async for news in subscription:
+                event = _event(self, self.queue, news, once=True)
                 if event is not None:
                     yield event
                     return

@@ -10,7 +10,9 @@ from psycopg import sql
 
 from airflow_pgchange import metrics
 from airflow_pgchange.feeds.batch import Lag
+from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Goal, Position, Watched
+from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.triggers.alarm import FIRST_PAUSE, LONGEST_PAUSE, Alarm
 
 Payload = dict[str, Any]
@@ -79,6 +81,23 @@ class PointWatch:
     def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
         self.goal = answer["goal"]
         return {"feed": self.feed.name, "passed": True} if answer["passed"] else None
+
+    def unless_at_work(self, held: bool, now: float) -> bool:
+        return True
+
+
+@dataclass
+class ReplyWatch:
+    """Tells, once, that a message is there."""
+
+    feed: QueueFeed
+    iid: str
+
+    def question(self, position: Position | None) -> sql.Composed:
+        return select("mbus.is_msg_exists", self.iid)
+
+    def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
+        return {"feed": self.feed.name, "iid": self.iid} if answer else None
 
     def unless_at_work(self, held: bool, now: float) -> bool:
         return True

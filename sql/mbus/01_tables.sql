@@ -113,6 +113,7 @@ create table mbus.apart (
     wait_part integer,
     wait_id bigint,
     failed boolean not null default false,
+    batch bigint,
     primary key (consumer, id)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 create index apart_due on mbus.apart (consumer, due, id) where wait_consumer is null and not failed;
@@ -121,7 +122,7 @@ create index apart_behind on mbus.apart (wait_consumer, wait_id) where wait_cons
 comment on table mbus.apart is
     'Messages that a consumer''s position went past without handing them out. They can be had from due on, or wait until '
     'wait_consumer has message wait_id: with wait_part, when its position there goes past it; where that is -1, when it is no longer '
-    'apart for that consumer, or no longer in the dmq (consumer 0).';
+    'apart for that consumer, or no longer in the dmq (consumer 0). Those with a batch are in one that a feed claimed.';
 
 create table mbus.receipt (
     queue integer not null,

@@ -124,6 +124,7 @@ begin
     execute format('drop sequence mbus.%I', 'seq$' || known.qname);
     delete from mbus.receipt as r where r.queue = known.id;
     delete from mbus.fault as f where f.qname = known.qname;
+    delete from dead_letter.letter as l where l.kind = 'queue' and l.address ->> 'queue' = known.qname;
     delete from mbus.queue as q where q.id = known.id;
     perform mbus.drop_role(mbus.role_name('post', known.qname));
     perform mbus.drop_role(mbus.role_name('admin', known.qname));
@@ -188,7 +189,14 @@ begin
         mbus.drop_consumer(text, text), mbus.create_temporary_queue(), mbus.create_temporary_consumer(text, text), mbus.clear_tempq(),
         mbus.post_temp(text, hstore, hstore, hstore, timestamp, timestamp), mbus.consume_temp(text),
         mbus.post_dmq(hstore, hstore, hstore, timestamp, timestamp, text), mbus.create_trigger(text, text, text),
-        mbus.drop_trigger(text, text), mbus.create_view(text, text, text, text), mbus.create_run_function(text)
+        mbus.drop_trigger(text, text), mbus.create_view(text, text, text, text), mbus.create_run_function(text),
+        mbus.feed_lock(text, text), mbus.feed_locked(text, text), mbus.feed_position(text, text),
+        mbus.feed_claim(text, text, jsonb, integer, integer), mbus.feed_changes(text, text, jsonb, bigint, bigint),
+        mbus.feed_ack(text, text, jsonb), mbus.feed_in_work(text, text, jsonb),
+        mbus.feed_note_failure(text, text, jsonb, text), mbus.feed_lag(text, text, integer), mbus.feed_point(text),
+        mbus.feed_passed(text, text, jsonb), mbus.feed_skip(text, text, jsonb, text), mbus.skip_batch(text, text, text),
+        mbus.try_again(text, interval, text), mbus.start_saga(jsonb, hstore), mbus.saga_turn(text), mbus.saga_done(text),
+        mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text)
         to public;
 end
 $$;

@@ -71,7 +71,13 @@ begin
             select p.consumer from unnest(message.wanted) as c
             cross join mbus.stands_at(c, mod(message.id, known.consumers_cnt)::integer) as p
             where p.txid = mine and c = any (message.received)
-              and not mbus.passed(message.id, message.txid, p.began, p.began_xids, p.began_ids));
+              and not mbus.passed(message.id, message.txid, p.began, p.began_xids, p.began_ids)
+        ) || array(
+            select a.consumer from mbus.apart as a
+            join mbus.batch as b on b.number = a.batch
+            join mbus.consumer as c on c.id = a.consumer
+            where a.consumer = any (message.wanted) and a.id = message.id
+              and exists (select from mbus.held_slots(known.qname, c.name) as h where h.slot = b.slot and h.mine));
         remains := remains or not message.gone;
     end loop;
     if found = '{}' and remains then

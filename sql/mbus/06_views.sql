@@ -144,7 +144,8 @@ begin
             return message;
         end if;
     end if;
-    select d.* into message from mbus.dmq as d where d.iid = msgiid and mbus.is_admin() order by d.id limit 1;
+    select d.id, d.added, d.iid, d.delayed_until, d.expires, d.received, d.headers, d.properties, d.data into message
+    from mbus.dmq as d where d.iid = msgiid and mbus.is_admin() order by d.id limit 1;
     if message.id is null then
         select t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data into message
         from mbus.tempq as t where t.iid = msgiid;

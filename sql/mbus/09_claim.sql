@@ -92,7 +92,8 @@ begin
         perform mbus.keep(
             c, stands, case when is_cut or is_full then last_id else horizon end, mbus.open_in(seen.now, bound), ends_late,
             seen.finished, last_id);
-        if cardinality(found) >= amt or not is_full then
+        -- Another look would take what this one has found for received, and hand out what waits for it in the same answer.
+        if found <> '{}' or not is_full then
             return found;
         end if;
         most := greatest(amt - cardinality(found), 500);

@@ -100,6 +100,15 @@ begin
         select distinct mbus.part_key(c, mod(i, known.consumers_cnt)::integer) as k from unnest(ids) as i, unnest(consumers) as c
         order by k
     ) as keys;
+    perform pg_advisory_xact_lock_shared(k)
+    from (
+        select distinct mbus.slot_key(known.qname, c.name, b.slot) as k
+        from mbus.apart as a
+        join mbus.batch as b on b.number = a.batch
+        join mbus.consumer as c on c.id = a.consumer
+        where a.consumer = any (consumers) and a.id = any (ids)
+        order by k
+    ) as keys;
     perform pg_advisory_xact_lock(k) from (select mbus.message_key(known.id, i) as k from unnest(ids) as i order by k) as keys;
 end
 $$;
@@ -158,8 +167,7 @@ begin
     end if;
     if message.id is null and mbus.is_admin() then
         delete from mbus.dmq as d where d.id = (select min(x.id) from mbus.dmq as x where x.iid = msgiid)
-        returning d.* into message;
-        perform mbus.wake_up('{0}', array[message.id]) where message.id is not null;
+        returning d.id, d.added, d.iid, d.delayed_until, d.expires, d.received, d.headers, d.properties, d.data into message;
     end if;
     if message.id is null then
         delete from mbus.tempq as t where t.iid = msgiid

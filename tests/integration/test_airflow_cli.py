@@ -13,7 +13,14 @@ import pytest
 from airflow.cli.cli_parser import get_parser
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, TubeFeed
+from airflow_pgchange.feeds import (
+    CommitFeed,
+    ConsumerTransaction,
+    EventFeed,
+    QueueFeed,
+    TopologyFeed,
+    TubeFeed,
+)
 from airflow_pgchange.schema import SYSTEMS
 from airflow_pgchange.topology import TopologyClient
 from demo.postgres import free_port
@@ -150,9 +157,12 @@ def test_trim_says_what_it_did(ledger: str, pgchange: Command) -> None:
         (["status", "--dsn", "host=127.0.0.1 port=1"], "try again"),
         (["skip", "delays", "--dsn", "dbname=x", "--reason", "y"], "delays/0"),
         (["move", "delays/0", "--dsn", "dbname=x", "--to", "tomorrow", "--yes"], "neither"),
-        (["move", "tube:copies/0", "--dsn", "dbname=x", "--to", "now", "--yes"], "a worker of a tube"),
-        (["repair", "tube:copies/0", "--dsn", "dbname=x", "--yes"], "a worker of a tube"),
+        (["move", "tube:copies/0", "--dsn", "dbname=x", "--to", "now", "--yes"], "no watermark"),
+        (["repair", "tube:copies/0", "--dsn", "dbname=x", "--yes"], "pgchange skip"),
         (["drop", "tube:copies/0", "--dsn", "dbname=x", "--yes"], "tube.tube_ensure_absent"),
+        (["drop", "queue:orders/default", "--dsn", "dbname=x", "--yes"], "mbus.drop_consumer"),
+        (["skip", "queue:orders", "--dsn", "dbname=x", "--reason", "y"], "queue:orders/default"),
+        (["skip", "events:", "--dsn", "dbname=x", "--reason", "y"], "events:mails"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do(pgchange: Command, arguments: list[str], advice: str) -> None:
@@ -316,6 +326,31 @@ def test_a_group_whose_source_lost_its_tail_is_shown_as_held_back(
     assert "lost its latest transactions" in found["held_back_by"]
 
 
+@pytest.mark.parametrize("where", ["beside", "elsewhere"])
+def test_a_consumer_of_a_topology_is_shown_repaired_moved_and_dropped(
+    db: str, other_db: str, connect_to: Callable[..., Any], pgchange: Command, where: str
+) -> None:
+    source = db if where == "beside" else other_db
+    make_catalogue(connect_to(source))
+    with ConsumerTransaction(TopologyFeed("watcher"), db, source) as consumer:
+        batch = consumer.claim(2)
+        assert batch is not None
+        consumer.ack()
+    options = ["--dsn", db] + (["--source-dsn", source] if source != db else [])
+    (found,) = pgchange("status", *options)
+    assert (found["consumer"], found["held_back_by"]) == ("topology:watcher", None)
+    ahead = found["ready"]
+    pgchange("move", "topology:watcher", *options, "--to", "beginning", "--yes")
+    assert pgchange("status", *options)[0]["ready"] == ahead + 2
+    pgchange("move", "topology:watcher", *options, "--to", "now", "--yes")
+    assert pgchange("status", *options)[0]["ready"] == 0
+    with pytest.raises(SystemExit, match="beginning or now"):
+        pgchange("move", "topology:watcher", *options, "--to", "2026-01-31T12:00:00+00:00", "--yes")
+    assert pgchange("repair", "topology:watcher", *options, "--yes")[0]["from_here_on"]
+    pgchange("drop", "topology:watcher", *options, "--yes")
+    assert pgchange("status", *options) == []
+
+
 def test_the_topology_relay_serves_until_it_is_stopped(db: str) -> None:
     with psycopg.connect(db, autocommit=True) as connection:
         make_catalogue(connection)
@@ -356,3 +391,19 @@ def test_a_topology_relay_that_cannot_serve_says_why(db: str, options: list[str]
     with pytest.raises(SystemExit) as caught:
         args.func(args)
     assert reason in failed(caught)
+
+
+def test_a_consumer_of_a_queue_is_shown_and_gives_up_a_batch(
+    db: str, connect: Connect, pgchange: Command
+) -> None:
+    connection = connect()
+    connection.execute("select mbus.create_queue('orders', 4), mbus.post('orders', 'n=>1')")
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(QueueFeed("orders"), db) as consumer:
+        consumer.claim(10)
+        raise ZeroDivisionError
+    (found,) = pgchange("status", "--dsn", db)
+    assert (found["consumer"], found["ready"], found["attempt"]) == ("queue:orders/default", 1, 1)
+    pgchange("skip", "queue:orders/default", "--dsn", db, "--reason", "cannot be parsed")
+    (found,) = pgchange("status", "--dsn", db)
+    assert (found["ready"], found["batch_id"]) == (0, None)
+    assert connection.execute("select reason from dead_letter.list()").fetchone() == ("cannot be parsed",)

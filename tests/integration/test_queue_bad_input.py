@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from airflow_pgchange.feeds.errors import InvalidArgument
 from tests.queues import consumer, drain, fill, make
 
 
@@ -80,7 +81,7 @@ def test_hstore_may_live_in_any_schema(bare_db, connect_to):
     connection = connect_to(bare_db)
     connection.execute('create schema "Odd one"')
     connection.execute('create extension hstore schema "Odd one"')
-    schema.install(connection, ["mbus"])
+    schema.install(connection, ["dead_letters", "mbus"])
     make(connection)
     connection.execute("select mbus.create_consumer('c', 'q', $$data->'n' = '1'$$)")
     connection.execute("select mbus.post_q('n=>1'), mbus.post_q('n=>2', headers => 'consume_after=>{q.1}')")
@@ -105,3 +106,11 @@ def test_uninstalling_takes_the_queues_and_roles_and_nobody_elses(db, connect_to
     assert connection.execute(mine, ["mbus_mine"]).fetchall() == [("mbus_mine",)]
     connection.execute("drop role mbus_mine")
     assert connection.execute("select from pg_extension where extname = 'hstore'").fetchall() == [()]
+
+
+def test_the_dead_letters_are_not_removed_from_under_the_queues(db, connect_to):
+    from airflow_pgchange import schema
+
+    connection = connect_to(db)
+    with pytest.raises(InvalidArgument, match="mbus needs dead_letters"):
+        schema.uninstall(connection, ["dead_letters", "pubsub", "tube", "pgmb"])

@@ -371,3 +371,15 @@ def test_a_repeatable_read_transaction_is_told_that_it_cannot_consume(q):
     q.execute("set default_transaction_isolation = 'repeatable read'")
     with pytest.raises(psycopg.Error, match="read committed"):
         consume(q)
+
+
+def test_a_successor_far_behind_many_that_are_delayed_is_not_in_one_answer_with_its_predecessor(connect):
+    connection = connect()
+    make(connection)
+    first = post(connection, 1)
+    connection.execute(
+        "select mbus.post('q', 'n=>0', delayed_until => '2100-01-01') from generate_series(1, 1200)"
+    )
+    post(connection, 2, after=[first])
+    assert consumen(connection, 1000) == ["1"]
+    assert consumen(connection, 1000) == ["2"]

@@ -5,6 +5,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from airflow_pgchange import letters
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
+from airflow_pgchange.feeds.draining import Plan
+from airflow_pgchange.feeds.draining import drain as drain_feed
+from airflow_pgchange.feeds.errors import PermissionDenied
 from tests.queues import consumer, drain, make, post, there
 
 DENIED = "Access denied"
@@ -20,6 +25,9 @@ CONSUME = {
     "mbus.consumen_q_by_default(3)",
     "mbus.take_from_q_by_default('q.1')",
     "mbus.consume('q')",
+    "mbus.feed_lag('q', 'default', 1)",
+    "mbus.feed_in_work('q', 'default', '{}')",
+    "mbus.feed_changes('q', 'default', '{}', 0, 1)",
 }
 LOOK = {
     "mbus.take('q.1')",
@@ -28,6 +36,8 @@ LOOK = {
     "mbus.is_msg_exists('q.1')",
     "mbus.estimated_messages('q')",
     "mbus.create_temporary_consumer('q')",
+    "mbus.feed_point('q')",
+    "mbus.saga_turn('q.1')",
 }
 OTHER = {"mbus.consume_q_by_other()", "mbus.consumen_q_by_other(3)", "mbus.consume('q', 'other')"}
 KEEP = {"mbus.clear_queue_q()", "mbus.create_consumer('new', 'q')", "mbus.drop_consumer('other', 'q')"}
@@ -175,13 +185,13 @@ def test_an_owner_who_may_not_make_roles_has_queues_without_them(bare_db, cluste
     admin.execute("create extension hstore")
     admin.execute(f"grant create on database {admin.info.dbname} to {who.name}")
     connection = connect_to(cluster.conninfo(admin.info.dbname, who.name))
-    schema.install(connection, ["mbus"])
+    schema.install(connection, ["dead_letters", "mbus"])
     make(connection)
     post(connection, 1)
     assert drain(connection) == ["1"]
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not make roles"):
         make(connection, "r", roles=True)
-    schema.uninstall(connection, ["mbus"])
+    schema.uninstall(connection, ["mbus", "dead_letters"])
 
 
 def test_a_view_lends_the_rights_of_its_queue(owner, role, connect_to):
@@ -214,3 +224,32 @@ def test_a_queue_without_roles_follows_execute_on_its_functions(connect, role, c
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=DENIED):
         session.execute("select mbus.take('q.1')")
     assert drain(connection) == ["1", "2"]
+
+
+def test_a_consumers_role_works_its_feed_and_keeps_its_letters(owner, role, connect_to):
+    who, other = role("user"), role("user")
+    for one, name in ((who, "default"), (other, "other")):
+        owner.execute(f"grant mbus_{owner.info.dbname}_consume_q_by_{name} to {one.name}")
+        owner.execute("select mbus.grant_keeper(%s::regrole)", [one.name])
+    post(owner, 1)
+
+    def fail(transaction, batch):
+        raise ValueError("poison")
+
+    drained = drain_feed(Plan(QueueFeed("q"), who.conninfo, max_attempts=1, on_give_up="dead_letter"), fail)
+    assert letters.listed(connect_to(other.conninfo)) == []
+    session = connect_to(who.conninfo)
+    assert tuple(letter.id for letter in letters.listed(session)) == drained.letters
+    letters.again(session, ids=list(drained.letters))
+    with ConsumerTransaction(QueueFeed("q"), who.conninfo) as transaction:
+        assert transaction.claim(10).count == 1
+        transaction.ack()
+
+
+def test_a_role_without_the_right_has_no_feed(owner, role):
+    post(owner, 1)
+    with (
+        pytest.raises(PermissionDenied, match=DENIED),
+        ConsumerTransaction(QueueFeed("q"), role("user").conninfo) as transaction,
+    ):
+        transaction.claim(10)

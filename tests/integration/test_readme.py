@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from airflow_pgchange.feeds import TubeFeed
+from tests.readme import ROOT, blocks
 from tests.spark_session import batch_of
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def blocks(language, page="README.md"):
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
 def test_the_dag_is_the_one_in_dags():

@@ -78,10 +78,10 @@ def test_a_system_that_another_needs_is_not_removed_alone(db, connect_to):
     assert "revision" in schemas(connection)
 
 
-@pytest.mark.parametrize("kept", ["pubsub", "tube", "pgmb", "topology"])
+@pytest.mark.parametrize("kept", ["pubsub", "tube", "pgmb", "mbus", "topology"])
 def test_the_dead_letters_are_not_removed_alone(db, connect_to, kept):
     connection = connect_to(db)
-    others = {"pubsub", "tube", "pgmb", "topology"} - {kept}
+    others = {"pubsub", "tube", "pgmb", "mbus", "topology"} - {kept}
     with pytest.raises(InvalidArgument, match=f"{kept} needs dead_letters"):
         schema.uninstall(connection, ["dead_letters", *others])
     assert "dead_letter" in schemas(connection)

@@ -37,6 +37,15 @@ insert into movement (kind, flight_date, carrier, flight, origin, dest, at, dela
     ('cancellation', '2013-01-01', 'AA', 3, 'JFK', 'MIA', '2013-01-01 10:00', null);
 """
 
+TOURS = """
+create table tour (id bigint primary key, state text not null);
+create table offer (what text primary key, free integer not null);
+create table booking (tour_id bigint, what text, primary key (tour_id, what));
+insert into tour values (7, 'wanted');
+insert into offer select what, 1 from unnest(
+    '{room, flight_there, flight_back, transfer_to_hotel, transfer_from_hotel}'::text[]) as what;
+"""
+
 
 @pytest.fixture
 def airline(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psycopg.Connection[Any]:
@@ -74,6 +83,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
         "tube_replay",
         "tube_backfill",
         "event_handlers",
+        "tour_booking",
     }
 
 
@@ -223,3 +233,17 @@ def test_event_handlers_keep_each_change_of_a_table_once(
         ("public.flight.update", {"id": 2, "tail": None}),
         ("public.flight.delete", {"id": 1, "tail": "N1"}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("free", "state", "bookings"), [(1, "booked", 5), (0, "cancelled: flight_back is booked up", 0)]
+)
+def test_tour_booking_books_all_or_nothing(
+    example: Example, airline: psycopg.Connection[Any], free: int, state: str, bookings: int
+) -> None:
+    airline.execute(TOURS)
+    airline.execute("update offer set free = %s where what = 'flight_back'", [free])
+    assert set(states(example("tour_booking").test(run_conf={"tour_id": 7})).values()) == {"success"}
+    assert airline.execute("select state from tour").fetchone() == (state,)
+    assert airline.execute("select count(*) from booking where tour_id = 7").fetchone() == (bookings,)
+    assert airline.execute("select sum(free) from offer").fetchone() == (4 + free - bookings,)

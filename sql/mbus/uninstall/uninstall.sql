@@ -11,3 +11,4 @@ begin
 end
 $$;
 drop schema mbus cascade;
+delete from dead_letter.kind where schema = 'mbus';

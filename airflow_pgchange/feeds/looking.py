@@ -1,0 +1,40 @@
+"""What only the database of the changes knows of a consumer whose progress is in another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.feeds import watching
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer
+from airflow_pgchange.feeds.feed import Feed
+
+Connection = psycopg.Connection[Any]
+UNKNOWN = dict.fromkeys(("ready", "ready_exact", "oldest_seconds", "waiting", "faults"))
+
+
+def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, Any]:
+    """Lag and batch in work. ``ready`` is exact up to 1,000; ``held_back_by`` says where a person must decide first, and
+    then the lag is None."""
+    try:
+        lag = watching.lag(results, source, feed, 1000)
+    except (SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
+        return {**UNKNOWN, "held_back_by": str(error)}
+    batch = in_work(results, source, feed) or {}
+    return {
+        "ready": lag.ready,
+        "ready_exact": lag.ready_exact,
+        "oldest_seconds": lag.ready_age,
+        "waiting": lag.waiting,
+        "faults": lag.faults,
+        "batch_id": batch.get("id"),
+        "attempt": batch.get("attempt"),
+    }
+
+
+def in_work(results: Connection, source: Connection, feed: Feed) -> dict[str, Any] | None:
+    """The batch that was claimed and not acked, as its row of ``claim``; None where there is none."""
+    batch: dict[str, Any] | None = ask(source, feed.in_work(watching.position(results, feed)))
+    return batch

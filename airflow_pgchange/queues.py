@@ -1,0 +1,210 @@
+"""Message queues from Python: posting, asking and waiting for the answer, trying again, clearing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.feeds import watching
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.errors import InvalidArgument, translated
+from airflow_pgchange.feeds.feed import NOWHERE
+from airflow_pgchange.feeds.queue import QueueFeed
+
+Texts = Mapping[str, str | None]
+"""What an hstore holds."""
+REPLY_TO, REPLY_IID, IN_REPLY_TO = "reply_to", "reply_iid", "in_reply_to"
+"""The properties by which a request names the queue and the iid of its answer, and an answer its request."""
+
+
+def as_hstore(values: Texts) -> str:
+    """A mapping of texts or None as PostgreSQL reads an hstore. Raises InvalidArgument for anything else."""
+    for key, value in values.items():
+        if not isinstance(key, str) or not isinstance(value, str | None):
+            raise InvalidArgument(
+                f"a message has texts or None by name, not {key!r}: {value!r}: make it a text"
+            )
+    return ", ".join(
+        f"{_quoted(key)}=>{'NULL' if value is None else _quoted(value)}" for key, value in values.items()
+    )
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is posted. ``after``: the iids of messages that must be received before it. It is delivered after ``delay``,
+    and not once ``lifetime`` has passed."""
+
+    data: Texts
+    properties: Texts | None = None
+    headers: Texts | None = None
+    after: Sequence[str] = ()
+    delay: timedelta | None = None
+    lifetime: timedelta | None = None
+
+    def stored_headers(self) -> Texts | None:
+        if not self.after:
+            return self.headers
+        return {**(self.headers or {}), "consume_after": "{" + ",".join(self.after) + "}"}
+
+
+def post(connection: psycopg.Connection[Any], queue: str, message: Message, iid: str | None = None) -> str:
+    """Post a message to a queue, in the transaction of ``connection``; returns its iid, which is ``iid`` if given."""
+    at = "(pg_catalog.clock_timestamp() operator(pg_catalog.+) {}::pg_catalog.interval)::pg_catalog.timestamp"
+    texts = (message.data, message.stored_headers(), message.properties)
+    arguments: list[sql.Composable] = [
+        sql.Literal(queue),
+        *(sql.Literal(None if one is None else as_hstore(one)) for one in texts),
+        *(sql.SQL(at).format(time) for time in (message.delay, message.lifetime)),
+        sql.Literal(iid),
+    ]
+    return str(ask(connection, sql.SQL("select mbus.post({})").format(sql.SQL(", ").join(arguments))))
+
+
+def try_again(
+    connection: psycopg.Connection[Any], iid: str, after: timedelta, error: str | None = None
+) -> int:
+    """Put a message back that this transaction received, to come again after a time under its iid.
+
+    Its property ``tries`` counts, ``error`` says what it failed on. Returns which try the next one is.
+    """
+    return int(ask(connection, select("mbus.try_again", iid, after, error)))
+
+
+def temporary(connection: psycopg.Connection[Any]) -> str:
+    """Make a queue that lives as long as the session of ``connection``, not behind a pooler that shares sessions."""
+    return str(ask(connection, select("mbus.create_temporary_queue")))
+
+
+def new_iid(connection: psycopg.Connection[Any], queue: str) -> str:
+    """An iid for a message that is to be posted to a queue."""
+    return str(ask(connection, select("mbus.get_iid", queue)))
+
+
+def request(
+    connection: psycopg.Connection[Any],
+    queue: str,
+    message: Message,
+    reply_queue: str,
+    reply_iid: str | None = None,
+) -> str:
+    """Post a message that asks for an answer in a queue; returns its iid.
+
+    In a temporary queue the answer is whatever ``consume`` finds. In any other it has the iid ``reply_iid``, is there for
+    ``take``, and nobody may consume from that queue.
+    """
+    wanted = {REPLY_TO: reply_queue} if reply_iid is None else {REPLY_TO: reply_queue, REPLY_IID: reply_iid}
+    return post(connection, queue, replace(message, properties={**(message.properties or {}), **wanted}))
+
+
+def answer(
+    connection: psycopg.Connection[Any], iid: str, properties: Texts | None, data: Texts
+) -> str | None:
+    """Post the answer to a request, given its iid and properties; None where it wants none."""
+    wanted = properties or {}
+    queue = wanted.get(REPLY_TO)
+    if queue is None:
+        return None
+    return post(connection, queue, Message(data, {IN_REPLY_TO: iid}), wanted.get(REPLY_IID))
+
+
+def take(connection: psycopg.Connection[Any], iid: str) -> dict[str, str | None] | None:
+    """Receive a message by its iid, for all its consumers; its data, None where it is not there."""
+    return _data(connection, call("mbus.take", iid))
+
+
+def consume(connection: psycopg.Connection[Any], queue: str) -> dict[str, str | None] | None:
+    """Receive a message of a queue, also of a temporary one; its data, None where there is none."""
+    return _data(connection, call("mbus.consume", queue))
+
+
+def _data(connection: psycopg.Connection[Any], message: sql.Composed) -> dict[str, str | None] | None:
+    # The extension may be in any schema: its operators are not called by name here.
+    found: dict[str, str | None] | None = ask(
+        connection,
+        sql.SQL("select m.data::pg_catalog.json from {} as m where m.id is not null").format(message),
+    )
+    return found
+
+
+def clear(connection: psycopg.Connection[Any], names: Sequence[str] | None = None) -> dict[str, int]:
+    """Delete from queues what expired, what no selector matches and what everybody has received, each in a transaction of
+    its own; None: from all. Returns about how many messages are left in each."""
+    with translated():
+        known = [
+            row[0] for row in connection.execute("select qname from mbus.queue order by qname").fetchall()
+        ]
+    if unknown := set(names or ()) - set(known):
+        raise InvalidArgument(f"there is no queue {', '.join(sorted(unknown))}: mbus.queue lists them")
+    left = {}
+    for queue in known if names is None else names:
+        ask(connection, sql.SQL("select {}").format(call(f"mbus.clear_queue_{queue}")))
+        left[queue] = int(ask(connection, select("mbus.estimated_messages", queue)))
+    return left
+
+
+@dataclass(frozen=True)
+class ConsumerStatus:
+    """One consumer of a queue. Ages in seconds; ``ready`` exact up to 1,000; ``batch_id`` is the oldest that was claimed
+    and is neither acked nor at work."""
+
+    queue: str
+    name: str
+    ready: int
+    ready_exact: bool
+    oldest_seconds: float | None
+    waiting: int
+    faults: int
+    at_work: bool
+    batch_id: str | None
+    attempt: int | None
+    updated_at: datetime | None
+
+    @property
+    def feed(self) -> QueueFeed:
+        return QueueFeed(self.queue, self.name)
+
+
+def status(connection: psycopg.Connection[Any]) -> list[ConsumerStatus]:
+    """Every consumer of every queue of this database."""
+    with translated():
+        rows = connection.execute("select qname, name from mbus.consumer order by qname, name").fetchall()
+    return [_status(connection, QueueFeed(queue, name)) for queue, name in rows]
+
+
+def _status(connection: psycopg.Connection[Any], feed: QueueFeed) -> ConsumerStatus:
+    lag = watching.lag(connection, connection, feed, 1000)
+    batch = ask(connection, feed.in_work(NOWHERE)) or {}
+    return ConsumerStatus(
+        feed.queue,
+        feed.consumer,
+        lag.ready,
+        lag.ready_exact,
+        lag.ready_age,
+        lag.waiting,
+        lag.faults,
+        ask(connection, feed.locked()),
+        batch.get("id"),
+        batch.get("attempt"),
+        None if not batch else datetime.fromisoformat(batch["claimed_at"]),
+    )
+
+
+def look_after(connection: psycopg.Connection[Any]) -> list[str]:
+    """Delete what everybody has received, what expired, and temporary queues whose sessions ended; says how much."""
+    deleted = ask(connection, select("mbus.maintain"))
+    return [f"queues: deleted {deleted} messages that were received or expired"] if deleted else []
+
+
+def troubles(connection: psycopg.Connection[Any]) -> list[str]:
+    """What a person should look at: selectors and batches that fail, and sagas that are stuck."""
+    return [row[0] for row in connection.execute("select mbus.troubles()").fetchall()]

@@ -1,0 +1,163 @@
+-- The feed of a consumer: batches that are claimed, kept with their attempts, read in parts, and received at the ack.
+--
+-- A claim is committed before its batch is processed: its messages stay apart for the consumer, so no other hands them out, and
+-- they count as received only when the batch is acked. Each worker of a consumer holds one lock, its slot; a batch belongs to
+-- the slot of its worker. A batch whose slot nobody holds is the next that is claimed, whoever claims.
+
+create table mbus.batch (
+    number bigint generated always as identity primary key,
+    consumer integer not null references mbus.consumer on delete cascade,
+    slot integer not null,
+    batch jsonb not null,
+    attempt integer not null default 1,
+    error text,
+    count bigint not null,
+    lowest bigint not null,
+    highest bigint not null,
+    claimed_at timestamptz not null default clock_timestamp()
+);
+create index on mbus.batch (consumer, number);
+comment on table mbus.batch is
+    'Batches that workers of a consumer''s feed claimed and did not ack: their messages are in mbus.apart between lowest and highest.';
+
+create function mbus.slot_key(qname text, cname text, slot integer) returns bigint
+language sql immutable
+as $$ select pg_catalog.hashtextextended(pg_catalog.concat_ws('/', 'mbus slot', qname, cname), slot) $$;
+comment on function mbus.slot_key(text, text, integer) is 'The lock of one worker of a consumer''s feed.';
+
+create function mbus.feed_lock(qname text, cname text) returns boolean
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    for slot in 0..63 loop
+        if pg_try_advisory_xact_lock(mbus.slot_key(qname, cname, slot)) then
+            return true;
+        end if;
+    end loop;
+    return false;
+end
+$$;
+comment on function mbus.feed_lock(text, text) is
+    'Take one of the 64 places that workers of a consumer''s feed have, until the transaction ends. It reads no table, so that nothing '
+    'but the lock is held.';
+
+create function mbus.held_slots(qname text, cname text) returns table (slot integer, mine boolean)
+language sql stable rows 2
+set search_path from current
+as $$
+    select s.slot, bool_or(l.pid = pg_backend_pid())
+    from generate_series(0, 63) as s(slot)
+    cross join lateral (select mbus.slot_key(qname, cname, s.slot) as key) as k
+    join pg_locks as l
+        on l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+       and (l.classid::bigint << 32 | l.objid::bigint) = k.key
+    group by s.slot
+$$;
+comment on function mbus.held_slots(text, text) is 'The slots that are held, and whether this session is among those who do.';
+
+create function mbus.feed_locked(qname text, cname text) returns boolean
+language sql stable security definer
+set search_path from current
+as $$
+    select exists (select from mbus.held_slots(qname, cname))
+$$;
+comment on function mbus.feed_locked(text, text) is 'Whether any worker of a consumer''s feed is at work.';
+
+create function mbus.feed_consumer(qname text, cname text) returns mbus.consumer
+language plpgsql stable
+set search_path from current
+as $$
+declare
+    c mbus.consumer := (select x from mbus.consumer as x where x.qname = feed_consumer.qname and x.name = cname);
+begin
+    if c.id is null then
+        raise exception using errcode = 'PC002',
+            message = case when exists (select from mbus.queue as q where q.qname = feed_consumer.qname)
+                           then format('unknown consumer:%s', cname) else format('Unknown queue:%s', qname) end,
+            hint = 'mbus.create_queue() and mbus.create_consumer() make them, mbus.queue and mbus.consumer list them';
+    end if;
+    perform mbus.demand('consume', qname, cname);
+    return c;
+end
+$$;
+comment on function mbus.feed_consumer(text, text) is 'The consumer of a feed, by whom this session may consume; any other is refused.';
+
+create function mbus.feed_position(qname text, cname text) returns jsonb
+language sql stable security definer
+set search_path from current
+as $$
+    select jsonb_build_object(
+        'schema', (select max(i.version) from mbus.installed as i), 'consumer', c.id,
+        'slot', (select min(h.slot) from mbus.held_slots(qname, cname) as h where h.mine),
+        'version', (select sum(p.version) from generate_series(0, q.consumers_cnt - 1) as g(part) cross join mbus.stands_at(c.id, g.part) as p))
+    from mbus.consumer as c join mbus.queue as q using (qname) where c.qname = feed_position.qname and c.name = cname
+$$;
+comment on function mbus.feed_position(text, text) is 'A consumer, the slot that this session holds, and version, which is another after each claim of new messages; null where there is '
+    'no consumer of this name.';
+
+create function mbus.pending(qname text, c mbus.consumer, slot integer) returns setof mbus.batch
+language sql stable
+set search_path from current
+as $$
+    select b.* from mbus.batch as b
+    where b.consumer = c.id
+      and (b.slot = pending.slot or b.slot not in (select h.slot from mbus.held_slots(qname, c.name) as h))
+    order by b.slot is distinct from pending.slot, b.number
+$$;
+comment on function mbus.pending(text, mbus.consumer, integer) is
+    'The batches of a consumer that were claimed and are not at work, that of a slot first.';
+
+create function mbus.adopt(qname text, c mbus.consumer, new_slot integer, max_attempts integer) returns mbus.batch
+language plpgsql
+set search_path from current
+as $$
+declare
+    mark mbus.batch;
+begin
+    loop
+        -- What another worker adopts meanwhile is locked, or at work when this comes to it.
+        select b.* into mark from mbus.batch as b
+        where b.consumer = c.id
+          and (b.slot = new_slot or b.slot not in (select h.slot from mbus.held_slots(qname, c.name) as h))
+        order by b.slot <> new_slot, b.number
+        limit 1
+        for update skip locked;
+        exit when mark.number is null;
+        if mark.count = (
+            select count(*) from mbus.apart as a
+            where a.consumer = c.id and a.batch = mark.number and a.id between mark.lowest and mark.highest)
+        then
+            if mark.attempt >= max_attempts then
+                raise exception using errcode = 'PC010',
+                    message = format('batch %s of queue:%s/%s has failed, at attempt %s', mark.batch ->> 'id', qname, c.name, mark.attempt),
+                    hint = 'mend what it fails on and raise max_attempts, or give it up: mbus.skip_batch()';
+            end if;
+            update mbus.batch as b set attempt = b.attempt + 1, slot = new_slot, claimed_at = clock_timestamp()
+            where b.number = mark.number
+            returning b.* into mark;
+            exit;
+        end if;
+        perform mbus.dissolve(mbus.queue_named(qname), mark);
+    end loop;
+    return mark;
+end
+$$;
+comment on function mbus.adopt(text, mbus.consumer, integer, integer) is
+    'The next batch that was claimed and is not at work, as this slot''s, with the attempt counted; null for none.';
+
+create function mbus.dissolve(known mbus.queue, mark mbus.batch) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    execute format(
+        'update mbus.apart as a set batch = null, due = ''-infinity'', expires = l.expires from mbus.%I as l '
+        'where a.consumer = $1 and a.batch = $2 and a.id between $3 and $4 and l.id = a.id', 'log$' || known.qname)
+    using mark.consumer, mark.number, mark.lowest, mark.highest;
+    delete from mbus.batch as b where b.number = mark.number;
+end
+$$;
+comment on function mbus.dissolve(mbus.queue, mbus.batch) is
+    'Hand the messages of a batch back to its consumer: some of them were taken from it, so it is no longer the same.';

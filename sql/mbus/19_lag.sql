@@ -1,0 +1,150 @@
+-- How far a consumer is behind, looked at without claiming.
+
+create function mbus.can_be_had(s mbus.picked) returns boolean
+language sql stable
+set search_path from current
+as $$
+    select s.ok and coalesce(s.due <= clock_timestamp(), true) and (s.after is null or mbus.obstacle(s.after::text[]) is null)
+$$;
+comment on function mbus.can_be_had(mbus.picked) is 'Whether a message that has a delay or predecessors can be received now.';
+
+create function mbus.ahead_in_log(known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out more boolean)
+language plpgsql
+set search_path from current
+as $$
+declare
+    seen mbus.seen := mbus.look(
+        known, c, mbus.stand(c, known.consumers_cnt, array(select generate_series(0, known.consumers_cnt - 1))),
+        9223372036854775807, upto + 1);
+begin
+    waiting := array(select s.id from unnest(seen.special) as s where not mbus.can_be_had(s));
+    ready := array(select abs(i) from unnest(seen.ids) as i where abs(i) <> all (waiting));
+    more := cardinality(seen.ids) > upto;
+end
+$$;
+comment on function mbus.ahead_in_log(mbus.queue, integer, integer) is
+    'The messages that a consumer would come upon first, at most upto and one: those that it can have and those that it cannot yet.';
+
+create function mbus.ahead_apart(known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[])
+language plpgsql
+set search_path from current
+as $$
+declare
+    free bigint[] := mbus.set_free(c, array(select generate_series(0, known.consumers_cnt - 1)), upto + 1);
+begin
+    ready := array(
+        select a.id from mbus.apart as a
+        where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity'
+          and coalesce(a.expires > clock_timestamp(), true)
+        order by a.id limit upto + 1)
+        || array(
+            select a.id from mbus.apart as a
+            where a.consumer = c and a.id = any (free) and a.batch is null and not a.failed and coalesce(a.expires > clock_timestamp(), true)
+              and (a.wait_consumer is not null or a.due > '-infinity')
+              and (a.after is null or mbus.obstacle(a.after::text[]) is null));
+    waiting := array(
+        select w.id from (
+            (select a.id from mbus.apart as a
+             where a.consumer = c and a.wait_consumer is null and not a.failed and a.due > '-infinity' and a.due < 'infinity'
+             order by a.due limit upto + 1)
+            union all
+            (select a.id from mbus.apart as a where a.consumer = c and a.wait_consumer is not null
+             order by a.wait_consumer, a.wait_part, a.wait_id limit upto + 1)
+        ) as w
+        where w.id <> all (ready));
+end
+$$;
+comment on function mbus.ahead_apart(mbus.queue, integer, integer) is
+    'Of a consumer''s messages that are apart, at most upto and one of each kind, those that it can have and those that it cannot yet.';
+
+create function mbus.feed_lag(qname text, cname text, upto integer) returns jsonb
+language plpgsql volatile security definer
+set search_path from current
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_mergejoin = off
+set enable_hashjoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    c mbus.consumer := mbus.feed_consumer(qname, cname);
+    known mbus.queue := mbus.queue_named(qname);
+    log record;
+    apart record;
+    left_over record;
+    ready bigint;
+    waiting bigint;
+    ages timestamptz[];
+begin
+    if upto < 0 then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    -- A few more than asked for: among the first there may be such as have to wait.
+    log := mbus.ahead_in_log(known, c.id, least(greatest(upto, 1000), 1000000));
+    apart := mbus.ahead_apart(known, c.id, upto);
+    select coalesce(sum(b.count), 0) as counted, min((b.batch ->> 'oldest')::timestamptz) as oldest into left_over
+    from mbus.pending(qname, c, null) as b;
+    ready := cardinality(log.ready) + cardinality(apart.ready) + left_over.counted;
+    waiting := cardinality(log.waiting) + cardinality(apart.waiting);
+    -- Behind a thousand that wait there may be one that does not: only a claim puts them out of the way.
+    if log.more then
+        ready := greatest(ready, 1, upto + 1, (
+            select pg_sequence_last_value(known.seq::regclass) - min(d) from unnest(mbus.dones(c.id)) as d));
+    end if;
+    execute format('select array[(select min(l.added) from mbus.%1$I as l where l.id = any ($1)), '
+        '(select min(l.added) from mbus.%1$I as l where l.id = any ($2))]', 'log$' || qname)
+    into ages using (log.ready || apart.ready), (log.waiting || apart.waiting);
+    ages[1] := least(ages[1], left_over.oldest);
+    return jsonb_build_object(
+        'ready', ready, 'ready_exact', not log.more and cardinality(apart.ready) <= upto,
+        'ready_age', greatest(extract(epoch from clock_timestamp() - ages[1]), 0),
+        'waiting', waiting, 'waiting_exact', not log.more and cardinality(apart.waiting) <= upto,
+        'waiting_age', greatest(extract(epoch from clock_timestamp() - ages[2]), 0),
+        'faults', (select count(*) from (
+            select from mbus.fault as f where f.qname = feed_lag.qname and f.consumer = cname limit 1000) as x));
+end
+$$;
+comment on function mbus.feed_lag(text, text, integer) is
+    'How many messages a claim of this consumer would find now, and how many wait: for their time or for another message. Batches at '
+    'work count as neither.';
+
+create function mbus.feed_point(qname text) returns jsonb
+language plpgsql stable security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+begin
+    perform mbus.demand('consume', qname);
+    return jsonb_build_object(
+        'snapshot', pg_current_snapshot(), 'upto', coalesce(pg_sequence_last_value(known.seq::regclass), 0));
+end
+$$;
+comment on function mbus.feed_point(text) is 'All messages that are in a queue now, as a goal.';
+
+create function mbus.feed_passed(qname text, cname text, goal jsonb) returns jsonb
+language plpgsql volatile security definer
+set search_path from current
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    c mbus.consumer := mbus.feed_consumer(qname, cname);
+    known mbus.queue := mbus.queue_named(qname);
+    upto bigint := goal ->> 'upto';
+    seen mbus.seen;
+    found_one boolean;
+begin
+    seen := mbus.look(
+        known, c.id, mbus.stand(c.id, known.consumers_cnt, array(select generate_series(0, known.consumers_cnt - 1))), upto, 1000);
+    execute format(
+        'select cardinality($1) = 1000 or exists (select from mbus.%1$I as l where l.id = any ($1) and l.id <= $4 and pg_visible_in_snapshot(l.txid, $2)) '
+        'or exists (select from mbus.apart as a join mbus.%1$I as l on l.id = a.id '
+        'where a.consumer = $3 and a.id <= $4 and not a.failed and pg_visible_in_snapshot(l.txid, $2) '
+        'and (a.batch is not null or coalesce(l.expires > clock_timestamp(), true)))', 'log$' || qname)
+    into found_one using array(select abs(i) from unnest(seen.ids) as i), (goal ->> 'snapshot')::pg_snapshot, c.id, upto;
+    return jsonb_build_object('goal', goal, 'passed', not found_one);
+end
+$$;
+comment on function mbus.feed_passed(text, text, jsonb) is 'Whether a consumer has received all that was in its queue at some point.';

@@ -1,0 +1,163 @@
+-- Dead letters. What a feed gave up is in the dmq, under one letter for a batch; so is each message that was posted there by SQL, under
+-- one of its own. A letter and its messages in the dmq go together, whichever way they go.
+
+insert into dead_letter.kind (kind, schema) values ('queue', 'mbus');
+
+alter table mbus.dmq add column letter bigint references dead_letter.letter on delete cascade;
+create index on mbus.dmq (letter);
+
+create function mbus.write_letters() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    message record;
+begin
+    for message in
+        select p.id, p.headers, (mbus.queue_of(p.iid)).qname as qname from posted as p where p.letter is null order by p.id
+    loop
+        update mbus.dmq as d set letter = dead_letter.write(
+            'queue', 'queue:' || coalesce(message.qname, 'dmq'), jsonb_build_object('queue', message.qname),
+            jsonb_build_object('messages', 1), 1, 'posted to the dmq', message.headers -> 'dmq.error')
+        where d.id = message.id;
+    end loop;
+    return null;
+end
+$$;
+comment on function mbus.write_letters() is 'Show each message that comes to the dmq among the dead letters.';
+
+create trigger write_letters after insert on mbus.dmq referencing new table as posted
+    for each statement execute function mbus.write_letters();
+
+create function mbus.after_dead() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    perform mbus.wake_up('{0}', array(select g.id from gone as g));
+    delete from dead_letter.letter as l
+    where l.id in (select g.letter from gone as g) and not exists (select from mbus.dmq as d where d.letter = l.id);
+    return null;
+end
+$$;
+comment on function mbus.after_dead() is 'Messages that leave the dmq set free who waits for them, and the last one takes its letter with it.';
+
+create trigger after_dead after delete on mbus.dmq referencing old table as gone
+    for each statement execute function mbus.after_dead();
+
+create function mbus.feed_skip(qname text, cname text, batch jsonb, reason text) returns bigint
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    mark mbus.batch;
+    letter bigint;
+begin
+    if coalesce(trim(reason), '') = '' then
+        raise invalid_parameter_value using message = 'say why the batch is skipped';
+    end if;
+    select p.* into mark
+    from mbus.pending(qname, mbus.feed_consumer(qname, cname), (mbus.feed_position(qname, cname) ->> 'slot')::integer) as p
+    where p.number = (feed_skip.batch ->> 'version')::bigint;
+    if mark.number is null then
+        raise exception using errcode = 'PC006', message = format('batch %s of queue:%s/%s is at work, or acked', batch ->> 'id', qname, cname),
+            hint = 'look again: only a batch that was claimed and not acked can be skipped';
+    end if;
+    letter := dead_letter.write(
+        'queue', format('queue:%s/%s', qname, cname), jsonb_build_object('queue', qname, 'consumer', cname),
+        jsonb_build_object('messages', mark.count), mark.count, reason, batch ->> 'error', mark.attempt, (batch ->> 'id')::uuid);
+    execute format($query$
+        insert into mbus.dmq (iid, delayed_until, expires, headers, properties, data, letter)
+        select coalesce(l.iid, %2$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, l.headers, l.properties, l.data, $4
+        from mbus.apart as a join mbus.%1$I as l on l.id = a.id
+        where a.consumer = $1 and a.batch = $2 and a.id between $3 and $5
+        order by a.id
+        $query$, 'log$' || qname, qname || '.')
+    using mark.consumer, mark.number, mark.lowest, letter, mark.highest;
+    perform mbus.feed_ack(qname, cname, batch);
+    return letter;
+end
+$$;
+comment on function mbus.feed_skip(text, text, jsonb, text) is
+    'Give up a claimed batch, as mbus.feed_in_work() has it: its messages go to the dmq, so that who waits for them goes on waiting, '
+    'under one dead letter, whose number is returned.';
+
+create function mbus.skip_batch(qname text, cname text, reason text) returns uuid
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    batch jsonb;
+begin
+    if not mbus.feed_lock(qname, cname) then
+        raise lock_not_available using message = format('all places of queue:%s/%s are taken', qname, cname), hint = 'try again later';
+    end if;
+    batch := mbus.feed_in_work(qname, cname, mbus.feed_position(qname, cname));
+    if batch is null then
+        raise exception using errcode = 'PC009', message = format('queue:%s/%s has no batch in work', qname, cname),
+            hint = 'only a batch that was claimed, is not acked and not at work can be skipped';
+    end if;
+    perform mbus.feed_skip(qname, cname, batch, reason);
+    return (batch ->> 'id')::uuid;
+end
+$$;
+comment on function mbus.skip_batch(text, text, text) is 'Give up the batch that a consumer claimed and cannot finish; returns its id.';
+
+create function mbus.letter_rights(address jsonb) returns text[]
+language sql stable security definer
+set search_path from current
+as $$
+    select case when mbus.is_admin() or mbus.may('consume', address ->> 'queue', address ->> 'consumer') then '{see,keep}'::text[]
+                else '{}' end
+$$;
+comment on function mbus.letter_rights(jsonb) is 'Who may consume from a queue may see and keep its dead letters.';
+
+create function mbus.check_letter(address jsonb, content jsonb) returns void
+language plpgsql stable security definer
+set search_path from current
+as $$
+begin
+    if not exists (select from mbus.queue as q where q.qname = address ->> 'queue') then
+        raise exception using errcode = 'PC012',
+            message = format('the messages belong to no queue that is here: %s', coalesce(address ->> 'queue', 'none')),
+            hint = 'make the queue, or drop the letter; mbus.dmq has the messages';
+    end if;
+    if address ? 'consumer' and not exists (
+        select from mbus.consumer as c where c.qname = address ->> 'queue' and c.name = address ->> 'consumer')
+    then
+        raise exception using errcode = 'PC012', message = format('unknown consumer:%s', address ->> 'consumer'),
+            hint = 'make the consumer, or drop the letter; mbus.dmq has the messages';
+    end if;
+end
+$$;
+comment on function mbus.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose queue or consumer is gone.';
+
+create function mbus.send_again(letter bigint) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    address jsonb;
+begin
+    select l.address into address from dead_letter.letter as l where l.id = letter and l.kind = 'queue' for update;
+    if not found then
+        perform dead_letter.gone(letter);
+    end if;
+    if 'keep' <> all (mbus.letter_rights(address)) then
+        perform mbus.deny();
+    end if;
+    execute format($query$
+        with moved as (
+            delete from mbus.dmq as d where d.letter = $1 returning d.*
+        )
+        insert into mbus.%I (data, headers, properties, iid, only_for)
+        select m.data, mbus.headers_for(m.headers - array['dmq.added', 'dmq.error'], $2), m.properties, m.iid,
+               (select array[c.id] from mbus.consumer as c where c.qname = $2 and c.name = $3)
+        from moved as m order by m.id
+        $query$, 'log$' || (address ->> 'queue'))
+    using letter, address ->> 'queue', address ->> 'consumer';
+end
+$$;
+comment on function mbus.send_again(bigint) is
+    'Post the messages of a dead letter once more under their ids, at once and without an expiry: for the consumer that gave them up, or '
+    'else for all. The letter goes in the same transaction.';

@@ -1,0 +1,72 @@
+-- Where every saga is, and what a person should look at.
+
+create function mbus.saga_trouble(known mbus.saga) returns text
+language sql stable
+set search_path from current
+as $$
+    select string_agg(format('%s: message %s %s', concat_ws(' of ', m.kind, m.step), m.iid, t.trouble), '; ' order by m.iid)
+    from mbus.saga_message as m
+    cross join lateral (
+        select case
+            when exists (select from mbus.dmq as d where d.iid = m.iid)
+                then 'is among the dead letters: send it again, or roll the saga back'
+            when (mbus.queue_of(m.iid)).id is null then 'has lost its queue'
+            when not exists (select from mbus.entries(mbus.queue_of(m.iid), m.iid) as e where not e.gone)
+                then 'was received by somebody who did not say what became of it'
+            when m.tries > 3 then format('is at try %s: %s', m.tries, m.error)
+        end as trouble
+    ) as t
+    where m.saga = known.id and not m.done and m.kind <> 'bung' and known.state = mbus.turn_of(m.kind) and t.trouble is not null
+$$;
+comment on function mbus.saga_trouble(mbus.saga) is 'Why a saga does not get on; null where it does.';
+
+create view mbus.sagas as
+select s.id, s.name, s.state, s.reason,
+       array(select m.step from mbus.saga_message as m where m.saga = s.id and m.kind = 'step' and m.done order by m.changed_at, m.iid) as done,
+       array(select m.step from mbus.saga_message as m
+             where m.saga = s.id and m.kind = 'step' and not m.done and s.state = 'forward' order by m.iid) as to_do,
+       array(select m.step from mbus.saga_message as m
+             where m.saga = s.id and m.kind = 'compensation' and m.done order by m.changed_at, m.iid) as undone,
+       array(select m.step from mbus.saga_message as m
+             where m.saga = s.id and m.kind = 'compensation' and not m.done and s.state = 'rolling back' order by m.iid) as to_undo,
+       s.started_at, greatest(s.changed_at, (select max(m.changed_at) from mbus.saga_message as m where m.saga = s.id)) as changed_at,
+       mbus.saga_trouble(s) as stuck
+from mbus.saga as s;
+comment on view mbus.sagas is
+    'Every saga with its steps that are done, to be done, undone and to be undone; stuck is why it does not get on without a person, and '
+    'null where it does.';
+
+create function mbus.forget_sagas(older_than interval) returns bigint
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    forgotten bigint;
+begin
+    if not mbus.is_admin() then
+        perform mbus.deny();
+    end if;
+    delete from mbus.saga as s where s.state in ('complete', 'rolled back') and s.changed_at < clock_timestamp() - older_than;
+    get diagnostics forgotten = row_count;
+    return forgotten;
+end
+$$;
+comment on function mbus.forget_sagas(interval) is 'Forget the sagas that ended longer ago than an age; returns how many.';
+
+create function mbus.troubles(many_attempts integer default 3) returns setof text
+language sql stable security definer
+set search_path from current
+as $$
+    select format('queue:%s: %s messages on which a selector failed, see mbus.fault, such as: %s',
+                  concat_ws('/', f.qname, f.consumer), count(*), max(f.message))
+    from mbus.fault as f group by f.qname, f.consumer
+    union all
+    select format('queue:%1$s/%2$s: batch %3$s has failed %4$s times; airflow pgchange skip queue:%1$s/%2$s gives it up',
+                  c.qname, c.name, b.batch ->> 'id', b.attempt)
+    from mbus.batch as b join mbus.consumer as c on c.id = b.consumer
+    where b.attempt >= many_attempts and b.slot not in (select h.slot from mbus.held_slots(c.qname, c.name) as h)
+    union all
+    select format('saga %s %s is stuck: %s', s.name, s.id, s.stuck) from mbus.sagas as s where s.stuck is not null
+$$;
+comment on function mbus.troubles(integer) is
+    'What a person should look at: selectors that fail, batches that failed so often, and sagas that are stuck; a line for each.';

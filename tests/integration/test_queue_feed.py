@@ -1,0 +1,401 @@
+"""The feed of a queue's consumer under the consumer transaction."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from airflow_pgchange import letters
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed, points, watching
+from airflow_pgchange.feeds.draining import Plan, drain
+from airflow_pgchange.feeds.errors import (
+    BatchGivenUp,
+    InvalidArgument,
+    LetterRefused,
+    StaleClaim,
+    UnknownConsumer,
+)
+from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from tests import queues
+
+FEED = QueueFeed("q")
+
+
+@pytest.fixture
+def connection(connect):
+    connection = connect()
+    queues.make(connection)
+    return connection
+
+
+def numbers(changes):
+    return [change.data["data"]["n"] for change in changes]
+
+
+def work(db, limit=1000, feed=FEED, write=None, results=None):
+    with ConsumerTransaction(feed, results or db, db) as consumer:
+        if consumer.claim(limit) is None:
+            return []
+        found = numbers(consumer.changes())
+        consumer.ack(write)
+    return found
+
+
+def fail(db, limit=1000):
+    """Claim a batch in vain; the batch."""
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        batch = consumer.claim(limit)
+        raise ZeroDivisionError("poison")
+    return batch
+
+
+def lag(connection, upto=10, feed=FEED):
+    return watching.lag(connection, connection, feed, upto)
+
+
+def given_up(db):
+    def process(transaction, batch):
+        raise ValueError("poison")
+
+    return drain(Plan(FEED, db, max_attempts=1, on_give_up="dead_letter"), process)
+
+
+def test_a_queue_feed_keeps_the_contract():
+    assert isinstance(FEED, Feed)
+    assert from_json(to_json(FEED)) == FEED
+    assert from_uri(to_uri(FEED, "shop")) == (FEED, "shop")
+
+
+@pytest.mark.parametrize("arguments", [("",), ("q", ""), (None,), ("q", 3)])
+def test_a_feed_of_nonsense_is_refused(arguments):
+    with pytest.raises(InvalidArgument):
+        QueueFeed(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [(QueueFeed("no"), "Unknown queue:no"), (QueueFeed("q", "no"), "unknown consumer:no")],
+)
+def test_an_unknown_queue_or_consumer_is_named(db, connection, feed, message):
+    with pytest.raises(UnknownConsumer, match=message), ConsumerTransaction(feed, db):
+        pass
+
+
+def test_a_drain_receives_every_message_once(db, connection):
+    queues.fill(connection, range(2500))
+    found: list[str] = []
+
+    def process(transaction, batch):
+        found.extend(numbers(transaction.changes()))
+        transaction.ack()
+
+    drained = drain(Plan(FEED, db, limit=1000, max_batches=None), process)
+    assert (drained.batches, drained.changes) == (3, 2500)
+    assert sorted(map(int, found)) == list(range(2500))
+    assert queues.there(connection) == []
+
+
+def test_a_message_comes_with_all_that_was_posted(db, connection):
+    iid = connection.execute(
+        "select mbus.post('q', 'a=>1, b=>NULL', properties => 'kind=>x', expires => 'infinity')"
+    ).fetchone()[0]
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        (change,) = consumer.changes()
+        consumer.ack()
+    assert change.id == iid
+    assert change.data["data"] == {"a": "1", "b": None}
+    assert change.data["properties"] == {"kind": "x"}
+    assert change.data["headers"]["destination"] == "q"
+
+
+def test_many_messages_come_in_slices_that_are_the_batch(db, connection):
+    queues.fill(connection, range(25_000))
+    with ConsumerTransaction(FEED, db) as consumer:
+        batch = consumer.claim(100_000)
+        assert [part.count for part in batch.slices] == [10_000, 10_000, 5_000]
+        assert sum(1 for _ in consumer.changes()) == batch.count == 25_000
+        assert len(FEED.partitions(batch, 2)) == 2
+        consumer.ack()
+    assert queues.there(connection) == []
+
+
+def test_at_work_the_transaction_holds_one_lock_and_no_xid(db, connection):
+    queues.fill(connection, range(100))
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(100)
+        pid = consumer.connection.info.backend_pid
+        held = connection.execute(
+            "select locktype, mode from pg_locks where pid = %s and locktype <> 'virtualxid'", [pid]
+        ).fetchall()
+        assert held == [("advisory", "ExclusiveLock")]
+        state = connection.execute(
+            "select backend_xid, backend_xmin from pg_stat_activity where pid = %s", [pid]
+        ).fetchone()
+        assert state == (None, None)
+        consumer.ack()
+
+
+def test_others_skip_what_is_claimed(db, connection):
+    queues.fill(connection, range(4))
+    with ConsumerTransaction(FEED, db) as first, ConsumerTransaction(FEED, db) as second:
+        first.claim(2)
+        second.claim(1)
+        assert queues.drain(connection) == ["3"]
+        assert (numbers(first.changes()), numbers(second.changes())) == (["0", "1"], ["2"])
+        second.ack()
+        first.ack()
+    assert queues.there(connection) == []
+
+
+def test_a_retry_is_the_same_batch_though_more_has_come(db, connection):
+    queues.fill(connection, range(3))
+    first = fail(db)
+    queues.fill(connection, [3])
+    assert queues.drain(connection) == ["3"]
+    with ConsumerTransaction(FEED, db) as consumer:
+        again = consumer.claim(1000)
+        assert (again.id, again.count, again.attempt) == (first.id, 3, 2)
+        assert numbers(consumer.changes()) == ["0", "1", "2"]
+        consumer.ack()
+
+
+def test_what_a_killed_worker_had_comes_to_another_once(db, connection):
+    queues.fill(connection, range(3))
+    with pytest.raises(psycopg.OperationalError), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1000)
+        pid = consumer.connection.info.backend_pid
+        assert connection.execute("select pg_terminate_backend(%s, 5000)", [pid]).fetchone() == (True,)
+        consumer.ack(lambda kept: kept.execute("create table kept ()"))
+    assert connection.execute("select to_regclass('kept')").fetchone() == (None,)
+    assert work(db) == ["0", "1", "2"]
+    assert work(db) == []
+
+
+def test_results_and_receipt_are_one_transaction(db, connection):
+    queues.fill(connection, range(3))
+    connection.execute("create table result (n int)")
+
+    def write(kept):
+        kept.execute("insert into result select 1")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work(db, write=write)
+    assert connection.execute("select count(*) from result").fetchone() == (0,)
+    assert len(queues.there(connection)) == 3
+    work(db, write=lambda kept: kept.execute("insert into result select 1"))
+    assert connection.execute("select count(*) from result").fetchone() == (1,)
+
+
+def test_results_may_be_in_another_database(db, other_db, connection):
+    queues.fill(connection, range(3))
+    write = "create table result as select 1"
+    assert work(db, results=other_db, write=lambda kept: kept.execute(write)) == ["0", "1", "2"]
+    assert work(db, results=other_db) == []
+
+
+def test_each_consumer_has_its_own_copy(db, connection):
+    queues.consumer(connection, "even", "(t.data->'n')::int % 2 = 0")
+    queues.fill(connection, range(4))
+    assert work(db) == ["0", "1", "2", "3"]
+    assert work(db, feed=QueueFeed("q", "even")) == ["0", "2"]
+    assert queues.there(connection) == []
+
+
+def test_a_claimed_message_is_not_received_until_the_ack(db, connection):
+    queues.make(connection, "after")
+    first = queues.post(connection, 1)
+    queues.post(connection, 2, "after", after=[first])
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        assert queues.there(connection) == ["1"]
+        assert queues.consume(connection, queue="after") is None
+        consumer.ack()
+    assert queues.consume(connection, queue="after") == "2"
+
+
+def test_a_message_and_its_successor_are_never_in_one_batch(db, connection):
+    first = queues.post(connection, 1)
+    queues.post(connection, 2, after=[first])
+    assert [work(db), work(db), work(db)] == [["1"], ["2"], []]
+
+
+def test_taking_waits_for_the_batch_that_has_the_message(db, connection, connect):
+    iid = queues.post(connection, 1)
+    other = connect()
+    taken: list[object] = []
+    taker = threading.Thread(target=lambda: taken.append(queues.take(other, iid)))
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        taker.start()
+        waiting = (
+            "select exists (select from pg_locks where pid = %s and locktype = 'advisory' and not granted)"
+        )
+        while not queues.one(connection, waiting, other.info.backend_pid):
+            assert taker.is_alive()
+        consumer.ack()
+    taker.join()
+    assert taken == [None]
+
+
+def test_a_batch_of_which_a_message_was_taken_is_another_batch(db, connection):
+    iids = queues.fill(connection, range(3))
+    first = fail(db)
+    assert queues.take(connection, iids[1]) == "1"
+    with ConsumerTransaction(FEED, db) as consumer:
+        batch = consumer.claim(1000)
+        assert batch.id != first.id
+        assert (numbers(consumer.changes()), batch.attempt) == (["0", "2"], 1)
+        consumer.ack()
+
+
+def test_a_message_is_put_back_with_the_progress_under_its_iid(db, connection):
+    iid = queues.post(connection, 1)
+    successor = queues.post(connection, 2, after=[iid])
+    assert successor != iid
+    assert work(db, write=lambda kept: queues.post(kept, 1, iid=iid)) == ["1"]
+    assert [work(db), work(db), work(db)] == [["1"], ["2"], []]
+
+
+def test_who_was_dropped_meanwhile_keeps_nothing(db, connection):
+    queues.consumer(connection, "extra")
+    queues.fill(connection, range(3))
+    feed = QueueFeed("q", "extra")
+    with pytest.raises((StaleClaim, UnknownConsumer)), ConsumerTransaction(feed, db) as consumer:
+        consumer.claim(1000)
+        connection.execute("select mbus.drop_consumer('extra', 'q')")
+        consumer.ack(lambda kept: kept.execute("create table kept ()"))
+    assert connection.execute("select to_regclass('kept')").fetchone() == (None,)
+
+
+def test_clearing_leaves_what_is_claimed(db, connection):
+    queues.post(connection, 1)
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        connection.execute("update mbus.\"log$q\" set expires = now() - interval '1 hour'")
+        connection.execute("select mbus.clear_queue_q()")
+        assert numbers(consumer.changes()) == ["1"]
+        consumer.ack()
+    assert queues.there(connection) == []
+
+
+def test_the_lag_counts_what_is_ready_and_what_waits(db, connection):
+    queues.fill(connection, range(3))
+    queues.post(connection, 3, delay="1 hour")
+    queues.post(connection, 4, after=queues.fill(connection, ["first"]))
+    found = lag(connection)
+    assert (found.ready, found.ready_exact, found.waiting, found.waiting_exact) == (4, True, 2, True)
+    assert found.ready_age is not None
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        assert (lag(connection).ready, lag(connection).waiting) == (0, 2)
+        consumer.ack()
+    assert (lag(connection).ready, lag(connection).waiting) == (1, 1)
+
+
+def test_a_batch_that_nobody_works_on_is_ready(db, connection):
+    queues.fill(connection, range(3))
+    fail(db)
+    assert lag(connection).ready == 3
+
+
+def test_the_lag_of_a_backlog_is_an_estimate(db, connection):
+    queues.fill(connection, range(3000))
+    found = lag(connection, 10)
+    assert (found.ready, found.ready_exact) == (3000, False)
+
+
+def test_a_point_is_passed_when_all_before_it_is_received(db, connection):
+    queues.fill(connection, range(3))
+    goal = points.point(connection, FEED)
+    queues.fill(connection, [3])
+    work(db, limit=2)
+    assert not points.has_passed(connection, connection, FEED, goal)[0]
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1)
+        assert not points.has_passed(connection, connection, FEED, goal)[0]
+        consumer.ack()
+    assert points.has_passed(connection, connection, FEED, goal)[0]
+
+
+def test_a_batch_that_failed_as_often_as_it_may_is_refused(db, connection):
+    queues.fill(connection, range(3))
+    fail(db)
+    with pytest.raises(BatchGivenUp, match="queue:q/default"), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1000, max_attempts=1)
+
+
+def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_consumer_goes_on(db, connection):
+    queues.fill(connection, range(3))
+    assert len(given_up(db).letters) == 1
+    queues.fill(connection, [3])
+    assert work(db) == ["3"]
+    (letter,) = letters.listed(connection)
+    assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
+        "queue",
+        "queue:q/default",
+        3,
+        1,
+    )
+    assert (letter.error, letter.hindrance) == ("ValueError: poison", None)
+    assert connection.execute("select count(*) from mbus.dmq").fetchone() == (3,)
+
+
+def test_a_letter_that_is_sent_again_brings_its_messages_to_its_consumer_alone(db, connection):
+    queues.consumer(connection, "other")
+    iids = queues.fill(connection, range(3))
+    assert len(work(db, feed=QueueFeed("q", "other"))) == 3
+    given_up(db)
+    (letter,) = letters.listed(connection)
+    letters.again(connection, ids=[letter.id])
+    assert letters.listed(connection) == []
+    assert work(db, feed=QueueFeed("q", "other")) == []
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        assert [change.id for change in consumer.changes()] == iids
+        consumer.ack()
+
+
+def test_who_waits_for_a_message_that_was_given_up_goes_on_waiting(db, connection):
+    queues.make(connection, "after")
+    queues.post(connection, 2, "after", after=[queues.post(connection, 1)])
+    given_up(db)
+    assert queues.consume(connection, queue="after") is None
+    letters.again(connection, consumer="queue:q/default")
+    assert queues.consume(connection, queue="after") is None
+    assert work(db) == ["1"]
+    assert queues.consume(connection, queue="after") == "2"
+
+
+def test_a_message_in_the_dmq_is_a_dead_letter(connection):
+    iid = queues.post(connection, 1)
+    message = "m.data, m.headers || '\"dmq.error\"=>boom', iid => m.iid"
+    connection.execute(f"select mbus.post_dmq({message}) from mbus.consume('q') as m")
+    (letter,) = letters.listed(connection)
+    assert (letter.consumer, letter.error, letter.changes) == ("queue:q", "boom", 1)
+    assert queues.take(connection, iid) == "1"
+    assert letters.listed(connection) == []
+
+
+def test_dropping_a_letter_forgets_its_messages_and_sets_free_who_waits(db, connection):
+    queues.make(connection, "after")
+    queues.post(connection, 2, "after", after=[queues.post(connection, 1)])
+    given_up(db)
+    assert queues.consume(connection, queue="after") is None
+    letters.drop(connection, consumer="queue:q/default")
+    assert connection.execute("select count(*) from mbus.dmq").fetchone() == (0,)
+    assert queues.consume(connection, queue="after") == "2"
+
+
+def test_a_letter_whose_consumer_is_gone_stays_and_says_so(db, connection):
+    queues.fill(connection, range(3))
+    given_up(db)
+    connection.execute("select mbus.drop_consumer('default', 'q')")
+    (letter,) = letters.listed(connection)
+    assert "unknown consumer:default" in letter.hindrance
+    with pytest.raises(LetterRefused):
+        letters.again(connection, ids=[letter.id])
+    assert len(letters.listed(connection)) == 1

@@ -1,0 +1,228 @@
+"""The operators of queues and sagas, run as a worker runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, TaskDeferred
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_pgchange import queues
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.maintenance import maintain
+from airflow_pgchange.operators.queues import ClearQueuesOperator, PostMessageOperator, RequestOperator
+from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
+from airflow_pgchange.queues import Message
+from airflow_pgchange.sagas import RollBack, create_queues, start
+from airflow_pgchange.triggers.feed import ReplyTrigger
+from tests.queues import consume, consumer, fill, make, post, there
+from tests.readme import blocks
+from tests.sagas import TOUR, WORKED, note, prepare
+
+SOON = timedelta(seconds=30)
+
+
+@pytest.fixture
+def conn_id(db, monkeypatch):
+    server = conninfo_to_dict(db)
+    uri = f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri)
+    return "shop"
+
+
+@pytest.fixture
+def connection(connect):
+    connection = connect()
+    make(connection, "q", "answers")
+    return connection
+
+
+def run(task: Any) -> Any:
+    return task.execute({})
+
+
+def posting(**given):
+    return PostMessageOperator(task_id="post", postgres_conn_id="shop", **{"queue": "q", **given})
+
+
+def asking(**given):
+    given = {"queue": "q", "data": {"n": "1"}, "within": SOON, "poll_interval": 0.01, **given}
+    return RequestOperator(task_id="ask", postgres_conn_id="shop", **given)
+
+
+def serve(connection):
+    """Answer the next request with its n, doubled."""
+    for iid, properties, n in connection.execute(
+        "select iid, hstore_to_json(properties), (data -> 'n')::int from mbus.consume('q')"
+    ).fetchall():
+        return queues.answer(connection, iid, properties, {"twice": str(2 * n)})
+    return None
+
+
+def test_a_message_is_posted_as_it_was_given(conn_id, connection):
+    odd = {'a "quoted" \\ => name': None, "ü": "line\nend, 'x'"}
+    iid = run(posting(data=odd, properties={"kind": "x"}))
+    row = connection.execute(
+        "select iid, hstore_to_json(data), properties -> 'kind' from mbus.consume('q')"
+    ).fetchone()
+    assert row == (iid, odd, "x")
+
+
+def test_a_message_may_wait_for_its_time_and_for_others(conn_id, connection):
+    first = run(posting(data={"n": "1"}))
+    run(posting(data={"n": "2"}, after=[first]))
+    run(posting(data={"n": "3"}, delay=timedelta(hours=1)))
+    run(posting(data={"n": "4"}, lifetime=timedelta(0)))
+    with ConsumerTransaction(QueueFeed("q"), connection.info.dsn) as transaction:
+        assert transaction.claim(10).count == 1
+        transaction.ack()
+    assert [consume(connection), consume(connection)] == ["2", None]
+
+
+@pytest.mark.parametrize("data", ["a text", {"n": 1}, {1: "n"}])
+def test_what_is_no_message_is_refused(conn_id, connection, data):
+    with pytest.raises(InvalidArgument, match="text"):
+        run(posting(data=data))
+    assert there(connection) == []
+
+
+@pytest.mark.parametrize("reply_queue", [None, "answers"])
+def test_a_request_returns_its_answer(conn_id, connection, connect, reply_queue):
+    server = connect()
+    found: list[Any] = []
+    asker = threading.Thread(target=lambda: found.append(run(asking(reply_queue=reply_queue))))
+    asker.start()
+    while serve(server) is None:
+        assert asker.is_alive()
+    asker.join()
+    assert found == [{"twice": "2"}]
+    assert there(connection, "answers") == []
+
+
+def test_a_request_that_nobody_answers_fails(conn_id, connection):
+    with pytest.raises(AirflowException, match="no answer came"):
+        run(asking(within=timedelta(0)))
+
+
+def test_a_deferred_request_goes_on_with_its_own_answer(conn_id, connection):
+    task = asking(reply_queue="answers", deferrable=True)
+    deferred = []
+    for _ in range(2):
+        with pytest.raises(TaskDeferred) as caught:
+            run(task)
+        deferred.append(caught.value.trigger)
+    serve(connection)
+    serve(connection)
+    first, second = deferred
+    assert first.iid != second.iid
+    path, arguments = second.serialize()
+    assert path.endswith("ReplyTrigger")
+
+    async def fire():
+        return await anext(aiter(ReplyTrigger(**arguments).run()))
+
+    event = asyncio.run(fire()).payload
+    assert task.resume({}, event) == {"twice": "2"}
+    assert connection.execute('select iid from mbus."qt$answers"').fetchall() == [(first.iid,)]
+
+
+def test_an_answer_that_somebody_else_received_is_missed_by_name(conn_id, connection):
+    with pytest.raises(AirflowException, match=r"answers\.7 is gone: nobody may consume from queue answers"):
+        asking(reply_queue="answers").resume({}, {"iid": "answers.7"})
+
+
+def test_a_temporary_queue_cannot_be_waited_for_in_the_triggerer():
+    with pytest.raises(InvalidArgument, match="name a reply_queue"):
+        asking(deferrable=True)
+
+
+def test_a_message_comes_again_after_a_delay_with_a_count(connection, db):
+    iid = post(connection, 1)
+    counts: list[int] = []
+    for _ in range(2):
+        with ConsumerTransaction(QueueFeed("q"), db) as transaction:
+            transaction.claim(10)
+            transaction.ack(lambda kept: counts.append(queues.try_again(kept, iid, timedelta(), "engaged")))
+    assert counts == [2, 3]
+    row = connection.execute(
+        "select iid, properties -> 'tries', properties -> 'error' from mbus.consume('q')"
+    ).fetchone()
+    assert row == (iid, "3", "engaged")
+    queues.post(connection, "q", Message({"n": "2"}))
+    with connection.transaction():
+        (received,) = connection.execute("select iid from mbus.consume('q')").fetchone()
+        queues.try_again(connection, received, timedelta(hours=1))
+    assert consume(connection) is None
+
+
+def test_clearing_leaves_what_is_to_be_received(conn_id, connection):
+    connection.execute("select mbus.drop_consumer('default', 'q')")
+    consumer(connection, "odd", "(t.data->'n')::int % 2 = 1")
+    fill(connection, range(4))
+    post(connection, 5, expires="-1 hour")
+    task = ClearQueuesOperator(task_id="clear", queues="q, answers", postgres_conn_id="shop")
+    assert run(task) == {"q": 2, "answers": 0}
+    assert there(connection) == ["1", "3"]
+
+
+def test_clearing_a_queue_that_is_not_there_is_refused(conn_id, connection):
+    with pytest.raises(InvalidArgument, match="no queue r"):
+        run(ClearQueuesOperator(task_id="clear", queues=["r"], postgres_conn_id="shop"))
+
+
+def test_maintenance_deletes_what_expired_and_tells_what_a_person_should_look_at(db, conn_id, connection):
+    post(connection, 1, expires="-1 hour")
+    fill(connection, [2])
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), ConsumerTransaction(QueueFeed("q"), db) as transaction:
+            transaction.claim(10)
+            raise ZeroDivisionError
+    prepare(connection)
+    number = run(StartSagaOperator(task_id="start", saga=TOUR, data={}, postgres_conn_id="shop"))
+    connection.execute("select mbus.consume('rooms')")
+    report = maintain(connection)
+    assert report.failed == []
+    assert any("deleted" in line and line.startswith("queues:") for line in report.done)
+    assert any("queue:q/default" in line and "has failed 3 times" in line for line in report.attention)
+    assert any(f"saga tour {number} is stuck" in line for line in report.attention)
+
+
+@pytest.mark.parametrize(("refused", "ended"), [(None, "complete"), ("back", "rolled back")])
+def test_a_saga_is_started_and_worked_off_by_tasks(conn_id, connection, refused, ended):
+    prepare(connection)
+
+    def do(work, kept):
+        note(work, kept)
+        return RollBack("full") if work.kind == "step" and work.step == refused else None
+
+    number = run(StartSagaOperator(task_id="start", saga=TOUR, data={"tour": "7"}, postgres_conn_id="shop"))
+    answers: list[dict[str, int]] = []
+    for _ in range(2):
+        for queue in WORKED:
+            task = SagaHandlerOperator(task_id=queue, queue=queue, do=do, postgres_conn_id="shop")
+            answers.append(run(task)["answers"])
+    assert connection.execute("select id, state from mbus.sagas").fetchall() == [(number, ended)]
+    assert sum(found.get("rolled back", 0) for found in answers) == (refused is not None)
+
+
+def test_the_guides_queue_and_saga_are_run_as_they_stand(connection, db):
+    for statement in blocks("sql", "docs/queues.md")[0].split(";"):
+        if statement.strip():
+            connection.execute(statement)
+    with ConsumerTransaction(QueueFeed("orders"), db) as transaction:
+        transaction.claim(10)
+        (change,) = transaction.changes()
+        transaction.ack()
+    assert (change.data["data"], change.data["properties"]) == (
+        {"sku": "42", "pieces": "3"},
+        {"kind": "retail"},
+    )
+    made: dict[str, Any] = {}
+    exec(blocks("python", "docs/queues.md")[0], made)
+    create_queues(connection, made["tour"])
+    assert start(connection, made["tour"], {}) == 1

@@ -1,0 +1,282 @@
+"""Sagas: all steps done, or all undone, in a right order, nothing twice."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from airflow_pgchange import letters
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
+from airflow_pgchange.feeds.draining import Plan, drain
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.sagas import RollBack, Saga, Step, TryAgain, create_queues, handle, start
+from tests import queues
+from tests.sagas import STEPS, TOUR, WORKED, note, prepare
+
+
+@pytest.fixture
+def connection(connect):
+    connection = connect()
+    prepare(connection)
+    return connection
+
+
+def run(db, do=note, queue_names=WORKED, **options):
+    """Work off the queues until nothing is ready anywhere; what became of the messages, in order."""
+    answers: list[str] = []
+
+    def process(transaction, batch):
+        (change,) = transaction.changes()
+        transaction.ack(lambda kept: answers.append(handle(kept, change, do, **options)))
+
+    plans = [Plan(QueueFeed(queue), db, limit=1, max_batches=None) for queue in queue_names]
+    while sum(drain(plan, process).batches for plan in plans):
+        pass
+    return answers
+
+
+def acts(connection, kind="step"):
+    rows = connection.execute("select step from act where kind = %s order by n", [kind]).fetchall()
+    return [row[0] for row in rows]
+
+
+def state(connection):
+    """The only saga."""
+    names = ("state", "done", "to_do", "undone", "to_undo", "stuck")
+    (row,) = connection.execute(f"select {', '.join(names)} from mbus.sagas").fetchall()
+    return dict(zip(names, row, strict=True))
+
+
+def left(connection):
+    """The queues that still have messages."""
+    return {queue for queue in TOUR.queues if queues.there(connection, queue)}
+
+
+def refuse(*steps):
+    def do(work, connection):
+        note(work, connection)
+        return RollBack("full") if work.kind == "step" and work.step in steps else None
+
+    return do
+
+
+def test_steps_that_wait_for_each_other_are_refused():
+    steps = (Step("a", "qa", "ca", after=("b",)), Step("b", "qb", "cb", after=("a",)))
+    with pytest.raises(InvalidArgument, match=r"wait for each other: (a -> b -> a|b -> a -> b)"):
+        Saga("s", steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ((), "it needs steps"),
+        ((Step("a", "q", "c"), Step("a", "q", "c")), "a name of its own"),
+        ((Step("a", "q"),), "nothing undoes step a"),
+        ((Step("a", "q", "c", lasting=True),), "cannot be lasting"),
+        ((Step("a", "q", "c", after=("b",)),), "after b, which is no step"),
+        ((Step("a", "Q", "c"),), "no name of a queue"),
+        ((Step("a", "bungs", "c"),), "nobody may consume from bungs"),
+    ],
+)
+def test_what_is_no_saga_is_refused(steps, message):
+    with pytest.raises(InvalidArgument, match=message):
+        Saga("s", steps)
+
+
+def test_a_step_may_be_lasting_if_it_says_so(connection):
+    saga = Saga("mail", (Step("send", "mails", lasting=True),))
+    create_queues(connection, saga)
+    assert start(connection, saga, {}) == 1
+
+
+def test_a_start_posts_both_sequences_with_the_bung_and_the_end(connection):
+    start(connection, TOUR, {"tour_id": "7"})
+    iids = {
+        (kind, step): iid
+        for kind, step, iid in connection.execute("select kind, step, iid from mbus.saga_message").fetchall()
+    }
+    compensations = {iids["compensation", step] for step in STEPS}
+    bung, end, rolled_back = iids["bung", None], iids["end", None], iids["rolled back", None]
+
+    def header(kind, step=None):
+        query = "select (m.headers -> 'consume_after')::text[] from mbus.peek(%s) as m"
+        return set(queues.one(connection, query, iids[kind, step]) or [])
+
+    def to_take(iid):
+        return set(
+            queues.one(
+                connection, "select (m.properties -> 'id_to_take')::text[] from mbus.peek(%s) as m", iid
+            )
+        )
+
+    assert header("step", "room") == set()
+    assert header("step", "back") == {iids["step", "room"]}
+    assert header("step", "transfer_from") == {iids["step", "back"]}
+    assert header("end") == {iids["step", "transfer_to"], iids["step", "transfer_from"]}
+    assert all(header("compensation", step) == {bung} for step in STEPS)
+    assert header("rolled back") == compensations | {bung}
+    assert to_take(bung) == {iids["step", step] for step in STEPS} | {end}
+    assert to_take(end) == compensations | {rolled_back, bung}
+    room = "select m.properties -> 'bung', m.data -> 'tour_id' from mbus.peek(%s) as m"
+    assert connection.execute(room, [iids["step", "room"]]).fetchone() == (bung, "7")
+
+
+def test_a_start_that_is_rolled_back_never_was(connect, connection):
+    writer = connect(autocommit=False)
+    start(writer, TOUR, {})
+    writer.rollback()
+    assert left(connection) == set()
+    assert connection.execute("select count(*) from mbus.saga").fetchone() == (0,)
+
+
+def test_all_steps_are_done_in_order_and_nothing_is_left(db, connection):
+    start(connection, TOUR, {"tour_id": "7"})
+    assert set(run(db)) == {"done"}
+    done = acts(connection)
+    assert (done[0], set(done), len(done)) == ("room", STEPS, 5)
+    assert done.index("there") < done.index("transfer_to")
+    assert done.index("back") < done.index("transfer_from")
+    assert (acts(connection, "compensation"), acts(connection, "end")) == ([], [None])
+    assert state(connection)["state"] == "complete"
+    assert left(connection) == set()
+
+
+def test_steps_that_do_not_wait_for_each_other_are_ready_at_once(db, connection):
+    start(connection, TOUR, {})
+    run(db, queue_names=["rooms"])
+    with (
+        ConsumerTransaction(QueueFeed("tickets"), db) as there,
+        ConsumerTransaction(QueueFeed("tickets"), db) as back,
+    ):
+        assert there.claim(1) is not None
+        assert back.claim(1) is not None
+        there.ack()
+        back.ack()
+
+
+@pytest.mark.parametrize("step", sorted(STEPS))
+def test_a_step_that_cannot_be_done_undoes_all(db, connection, step):
+    start(connection, TOUR, {})
+    assert run(db, refuse(step)).count("rolled back") == 1
+    assert step not in acts(connection)
+    assert sorted(acts(connection, "compensation")) == sorted(STEPS)
+    assert (acts(connection, "end"), acts(connection, "rolled back")) == ([], [None])
+    found = state(connection)
+    assert (found["state"], set(found["undone"]), found["to_undo"], found["stuck"]) == (
+        "rolled back",
+        STEPS,
+        [],
+        None,
+    )
+    assert left(connection) == set()
+
+
+def test_a_compensation_is_told_whether_its_step_was_done(db, connection):
+    told: dict[str, bool] = {}
+
+    def do(work, kept):
+        if work.kind == "compensation":
+            told[work.step] = work.was_done
+            assert work.reason == "full"
+        return RollBack("full") if work.kind == "step" and work.step == "there" else None
+
+    start(connection, TOUR, {})
+    run(db, do, queue_names=["rooms", *[queue for queue in WORKED if queue != "rooms"]])
+    assert told["room"] is True
+    assert told["there"] is False
+
+
+def test_a_step_is_tried_again_with_a_count_and_what_it_wrote_is_not_kept(db, connection):
+    tries: list[int] = []
+
+    def do(work, kept):
+        note(work, kept)
+        if work.step == "room":
+            tries.append(work.tries)
+            return TryAgain("engaged", timedelta()) if work.tries < 3 else None
+        return None
+
+    start(connection, TOUR, {})
+    assert run(db, do).count("again") == 2
+    assert tries == [1, 2, 3]
+    assert sorted(acts(connection)) == sorted(STEPS)
+    assert state(connection)["state"] == "complete"
+
+
+def test_a_step_that_was_tried_too_often_undoes_all(db, connection):
+    start(connection, TOUR, {})
+    answers = run(
+        db,
+        lambda work, kept: (
+            TryAgain("engaged", timedelta()) if work.step == "room" and work.kind == "step" else None
+        ),
+        max_tries=3,
+    )
+    assert (answers.count("again"), answers.count("rolled back")) == (2, 1)
+    assert state(connection)["state"] == "rolled back"
+
+
+def test_a_compensation_cannot_be_rolled_back(db, connection):
+    def do(work, kept):
+        return RollBack("never")
+
+    start(connection, TOUR, {})
+    with pytest.raises(InvalidArgument, match="cannot be rolled back"):
+        run(db, do)
+
+
+def test_what_is_in_hand_when_the_saga_is_rolled_back_is_not_kept(db, connection):
+    start(connection, TOUR, {})
+    run(db, queue_names=["rooms"])
+    answers: list[str] = []
+
+    def meanwhile(work, kept):
+        note(work, kept)
+        with ConsumerTransaction(QueueFeed("tickets"), db) as fast:
+            fast.claim(1)
+            (change,) = fast.changes()
+            fast.ack(lambda other: answers.append(handle(other, change, lambda *_: RollBack("full"))))
+
+    with ConsumerTransaction(QueueFeed("tickets"), db) as slow:
+        slow.claim(1)
+        (message,) = slow.changes()
+        slow.ack(lambda kept: answers.append(handle(kept, message, meanwhile)))
+    assert answers == ["rolled back", "over"]
+    assert acts(connection) == ["room"]
+    run(db)
+    assert state(connection)["state"] == "rolled back"
+    assert left(connection) == set()
+
+
+def test_a_saga_whose_message_is_dead_is_named_as_stuck(db, connection):
+    start(connection, TOUR, {})
+
+    def fail(transaction, batch):
+        raise ValueError("poison")
+
+    drain(Plan(QueueFeed("rooms"), db, max_attempts=1, on_give_up="dead_letter"), fail)
+    assert "step of room: message rooms.1 is among the dead letters" in state(connection)["stuck"]
+    letters.again(connection, consumer="queue:rooms/default")
+    assert state(connection)["stuck"] is None
+    run(db)
+    assert state(connection)["state"] == "complete"
+
+
+def test_a_saga_whose_message_was_received_by_a_stranger_is_named_as_stuck(connection):
+    start(connection, TOUR, {})
+    connection.execute("select mbus.consume('rooms')")
+    assert "received by somebody who did not say" in state(connection)["stuck"]
+
+
+def test_sagas_that_ended_are_forgotten_in_time(db, connection):
+    start(connection, TOUR, {})
+    run(db)
+    open_one = start(connection, TOUR, {})
+    assert connection.execute("select mbus.forget_sagas('0')").fetchone() == (1,)
+    assert connection.execute("select id from mbus.sagas").fetchall() == [(open_one,)]
+
+
+def test_a_message_of_no_saga_is_over(db, connection):
+    queues.post(connection, 1, "rooms")
+    assert run(db, queue_names=["rooms"]) == ["over"]
