@@ -95,15 +95,18 @@ def test_a_promotion_that_lost_the_tail_is_told_and_repaired(new_cluster, standb
 
 
 def restore(source, target):
-    dumped = subprocess.run(
-        [source.binaries / "pg_dump", "-d", source.conninfo()], check=True, capture_output=True
-    ).stdout
+    """The roles first, as a dump of a database has none; those that both clusters have are there already."""
+    psql = [source.binaries / "psql", "-X", "-q", "-d", target.conninfo()]
+    roles = dumped(source, "pg_dumpall", "--roles-only")
+    subprocess.run(psql, input=roles, check=True, capture_output=True)
     subprocess.run(
-        [source.binaries / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", target.conninfo()],
-        input=dumped,
-        check=True,
-        capture_output=True,
+        [*psql, "-v", "ON_ERROR_STOP=1"], input=dumped(source, "pg_dump"), check=True, capture_output=True
     )
+
+
+def dumped(source, program, *options):
+    command = [source.binaries / program, *options, "-d", source.conninfo()]
+    return subprocess.run(command, check=True, capture_output=True).stdout
 
 
 @pytest.mark.parametrize("older_target", [False, True])
