@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import psycopg
@@ -69,6 +70,12 @@ def partitions(connection: Connection, table: str = "pgmb.events") -> list[tuple
         "pgmb.extract_date_from_event_id(upper_bound) from pgmb.get_partitions_and_bounds(%s::regclass)",
         [table],
     ).fetchall()
+
+
+def contiguous(connection: Connection, table: str = "pgmb.events") -> bool:
+    """Whether each partition begins where the one before ends."""
+    found = partitions(connection, table)
+    return all(a[2] == b[1] for a, b in itertools.pairwise(found))
 
 
 def configure(connection: Connection, **settings: str) -> None:

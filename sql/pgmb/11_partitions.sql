@@ -201,9 +201,14 @@ declare
     lower timestamptz;
     upper timestamptz;
     covered timestamptz;
+    -- Who has locked something keeps it to the end: others would wait while this one rests.
+    tries integer := case when pg_current_xact_id_if_assigned() is null then 8 else 1 end;
 begin
     perform pgmb.check_append_only(tbl);
     return query select * from pgmb.drop_misfits(tbl, current_ts, width);
+    if found then
+        tries := 1;
+    end if;
     lower := coalesce(
         (select pgmb.extract_date_from_event_id(max(p.upper_bound)) from pgmb.get_partitions_and_bounds(tbl) as p
          where p.lower_bound <= pgmb.create_event_id(current_ts, 0)),
@@ -233,15 +238,22 @@ begin
         end if;
         begin
             return next pgmb.add_partition(tbl, lower, upper);
+            tries := 1;
+            lower := upper;
         exception when lock_not_available then
-            return next format('postponed the partition of %s from %s: it is being written', tbl, lower);
-            return;
+            tries := tries - 1;
+            if tries = 0 then
+                return next format('postponed the partition of %s from %s: it is being written', tbl, lower);
+                return;
+            end if;
+            -- Who comes waits behind each try: in between everybody gets much longer.
+            perform pg_sleep(0.5);
         end;
-        lower := upper;
     end loop;
 end
 $$;
 comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
     'Keep partitions of partition_interval ready for future_intervals_to_create from now, one at least; a line for each thing '
-    'done. Of those made ahead with a longer interval the empty ones are replaced. Where nobody made any for long and the '
+    'done. Where publishers'' transactions are in the way it tries again for a few seconds, unless its transaction has written '
+    'before. Of those made ahead with a longer interval the empty ones are replaced. Where nobody made any for long and the '
     'default partition has grown, it must be told that it may stop publishers while rows are moved.';

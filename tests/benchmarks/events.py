@@ -1,8 +1,10 @@
-"""What the event log costs: publishing and consuming at once against COPY and SELECT of the same rows, and dispatch."""
+"""What the event log costs: publishing and consuming at once against COPY and SELECT of the same rows and
+against procrastinate, and dispatch."""
 
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.feeds import Batch, EventFeed
+from tests.benchmarks import procrastinate
 from tests.benchmarks.measure import Report, cpu_of, ratio, section, side_by_side
 
 PAYLOAD = json.dumps({"k": "x" * 980})
@@ -23,10 +26,13 @@ DISPATCHED, CHUNKS = 10_000, 5
 TOPICAL = "s.params @> jsonb_build_object('topic', e.topic)"
 COLUMNS = "topic varchar(255) not null, payload jsonb not null, metadata jsonb not null default '{}'"
 ROWS_A_PAGE = 7
+JOBS = 1000
+"""Of procrastinate, which takes each by itself: enough for a rate."""
 
 
 def run(conninfo: str, report: Report) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection:
+        procrastinate.install(conninfo)
         together(connection, conninfo, report)
         for groups, goal in ((10, None), (1000, 4.5)):
             dispatch(connection, groups, goal, report)
@@ -83,10 +89,17 @@ def together(connection: psycopg.Connection[Any], conninfo: str, report: Report)
     for size, limit, events, goal in CASES:
         with section(f"1 kB, {size:,} published a transaction, up to {limit:,} consumed a batch, at once"):
             ours(size, limit, events)
-            figures = side_by_side(5, partial(plain, size, limit, events), partial(ours, size, limit, events))
-            report.say("COPY and SELECT", sorted(figures[0])[2], "events/s")
-            report.say("event log", sorted(figures[1])[2], "events/s")
-            report.say("event log / COPY and SELECT", ratio(figures[1], figures[0]), "x", least=goal)
+            bare, log, jobs = side_by_side(
+                5,
+                partial(plain, size, limit, events),
+                partial(ours, size, limit, events),
+                partial(procrastinate.together, conninfo, PAYLOAD, size, JOBS),
+            )
+            report.say("COPY and SELECT", statistics.median(bare), "events/s")
+            report.say("event log", statistics.median(log), "events/s")
+            report.say("procrastinate, its worker takes one by one", statistics.median(jobs), "jobs/s")
+            report.say("event log / COPY and SELECT", ratio(log, bare), "x", least=goal)
+            report.say("event log / procrastinate", ratio(log, jobs), "x")
     connection.execute("delete from pgmb.subscription_groups")
 
 

@@ -14,6 +14,7 @@ from standardwebhooks import Webhook
 
 from airflow_pgchange.feeds import EventFeed
 from tests import airflow_home
+from tests.event_keeping import dispatch
 from tests.spark_session import batch_of
 from tests.web import listening, receiving, served
 
@@ -95,6 +96,8 @@ def test_changes_of_a_table_are_events(guide):
 def test_a_mounted_router_streams_to_who_may_read(guide, connect):
     guide.run("Server-sent events")
     event, publish = guide.names["Event"], guide.names["publish"]
+    # A stream gets what is dispatched after it began: what the guide has published must be dispatched by then.
+    dispatch(connect())
     with served(guide.names["app"]) as address:
         assert httpx.get(f"{address}/events/paid").status_code == 403
         with listening(f"{address}/events/paid", authorization="Bearer open sesame") as client:

@@ -115,6 +115,19 @@ def test_an_event_beyond_the_last_partition_is_kept_for_its_time(connect):
     )
 
 
+@pytest.mark.parametrize("wrong", ["pm" + "z" * 22, "pm" + "F" * 22, "pm7" + "g" * 21, "pmg" + "0" * 21])
+def test_an_id_that_names_no_time_is_refused(connect, wrong):
+    """It would be scheduled, and its time would never come."""
+    connection = connect()
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"'{wrong}' is no event id") as refused:
+        connection.execute(
+            "insert into pgmb.events (id, topic, payload) values (default, 't', '{}'), (%s, 't', '{}')",
+            [wrong],
+        )
+    assert "pgmb.create_event_id" in refused.value.diag.message_hint
+    assert one(connection, "select count(*) from pgmb.events") == 0
+
+
 def test_ids_of_one_microsecond_keep_the_order_of_their_session(connect):
     connection = connect()
     subscribe(connection)
