@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
 
@@ -78,6 +79,13 @@ class Share:
         if self.address is None:
             return f"{self.master}, the master of replicaset {self.replicaset}, has no address"
         return None
+
+
+def at(instances: str, address: str) -> str:
+    """The connection string of one instance: ``instances`` with the host and port of its address in the catalogue."""
+    host, _, port = address.rpartition(":")
+    known = {name: value for name, value in conninfo_to_dict(instances).items() if name != "hostaddr"}
+    return make_conninfo("", **{**known, "host": host.strip("[]"), "port": port})
 
 
 def shares(connection: psycopg.Connection[Any], tier: str, buckets: str) -> list[Share]:

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import pyarrow as pa
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -171,10 +170,7 @@ class RoutedReading:
         """Where a share is written to, and so is read whole. Raises ServerUnavailable where the catalogue knows none."""
         if share.address is None or share.trouble is not None:
             raise ServerUnavailable(share.trouble or "no address")
-        host, _, port = share.address.rpartition(":")
-        known = {name: value for name, value in conninfo_to_dict(self.cluster.instances).items() if value}
-        known.pop("hostaddr", None)
-        return complete(make_conninfo("", **{**known, "host": host.strip("[]"), "port": port}), primary=True)
+        return complete(owners.at(self.cluster.instances, share.address), primary=True)
 
     def _patiently(self, attempt: Callable[[], T], buckets: str) -> T:
         """What an attempt returns, tried again while servers fail. Raises BatchIncomplete once patience is over."""

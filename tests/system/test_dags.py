@@ -74,6 +74,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
         "tube_replay",
         "tube_backfill",
         "event_handlers",
+        "topology_failover",
     }
 
 
