@@ -168,8 +168,8 @@ class RoutedReading:
 
     def _server(self, share: Share) -> str:
         """Where a share is written to, and so is read whole. Raises ServerUnavailable where the catalogue knows none."""
-        if share.address is None or share.trouble is not None:
-            raise ServerUnavailable(share.trouble or "no address")
+        if share.trouble is not None or share.address is None:
+            raise ServerUnavailable(str(share.trouble))
         return complete(owners.at(self.cluster.instances, share.address), primary=True)
 
     def _patiently(self, attempt: Callable[[], T], buckets: str) -> T:
