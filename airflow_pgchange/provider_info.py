@@ -30,7 +30,7 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.sagas",
             )
         ],
-        "sensors": [_modules("sensors.pgchange")],
+        "sensors": [_modules("sensors.pgchange", "sensors.topology")],
         "triggers": [_modules("triggers.feed")],
         "connection-types": [_connection_type()],
         "asset-uris": [

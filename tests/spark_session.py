@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.merge import merge
+from airflow_pgchange.feeds.owners import Cluster
 from airflow_pgchange.spark import submit
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Request
@@ -51,12 +52,19 @@ def track(connection, table: str, consumer: str = "test") -> CommitFeed:
 
 
 @contextmanager
-def batch_of(feed: Feed, results: str, source: str | None = None, *, limit: int = 1_000_000) -> Iterator[Job]:
+def batch_of(
+    feed: Feed,
+    results: str,
+    source: str | None = None,
+    *,
+    limit: int = 1_000_000,
+    cluster: Cluster | None = None,
+) -> Iterator[Job]:
     """The next batch as a job; what it staged is merged and acked at the end, as the operator does."""
     with ConsumerTransaction(feed, results, source) as consumer:
         batch = consumer.claim(limit)
         assert batch is not None
-        request = Request(feed, batch, results, source or results, Path("unused"))
+        request = Request(feed, batch, results, source or results, Path("unused"), cluster)
         job = Job(spark_session(), request)
         yield job
         consumer.ack(lambda connection: merge(connection, batch, job.staged))

@@ -2,6 +2,7 @@
 
 from airflow_pgchange.feeds.batch import Batch, Change, Lag
 from airflow_pgchange.feeds.commit import CommitFeed
+from airflow_pgchange.feeds.conditions import TopologyCondition
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.queue import QueueFeed
@@ -19,6 +20,7 @@ __all__ = [
     "Feed",
     "Lag",
     "QueueFeed",
+    "TopologyCondition",
     "TopologyFeed",
     "TubeFeed",
 ]

@@ -19,6 +19,7 @@ from airflow_pgchange.arguments import feed_of
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.merge import merge, read_manifest
+from airflow_pgchange.feeds.owners import Cluster
 from airflow_pgchange.feeds.transaction import PING_EVERY, ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.draining import DrainingOperator
@@ -50,6 +51,9 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
     local master or on a cluster. Our package goes along as a zip; the executors' Python needs what
     ``airflow_pgchange.spark.package.EXECUTOR_PACKAGES`` lists.
 
+    :param catalogue_conn_id: the catalogue of the cluster whose tables the application reads with ``job.routed``
+    :param instances_conn_id: user, password and database of the cluster's instances, whose host and port the
+        catalogue knows; default: the source's
     :param fast_start: start the driver's JVM from a class-data archive, made once in this user's cache: for
         batches of up to some hundred thousand changes
     """
@@ -57,11 +61,18 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
     ping_every = PING_EVERY
     """Seconds between two looks at the consumer's connection while Spark runs."""
 
-    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, *DrainingOperator.template_fields)
+    template_fields: Sequence[str] = (
+        *SparkSubmitOperator.template_fields,
+        *DrainingOperator.template_fields,
+        "catalogue_conn_id",
+        "instances_conn_id",
+    )
 
     def __init__(
         self,
         *,
+        catalogue_conn_id: str | None = None,
+        instances_conn_id: str | None = None,
         fast_start: bool = False,
         limit: int = 1_000_000,
         name: str = "{{ dag.dag_id }}.{{ task.task_id }}",
@@ -72,6 +83,8 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
                 "durable=True is not possible: the consumer's transaction ends with the try"
             )
         super().__init__(durable=False, limit=limit, name=name, **kwargs)
+        self.catalogue_conn_id = catalogue_conn_id
+        self.instances_conn_id = instances_conn_id
         self.fast_start = fast_start
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
@@ -95,7 +108,9 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
     def _prepare(self, batch: Batch, manifest: Path) -> None:
         results = PgChangeHook(self.postgres_conn_id).conninfo()
         source = PgChangeHook(self.source_conn_id).conninfo() if self.source_conn_id else None
-        handed = submit.environment(batch, feed_of(self.feed), results, source, manifest)
+        handed = submit.environment(
+            batch, feed_of(self.feed), results, source, manifest, cluster=self._cluster()
+        )
         self.conf = {**QUIET, **submit.startup_conf(fast_start=self.fast_start), **(self.conf or {})}
         self.py_files = ",".join(filter(None, (self.py_files, submit.py_files())))
         environment = {**os.environ, **(self.env_vars or {}), **handed}
@@ -109,6 +124,12 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
         # Not through the Spark hook: on YARN and Kubernetes it writes the variables on the command line.
         self.env_vars, self._environment = None, environment
         self._hook = None
+
+    def _cluster(self) -> Cluster | None:
+        if self.catalogue_conn_id is None:
+            return None
+        instances = self.instances_conn_id or self.source_conn_id or self.postgres_conn_id
+        return Cluster(PgChangeHook(self.catalogue_conn_id).conninfo(), PgChangeHook(instances).conninfo())
 
     def _get_hook(self) -> SparkSubmitHook:
         hook: SparkSubmitHook = super()._get_hook()

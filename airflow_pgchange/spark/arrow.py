@@ -19,12 +19,14 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connect import complete, connect
-from airflow_pgchange.feeds.errors import BatchIncomplete
+from airflow_pgchange.feeds.errors import BatchIncomplete, ServerUnavailable
 from airflow_pgchange.feeds.reading import caught_up, expect
 from airflow_pgchange.feeds.staging import ATTEMPT, SCHEMA
 from airflow_pgchange.spark.types import MISFIT, SESSION, Column, misfit_error, reading_query
 
 STANDBY_TRIES = 6
+LOST = ("08", "57P", "25006")
+"""SQLSTATEs of a server that goes, or that takes no writes."""
 
 
 def read(
@@ -53,6 +55,19 @@ def read(
         found += batch.num_rows
         yield _converted(batch, columns, schema)
     expect(partition, found)
+
+
+def read_whole(server: str, query: str, columns: Sequence[Column], schema: pa.Schema) -> list[pa.RecordBatch]:
+    """All rows of a query, or none: raises ServerUnavailable where the server is lost before the last, whose error in
+    the middle of a stream comes without its SQLSTATE."""
+    try:
+        batches = list(_stream(server, reading_query(query, columns)))
+    except (AdbcError, OSError) as error:
+        state = getattr(error, "sqlstate", None) or ""
+        if state and not state.startswith(LOST):
+            raise
+        raise ServerUnavailable(f"a read ended early: {str(error).strip()}") from error
+    return [_converted(batch, columns, schema) for batch in batches]
 
 
 def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBatch]) -> int:

@@ -25,8 +25,9 @@ from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.spark import request, sink
 from airflow_pgchange.spark.parent import follow_parent
 from airflow_pgchange.spark.request import Request
-from airflow_pgchange.spark.source import NAME, Reading, Wanted, data_source
+from airflow_pgchange.spark.source import NAME, data_source, prepare
 from airflow_pgchange.spark.types import staging_types
+from airflow_pgchange.spark.wanted import PATIENCE, Rule, Wanted
 
 __all__ = ["Attached", "Job", "batch_job"]
 
@@ -53,7 +54,9 @@ class Job:
         self._small = request.batch.count < SMALL
         if not self._small:
             parallelism = spark.sparkContext.defaultParallelism
-            spark.dataSource.register(data_source(request.feed, request.batch, request.source, parallelism))
+            spark.dataSource.register(
+                data_source(request.feed, request.batch, request.source, parallelism, request.cluster)
+            )
 
     def attached(self) -> list[Attached]:
         """The tables that touch the tube, in the shards of this batch's worker; only of a tube's batch.
@@ -135,6 +138,28 @@ class Job:
         """
         chosen = None if columns is None else tuple(columns)
         return self._frame(_wanted(table, key, shard, columns=chosen))
+
+    def routed(
+        self,
+        table: str,
+        key: str,
+        bucket: str,
+        columns: Sequence[str] | None = None,
+        *,
+        tier: str = "default",
+        shard: int | None = None,
+        patience: float = PATIENCE,
+    ) -> DataFrame:
+        """``rows`` of a table that is spread over a cluster: each range of buckets is read from the master that the
+        cluster's catalogue names, which is asked again where a read fails or the range has another owner by then; what
+        was read of it is thrown away first, so that no row comes twice.
+
+        ``bucket`` is the table's rule, an SQL expression over a row such as ``"account_id % 3000"``, always the same for
+        one row. Raises InvalidArgument for buckets that nobody owns and where the operator was given no catalogue;
+        BatchIncomplete once a range could not be read for ``patience`` seconds.
+        """
+        chosen = None if columns is None else tuple(columns)
+        return self._frame(Wanted(table, key, chosen, shard=shard, rule=Rule(bucket, tier, patience)))
 
     def gone(self, table: str | Attached, key: str | None = None, *, shard: int | None = None) -> DataFrame:
         """The changes whose row is not in ``table`` any more: their ids, in the column ``id``. ``Attached``: as above."""
@@ -226,7 +251,8 @@ class Job:
     def _frame(self, wanted: Wanted) -> DataFrame:
         if not self._small:
             return self.spark.read.format(NAME).options(**wanted.options()).load()
-        reading = Reading.prepare(self._request.feed, self.batch, self._request.source, wanted)
+        request = self._request
+        reading = prepare(request.feed, self.batch, request.source, wanted, request.cluster)
         schema = reading.schema()
         batches = [batch for partition in reading.partitions(1) for batch in reading.read(partition)]
         table = pa.Table.from_batches(batches, schema=to_arrow_schema(schema, timezone="UTC"))

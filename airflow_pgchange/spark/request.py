@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from airflow_pgchange.feeds import feed as feeds
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.owners import Cluster
 
 REQUEST = "PGCHANGE_REQUEST"
 """The environment variable that names the file."""
@@ -22,13 +23,15 @@ REQUEST = "PGCHANGE_REQUEST"
 
 @dataclass(frozen=True)
 class Request:
-    """One batch to process: ``results`` and ``source`` are libpq connection strings, secret ones."""
+    """One batch to process: ``results`` and ``source`` are libpq connection strings, secret ones. ``cluster`` is the one
+    whose tables' rows it may want."""
 
     feed: Feed
     batch: Batch
     results: str
     source: str
     manifest: Path
+    cluster: Cluster | None = None
 
     def __repr__(self) -> str:
         return f"Request({self.feed.name}, {self.batch.id}, attempt {self.batch.attempt})"
@@ -42,6 +45,7 @@ def write(request: Request, path: Path) -> None:
         "results": request.results,
         "source": request.source,
         "manifest": str(request.manifest.absolute()),
+        "cluster": None if request.cluster is None else asdict(request.cluster),
     }
     with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         json.dump(data, file)
@@ -74,4 +78,5 @@ def take() -> Request:
         results=data["results"],
         source=data["source"],
         manifest=Path(data["manifest"]),
+        cluster=None if data["cluster"] is None else Cluster(**data["cluster"]),
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from psycopg import errors
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -17,66 +15,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.tables import table_identifier
+from airflow_pgchange.feeds.owners import Cluster
 from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.routing import RoutedReading
 from airflow_pgchange.spark.types import Column, describe, spark_schema
+from airflow_pgchange.spark.wanted import CHANGE, Wanted, explained, not_unique
 
 NAME = "pgchange"
-CHANGE = "pgchange_id"
 ROWS_A_PARTITION = 2_500_000
 """Partitions are streams, so few and large ones: each joins with the table anew."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What to read of a batch: its changes, or with ``table`` and ``key`` the rows of a table that they name.
-
-    ``gone`` asks instead for the changes whose row is not there any more: their ids, in the one column ``id``. ``shard``
-    asks for what the batch has of one shard. ``tube``: rows that its predicate does not hold for are not there.
-    """
-
-    table: str | None = None
-    key: str | None = None
-    columns: tuple[str, ...] | None = None
-    gone: bool = False
-    shard: int | None = None
-    tube: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.table is None) != (self.key is None):
-            raise InvalidArgument(
-                "table and key go together: the table, and the column that holds the changes' ids"
-            )
-        if self.table is None and (self.columns is not None or self.gone):
-            raise InvalidArgument(
-                "columns and gone are about the rows of a table: name it with table and key"
-            )
-
-    def options(self) -> dict[str, str]:
-        """As options of the data source; they show in plans, so there is nothing secret in them."""
-        given = {
-            "table": self.table,
-            "key": self.key,
-            "columns": None if self.columns is None else json.dumps(self.columns),
-            "gone": "true" if self.gone else None,
-            "shard": None if self.shard is None else str(self.shard),
-            "tube": self.tube,
-        }
-        return {name: value for name, value in given.items() if value is not None}
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Wanted:
-        columns, shard = options.get("columns"), options.get("shard")
-        return cls(
-            table=options.get("table"),
-            key=options.get("key"),
-            columns=None if columns is None else tuple(json.loads(columns)),
-            gone=options.get("gone", "false").lower() == "true",
-            shard=None if shard is None else int(shard),
-            tube=options.get("tube"),
-        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +44,7 @@ class Reading:
         and PermissionDenied where row security hides rows."""
         partition = _query(feed.partitions(batch, 1)[0], wanted)
         with connect(source) as connection:
-            with _explained(wanted):
+            with explained(wanted):
                 columns = tuple(describe(connection, partition.query))
             if wanted.table is not None:
                 reading.check_whole(connection, wanted.table)
@@ -121,11 +70,8 @@ class Reading:
         found = 0
         for batch in arrow.read(self.source, self.batch.lsn, partition, self.columns, read_schema):
             found += batch.num_rows
-            if self.wanted.table is not None and found > partition.count:
-                raise InvalidArgument(
-                    f'"{self.wanted.key}" is not unique in {self.wanted.table}, so a change would name several rows: '
-                    "give the column that holds the changes' ids, or join with changes() in Spark"
-                )
+            if self.wanted.table is not None and self.wanted.key is not None and found > partition.count:
+                raise InvalidArgument(not_unique(self.wanted.table, self.wanted.key))
             yield self._chosen(batch)
 
     def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -139,25 +85,6 @@ class Reading:
         return there.select([name for name in there.schema.names if name != CHANGE])
 
 
-@contextmanager
-def _explained(wanted: Wanted) -> Iterator[None]:
-    """What PostgreSQL says of a table that somebody named, with what to do."""
-    try:
-        yield
-    except (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction) as error:
-        raise InvalidArgument(
-            f"{error.diag.message_primary}: correct the table, its key or the columns"
-        ) from error
-    except PermissionDenied as error:
-        if wanted.table is None:
-            raise
-        raise PermissionDenied(
-            f"the role of the source's connection may not read {wanted.table}: let its owner run "
-            f"`grant select on {table_identifier(wanted.table).as_string(None)} to <role>`, and "
-            "`grant usage` on its schema"
-        ) from error
-
-
 def _query(partition: Partition, wanted: Wanted) -> Partition:
     if wanted.table is None or wanted.key is None:
         return partition
@@ -165,15 +92,32 @@ def _query(partition: Partition, wanted: Wanted) -> Partition:
     return reading.current_rows(partition, wanted.table, wanted.key, columns, tube=wanted.tube)
 
 
+class Readable(Protocol):
+    """What to read, in parts that travel to the executors."""
+
+    def schema(self) -> t.StructType: ...
+
+    def partitions(self, n: int) -> list[Any]: ...
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]: ...
+
+
+def prepare(feed: Feed, batch: Batch, source: str, wanted: Wanted, cluster: Cluster | None) -> Readable:
+    """A reading of what is wanted: from the source, or from the instances of a cluster."""
+    if wanted.rule is None:
+        return Reading.prepare(feed, batch, source, wanted)
+    return RoutedReading.prepare(feed, batch, source, wanted, cluster)
+
+
 @dataclass
 class Part(InputPartition):
     """A partition on its way to an executor."""
 
-    partition: Partition
+    partition: Any
 
 
 class PgChangeReader(DataSourceReader):
-    def __init__(self, reading: Reading, partitions: int) -> None:
+    def __init__(self, reading: Readable, partitions: int) -> None:
         self._reading = reading
         self._partitions = partitions
 
@@ -186,11 +130,14 @@ class PgChangeReader(DataSourceReader):
             yield from self._reading.read(partition.partition)
 
 
-def data_source(feed: Feed, batch: Batch, source: str, parallelism: int) -> type[DataSource]:
+def data_source(
+    feed: Feed, batch: Batch, source: str, parallelism: int, cluster: Cluster | None = None
+) -> type[DataSource]:
     """The data source of one batch, to be registered in a session.
 
-    The connection string travels in the pickled class: options end in plans, in the event log and in the UI. Options:
-    ``table`` and ``key`` (none: the changes), ``columns`` (a JSON list), ``gone``, ``shard``, ``tube``, ``partitions``.
+    The connection strings travel in the pickled class: options end in plans, in the event log and in the UI. Options:
+    ``table`` and ``key`` (none: the changes), ``columns`` (a JSON list), ``gone``, ``shard``, ``tube``, ``partitions``,
+    and for the rows of a cluster ``bucket``, ``tier`` and ``patience``.
     """
     usual = max(parallelism, -(-batch.count // ROWS_A_PARTITION))
 
@@ -199,8 +146,8 @@ def data_source(feed: Feed, batch: Batch, source: str, parallelism: int) -> type
         def name(cls) -> str:
             return NAME
 
-        def _prepared(self) -> Reading:
-            return Reading.prepare(feed, batch, source, Wanted.from_options(self.options))
+        def _prepared(self) -> Readable:
+            return prepare(feed, batch, source, Wanted.from_options(self.options), cluster)
 
         def schema(self) -> t.StructType:
             return self._prepared().schema()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.owners import Cluster
 from airflow_pgchange.spark import package, request, startup
 from airflow_pgchange.spark.parent import die_with_parent
 
@@ -13,18 +14,24 @@ __all__ = ["die_with_parent", "environment", "py_files", "startup_conf"]
 
 
 def environment(
-    batch: Batch, feed: Feed, results: str, source: str | None, manifest_path: str | Path
+    batch: Batch,
+    feed: Feed,
+    results: str,
+    source: str | None,
+    manifest_path: str | Path,
+    *,
+    cluster: Cluster | None = None,
 ) -> dict[str, str]:
     """The environment variables of one submission; they hold no secret, so they may be logged.
 
-    ``results`` and ``source`` (None: the same) are libpq connection strings. They go into a file beside
-    ``manifest_path`` that only this user can read, and that the application deletes when it has read it: keep
-    both in a directory that is made for one submission and removed after it. The application writes
-    ``manifest_path`` when it ends well, and only then; ``merge.read_manifest`` reads it.
+    ``results`` and ``source`` (None: the same) are libpq connection strings, as are those of ``cluster``. They
+    go into a file beside ``manifest_path`` that only this user can read, and that the application deletes when
+    it has read it: keep both in a directory that is made for one submission and removed after it. The
+    application writes ``manifest_path`` when it ends well, and only then; ``merge.read_manifest`` reads it.
     """
     manifest = Path(manifest_path)
     path = manifest.with_name(manifest.name + ".request")
-    request.write(request.Request(feed, batch, results, source or results, manifest), path)
+    request.write(request.Request(feed, batch, results, source or results, manifest, cluster), path)
     return {request.REQUEST: str(path.absolute())}
 
 

@@ -56,3 +56,9 @@ def test_the_second_example_follows_and_stops(relay):
         exec(after, names)
     assert not names["thread"].is_alive()
     assert names["client"].topology.master("default", 1500).address == "10.0.0.1:5432"
+
+
+def test_the_sensor_of_the_third_example_waits_for_a_condition_that_there_is():
+    shown = blocks("python")[2].replace("TopologySensor(\n", "sensor = TopologySensor(\n")
+    exec(shown, names := {})
+    assert names["sensor"].feed["condition"] == "every replicaset has a master"

@@ -18,8 +18,8 @@ from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, MergeRefused, ServerUnavailable
 from airflow_pgchange.spark import arrow, sink
 from airflow_pgchange.spark.job import Job
-from airflow_pgchange.spark.source import Wanted
 from airflow_pgchange.spark.types import describe, spark_schema
+from airflow_pgchange.spark.wanted import Wanted
 from tests.spark_session import batch_of, spark_session, track
 
 PLANES = "create table plane (id bigint primary key, tail text, seats int, at timestamptz default now())"

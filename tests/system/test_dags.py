@@ -84,6 +84,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
         "tube_backfill",
         "event_handlers",
         "tour_booking",
+        "topology_failover",
     }
 
 

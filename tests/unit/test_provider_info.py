@@ -89,5 +89,6 @@ def test_the_command_line_has_each_command() -> None:
         "repair",
         "move",
         "drop",
+        "topology-relay",
         "trim",
     ]

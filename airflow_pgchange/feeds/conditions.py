@@ -1,0 +1,63 @@
+"""Conditions of a cluster, to wait for as if they were feeds: one that holds is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from psycopg import sql
+
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import FEEDS, Position
+
+LACKING: Mapping[str, str] = {
+    "every replicaset has a master": """
+        select from topology._pico_replicaset as r where not exists (
+            select from topology._pico_instance as i
+            where i.name = r.current_master_name and i.current_state ->> 0 = 'Online')
+    """,
+    "every instance is online": """
+        select from topology._pico_instance as i where i.current_state ->> 0 = 'Offline'
+    """,
+    "every bucket is active": """
+        select from topology._pico_bucket as b where b.state <> 'active'
+    """,
+}
+"""Of each condition the query of what it does not hold for. A master that is Offline is none."""
+
+
+@dataclass(frozen=True)
+class TopologyCondition:
+    """A condition of a cluster, asked of its catalogue. Ready is 1 while it holds; waiting counts what it does not
+    hold for."""
+
+    kind: ClassVar[str] = "topology_condition"
+    progress: ClassVar[Literal["results", "source"]] = "source"
+
+    condition: str
+
+    def __post_init__(self) -> None:
+        if self.condition not in LACKING:
+            raise InvalidArgument(
+                f"{self.condition!r} is no condition of a cluster: it must be one of {', '.join(map(repr, LACKING))}"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"topology: {self.condition}"
+
+    def position(self) -> sql.Composed:
+        return sql.SQL("select {}").format(None)
+
+    def lag(self, position: Position, upto: int) -> sql.Composed:
+        query = (
+            "select json_build_object('ready', (count(*) = 0)::int, 'waiting', count(*)) from ({}) as lacking"
+        )
+        return sql.SQL(query).format(sql.SQL(LACKING[self.condition]))
+
+    def locked(self) -> sql.Composed:
+        return sql.SQL("select {}").format(False)
+
+
+FEEDS[TopologyCondition.kind] = TopologyCondition

@@ -1,0 +1,113 @@
+"""Who owns which buckets of a cluster, and where to write to: asked of its catalogue.
+
+Sets of buckets are PostgreSQL's multiranges as text, such as ``{[0,1000),[2000,3000)}``: it does the arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_pgchange.feeds.errors import InvalidArgument, translated
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """How to reach a cluster, as libpq strings, secret ones: its catalogue, and any instance, whose host and port come
+    from the catalogue."""
+
+    catalogue: str = field(repr=False)
+    instances: str = field(repr=False)
+
+
+OWNED = """
+    select case when b.state = 'copied' then coalesce(b.target_replicaset_name, b.current_replicaset_name)
+                else b.current_replicaset_name end as replicaset,
+           pg_catalog.range_agg(pg_catalog.int8range(b.bucket_id_start, b.bucket_id_end, '[]')) as buckets
+    from topology._pico_bucket as b
+    where b.tier_name = {tier}
+    group by 1
+"""
+"""As a client hears of it: a range that is copied belongs to its target, whose data is whole."""
+
+SHARES = """
+    with asked as (select {asked}::pg_catalog.int8multirange as buckets), owned as ({owned}), here as (
+        select o.replicaset, o.buckets * a.buckets as buckets from owned as o cross join asked as a
+        union all
+        select null, a.buckets - coalesce((select pg_catalog.range_agg(o.buckets) from owned as o), '{{}}')
+        from asked as a)
+    select h.replicaset, h.buckets::text, i.name, i.current_state ->> 0, p.address
+    from here as h
+    left join topology._pico_replicaset as r on r.name = h.replicaset
+    left join topology._pico_instance as i on i.name = r.current_master_name
+    left join topology._pico_peer_address as p on p.raft_id = i.raft_id and p.connection_type = 'pgproto'
+    where not pg_catalog.isempty(h.buckets)
+    order by h.replicaset
+"""
+
+ALL = """
+    with owned as (select pg_catalog.range_agg(o.buckets) as buckets from ({owned}) as o)
+    select o.buckets::text,
+           nullif((pg_catalog.int8multirange(pg_catalog.range_merge(o.buckets)) - o.buckets)::text, '{{}}')
+    from owned as o
+    where o.buckets is not null
+"""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Buckets that belong to one replicaset now, or to nobody, and its master. ``trouble``: why it cannot be asked."""
+
+    replicaset: str | None
+    buckets: str
+    master: str | None
+    state: str | None
+    address: str | None
+
+    @property
+    def trouble(self) -> str | None:
+        if self.replicaset is None:
+            return f"nobody owns the buckets {self.buckets:.200}: topology.assign_buckets() gives them to a replicaset"
+        if self.master is None:
+            return f"replicaset {self.replicaset} has no master: topology.set_master() gives it one"
+        if self.state != "Online":
+            return f"{self.master}, the master of replicaset {self.replicaset}, is {self.state}"
+        if self.address is None:
+            return f"{self.master}, the master of replicaset {self.replicaset}, has no address"
+        return None
+
+
+def at(instances: str, address: str) -> str:
+    """The connection string of one instance: ``instances`` with the host and port of its address in the catalogue."""
+    host, _, port = address.rpartition(":")
+    known = {name: value for name, value in conninfo_to_dict(instances).items() if name != "hostaddr"}
+    return make_conninfo("", **{**known, "host": host.strip("[]"), "port": port})
+
+
+def shares(connection: psycopg.Connection[Any], tier: str, buckets: str) -> list[Share]:
+    """Who owns the buckets that are asked for, a share for each replicaset, and one for what is nobody's."""
+    query = sql.SQL(SHARES).format(owned=sql.SQL(OWNED).format(tier=tier), asked=buckets)
+    with translated():
+        return [Share(*row) for row in connection.execute(query)]
+
+
+def all_buckets(connection: psycopg.Connection[Any], tier: str) -> str:
+    """Every bucket of a tier. Raises InvalidArgument where there are none, or somebody's are missing in between."""
+    with translated():
+        row = connection.execute(sql.SQL(ALL).format(owned=sql.SQL(OWNED).format(tier=tier))).fetchone()
+    if row is None:
+        raise InvalidArgument(
+            f"the catalogue has no buckets of tier {tier!r}: correct the tier, or give them to replicasets with "
+            "topology.assign_buckets()"
+        )
+    buckets, missing = row
+    if missing is not None:
+        raise InvalidArgument(
+            f"nobody owns the buckets {missing:.200} of tier {tier!r}: "
+            "topology.assign_buckets() gives them to a replicaset"
+        )
+    return str(buckets)

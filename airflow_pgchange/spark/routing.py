@@ -1,0 +1,197 @@
+"""Rows of a table that is spread over a cluster: each range of buckets from the instance that owns it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import pyarrow as pa
+from psycopg import sql
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from airflow_pgchange.feeds import owners, reading
+from airflow_pgchange.feeds.batch import Batch, Partition
+from airflow_pgchange.feeds.connect import complete, connect
+from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.owners import Cluster, Share
+from airflow_pgchange.feeds.tables import table_identifier
+from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.types import Column, describe, spark_schema
+from airflow_pgchange.spark.wanted import Rule, Wanted, explained, not_unique
+
+T = TypeVar("T")
+
+BUCKET, STRAY = "pgchange_bucket", "pgchange_stray"
+IDS_A_QUESTION = 50_000
+"""Ids of changes that an instance is asked about at once: their rows are kept until it is sure that they count."""
+LONGEST_PAUSE = 2.0
+"""Seconds between two attempts, at most."""
+
+ROWS = """
+    select {wanted}, (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true as pgchange_stray
+    from (select r.*, ({bucket})::pg_catalog.int8 as pgchange_bucket from {table} r) t
+    join pg_catalog.unnest({ids}::{type}[]) q (pgchange_id) on {key} = q.pgchange_id
+    where t.pgchange_bucket <@ {buckets}::pg_catalog.int8multirange
+       or (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true
+"""
+"""A stray's bucket is none of the tier's, so that no instance would be asked for it."""
+
+
+@dataclass(frozen=True)
+class RoutedPart:
+    """A query for the ids of some changes, and the buckets among which their rows are looked for."""
+
+    changes: Partition
+    buckets: str
+
+
+@dataclass(frozen=True)
+class RoutedReading:
+    """How to read rows out of a cluster: travels to the executors, with connection strings that are secrets."""
+
+    feed: Feed
+    batch: Batch
+    source: str = field(repr=False)
+    cluster: Cluster
+    wanted: Wanted
+    table: str
+    key: str
+    rule: Rule
+    buckets: str
+    ids: tuple[Column, ...]
+    columns: tuple[Column, ...] = ()
+
+    @classmethod
+    def prepare(
+        cls, feed: Feed, batch: Batch, source: str, wanted: Wanted, cluster: Cluster | None
+    ) -> RoutedReading:
+        """Ask the catalogue for the buckets, and a master for the columns. Raises InvalidArgument where they make no
+        sense, ServerUnavailable where the catalogue does not answer, BatchIncomplete where no master does."""
+        if wanted.table is None or wanted.key is None or wanted.rule is None:
+            raise InvalidArgument("bucket is about the rows of a table: name it with table and key")
+        if cluster is None:
+            raise InvalidArgument(
+                "no cluster was handed to this application: give SparkBatchOperator catalogue_conn_id"
+            )
+        with connect(cluster.catalogue, primary=True) as connection:
+            buckets = owners.all_buckets(connection, wanted.rule.tier)
+        with connect(source) as connection:
+            ids = tuple(describe(connection, _ids(feed.partitions(batch, 1)[0]).query))
+        undescribed = cls(
+            feed, batch, source, cluster, wanted, wanted.table, wanted.key, wanted.rule, buckets, ids
+        )
+        return replace(undescribed, columns=tuple(undescribed._describe()))
+
+    def schema(self) -> t.StructType:
+        """What comes out, in Spark's types."""
+        return spark_schema([column for column in self.columns if column.name not in (BUCKET, STRAY)])
+
+    def partitions(self, n: int) -> list[RoutedPart]:
+        """About ``n`` partitions: some of the changes, and the buckets of one replicaset, each."""
+        shares = self._shares(self.buckets)
+        parts = self.feed.partitions(self.batch, max(1, n // len(shares)), self.wanted.shard)
+        return [RoutedPart(_ids(part), share.buckets) for part in parts for share in shares]
+
+    def read(self, part: RoutedPart) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition, in the Arrow form of ``schema``."""
+        schema = _arrow(self.ids)
+        ids = pa.Table.from_batches(
+            arrow.read(self.source, self.batch.lsn, part.changes, self.ids, schema), schema
+        ).column(0)
+        for place in range(0, len(ids), IDS_A_QUESTION):
+            yield from self._rows(ids.slice(place, IDS_A_QUESTION).to_pylist(), part.buckets)
+
+    def _rows(self, ids: Sequence[object], buckets: str) -> list[pa.RecordBatch]:
+        """The rows of these changes in these buckets, read anew until their owners were the same before and after: one
+        that has lost a range may have deleted its rows by then."""
+
+        def attempt() -> list[pa.RecordBatch]:
+            shares = self._shares(buckets)
+            rows = [batch for share in shares for batch in self._share(share, ids)]
+            if self._shares(buckets) != shares:
+                raise ServerUnavailable("buckets moved, or a master changed, while they were read")
+            return rows
+
+        return self._patiently(attempt, buckets)
+
+    def _share(self, share: Share, ids: Sequence[object]) -> list[pa.RecordBatch]:
+        server = self._server(share)
+        with connect(server) as connection:
+            reading.check_whole(connection, self.table)
+        query = self._query(ids, share.buckets)
+        batches = arrow.read_whole(server, query, self.columns, _arrow(self.columns))
+        if sum(batch.num_rows for batch in batches) > len(ids):
+            raise InvalidArgument(not_unique(self.table, self.key))
+        return [self._checked(batch, share) for batch in batches]
+
+    def _checked(self, batch: pa.RecordBatch, share: Share) -> pa.RecordBatch:
+        strays = batch.filter(batch.column(STRAY))
+        if strays.num_rows:
+            raise InvalidArgument(
+                f"a row of {self.table} at {share.master} is in bucket {strays.column(BUCKET)[0]}, which nobody owns: "
+                f"tier {self.rule.tier!r} has {self.buckets}; correct the rule, or assign the bucket"
+            )
+        return batch.drop_columns([BUCKET, STRAY])
+
+    def _describe(self) -> list[Column]:
+        def attempt() -> list[Column]:
+            share = self._shares(self.buckets)[0]
+            with connect(self._server(share)) as connection, explained(self.wanted):
+                return describe(connection, self._query([], share.buckets))
+
+        return self._patiently(attempt, self.buckets)
+
+    def _query(self, ids: Sequence[object], buckets: str) -> str:
+        """The rows that some ids name in some buckets."""
+        names = None if self.wanted.columns is None else dict.fromkeys([self.key, *self.wanted.columns])
+        some = [sql.Identifier("t", name) for name in [*(names or []), BUCKET]]
+        query = sql.SQL(ROWS).format(
+            wanted=sql.SQL("t.*") if names is None else sql.SQL(", ").join(some),
+            all=self.buckets,
+            bucket=sql.SQL(self.rule.bucket),
+            table=table_identifier(self.table),
+            ids=list(ids),
+            type=sql.SQL(dict(self.feed.columns)["id"]),
+            key=sql.Identifier("t", self.key),
+            buckets=buckets,
+        )
+        return query.as_string(None)
+
+    def _shares(self, buckets: str) -> list[Share]:
+        """Who owns buckets now. Raises ServerUnavailable."""
+        with connect(self.cluster.catalogue, primary=True) as connection:
+            return owners.shares(connection, self.rule.tier, buckets)
+
+    def _server(self, share: Share) -> str:
+        """Where a share is written to, and so is read whole. Raises ServerUnavailable where the catalogue knows none."""
+        if share.trouble is not None or share.address is None:
+            raise ServerUnavailable(str(share.trouble))
+        return complete(owners.at(self.cluster.instances, share.address), primary=True)
+
+    def _patiently(self, attempt: Callable[[], T], buckets: str) -> T:
+        """What an attempt returns, tried again while servers fail. Raises BatchIncomplete once patience is over."""
+        until, pause = time.monotonic() + self.rule.patience, 0.1
+        while True:
+            try:
+                return attempt()
+            except ServerUnavailable as error:
+                if time.monotonic() + pause > until:
+                    raise BatchIncomplete(
+                        f"buckets {buckets:.200} of tier {self.rule.tier!r} could not be read within "
+                        f"{self.rule.patience:g} s; at last: {error}"
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _ids(partition: Partition) -> Partition:
+    query = sql.SQL("select c.id from ({}) c").format(sql.SQL(partition.query))
+    return Partition(query.as_string(None), partition.count)
+
+
+def _arrow(columns: Sequence[Column]) -> pa.Schema:
+    return to_arrow_schema(spark_schema(columns), timezone="UTC")

@@ -1,0 +1,99 @@
+"""A failover: the best standby of a replicaset whose master is dead becomes its master."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import Refused, ServerUnavailable, translated
+from airflow_pgchange.feeds.owners import at
+
+log = logging.getLogger(__name__)
+
+PROMOTED_WITHIN = 60
+"""Seconds that a standby may take until it takes writes."""
+
+DEAD = """
+    select r.name from topology._pico_replicaset as r
+    join topology._pico_instance as i on i.name = r.current_master_name
+    where i.current_state ->> 0 <> 'Online' order by r.name
+"""
+INSTANCES = """
+    select i.name, p.address, i.name = r.current_master_name from topology._pico_replicaset as r
+    join topology._pico_instance as i on i.replicaset_name = r.name
+    join topology._pico_peer_address as p on p.raft_id = i.raft_id and p.connection_type = 'pgproto'
+    where r.name = {} and (i.name = r.current_master_name or i.current_state ->> 0 = 'Online') order by i.name
+"""
+STATE = """
+    select pg_catalog.pg_is_in_recovery(),
+           coalesce(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn()) - '0/0'::pg_catalog.pg_lsn
+"""
+
+
+@dataclass(frozen=True)
+class Standby:
+    """An instance that answers: whether it takes writes already, and how much of the log it has, in bytes."""
+
+    name: str
+    server: str
+    promoted: bool
+    received: int
+
+
+def without_master(catalogue: psycopg.Connection[Any]) -> list[str]:
+    """The replicasets whose master is not Online."""
+    with translated():
+        return [name for (name,) in catalogue.execute(DEAD)]
+
+
+def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: str) -> str:
+    """Promote the standby that has most of the log, unless one was promoted already, and record it as the master, in the
+    transaction of ``catalogue``; its name. Doing it again after a failure goes on where that ended.
+
+    Raises Refused where the old master still takes writes, ServerUnavailable where no standby answers.
+    """
+    with translated():
+        members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
+    for name, address, master in members:
+        old = _asked(name, at(instances, address)) if master else None
+        if old is not None and old.promoted:
+            raise Refused(
+                f"{name}, the master of replicaset {replicaset}, is not Online in the catalogue and still takes writes: "
+                "stop it, or set its state to Online"
+            )
+    found = [_asked(name, at(instances, address)) for name, address, master in members if not master]
+    there = [standby for standby in found if standby is not None]
+    if not there:
+        raise ServerUnavailable(
+            f"no standby of replicaset {replicaset} answers: start one, and set its state to Online in the catalogue"
+        )
+    best = max(there, key=lambda standby: (standby.promoted, standby.received))
+    if not best.promoted:
+        with connect(best.server) as connection:
+            query = sql.SQL("select pg_catalog.pg_promote(true, {})").format(PROMOTED_WITHIN)
+            if not ask(connection, query):
+                raise ServerUnavailable(
+                    f"{best.name} was not promoted within {PROMOTED_WITHIN} s: see its log"
+                )
+    with translated():
+        catalogue.execute(sql.SQL("select topology.set_master({}, {})").format(replicaset, best.name))
+    log.info("%s is the master of replicaset %s now", best.name, replicaset)
+    return best.name
+
+
+def _asked(name: str, server: str) -> Standby | None:
+    """An instance as it is now; None where it does not answer."""
+    try:
+        with connect(server) as connection, translated():
+            row = connection.execute(STATE).fetchone()
+    except ServerUnavailable as error:
+        log.info("%s does not answer: %s", name, error)
+        return None
+    in_recovery, received = row or (False, 0)
+    return Standby(name, server, not in_recovery, int(received or 0))

@@ -1,0 +1,61 @@
+"""Failovers: where the master of a replicaset went Offline in the catalogue, its best standby takes over.
+
+Whatever watches your servers says so: ``select topology.set_state('<instance>', 'Offline')``. The new master and the
+progress of this DAG are committed in one transaction. Wants the connections ``catalogue``; ``instances`` (user, password
+and database of any instance); and for the consumers one a replicaset, called like it, whose host lists all of its
+instances as ``a:5432,b:5432``, and ``warehouse``, where their results are.
+"""
+
+import logging
+from datetime import timedelta
+
+from airflow.sdk import dag, task
+from psycopg import Connection
+
+from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.feeds import CommitFeed, TopologyFeed, consumers, watching
+from airflow_pgchange.feeds.errors import SourceLostTail
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.topology import failover
+
+CATALOGUE = TopologyFeed("failover")
+CONSUMERS = {
+    "r1": [CommitFeed(consumer_id="accounts of r1", branch_id=0)],
+    "r2": [CommitFeed(consumer_id="accounts of r2", branch_id=0)],
+}
+
+log = logging.getLogger(__name__)
+
+
+@dag(
+    schedule=[feed_asset(CATALOGUE, postgres_conn_id="catalogue")],
+    max_active_runs=1,
+    default_args={"retries": 5, "retry_delay": timedelta(seconds=10)},
+    tags=["pgchange"],
+    doc_md=__doc__,
+)
+def topology_failover() -> None:
+    @task.pgchange_batch(feed=CATALOGUE, postgres_conn_id="catalogue", max_batches=None)
+    def fail_over(connection: Connection) -> None:
+        """What changed does not matter: the catalogue is looked at as it is now."""
+        for replicaset in failover.without_master(connection):
+            failover.fail_over(connection, PgChangeHook("instances").conninfo(), replicaset)
+
+    @task
+    def move_consumers() -> None:
+        """Their connections find the new master. Who has seen what it never got goes on from the last that it has."""
+        for replicaset, feeds in CONSUMERS.items():
+            with (
+                PgChangeHook("warehouse").get_conn(primary=True) as results,
+                PgChangeHook(replicaset).get_conn(primary=True) as source,
+            ):
+                for feed in feeds:
+                    try:
+                        watching.lag(results, source, feed)
+                    except SourceLostTail:
+                        log.warning("%s goes on, %s", feed.name, consumers.repair(results, source, feed))
+
+    fail_over() >> move_consumers()
+
+
+topology_failover()

@@ -1,0 +1,246 @@
+"""Rows of a cluster in Spark: each range of buckets from the instance that owns it, also over a failover."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
+from airflow_pgchange.feeds.owners import Cluster
+from airflow_pgchange.spark import arrow, routing
+from airflow_pgchange.spark.wanted import Rule, Wanted
+from tests.conftest import BINARIES
+from tests.replicasets import RULE, replicasets, standbys_of, two_primaries
+from tests.spark_session import batch_of, track
+
+IDS = list(range(1, 4001))
+
+
+@pytest.fixture(params=["driver", "executors"])
+def path(request, monkeypatch):
+    """Both ways that a batch is read."""
+    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if request.param == "driver" else 0)
+
+
+@pytest.fixture(scope="module")
+def primaries(request):
+    """Two clusters for tests that do them no harm."""
+    with two_primaries(BINARIES[request.config.getoption("--server")]()) as found:
+        yield found
+
+
+@pytest.fixture
+def spread(db, primaries):
+    """Accounts 1 to 4000 spread over two replicasets."""
+    found = replicasets(db, primaries, {})
+    found.put(IDS)
+    return found
+
+
+@pytest.fixture
+def mortal(request, db):
+    """The same on clusters of its own, of which r1 has a standby."""
+    binaries = BINARIES[request.config.getoption("--server")]()
+    with two_primaries(binaries) as primaries, standbys_of(primaries, "r1") as standbys:
+        found = replicasets(db, primaries, standbys)
+        found.put(IDS)
+        yield found
+
+
+@pytest.fixture
+def feed(connect):
+    """A feed whose changes name the accounts."""
+    connection = connect()
+    connection.execute("create table movement (id bigint primary key)")
+    feed = track(connection, "movement")
+    connection.execute("insert into movement select generate_series(1, 4000)")
+    return feed
+
+
+def accounts(job, rule=RULE, **arguments):
+    rows = job.routed("public.account", "id", rule, **arguments)
+    return sorted((row["id"], row["cents"]) for row in rows.collect())
+
+
+def test_rows_come_from_the_instances_that_own_them(db, spread, feed, path):
+    with batch_of(feed, db, cluster=spread.reached) as job:
+        assert accounts(job) == [(n, 100 * n) for n in IDS]
+
+
+def test_only_rows_that_changes_name_come_once_for_each_change(db, spread, feed, connect):
+    with batch_of(feed, db):
+        pass
+    connection = connect()
+    for number in (7, 7, 2000, 9999):
+        connection.execute(
+            "insert into revision.commit_queue (commit_id, branch_id) values (%s, %s)",
+            [number, feed.branch_id],
+        )
+    with batch_of(feed, db, cluster=spread.reached) as job:
+        assert [number for number, _ in accounts(job)] == [7, 7, 2000]
+        assert job.routed("public.account", "id", RULE, columns=["cents"]).columns == ["id", "cents"]
+
+
+def test_what_an_instance_keeps_of_buckets_that_it_has_lost_is_not_read(db, spread, feed, path):
+    with psycopg.connect(spread.primaries["r2"].conninfo(), autocommit=True) as connection:
+        connection.execute("insert into account values (1, 0)")
+    with batch_of(feed, db, cluster=spread.reached) as job:
+        assert accounts(job) == [(n, 100 * n) for n in IDS]
+
+
+class Reads:
+    """Counts the reads of instances that ended early, and calls somebody before each."""
+
+    def __init__(self, monkeypatch, before=lambda number: None):
+        self.begun, self.lost = 0, 0
+        read_whole = arrow.read_whole
+
+        def read(*arguments):
+            self.begun += 1
+            before(self.begun)
+            try:
+                return read_whole(*arguments)
+            except ServerUnavailable:
+                self.lost += 1
+                raise
+
+        monkeypatch.setattr(arrow, "read_whole", read)
+
+
+def test_a_primary_that_is_killed_in_the_middle_of_a_read_costs_no_row_and_doubles_none(
+    db, mortal, feed, monkeypatch
+):
+    reads = Reads(monkeypatch)
+    for primary in mortal.primaries.values():
+        with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
+            connection.execute(
+                "create view slow as select id, cents, pg_sleep(0.001)::text as slept from account"
+            )
+    mortal.standbys["r1"].wait_for_replay(mortal.primaries["r1"])
+    found = []
+
+    def read():
+        with batch_of(feed, db, cluster=mortal.reached) as job:
+            rows = job.routed("public.slow", "id", RULE, columns=["cents"]).collect()
+            found.extend((row["id"], row["cents"]) for row in rows)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with psycopg.connect(mortal.primaries["r1"].conninfo(), autocommit=True) as connection:
+        asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'"
+        while connection.execute(asleep).fetchone() == (0,):
+            assert reader.is_alive()
+    mortal.primaries["r1"].kill()
+    mortal.fail_over("r1")
+    reader.join()
+    assert reads.lost >= 1, "the fault did not fire"
+    assert sorted(found) == [(n, 100 * n) for n in IDS]
+
+
+def test_a_range_that_moves_while_it_is_read_is_read_from_its_new_owner(db, spread, feed, monkeypatch):
+    def move(number):
+        """The first read finds that its rows are gone already: the catalogue said otherwise a moment before."""
+        if number > 1:
+            return
+        first, second = (psycopg.connect(one.conninfo()) for one in spread.primaries.values())
+        with first, second:
+            second.cursor().executemany(
+                "insert into account values (%s, %s)",
+                first.execute("delete from account returning *").fetchall(),
+            )
+        for state, target in (("copying", "r2"), ("copied", None), ("active", None)):
+            spread.run("select topology.move_buckets('default', 0, 1499, %s, %s)", state, target)
+
+    reads = Reads(monkeypatch, move)
+    with batch_of(feed, db, cluster=spread.reached) as job:
+        assert accounts(job) == [(n, 100 * n) for n in IDS]
+    assert reads.begun > 2, "the fault did not fire"
+
+
+def test_a_master_that_is_still_a_standby_is_waited_for(db, mortal, feed, monkeypatch):
+    mortal.standbys["r1"].wait_for_replay(mortal.primaries["r1"])
+    mortal.run("select topology.set_master('r1', 'r1-2')")
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            mortal.standbys["r1"].promote()
+
+    monkeypatch.setattr(routing.time, "sleep", pause)
+    with batch_of(feed, db, cluster=mortal.reached) as job:
+        assert accounts(job) == [(n, 100 * n) for n in IDS]
+    assert len(pauses) >= 2, "the fault did not fire"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (
+            "update topology._pico_replicaset set current_master_name = ''",
+            "r1 has no master: topology.set_master",
+        ),
+        ("select topology.set_state('r1-1', 'Offline')", "r1-1, the master of replicaset r1, is Offline"),
+        ("delete from topology._pico_peer_address", "has no address"),
+    ],
+)
+def test_a_range_that_stays_without_a_master_ends_with_what_is_wrong(db, spread, feed, fault, reason):
+    spread.run(fault)
+    with pytest.raises(BatchIncomplete, match=reason), batch_of(feed, db, cluster=spread.reached) as job:
+        accounts(job, patience=0.2)
+
+
+def test_buckets_that_nobody_owns_are_named(db, spread, feed):
+    spread.run("delete from topology._pico_bucket where bucket_id_start = 0")
+    spread.run("select topology.assign_buckets('default', 0, 999, 'r1')")
+    with (
+        pytest.raises(InvalidArgument, match=r"\[1000,1500\)\}.*assign_buckets"),
+        batch_of(feed, db, cluster=spread.reached) as job,
+    ):
+        accounts(job)
+
+
+def test_a_row_in_a_bucket_that_does_not_exist_is_refused_and_not_lost(db, spread, feed, path):
+    with (
+        pytest.raises(Exception, match=r"is in bucket 3\d\d\d, which nobody owns"),
+        batch_of(feed, db, cluster=spread.reached) as job,
+    ):
+        accounts(job, "id")
+
+
+def test_a_tier_without_buckets_is_named(db, spread, feed):
+    with (
+        pytest.raises(InvalidArgument, match="no buckets of tier 'cold'"),
+        batch_of(feed, db, cluster=spread.reached) as job,
+    ):
+        accounts(job, tier="cold")
+
+
+def test_a_rule_that_is_no_sql_of_the_row_is_refused_at_once(db, spread, feed):
+    with pytest.raises(InvalidArgument, match="color"), batch_of(feed, db, cluster=spread.reached) as job:
+        accounts(job, "color % 3000")
+
+
+def test_a_catalogue_that_cannot_be_reached_is_said(db, feed):
+    nowhere = Cluster("host=127.0.0.1 port=1 dbname=none", "dbname=postgres")
+    with pytest.raises(ServerUnavailable, match="port 1"), batch_of(feed, db, cluster=nowhere) as job:
+        accounts(job)
+
+
+def test_an_application_without_a_catalogue_is_told_what_to_give(db, feed):
+    with pytest.raises(InvalidArgument, match="catalogue_conn_id"), batch_of(feed, db) as job:
+        accounts(job)
+
+
+def test_a_rule_survives_as_options_and_shows_no_secret():
+    wanted = Wanted("public.account", "id", rule=Rule("id % 3000", "hot", 5.0))
+    assert Wanted.from_options(wanted.options()) == wanted
+    assert "hunter2" not in repr(Cluster("password=hunter2", "password=hunter2"))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"table": "t", "key": "id", "gone": True}])
+def test_a_rule_without_rows_that_are_there_is_refused(arguments):
+    with pytest.raises(InvalidArgument, match="bucket"):
+        Wanted(**arguments, rule=Rule("id"))

@@ -1,0 +1,79 @@
+"""Promoting the standby of a dead master: which one, when not, and again after a failure."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds.errors import Refused, ServerUnavailable
+from airflow_pgchange.topology import failover
+
+INSTANCES = "dbname=postgres user=postgres"
+
+
+@pytest.fixture
+def standbys(own_cluster):
+    made = [own_cluster.standby(), own_cluster.standby()]
+    yield made
+    for standby in made:
+        standby.remove()
+
+
+@pytest.fixture
+def catalogue(connect, own_cluster, standbys):
+    """One replicaset: a master, i0, and its standbys i1 and i2."""
+    connection = connect()
+    connection.execute("select topology.add_replicaset('r')")
+    for number, server in enumerate([own_cluster, *standbys]):
+        address = f"127.0.0.1:{server.port}"
+        connection.execute("select topology.add_instance(%s, 'r', %s)", [f"i{number}", address])
+    connection.execute("select topology.set_master('r', 'i0')")
+    return connection
+
+
+def master(catalogue):
+    return catalogue.execute("select current_master_name from topology._pico_replicaset").fetchone()[0]
+
+
+def test_the_standby_that_has_most_of_the_log_becomes_the_master(catalogue, own_cluster, standbys):
+    standbys[0].stop()
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute("create table late ()")
+    standbys[1].wait_for_replay(own_cluster)
+    own_cluster.kill()
+    standbys[0].start()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    assert failover.without_master(catalogue) == ["r"]
+    assert failover.fail_over(catalogue, INSTANCES, "r") == master(catalogue) == "i2"
+    assert failover.without_master(catalogue) == []
+    with psycopg.connect(standbys[1].conninfo(), autocommit=True) as connection:
+        connection.execute("insert into late default values")
+
+
+def test_a_failover_that_was_not_recorded_goes_on_with_the_standby_that_it_promoted(
+    catalogue, own_cluster, standbys
+):
+    own_cluster.kill()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with catalogue.transaction():
+        first = failover.fail_over(catalogue, INSTANCES, "r")
+        raise psycopg.Rollback
+    assert master(catalogue) == "i0"
+    assert failover.fail_over(catalogue, INSTANCES, "r") == master(catalogue) == first
+
+
+def test_a_master_that_still_takes_writes_is_not_replaced(catalogue, standbys):
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match="i0, the master of replicaset r, .* still takes writes: stop it"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    with psycopg.connect(standbys[0].conninfo()) as connection:
+        assert connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
+
+
+def test_a_replicaset_without_a_standby_that_answers_says_so(catalogue, own_cluster, standbys):
+    for server in (own_cluster, *standbys):
+        server.stop("immediate")
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(ServerUnavailable, match="no standby of replicaset r answers"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert master(catalogue) == "i0"

@@ -1,0 +1,93 @@
+"""Real clusters as replicasets, whose rows are spread over them by buckets, and the catalogue that knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.feeds.owners import Cluster as Reached
+from demo.postgres import Cluster
+
+NAMES = ("r1", "r2")
+BUCKETS = 3000
+RULE = f"id % {BUCKETS}"
+TABLE = "create table account (id bigint primary key, cents bigint not null)"
+
+
+@dataclass(frozen=True)
+class Replicasets:
+    """r1 has the first half of the buckets, r2 the second; instances are called r1-1 and, its standby, r1-2."""
+
+    catalogue: str
+    primaries: dict[str, Cluster]
+    standbys: dict[str, Cluster]
+
+    @property
+    def reached(self) -> Reached:
+        """As Spark gets it: where instances are, only the catalogue knows."""
+        return Reached(self.catalogue, "dbname=postgres user=postgres")
+
+    def run(self, query: str, *arguments: Any) -> None:
+        """A statement for the catalogue."""
+        with psycopg.connect(self.catalogue, autocommit=True) as connection:
+            connection.execute(query, arguments)
+
+    def put(self, ids: list[int]) -> None:
+        """Rows, each in the replicaset that owns its bucket at first."""
+        for number, primary in enumerate(self.primaries.values()):
+            mine = [one for one in ids if one % BUCKETS * 2 // BUCKETS == number]
+            with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
+                connection.execute(
+                    "insert into account select id, 100 * id from unnest(%s::bigint[]) id", [mine]
+                )
+
+    def fail_over(self, name: str) -> None:
+        """What an operator does once a primary is dead."""
+        self.standbys[name].promote()
+        self.run("select topology.set_state(%s, 'Offline')", f"{name}-1")
+        self.run("select topology.set_master(%s, %s)", name, f"{name}-2")
+
+
+@contextmanager
+def standbys_of(primaries: dict[str, Cluster], *names: str) -> Iterator[dict[str, Cluster]]:
+    """A streaming standby of each primary that is named, removed at the end."""
+    with ExitStack() as made:
+        found = {}
+        for name in names:
+            found[name] = primaries[name].standby()
+            made.callback(found[name].remove)
+        yield found
+
+
+@contextmanager
+def two_primaries(binaries: Path) -> Iterator[dict[str, Cluster]]:
+    """Two clusters, removed at the end."""
+    with ExitStack() as made:
+        found = {}
+        for name in NAMES:
+            found[name] = Cluster.create(binaries)
+            made.callback(found[name].remove)
+        yield found
+
+
+def replicasets(catalogue: str, primaries: dict[str, Cluster], standbys: dict[str, Cluster]) -> Replicasets:
+    """The catalogue, filled, and an empty table in each primary."""
+    found = Replicasets(catalogue, primaries, standbys)
+    half = BUCKETS // 2
+    for number, name in enumerate(NAMES):
+        with psycopg.connect(primaries[name].conninfo(), autocommit=True) as connection:
+            connection.execute(f"drop table if exists account cascade; {TABLE}")
+        found.run("select topology.add_replicaset(%s)", name)
+        for place, servers in enumerate((primaries, standbys), 1):
+            if name in servers:
+                address = f"127.0.0.1:{servers[name].port}"
+                found.run("select topology.add_instance(%s, %s, %s)", f"{name}-{place}", name, address)
+        found.run("select topology.set_master(%s, %s)", name, f"{name}-1")
+        first, last = number * half, (number + 1) * half - 1
+        found.run("select topology.assign_buckets('default', %s, %s, %s)", first, last, name)
+    return found
