@@ -11,7 +11,7 @@ demo: .venv/demo-ready
 
 test: .venv/test-ready
 	$(PYTEST) tests/unit tests/integration -n 2 --dist worksteal
-	$(PYTEST) tests/integration -n 2 --dist worksteal --server embedded --ignore-glob "*/test_airflow_*" --ignore-glob "*/test_spark_*" --ignore-glob "*/test_queue_*"
+	$(PYTEST) tests/integration -n 2 --dist worksteal --server embedded --ignore-glob "*/test_airflow_*" --ignore-glob "*/test_spark_*" --ignore-glob "*queue*" --ignore-glob "*saga*"
 	$(PYTEST) tests/system
 	$(PYTEST) tests/chaos
 	$(PYTEST) tests/chaos/test_exactly_once.py tests/chaos/test_servers.py tests/chaos/test_mirror.py tests/chaos/test_events.py --server embedded
