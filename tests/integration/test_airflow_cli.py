@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -356,7 +358,16 @@ def test_the_topology_relay_serves_until_it_is_stopped(db: str) -> None:
         make_catalogue(connection)
     port = free_port()
     process = subprocess.Popen(
-        ["airflow", "pgchange", "topology-relay", "--dsn", db, "--listen", f"127.0.0.1:{port}", "--trust"],
+        [
+            Path(sys.executable).with_name("airflow"),
+            "pgchange",
+            "topology-relay",
+            "--dsn",
+            db,
+            "--listen",
+            f"127.0.0.1:{port}",
+            "--trust",
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
