@@ -139,7 +139,8 @@ begin
     if amt = 1 then
         ids := mbus.claim_single(known, c);
     else
-        parts := array(select p from unnest(mbus.parts_at(known, c, amt, 2 * known.consumers_cnt)) as p where mbus.take_part(c, p, true));
+        parts := array(select p from unnest(mbus.parts_at(known, c, amt, 2 * known.consumers_cnt)) as p 
+            where pg_try_advisory_xact_lock(mbus.part_key(c, p)));
         if parts = '{}' then
             return '{}';
         end if;
