@@ -42,8 +42,6 @@ comment on function mbus.check_length(text) is 'A name that PostgreSQL can hold 
 
 create function mbus.queue_named(qname text) returns mbus.queue
 language plpgsql stable
-set search_path from current
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     known mbus.queue := (select q from mbus.queue as q where q.qname = queue_named.qname);

@@ -22,6 +22,8 @@ begin
             id bigint primary key default case when pg_current_xact_id() is not null then nextval(%3$L) end,
             added timestamptz not null default clock_timestamp(),
             txid xid8 not null default pg_current_xact_id(),
+            -- Malformed, it would fail who receives and not who posts.
+            check (array_position((headers -> 'consume_after')::text[], null) is null),
             special boolean not null generated always as (delayed_until is not null or headers ? 'consume_after') stored
         ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
                 autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.2,

@@ -32,18 +32,22 @@ as $$
 $$;
 comment on function mbus.headers_for(hstore, text) is 'A message''s headers as they are stored: what its poster gave, and where it came from and when.';
 
-create function mbus.check_iid(qname text, iid text) returns void
-language plpgsql immutable
+create function mbus.check_iid(known mbus.queue, iid text) returns void
+language plpgsql
 set search_path from current
 as $$
 begin
-    if iid !~ '\.[0-9]{1,18}$' or substring(iid from '^(.*)\.[0-9]+$') not in (qname, 'dmq') then
-        raise invalid_parameter_value using message = format('Wrong iid=%s for queue %s', iid, qname),
-            hint = format('mbus.get_iid(%L) gives one', qname);
+    -- One that is yet to be drawn would be that of another message too.
+    if iid !~ '\.[0-9]{1,18}$' or substring(iid from '^(.*)\.') not in (known.qname, 'dmq')
+       or iid !~ '^dmq' and substring(iid from '[0-9]+$')::bigint > coalesce(pg_sequence_last_value(known.seq::regclass), 0)
+    then
+        raise invalid_parameter_value using message = format('Wrong iid=%s for queue %s', iid, known.qname),
+            hint = format('mbus.get_iid(%L) gives one', known.qname);
     end if;
 end
 $$;
-comment on function mbus.check_iid(text, text) is 'Refuse an id that is another queue''s: it could not be found again.';
+comment on function mbus.check_iid(mbus.queue, text) is
+    'Refuse an id that is another queue''s, for it could not be found again, or that nobody was given.';
 
 create function mbus.passed(id bigint, txid xid8, done bigint, late_xids xid8[], late_ids bigint[]) returns boolean
 language sql immutable
@@ -60,11 +64,13 @@ as $$
 declare
     mine xid8 := pg_current_xact_id_if_assigned();
     message record;
+    received integer[];
     found integer[] := '{}';
+    there integer[] := '{}';
     remains boolean := false;
 begin
     for message in select * from mbus.entries(known, iid) loop
-        found := found || array(
+        received := array(
             select c from mbus.receipt as r, unnest(case when r.consumer is null then r.pending else array[r.consumer] end) as c
             where r.queue = known.id and r.id = message.id and r.txid = mine
         ) || array(
@@ -78,13 +84,20 @@ begin
             join mbus.consumer as c on c.id = a.consumer
             where a.consumer = any (message.wanted) and a.id = message.id
               and exists (select from mbus.held_slots(known.qname, c.name) as h where h.slot = b.slot and h.mine));
-        remains := remains or not message.gone;
+        found := found || received;
+        if not message.gone then
+            remains := true;
+            there := there || array(
+                select w from unnest(message.wanted) as w where w <> all (message.received) and w <> all (received));
+        end if;
     end loop;
+    -- To whom it was put back already, it is not put back again.
+    found := array(select distinct c from unnest(found) as c where c <> all (there) order by c);
     if found = '{}' and remains then
         raise unique_violation using message = format('message %s is still in queue %s', iid, known.qname),
-            hint = 'only who received or took it in this transaction can put it back under its id';
+            hint = 'only who received or took it in this transaction can put it back under its id, once';
     end if;
-    return nullif(array(select distinct c from unnest(found) as c order by c), '{}');
+    return nullif(found, '{}');
 end
 $$;
 comment on function mbus.got_now(mbus.queue, text) is
@@ -109,7 +122,7 @@ declare
 begin
     %1$s
     if iid is not null then
-        perform mbus.check_iid(%2$L, iid);
+        perform mbus.check_iid(mbus.queue_named(%2$L), iid);
         recipients := mbus.got_now(mbus.queue_named(%2$L), iid);
     end if;
     if headers is null then

@@ -78,7 +78,14 @@ declare
         and reached >= (select max(d) from unnest(s.dones) as d);
 begin
     select p.* into whole from mbus.position as p where p.consumer = c and p.part = -1 order by p.version desc limit 1;
-    if is_whole then
+    if is_whole and whole.version = all (s.versions) then
+        -- Mostly they stand together already.
+        delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = whole.version;
+        insert into mbus.position (consumer, part, version, done, late_xids, late_ids, began)
+        values (c, -1, whole.version + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]),
+                case when whole.txid = pg_current_xact_id() then whole.began else whole.done end);
+        return;
+    elsif is_whole then
         with gone as (
             delete from mbus.position as p
             using (

@@ -24,12 +24,15 @@ begin
     foreach each_iid in array coalesce(after, '{}') loop
         known := mbus.queue_of(each_iid);
         if known.id is not null then
-            for e in select * from mbus.entries(known, each_iid) as x where not x.gone and not x.expired loop
-                if e.wanted = '{}' then
+            for e in select * from mbus.entries(known, each_iid) as x where not x.gone loop
+                -- Who claimed it before it expired goes on with it.
+                c := (select min(w) from unnest(e.wanted) as w
+                      where w <> all (e.received) and (not e.expired or exists (
+                          select from mbus.apart as a where a.consumer = w and a.id = e.id and a.batch is not null)));
+                if c is null then
                     -- Nobody will ever receive it.
                     continue;
                 end if;
-                c := (select min(w) from unnest(e.wanted) as w where w <> all (e.received));
                 return row(
                     c,
                     case when exists (select from mbus.apart as a where a.consumer = c and a.id = e.id) then -1

@@ -114,32 +114,37 @@ begin
         perform mbus.reconsider(c, free);
         delete from mbus.wake as w where w.consumer = c and w.part = any (parts) and w.id = any (free);
     end if;
-    ready := array(
-        select a.id from mbus.apart as a
-        where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity' and a.part = any (parts)
-        order by a.id
-        limit amt);
-    if ready = '{}' then
-        return ready;
-    end if;
-    with gone as (
-        delete from mbus.apart as a where a.consumer = c and a.id = any (ready) returning a.id, a.expires
-    ), handed as (
-        select g.id from gone as g
-        where coalesce(g.expires > clock_timestamp(), true)
-          and not exists (
-              select from mbus.receipt as r where r.queue = known.id and r.id = g.id and (r.consumer is null or r.consumer = c))
-    ), noted as (
-        insert into mbus.receipt (queue, id, consumer) select known.id, h.id, c from handed as h
-    )
-    select coalesce(array_agg(h.id), '{}') into ready from handed as h;
-    perform mbus.wake_up(array[c], ready);
-    -- Those that were dropped instead leave room.
-    return case when ready = '{}' then mbus.from_apart(known, c, parts, amt) else ready end;
+    loop
+        ready := array(
+            select a.id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity' and a.part = any (parts)
+            order by a.id
+            limit amt);
+        exit when ready = '{}';
+        delete from mbus.apart as a
+        where a.consumer = c and a.id = any (ready)
+          and (a.expires <= clock_timestamp() or exists (
+              select from mbus.receipt as r where r.queue = known.id and r.id = a.id and (r.consumer is null or r.consumer = c)));
+        -- Those that were dropped leave room.
+        exit when not found;
+    end loop;
+    return ready;
 end
 $$;
 comment on function mbus.from_apart(mbus.queue, integer, integer[], integer) is
-    'Messages apart that a consumer which holds the locks of these parts can have now.';
+    'Messages apart that a consumer which holds the locks of these parts can have now. They stay there until mbus.receive_apart().';
+
+create function mbus.receive_apart(known mbus.queue, c integer, ids bigint[]) returns void
+language plpgsql
+as $$
+begin
+    delete from mbus.apart as a where a.consumer = c and a.id = any (ids);
+    insert into mbus.receipt (queue, id, consumer) select known.id, i, c from unnest(ids) as i;
+    perform mbus.wake_up(array[c], ids);
+end
+$$;
+comment on function mbus.receive_apart(mbus.queue, integer, bigint[]) is
+    'Receive messages apart, and have those looked at again that wait for them.';
 
 create function mbus.note_fault(known mbus.queue, c integer, p mbus.picked) returns void
 language plpgsql

@@ -76,6 +76,8 @@ begin
             ids := mbus.from_apart(known, c, array[part], 1);
             if ids = '{}' then
                 ids := mbus.from_log(known, c, array[part], 1);
+            else
+                perform mbus.receive_apart(known, c, ids);
             end if;
             exit when ids = '{}';
             if has_whole then
@@ -110,31 +112,47 @@ $$;
 comment on function mbus.claim_single(mbus.queue, integer) is
     'The oldest message that nobody holds, locked by itself: who takes another message of its part need not wait.';
 
+create function mbus.check_isolation() returns void
+language plpgsql
+as $$
+begin
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        raise active_sql_transaction using message = 'messages are received in read committed transactions only',
+            hint = 'set transaction isolation level read committed';
+    end if;
+end
+$$;
+comment on function mbus.check_isolation() is 'Refuse a transaction that could not see what others have received since it began.';
+
 create function mbus.claim(known mbus.queue, c integer, amt integer) returns bigint[]
 language plpgsql
 as $$
 declare
     parts integer[];
     ids bigint[];
+    aside bigint[];
 begin
     if amt is null or amt < 1 then
         raise invalid_parameter_value using message = format('%s messages cannot be consumed', amt), hint = 'at least one';
     end if;
-    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-        raise active_sql_transaction using message = 'messages are consumed in read committed transactions only',
-            hint = 'set transaction isolation level read committed';
-    end if;
+    perform mbus.check_isolation();
     if amt = 1 then
         ids := mbus.claim_single(known, c);
     else
-        parts := array(select p from unnest(mbus.parts_at(known, c, amt, 2 * known.consumers_cnt)) as p where mbus.take_part(c, p, true));
+        parts := array(select p from unnest(mbus.parts_at(known, c, amt, 2 * known.consumers_cnt)) as p 
+            where pg_try_advisory_xact_lock(mbus.part_key(c, p)));
         if parts = '{}' then
             return '{}';
         end if;
-        ids := mbus.from_apart(known, c, parts, amt);
-        if cardinality(ids) < amt then
-            ids := ids || mbus.from_log(known, c, parts, amt - cardinality(ids));
+        aside := mbus.from_apart(known, c, parts, amt);
+        if aside = '{}' then
+            return mbus.from_log(known, c, parts, amt);
+        elsif cardinality(aside) < amt then
+            ids := mbus.from_log(known, c, parts, amt - cardinality(aside));
         end if;
+        -- Only now: what waits for one of these is not in the same answer.
+        perform mbus.receive_apart(known, c, aside);
+        ids := array(select unnest(aside) union select unnest(ids));
     end if;
     return ids;
 end

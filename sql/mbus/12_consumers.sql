@@ -8,9 +8,9 @@ begin
     if selector is null then
         return;
     end if;
-    -- Between brackets of two kinds, so that its own are in pairs.
+    -- Where it will stand, and between brackets of two kinds, so that its own are in pairs.
     execute format(
-        E'select (%1$s\n) is true, array[%1$s\n] from (select (null::mbus.qt_model).*) as t where false', selector);
+        E'select from (select (null::mbus.qt_model).*) as t where false and (%1$s\n) and (array[%1$s\n])[1]', selector);
 exception when others then
     raise syntax_error using message = format('Wrong selector:%s', selector), detail = sqlerrm,
         hint = 'a selector is an expression over a message t, such as (t.properties->''STATE'') = ''DONE''';

@@ -2,7 +2,6 @@
 
 create function mbus.trim_sometimes(known mbus.queue, received integer) returns void
 language plpgsql
-set search_path from current
 as $$
 begin
     if random() * 1000 < received then

@@ -87,23 +87,23 @@ begin
                array(select jsonb_array_elements_text(s -> 'after')) as "after"
         from jsonb_array_elements(description -> 'steps') with ordinality as x(s, n) order by n
     loop
-        steps := steps || jsonb_build_object(each_step.name, mbus.post_for_saga(
+        steps := steps || jsonb_build_object(each_step.name, mbus.saga_post(
             known, 'step', each_step.name, each_step.queue, data,
             array(select steps ->> a from unnest(each_step."after") as a), hstore('bung', bung)));
         if each_step.compensation is not null then
-            compensations := compensations || mbus.post_for_saga(
+            compensations := compensations || mbus.saga_post(
                 known, 'compensation', each_step.name, each_step.compensation, data, array[bung]);
         end if;
     end loop;
-    rolled_back := mbus.post_for_saga(
+    rolled_back := mbus.saga_post(
         known, 'rolled back', null, description ->> 'rolled_back', data, array[bung] || compensations);
-    perform mbus.post_for_saga(
+    perform mbus.saga_post(
         known, 'bung', null, description ->> 'bungs', data, '{}',
         hstore('id_to_take', (array(select i.value from jsonb_each_text(steps) as i) || final)::text), bung);
     last_ones := array(
         select steps ->> (s ->> 'name') from jsonb_array_elements(description -> 'steps') as s
         where not exists (select from jsonb_array_elements(description -> 'steps') as x where x -> 'after' ? (s ->> 'name')));
-    perform mbus.post_for_saga(
+    perform mbus.saga_post(
         known, 'end', null, description ->> 'end', data, last_ones,
         hstore('id_to_take', (compensations || rolled_back || bung)::text), final);
     return known;
@@ -113,7 +113,7 @@ comment on function mbus.start_saga(jsonb, hstore) is
     'Post the messages of a saga, each with data; returns its number. The description is {name, bungs, end, rolled_back: queues, '
     'steps: [{name, queue, compensation: queue or null, after: [names]}]}, each step behind those that it comes after.';
 
-create function mbus.post_for_saga(
+create function mbus.saga_post(
     known bigint, kind text, step text, qname text, data hstore, "after" text[], properties hstore default '', iid text default null
 ) returns text
 language plpgsql
@@ -122,13 +122,13 @@ as $$
 declare
     posted text := mbus.post(
         qname, data, case when "after" = '{}' then '' else hstore('consume_after', "after"::text) end,
-        properties || hstore(array['saga', known::text, 'kind', kind, 'step', step]), iid => post_for_saga.iid);
+        properties || hstore(array['saga', known::text, 'kind', kind, 'step', step]), iid => saga_post.iid);
 begin
     insert into mbus.saga_message (saga, iid, kind, step) values (known, posted, kind, step);
     return posted;
 end
 $$;
-comment on function mbus.post_for_saga(bigint, text, text, text, hstore, text[], hstore, text) is 'Post a message of a saga, and note whose it is.';
+comment on function mbus.saga_post(bigint, text, text, text, hstore, text[], hstore, text) is 'Post a message of a saga, and note whose it is.';
 
 create function mbus.turn_of(kind text) returns text
 language sql immutable

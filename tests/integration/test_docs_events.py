@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from contextlib import contextmanager
@@ -15,43 +14,19 @@ from standardwebhooks import Webhook
 from airflow_pgchange.feeds import EventFeed
 from tests import airflow_home
 from tests.event_keeping import dispatch
+from tests.readme import ROOT, Guide
 from tests.spark_session import batch_of
 from tests.web import listening, receiving, served
 
 airflow_home.prepare()
 
-ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "events.md").read_text()
-DATABASE, RECEIVER = '"host=localhost dbname=shop"', "http://127.0.0.1:8000/"
-
-
-class Guide:
-    """Runs the examples of one section after another; ``names`` is what those in Python define."""
-
-    def __init__(self, db, connection):
-        self.names = {}
-        self._db = db
-        self._connection = connection
-
-    def run(self, section, replaced=()):
-        """The answers of the section's SQL that has any."""
-        text = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", GUIDE, flags=re.DOTALL | re.MULTILINE)[1]
-        replacements = [*replaced, (DATABASE, repr(self._db))]
-        answers = []
-        for language, example in re.findall(r"```(\w+)\n(.*?)```", text, flags=re.DOTALL):
-            if language == "python":
-                code = functools.reduce(lambda text, pair: text.replace(*pair), replacements, example)
-                exec(code, self.names)
-            else:
-                assert language == "sql"
-                cursors = [self._connection.execute(each) for each in example.split(";") if each.strip()]
-                answers += [cursor.fetchall() for cursor in cursors if cursor.description]
-        return answers
+RECEIVER = "http://127.0.0.1:8000/"
 
 
 @pytest.fixture
 def guide(db, connect):
-    guide = Guide(db, connect())
+    guide = Guide("docs/events.md", db, connect())
     for section in ("Install", "Subscribe", "Publish"):
         guide.run(section)
     yield guide

@@ -60,6 +60,20 @@ def test_two_names_that_make_one_function_are_refused(q):
         consumer(q, "c", queue="a_by_b")
 
 
+def test_no_queue_has_a_name_that_makes_a_function_of_ours(q):
+    make(q, "for_saga")
+    prefixes = "^(post|postn|peek|clear_queue|run_on|consume|consumen|take_from)_"
+    ours = q.execute(
+        "select distinct proname from pg_proc where pronamespace = 'mbus'::regnamespace and proname ~ %s "
+        "and proname !~ '_(q|for_saga)(_by_default)?$' order by 1",
+        [prefixes],
+    ).fetchall()
+    assert ours == [("consume_temp",), ("post_dmq",), ("post_temp",)]
+    for reserved in ("temp", "dmq"):
+        with pytest.raises(psycopg.Error, match=f"Wrong queue name:{reserved}"):
+            make(q, reserved)
+
+
 def test_a_name_that_would_be_cut_is_refused_whole(q):
     make(q, "r" * 15)
     with pytest.raises(psycopg.Error, match="too long"):
@@ -112,5 +126,5 @@ def test_the_dead_letters_are_not_removed_from_under_the_queues(db, connect_to):
     from airflow_pgchange import schema
 
     connection = connect_to(db)
-    with pytest.raises(InvalidArgument, match="mbus needs dead_letters"):
+    with pytest.raises(InvalidArgument, match="mbus, topology need dead_letters"):
         schema.uninstall(connection, ["dead_letters", "pubsub", "tube", "pgmb"])

@@ -7,13 +7,10 @@ import threading
 import psycopg
 import pytest
 
-from airflow_pgchange import letters
-from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed, points, watching
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import (
-    BatchGivenUp,
     InvalidArgument,
-    LetterRefused,
     StaleClaim,
     UnknownConsumer,
 )
@@ -49,17 +46,6 @@ def fail(db, limit=1000):
         batch = consumer.claim(limit)
         raise ZeroDivisionError("poison")
     return batch
-
-
-def lag(connection, upto=10, feed=FEED):
-    return watching.lag(connection, connection, feed, upto)
-
-
-def given_up(db):
-    def process(transaction, batch):
-        raise ValueError("poison")
-
-    return drain(Plan(FEED, db, max_attempts=1, on_give_up="dead_letter"), process)
 
 
 def test_a_queue_feed_keeps_the_contract():
@@ -280,122 +266,3 @@ def test_clearing_leaves_what_is_claimed(db, connection):
         assert numbers(consumer.changes()) == ["1"]
         consumer.ack()
     assert queues.there(connection) == []
-
-
-def test_the_lag_counts_what_is_ready_and_what_waits(db, connection):
-    queues.fill(connection, range(3))
-    queues.post(connection, 3, delay="1 hour")
-    queues.post(connection, 4, after=queues.fill(connection, ["first"]))
-    found = lag(connection)
-    assert (found.ready, found.ready_exact, found.waiting, found.waiting_exact) == (4, True, 2, True)
-    assert found.ready_age is not None
-    with ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(10)
-        assert (lag(connection).ready, lag(connection).waiting) == (0, 2)
-        consumer.ack()
-    assert (lag(connection).ready, lag(connection).waiting) == (1, 1)
-
-
-def test_a_batch_that_nobody_works_on_is_ready(db, connection):
-    queues.fill(connection, range(3))
-    fail(db)
-    assert lag(connection).ready == 3
-
-
-def test_the_lag_of_a_backlog_is_an_estimate(db, connection):
-    queues.fill(connection, range(3000))
-    found = lag(connection, 10)
-    assert (found.ready, found.ready_exact) == (3000, False)
-
-
-def test_a_point_is_passed_when_all_before_it_is_received(db, connection):
-    queues.fill(connection, range(3))
-    goal = points.point(connection, FEED)
-    queues.fill(connection, [3])
-    work(db, limit=2)
-    assert not points.has_passed(connection, connection, FEED, goal)[0]
-    with ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(1)
-        assert not points.has_passed(connection, connection, FEED, goal)[0]
-        consumer.ack()
-    assert points.has_passed(connection, connection, FEED, goal)[0]
-
-
-def test_a_batch_that_failed_as_often_as_it_may_is_refused(db, connection):
-    queues.fill(connection, range(3))
-    fail(db)
-    with pytest.raises(BatchGivenUp, match="queue:q/default"), ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(1000, max_attempts=1)
-
-
-def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_consumer_goes_on(db, connection):
-    queues.fill(connection, range(3))
-    assert len(given_up(db).letters) == 1
-    queues.fill(connection, [3])
-    assert work(db) == ["3"]
-    (letter,) = letters.listed(connection)
-    assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
-        "queue",
-        "queue:q/default",
-        3,
-        1,
-    )
-    assert (letter.error, letter.hindrance) == ("ValueError: poison", None)
-    assert connection.execute("select count(*) from mbus.dmq").fetchone() == (3,)
-
-
-def test_a_letter_that_is_sent_again_brings_its_messages_to_its_consumer_alone(db, connection):
-    queues.consumer(connection, "other")
-    iids = queues.fill(connection, range(3))
-    assert len(work(db, feed=QueueFeed("q", "other"))) == 3
-    given_up(db)
-    (letter,) = letters.listed(connection)
-    letters.again(connection, ids=[letter.id])
-    assert letters.listed(connection) == []
-    assert work(db, feed=QueueFeed("q", "other")) == []
-    with ConsumerTransaction(FEED, db) as consumer:
-        consumer.claim(10)
-        assert [change.id for change in consumer.changes()] == iids
-        consumer.ack()
-
-
-def test_who_waits_for_a_message_that_was_given_up_goes_on_waiting(db, connection):
-    queues.make(connection, "after")
-    queues.post(connection, 2, "after", after=[queues.post(connection, 1)])
-    given_up(db)
-    assert queues.consume(connection, queue="after") is None
-    letters.again(connection, consumer="queue:q/default")
-    assert queues.consume(connection, queue="after") is None
-    assert work(db) == ["1"]
-    assert queues.consume(connection, queue="after") == "2"
-
-
-def test_a_message_in_the_dmq_is_a_dead_letter(connection):
-    iid = queues.post(connection, 1)
-    message = "m.data, m.headers || '\"dmq.error\"=>boom', iid => m.iid"
-    connection.execute(f"select mbus.post_dmq({message}) from mbus.consume('q') as m")
-    (letter,) = letters.listed(connection)
-    assert (letter.consumer, letter.error, letter.changes) == ("queue:q", "boom", 1)
-    assert queues.take(connection, iid) == "1"
-    assert letters.listed(connection) == []
-
-
-def test_dropping_a_letter_forgets_its_messages_and_sets_free_who_waits(db, connection):
-    queues.make(connection, "after")
-    queues.post(connection, 2, "after", after=[queues.post(connection, 1)])
-    given_up(db)
-    assert queues.consume(connection, queue="after") is None
-    letters.drop(connection, consumer="queue:q/default")
-    assert connection.execute("select count(*) from mbus.dmq").fetchone() == (0,)
-    assert queues.consume(connection, queue="after") == "2"
-
-
-def test_a_letter_whose_consumer_is_gone_stays_and_says_so(db, connection):
-    queues.fill(connection, range(3))
-    given_up(db)
-    connection.execute("select mbus.drop_consumer('default', 'q')")
-    (letter,) = letters.listed(connection)
-    assert "unknown consumer:default" in letter.hindrance
-    with pytest.raises(LetterRefused):
-        letters.again(connection, ids=[letter.id])
-    assert len(letters.listed(connection)) == 1

@@ -18,10 +18,9 @@ from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.operators.queues import ClearQueuesOperator, PostMessageOperator, RequestOperator
 from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
 from airflow_pgchange.queues import Message
-from airflow_pgchange.sagas import RollBack, create_queues, start
+from airflow_pgchange.sagas import RollBack
 from airflow_pgchange.triggers.feed import ReplyTrigger
 from tests.queues import consume, consumer, fill, make, post, there
-from tests.readme import blocks
 from tests.sagas import TOUR, WORKED, note, prepare
 
 SOON = timedelta(seconds=30)
@@ -208,21 +207,3 @@ def test_a_saga_is_started_and_worked_off_by_tasks(conn_id, connection, refused,
             answers.append(run(task)["answers"])
     assert connection.execute("select id, state from mbus.sagas").fetchall() == [(number, ended)]
     assert sum(found.get("rolled back", 0) for found in answers) == (refused is not None)
-
-
-def test_the_guides_queue_and_saga_are_run_as_they_stand(connection, db):
-    for statement in blocks("sql", "docs/queues.md")[0].split(";"):
-        if statement.strip():
-            connection.execute(statement)
-    with ConsumerTransaction(QueueFeed("orders"), db) as transaction:
-        transaction.claim(10)
-        (change,) = transaction.changes()
-        transaction.ack()
-    assert (change.data["data"], change.data["properties"]) == (
-        {"sku": "42", "pieces": "3"},
-        {"kind": "retail"},
-    )
-    made: dict[str, Any] = {}
-    exec(blocks("python", "docs/queues.md")[0], made)
-    create_queues(connection, made["tour"])
-    assert start(connection, made["tour"], {}) == 1

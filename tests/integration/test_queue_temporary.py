@@ -130,15 +130,3 @@ def test_a_selector_that_fails_on_a_message_keeps_it_for_its_consumer_and_stops_
     row = q.execute("select qname, consumer, message_id from mbus.fault").fetchall()
     assert row == [("q", "number", 2)]
     assert one(q, "select mbus.retry_faults('q', 'number')") == 0
-
-
-def test_what_a_selector_failed_on_is_received_once_it_no_longer_fails(q):
-    q.execute("create table bounds (b integer)")
-    consumer(q, "number", "(t.data->'n')::integer / (select sum(b) from public.bounds) > 0")
-    q.execute("insert into bounds values (0)")
-    fill(q, [5])
-    assert drain(q, "number") == []
-    q.execute("insert into bounds values (2)")
-    assert one(q, "select mbus.retry_faults('q', 'number')") == 1
-    assert drain(q, "number") == ["5"]
-    assert q.execute("select from mbus.fault").fetchall() == []

@@ -1,0 +1,83 @@
+"""What a claim locks, and what it finds of transactions that commit late, or of its own."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.queues import consume, consumen, drain, fill, make, one, post
+
+
+@pytest.fixture
+def q(connect):
+    connection = connect()
+    make(connection)
+    return connection
+
+
+def test_a_claim_of_many_messages_holds_no_more_locks_than_parts(connect):
+    connection = connect()
+    make(connection, parts=8)
+    fill(connection, range(20_000))
+    reader = connect(autocommit=False)
+    assert len(consumen(reader, 20_000)) == 20_000
+    query = "select count(*) from pg_locks where locktype = 'advisory' and pid = %s"
+    assert one(connection, query, reader.info.backend_pid) <= 8 + 1
+    reader.rollback()
+    for _ in range(300):
+        assert consume(reader) is not None
+    assert one(connection, query, reader.info.backend_pid) <= 64 + 3 * 8 + 1
+    reader.rollback()
+    assert len(drain(connection)) == 20_000
+
+
+def test_what_commits_late_is_received_though_later_messages_were(q, connect):
+    slow, other = connect(autocommit=False), connect(autocommit=False)
+    post(slow, "a1")
+    post(q, "b1")
+    post(other, "c1")
+    assert drain(q) == ["b1"]
+    post(slow, "a2")
+    slow.commit()
+    post(q, "b2")
+    assert consumen(q, 2) == ["a1", "a2"]
+    other.commit()
+    assert drain(q) == ["c1", "b2"]
+    assert drain(q) == []
+
+
+def test_late_messages_are_received_a_few_at_a_time(q, connect):
+    slow, slower = connect(autocommit=False), connect(autocommit=False)
+    fill(slow, range(50))
+    fill(slower, range(100, 150))
+    fill(q, range(1000, 1050))
+    assert len(drain(q)) == 50
+    slow.commit()
+    found = [*consumen(q, 7), consume(q)]
+    slower.commit()
+    found += drain(q, most=7)
+    assert sorted(found, key=int) == [str(n) for n in [*range(50), *range(100, 150)]]
+
+
+def test_a_transaction_receives_what_it_posted_itself(q, connect):
+    session = connect(autocommit=False)
+    post(session, 1)
+    assert consume(session) == "1"
+    post(session, 2)
+    post(session, 3)
+    assert consumen(session, 10) == ["2", "3"]
+    assert consume(session) is None
+    session.commit()
+    assert drain(q) == []
+    post(session, 4)
+    session.execute("savepoint s")
+    assert consume(session) == "4"
+    session.execute("rollback to s")
+    session.commit()
+    assert drain(q) == ["4"]
+
+
+def test_a_repeatable_read_transaction_is_told_that_it_cannot_consume(q):
+    q.execute("set default_transaction_isolation = 'repeatable read'")
+    with pytest.raises(psycopg.Error, match="read committed"):
+        consume(q)

@@ -1,0 +1,64 @@
+"""How far a queue's consumer is behind, and whether it has come to a point."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed, points, watching
+from tests import queues
+
+FEED = QueueFeed("q")
+
+
+@pytest.fixture
+def connection(connect):
+    connection = connect()
+    queues.make(connection)
+    return connection
+
+
+def lag(connection, upto=10):
+    return watching.lag(connection, connection, FEED, upto)
+
+
+def test_the_lag_counts_what_is_ready_and_what_waits(db, connection):
+    queues.fill(connection, range(3))
+    queues.post(connection, 3, delay="1 hour")
+    queues.post(connection, 4, after=queues.fill(connection, ["first"]))
+    found = lag(connection)
+    assert (found.ready, found.ready_exact, found.waiting, found.waiting_exact) == (4, True, 2, True)
+    assert found.ready_age is not None
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        assert (lag(connection).ready, lag(connection).waiting) == (0, 2)
+        consumer.ack()
+    assert (lag(connection).ready, lag(connection).waiting) == (1, 1)
+
+
+def test_a_batch_that_nobody_works_on_is_ready(db, connection):
+    queues.fill(connection, range(3))
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1000)
+        raise ZeroDivisionError("poison")
+    assert lag(connection).ready == 3
+
+
+def test_the_lag_of_a_backlog_is_an_estimate(db, connection):
+    queues.fill(connection, range(3000))
+    found = lag(connection, 10)
+    assert (found.ready, found.ready_exact) == (3000, False)
+
+
+def test_a_point_is_passed_when_all_before_it_is_received(db, connection):
+    queues.fill(connection, range(3))
+    goal = points.point(connection, FEED)
+    queues.fill(connection, [3])
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(2)
+        consumer.ack()
+    assert not points.has_passed(connection, connection, FEED, goal)[0]
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1)
+        assert not points.has_passed(connection, connection, FEED, goal)[0]
+        consumer.ack()
+    assert points.has_passed(connection, connection, FEED, goal)[0]

@@ -1,0 +1,63 @@
+"""Selectors: which are refused, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.queues import consume, consumer, drain, fill, make, one, there
+
+
+@pytest.fixture
+def q(connect):
+    connection = connect()
+    make(connection)
+    return connection
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        "true) or (true",
+        "true; drop table x",
+        "'x'",
+        "t.no_such_column = 1",
+        "horizon > 1",
+        "count(*) > 0",
+        "row_number() over () > 0",
+        "unnest(array[true, false])",
+    ],
+)
+def test_what_is_no_condition_on_one_message_is_refused(q, selector):
+    with pytest.raises(psycopg.Error, match="Wrong selector"):
+        consumer(q, "c", selector)
+    assert q.execute("select name from mbus.consumer").fetchall() == [("default",)]
+
+
+def test_a_selector_may_end_in_a_comment(q):
+    consumer(q, "c", "t.data->'n' = '1' -- the first")
+    fill(q, [1, 2])
+    assert drain(q, "c") == ["1"]
+
+
+def test_a_selector_that_takes_too_long_is_cancelled_and_stops_nobody_else(q):
+    consumer(q, "slow", "pg_sleep(60) is not null")
+    fill(q, [1])
+    q.execute("set statement_timeout = '50ms'")
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        consume(q, "slow")
+    q.execute("reset statement_timeout")
+    assert drain(q) == ["1"]
+    assert there(q) == ["1"]
+
+
+def test_what_a_selector_failed_on_is_received_once_it_no_longer_fails(q):
+    q.execute("create table bounds (b integer)")
+    consumer(q, "number", "(t.data->'n')::integer / (select sum(b) from public.bounds) > 0")
+    q.execute("insert into bounds values (0)")
+    fill(q, [5])
+    assert drain(q, "number") == []
+    q.execute("insert into bounds values (2)")
+    assert one(q, "select mbus.retry_faults('q', 'number')") == 1
+    assert drain(q, "number") == ["5"]
+    assert q.execute("select from mbus.fault").fetchall() == []

@@ -1,0 +1,202 @@
+"""Taking messages by their id, putting them back under it, and the dmq."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
+
+
+@pytest.fixture
+def q(connect):
+    connection = connect()
+    make(connection)
+    return connection
+
+
+def test_take_removes_a_message_for_every_consumer(q):
+    consumer(q, "other")
+    iids = fill(q, [1, 2, 3])
+    assert one(q, "select (mbus.take(%s)).headers -> 'destination'", iids[1]) == "q"
+    assert drain(q) == ["1", "3"]
+    assert drain(q, "other") == ["1", "3"]
+    assert one(q, "select (mbus.take(%s)).iid is null", iids[1])
+    assert one(q, "select (mbus.take('q.12345')).iid is null")
+    assert there(q) == []
+
+
+def test_take_minds_neither_delay_nor_expiry_nor_order(q):
+    delayed, expired = post(q, 1, delay="1h"), post(q, 2, expires="-1h")
+    waiting = post(q, 3, after=[delayed])
+    assert [take(q, iid) for iid in (delayed, expired, waiting)] == ["1", "2", "3"]
+    assert there(q) == []
+
+
+def test_a_take_that_is_rolled_back_restores_the_message_for_all(q, connect):
+    consumer(q, "other")
+    iid = post(q, 1)
+    taker = connect(autocommit=False)
+    assert take(taker, iid) == "1"
+    assert consume(q) is None
+    assert drain(q, "other") == []
+    taker.rollback()
+    q.execute("select pg_sleep(0.03)")
+    assert drain(q) == ["1"]
+    assert drain(q, "other") == ["1"]
+
+
+@pytest.mark.parametrize("batch", [1, 10])
+def test_take_waits_for_who_holds_the_message(q, connect, batch):
+    iid = post(q, 1)
+    holder, taker = connect(autocommit=False), connect()
+    assert consumen(holder, batch) == ["1"]
+    taken: list[str | None] = []
+    thread = threading.Thread(target=lambda: taken.append(take(taker, iid)))
+    thread.start()
+    waits = "select exists (select from pg_locks where not granted and locktype = 'advisory' and pid = %s)"
+    while not one(q, waits, taker.info.backend_pid):
+        assert thread.is_alive()
+    holder.rollback()
+    thread.join()
+    assert taken == ["1"]
+    assert drain(q) == []
+
+
+def test_take_does_not_wait_for_who_holds_another_message_of_the_part(connect):
+    connection = connect()
+    make(connection, parts=1)
+    fill(connection, [1, 2])
+    holder = connect(autocommit=False)
+    assert consume(holder) == "1"
+    connection.execute("set lock_timeout = '5s'")
+    assert take(connection, "q.2") == "2"
+    holder.rollback()
+    assert drain(connection) == ["1"]
+
+
+def test_a_message_that_is_being_taken_is_skipped_by_others(connect):
+    connection = connect()
+    make(connection, parts=1)
+    fill(connection, [1, 2])
+    taker = connect(autocommit=False)
+    assert take(taker, "q.1") == "1"
+    assert consume(connection) == "2"
+    taker.rollback()
+    connection.execute("select pg_sleep(0.03)")
+    assert consume(connection) == "1"
+
+
+def test_take_from_receives_for_one_consumer(q):
+    consumer(q, "other")
+    iids = fill(q, [1, 2, 3])
+    query = "select (mbus.take_from_q_by_default(%s)).data -> 'n'"
+    assert one(q, query, iids[1]) == "2"
+    assert one(q, query, iids[1]) is None
+    assert drain(q) == ["1", "3"]
+    assert drain(q, "other") == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+@pytest.mark.parametrize("batch", [1, 10])
+def test_a_message_is_put_back_under_its_iid_by_whom_it_was_received(q, others, batch):
+    for n in range(others):
+        consumer(q, f"other{n}")
+    if others > 1:
+        assert drain(q, "other0") == []
+    iid = post(q, 1)
+    if others > 1:
+        assert drain(q, "other0") == ["1"]
+    with q.transaction():
+        assert consumen(q, batch) == ["1"]
+        assert post(q, "again", iid=iid) == iid
+    assert q.execute("select iid, data -> 'n' from mbus.consume('q')").fetchall() == [(iid, "again")]
+    assert consume(q) is None
+    for n in range(others):
+        assert drain(q, f"other{n}") == ([] if others > 1 and n == 0 else ["1"])
+    assert there(q) == []
+
+
+def test_a_message_is_put_back_again_and_again_with_a_delay_and_a_counter(q):
+    make(q, "r")
+    iid = post(q, 0)
+    post(q, "after", "r", after=[iid])
+    for n in range(1, 6):
+        with q.transaction():
+            assert consume(q) == str(n - 1)
+            post(q, n, iid=iid, delay="0.01s")
+        q.execute("select pg_sleep(0.02)")
+        assert drain(q, queue="r") == []
+    assert drain(q) == ["5"]
+    assert drain(q, queue="r") == ["after"]
+
+
+def test_a_message_that_was_taken_is_put_back(q):
+    consumer(q, "other")
+    iid = post(q, 1)
+    assert drain(q) == ["1"]
+    with q.transaction():
+        assert take(q, iid) == "1"
+        post(q, 2, iid=iid)
+    assert drain(q) == []
+    assert drain(q, "other") == ["2"]
+
+
+def test_who_waits_for_a_message_in_the_dmq_goes_on_waiting(q):
+    make(q, "r")
+    iid = post(q, 1)
+    post(q, 2, "r", after=[iid])
+    with q.transaction():
+        assert consume(q) == "1"
+        assert one(q, "select mbus.post_dmq('n=>1', iid => %s)", iid) == iid
+    assert drain(q, queue="r") == []
+    assert one(q, "select mbus.is_msg_exists(%s)", iid)
+    with q.transaction():
+        assert take(q, iid) == "1"
+        post(q, 3, iid=iid)
+    assert drain(q, queue="r") == []
+    assert drain(q) == ["3"]
+    assert drain(q, queue="r") == ["2"]
+
+
+def test_run_on_counts_successes_and_sends_failures_to_the_dmq(q):
+    q.execute("select mbus.create_run_function('q')")
+    q.execute("create table done (n integer)")
+    fill(q, [1, "x", 3])
+    assert one(q, "select mbus.run_on_q('insert into done select ($1.data -> ''n'')::integer')") == 2
+    assert q.execute("select n from done order by n").fetchall() == [(1,), (3,)]
+    row = q.execute(
+        "select iid, data -> 'n', headers ? 'dmq.added', headers -> 'dmq.error' from mbus.dmq"
+    ).fetchone()
+    assert row[:3] == ("q.2", "x", True)
+    assert "integer" in row[3]
+    assert drain(q) == []
+
+
+def test_a_message_is_put_back_once(q):
+    iid = post(q, 1)
+    with pytest.raises(psycopg.Error, match="still in queue q"), q.transaction():
+        assert consume(q) == "1"
+        post(q, 2, iid=iid)
+        post(q, 3, iid=iid)
+    assert drain(q) == ["1"]
+
+
+def test_an_iid_that_nobody_was_given_is_refused(q):
+    with pytest.raises(psycopg.Error, match="Wrong iid=q.5 for queue q"):
+        post(q, 1, iid="q.5")
+    iid = one(q, "select mbus.get_iid('q')")
+    assert post(q, 2, iid=iid) == iid
+    assert take(q, iid) == "2"
+
+
+def test_a_repeatable_read_transaction_does_not_take_what_was_received_since_it_began(q, connect):
+    iid = post(q, 1)
+    late = connect(autocommit=False)
+    late.execute("set transaction isolation level repeatable read")
+    assert there(late) == ["1"]
+    assert consume(q) == "1"
+    with pytest.raises(psycopg.Error, match="read committed"):
+        take(late, iid)
