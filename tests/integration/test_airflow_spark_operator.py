@@ -178,6 +178,21 @@ def test_the_users_own_environment_reaches_the_job(
     assert "'COLOUR': 'blue'" in (tmp_path / "seen").read_text()
 
 
+@pytest.mark.parametrize(
+    ("given", "user"), [({}, "airline"), ({"instances_conn_id": "instances"}, "instances")], ids=["", "named"]
+)
+def test_the_job_gets_the_catalogue_and_how_to_reach_instances(
+    operator: Callable[..., SparkBatchOperator],
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    user: str,
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_CATALOGUE", "postgres://postgres@host/catalogue")
+    monkeypatch.setenv("AIRFLOW_CONN_INSTANCES", "postgres://postgres@/?application_name=instances")
+    said = f"assert 'catalogue' in request.cluster.catalogue and '{user}' in request.cluster.instances"
+    assert run(operator(WELL + said, catalogue_conn_id="catalogue", **given))["changes"] == 5
+
+
 def test_our_package_goes_along_with_the_users_files(
     operator: Callable[..., SparkBatchOperator], tmp_path: Path
 ) -> None:
