@@ -159,11 +159,14 @@ begin
                     or exists (select from mbus.receipt as r where r.id = s.wait_id and (r.consumer is null or r.consumer = waited_for)
                                and r.queue = (select q.id from mbus.consumer as x join mbus.queue as q using (qname)
                                               where x.id = waited_for)) end;
+    -- One predecessor after another: for all in one condition a plan may walk along everybody who waits.
     return array(
-        select a.id from mbus.apart as a
-        where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place and a.wait_id = any (freed)
-          and a.part = any (parts)
-        order by a.wait_id
+        select w.id from unnest(freed) as f(id) cross join lateral (
+            select a.id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place and a.wait_id = f.id
+              and a.part = any (parts)
+            limit most
+        ) as w
         limit most);
 end
 $$;

@@ -81,3 +81,21 @@ def test_a_repeatable_read_transaction_is_told_that_it_cannot_consume(q):
     q.execute("set default_transaction_isolation = 'repeatable read'")
     with pytest.raises(psycopg.Error, match="read committed"):
         consume(q)
+
+
+def test_a_claim_does_not_walk_along_those_that_wait(connect):
+    connection = connect(autocommit=False)
+    make(connection, "q", "r")
+    first = post(connection, 0, "r")
+    connection.execute(
+        "select mbus.post('q', 'n=>0', hstore('consume_after', %s)) from generate_series(1, 3000)", [first]
+    )
+    assert drain(connection) == []
+    connection.commit()
+    connection.execute("analyze mbus.apart")
+    fill(connection, range(10))
+    connection.commit()
+    read = "select idx_tup_fetch + seq_tup_read from pg_stat_xact_user_tables where relname = 'apart'"
+    before = one(connection, read) or 0
+    assert len(consumen(connection, 10)) == 10
+    assert one(connection, read) - before < 300
