@@ -59,17 +59,18 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    update mbus.apart as a set
-        wait_consumer = (o.o).consumer, wait_part = (o.o).part, wait_id = (o.o).id,
-        due = case when o.o is null then '-infinity' else a.due end
-    from (
+    -- Each obstacle is looked for once: a join that looked anew for each message would cost their number squared.
+    with obstacles as materialized (
         select g.after, mbus.obstacle(g.after::text[]) as o
         from (
             select distinct x.after from mbus.apart as x where x.consumer = reconsider.consumer and x.id = any (ids)
         ) as g
-        offset 0
-    ) as o
-    where a.consumer = reconsider.consumer and a.id = any (ids) and a.after is not distinct from o.after;
+    )
+    update mbus.apart as a set
+        wait_consumer = (o.o).consumer, wait_part = (o.o).part, wait_id = (o.o).id,
+        due = case when o.o is null then '-infinity' else a.due end
+    from obstacles as o
+    where a.consumer = reconsider.consumer and a.id = any (ids) and coalesce(a.after, '') = coalesce(o.after, '');
 end
 $$;
 comment on function mbus.reconsider(integer, bigint[]) is 'Look again at what messages wait for: those that wait no longer can be had.';
@@ -200,14 +201,13 @@ declare
     moment timestamptz := clock_timestamp();
     kept_apart bigint[];
 begin
-    with judged as (
+    with obstacles as materialized (
+        select g.after, mbus.obstacle(g.after::text[]) as o
+        from (select distinct x.after from unnest(special) as x where x.after is not null) as g
+    ), judged as (
         select s.id, s.part, s.due, s.expires, s.after, (o.o).consumer as whom, (o.o).part as place, (o.o).id as what
         from unnest(special) as s
-        left join (
-            select g.after, mbus.obstacle(g.after::text[]) as o
-            from (select distinct x.after from unnest(special) as x where x.after is not null) as g
-            offset 0
-        ) as o on o.after = s.after
+        left join obstacles as o on o.after = s.after
     ), kept as (
         insert into mbus.apart (consumer, id, part, due, expires, after, wait_consumer, wait_part, wait_id)
         select c, j.id, j.part, coalesce(j.due, '-infinity'), j.expires, j.after,

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from tests.queues import consume, consumen, consumer, drain, make, post, take
+from tests.queues import consume, consumen, consumer, drain, make, one, post, take
 
 
 @pytest.fixture
@@ -197,3 +197,23 @@ def test_a_malformed_header_is_refused_to_who_copies_and_stops_nobody(q):
         out.write_row(["n=>1", "consume_after=>q.7"])
     post(q, 2)
     assert drain(q) == ["2"]
+
+
+def test_what_freed_messages_wait_for_is_looked_for_once_each(connect):
+    connection = connect()
+    make(connection, "q", "r")
+    for n in range(100):
+        connection.execute(
+            "select mbus.post_r(hstore('n', %(n)s), hstore('consume_after', mbus.post_q(hstore('n', %(n)s))))",
+            {"n": str(n)},
+        )
+    assert consumen(connection, 100, queue="r") == []
+    assert len(consumen(connection, 100)) == 100
+    connection.execute("set track_functions = 'all'")
+    assert len(consumen(connection, 100, queue="r")) == 100
+    connection.execute("select pg_stat_force_next_flush()")
+    calls = one(
+        connection,
+        "select calls from pg_stat_user_functions where schemaname = 'mbus' and funcname = 'obstacle'",
+    )
+    assert 100 <= calls <= 200
