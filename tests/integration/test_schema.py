@@ -78,12 +78,14 @@ def test_a_system_that_another_needs_is_not_removed_alone(db, connect_to):
     assert "revision" in schemas(connection)
 
 
-@pytest.mark.parametrize("kept", ["pubsub", "tube", "pgmb", "mbus", "topology"])
-def test_the_dead_letters_are_not_removed_alone(db, connect_to, kept):
+def test_the_dead_letters_are_not_removed_alone(db, connect_to):
     connection = connect_to(db)
-    others = {"pubsub", "tube", "pgmb", "mbus", "topology"} - {kept}
-    with pytest.raises(InvalidArgument, match=f"{kept} needs dead_letters"):
-        schema.uninstall(connection, ["dead_letters", *others])
+    held = {system.folder for system in possible(connection)}
+    users = held & {"pubsub", "tube", "pgmb", "mbus", "topology"}
+    assert len(users) >= 4
+    for kept in users:
+        with pytest.raises(InvalidArgument, match=f"{kept} needs dead_letters"):
+            schema.uninstall(connection, ["dead_letters", *(users - {kept})])
     assert "dead_letter" in schemas(connection)
 
 
