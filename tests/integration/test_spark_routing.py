@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -66,6 +67,13 @@ def accounts(job, rule=RULE, **arguments):
 
 def test_rows_come_from_the_instances_that_own_them(db, spread, feed, path):
     with batch_of(feed, db, cluster=spread.reached) as job:
+        assert accounts(job) == [(n, 100 * n) for n in IDS]
+
+
+def test_a_role_that_may_only_read_the_catalogue_is_enough(db, spread, feed, role):
+    reader = role("reader")
+    spread.run("select topology.grant_reader(%s)", reader.name)
+    with batch_of(feed, db, cluster=replace(spread.reached, catalogue=reader.conninfo)) as job:
         assert accounts(job) == [(n, 100 * n) for n in IDS]
 
 

@@ -372,9 +372,14 @@ def test_a_stopped_relay_tells_its_clients_and_ends_cleanly(relay, number):
 def test_the_relay_needs_no_more_than_to_read(catalogue, role):
     reader = role("relay")
     catalogue.execute(sql.SQL("select topology.grant_reader({})").format(reader.name))
+    catalogue.execute("select topology.move_buckets('default', 0, 9, 'copying', 'r2')")
     with relay_process(reader.conninfo) as relay, TopologyClient(relay.conninfo()) as client:
         catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
         assert len(client.receive(30)) == 1
+        for state in ("aborting-copy", "active"):
+            catalogue.execute("select topology.move_buckets('default', 0, 9, %s)", [state])
+        with pytest.raises(ServerUnavailable, match="have arrived"):
+            client.receive(30)
 
 
 def test_tls_is_refused_where_the_relay_has_none(relay):
