@@ -1,0 +1,42 @@
+-- PUBLIC may do nothing, until there is a queue under roles.
+
+do $$
+begin
+    if mbus.can_make_roles() and octet_length(mbus.role_name('admin')) <= 63 then
+        perform mbus.make_role('admin');
+    end if;
+end
+$$;
+
+create function mbus.grant_maintainer(role regrole) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    execute format(
+        'grant usage on schema mbus to %1$s; grant select on mbus.installed, mbus.sagas to %1$s; '
+        'grant execute on function mbus.maintain(), mbus.forget_sagas(interval), mbus.troubles(integer), mbus.saga_trouble(mbus.saga) '
+        'to %1$s', role);
+end
+$$;
+comment on function mbus.grant_maintainer(regrole) is
+    'Let a role delete from the queues what was received or expired, forget sagas that ended, and see what is wrong with them.';
+
+create function mbus.grant_keeper(role regrole) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    perform dead_letter.grant_keeper(role);
+    execute format(
+        'grant usage on schema mbus to %1$s; grant execute on function '
+        'mbus.letter_rights(jsonb), mbus.check_letter(jsonb, jsonb), mbus.send_again(bigint) to %1$s', role);
+end
+$$;
+comment on function mbus.grant_keeper(regrole) is
+    'Let a role see, send again and drop the dead letters of the queues that it may consume from.';
+
+revoke all on all functions in schema mbus from public;
+revoke all on all tables in schema mbus from public;
+revoke all on type mbus.qt_model, mbus.picked, mbus.obstacle from public;
+revoke all on schema mbus from public;
