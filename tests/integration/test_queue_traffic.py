@@ -18,6 +18,9 @@ PRODUCERS, CONSUMERS, EACH = 20, 7, 30
 TIED = "select mbus.post_r(hstore('n', %s), hstore('consume_after', mbus.post_q(hstore('n', %s))))"
 UNTIED = "select mbus.post_r(hstore('n', %s)), mbus.post_q(hstore('n', %s))"
 
+Reader = tuple[str, str, int]
+"""A queue, one of its consumers, and how many messages are received at once."""
+
 
 @dataclass
 class Session:
@@ -64,12 +67,10 @@ def produce(session: Session, pairs: bool) -> None:
         session.end()
 
 
-def receive(
-    session: Session, queue: str, name: str, ended: threading.Event, apart: str | None = None
-) -> None:
+def receive(session: Session, reader: Reader, ended: threading.Event, apart: str | None = None) -> None:
     """Receive until nothing is left once all is posted. With ``apart``, a connection string, what was received is noted
     in a transaction of its own: a planted fault."""
-    most = session.chance.choice([1, 10, 50])
+    queue, name, most = reader
     while True:
         was_over = ended.is_set()
         rows = session.connection.execute(
@@ -93,16 +94,14 @@ def note(connection: psycopg.Connection, apart: str | None, name: str, numbers: 
             other.execute(statement, [name, numbers])
 
 
-def run(
-    conninfo: str, readers: Sequence[tuple[str, str]], *, pairs: bool = False, apart: str | None = None
-) -> None:
+def run(conninfo: str, readers: Sequence[Reader], *, pairs: bool = False, apart: str | None = None) -> None:
     ended = threading.Event()
     producers = [Session(conninfo, n) for n in range(PRODUCERS)]
     consumers = [Session(conninfo, PRODUCERS + n) for n in range(CONSUMERS)]
     with ThreadPoolExecutor(PRODUCERS + CONSUMERS) as pool:
         posting = [pool.submit(produce, session, pairs) for session in producers]
         receiving = [
-            pool.submit(receive, session, *readers[n % len(readers)], ended, apart)
+            pool.submit(receive, session, readers[n % len(readers)], ended, apart)
             for n, session in enumerate(consumers)
         ]
         try:
@@ -148,7 +147,7 @@ def connection(connect):
 
 
 def test_every_message_is_received_once(connection, db):
-    run(db, [("q", "default")])
+    run(db, [("q", "default", most) for most in (1, 10, 50)])
     assert one(connection, "select count(*) from posted") > PRODUCERS
     assert wrong(connection, "q/default") == {}
     assert there(connection) == []
@@ -157,7 +156,7 @@ def test_every_message_is_received_once(connection, db):
 def test_two_selectors_that_complete_each_other_and_default_receive_twice_as_many(connection, db):
     consumer(connection, "even", "coalesce(t.properties -> 'even', '1') = '1'")
     consumer(connection, "odd", "t.properties -> 'even' = '0'")
-    run(db, [("q", "default"), ("q", "even"), ("q", "odd")])
+    run(db, [("q", "default", 10), ("q", "even", 1), ("q", "odd", 50)])
     assert wrong(connection, "q/default") == {}
     assert wrong(connection, "q/even", "q/odd") == {}
     assert len({row[0] for row in connection.execute("select consumer from received")}) == 3
@@ -165,14 +164,15 @@ def test_two_selectors_that_complete_each_other_and_default_receive_twice_as_man
 
 
 def test_the_second_of_a_pair_never_comes_first(connection, db):
-    run(db, [("q", "default"), ("r", "default")], pairs=True)
+    # Whose first messages are received slowly, and the second ones eagerly.
+    run(db, [("r", "default", 50), ("r", "default", 10), ("q", "default", 1)], pairs=True)
     assert wrong(connection, "q/default") == {}
     assert wrong(connection, "r/default") == {}
     assert misplaced(connection) == set()
 
 
 def test_readers_whose_notes_outlive_their_roll_backs_are_caught(connection, db):
-    run(db, [("q", "default")], apart=db)
+    run(db, [("q", "default", 10)], apart=db)
     assert any(times > 1 for times in wrong(connection, "q/default").values())
 
 
