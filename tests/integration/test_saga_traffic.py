@@ -21,6 +21,8 @@ from tests.sagas import STEPS, TOUR, WORKED, note, prepare
 
 SAGAS = 200
 WORKERS = 3
+PATIENCE = 50
+"""A worker gives up after so many rounds over all queues without getting anything done: stuck sagas fail the test."""
 KILL = """
 select count(*) from (
     select pg_terminate_backend(pid) as hit from pg_stat_activity
@@ -39,6 +41,7 @@ class Worker:
     killed: int = 0
     lost: int = 0
     put_off: int = 0
+    done: int = 0
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -46,16 +49,20 @@ class Worker:
 
     def run(self) -> None:
         with psycopg.connect(self.db, autocommit=True) as self.watch:
-            while queues.one(self.watch, OPEN):
+            idle = 0
+            while queues.one(self.watch, OPEN) and idle < PATIENCE:
+                before = self.done
                 for queue in self.chance.sample(WORKED, len(WORKED)):
                     try:
                         drain(Plan(QueueFeed(queue), self.conninfo, limit=1, max_batches=None), self.process)
                     except (PgChangeError, psycopg.Error):
                         self.lost += 1
+                idle = 0 if self.done > before else idle + 1
 
     def process(self, transaction, batch):
         (change,) = transaction.changes()
         transaction.ack(lambda kept: handle(kept, change, self.do))
+        self.done += 1
         self.kill()
 
     def do(self, work, connection):
@@ -125,6 +132,7 @@ def test_each_saga_is_done_or_undone_once_and_in_order_though_handlers_are_kille
     for saga, kind, step in connection.execute("select saga, kind, step from act order by n").fetchall():
         acts[saga].append((kind, step))
     assert {refused_step(saga) for saga in started} == {*STEPS, None}
+    states = {saga: states.get(saga, "stuck") for saga in started}
     wrong = [saga for saga in started if not is_right(states[saga], acts[saga], refused_step(saga))]
     assert {saga: (states[saga], acts[saga]) for saga in wrong} == {}
 
