@@ -99,11 +99,8 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select p.partition_id, n.reason
     from pgmb.past_retention('pgmb.events', current_ts) as p
-    cross join lateral (
-        select pgmb.holder_of('pgmb.events', p.lower_bound, p.upper_bound)
-        where pgmb.empty_ones(array[p.partition_id]) = '{}' offset 0
-    ) as n(reason)
-    where n.reason is not null
+    cross join lateral pgmb.holder_of('pgmb.events', p.lower_bound, p.upper_bound) as n(reason)
+    where n.reason is not null and pgmb.empty_ones(array[p.partition_id]) = '{}'
 $$;
 comment on function pgmb.overdue(timestamptz) is
     'The partitions of events that are kept although they are older than partition_retention_period, each with one reason; '

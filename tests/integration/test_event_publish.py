@@ -225,6 +225,8 @@ def test_an_immediate_stop_loses_no_committed_event(own_cluster, own_database):
         "pm" + "F" * 22,
         "pm7" + "g" * 21,
         "pm0\n" + "0" * 20,
+        "pm\\" + "0" * 21,
+        "\\x706d" + "30" * 9,
     ],
 )
 def test_an_id_of_another_form_is_refused(connect, given):

@@ -222,15 +222,3 @@ def test_dispatches_that_a_group_has_not_read_stay(log):
     told = lines(log, "select pgmb.trim_partitions('pgmb.dispatched', now() + interval '5 hours')")
     assert any("group g has not read it" in line for line in told)
     assert read(log) == ids
-
-
-def test_who_holds_a_partition_is_not_asked_of_one_that_is_empty(log):
-    publish(log)
-    dispatch(log)
-    read(log)
-    maintain(log, LATER)
-    log.execute("set track_functions = 'all'")
-    calls = "select sum(calls) from pg_stat_xact_user_functions where funcname = 'holder_of'"
-    with log.transaction():
-        assert lines(log, f"select o.reason from pgmb.overdue(now() + interval '{LATER}') as o") == []
-        assert one(log, calls) is None
