@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange import queues, schema, tubes
+from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.calls import call
 from airflow_pgchange.feeds.errors import (
@@ -24,6 +25,8 @@ from airflow_pgchange.feeds.errors import (
 MANY_ATTEMPTS = 3
 MANY_POLLS = 100
 """After so many, what is still published is left to the next time."""
+LONG_WAIT = 300.0
+"""Seconds after which an event that is not dispatched is worth a look at who dispatches."""
 
 Line = TypeVar("Line")
 
@@ -106,7 +109,7 @@ def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
     for step in ("make_partitions", "trim_partitions", "drop_emptied"):
         for table in ("pgmb.dispatched", "pgmb.events"):
             report.add(report.done, partial(_lines, connection, f"pgmb.{step}", table))
-    for step in ("expire_subscriptions", "trim_published", "refresh"):
+    for step in ("expire_subscriptions", "forget_faults", "trim_published", "refresh"):
         report.add(report.done, partial(_lines, connection, f"pgmb.{step}"))
     report.add(report.attention, lambda: _events(connection))
 
@@ -232,9 +235,9 @@ def _dispatched(connection: psycopg.Connection[Any]) -> list[str]:
     """Dispatch the events that wait."""
     total = 0
     for _ in range(MANY_POLLS):
-        row = connection.execute("select events, more from pgmb.dispatch()").fetchone()
-        total += row[0] if row else 0
-        if row is None or not row[1]:
+        done = dispatch(connection)
+        total += done.events
+        if not done.more:
             break
     return [f"dispatched {total} events"] if total else []
 
@@ -246,9 +249,10 @@ def _events(connection: psycopg.Connection[Any]) -> list[str]:
     ).fetchall():
         lines.append(f"{partition} is old and kept: {reason}; who holds what: select * from pgmb.holders()")
     rows = connection.execute(
-        "select tbl::text, untriggered::text[], disabled::text[], stale, faults from pgmb.pushing()"
+        "select tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], stale, faults "
+        "from pgmb.pushing()"
     ).fetchall()
-    for table, untriggered, disabled, stale, faults in rows:
+    for table, quoted, untriggered, disabled, stale, faults in rows:
         if untriggered or stale:
             where = f" on {', '.join(untriggered)}" if untriggered else ""
             lines.append(
@@ -259,30 +263,38 @@ def _events(connection: psycopg.Connection[Any]) -> list[str]:
         if faults:
             lines.append(
                 f"{table}: {faults} rows could not be made an event, see pgmb.push_fault; "
-                f"when mended: select pgmb.replay_push_faults('{table}')"
+                f"when mended: select pgmb.replay_push_faults({quoted})"
             )
     groups = connection.execute(
-        "select group_id, faults, at_work, batch_id, attempt from pgmb.status(1) "
+        "select group_id, quote_literal(group_id), faults, at_work, batch_id, attempt from pgmb.status(1) "
         "where faults > 0 or attempt >= %s",
         [MANY_ATTEMPTS],
     ).fetchall()
-    for group, faults, at_work, batch, attempt in groups:
+    for group, quoted, faults, at_work, batch, attempt in groups:
         if faults:
             lines.append(
                 f"group {group}: its conditions failed for {faults} events, see pgmb.fault; "
-                f"when mended: select pgmb.replay_faults('{group}')"
+                f"when mended: select pgmb.replay_faults({quoted})"
             )
         if (attempt or 0) >= MANY_ATTEMPTS and not at_work:
             lines.append(
                 f"group {group}: batch {batch} has failed {attempt} times; "
-                f"select pgmb.skip_batch('{group}', '<reason>') gives it up"
+                f"select pgmb.skip_batch({quoted}, '<reason>') gives it up"
             )
-    for restored, astray in connection.execute("select restored, astray from pgmb.dispatching()").fetchall():
+    rows = connection.execute(
+        "select restored, astray, at_work, oldest_seconds from pgmb.dispatching()"
+    ).fetchall()
+    for restored, astray, process, waits in rows:
         if restored is not None:
             lines.append(f"events: {restored}")
         if astray:
             lines.append(
                 f"events: {astray} polls found messages or retries for a subscription that is gone; "
                 "select * from pgmb.fault where group_id is null"
+            )
+        if process is not None and (waits or 0) > LONG_WAIT:
+            lines.append(
+                f"events: one has waited for {waits:.0f} s while process {process} dispatches; if a condition does "
+                f"not end: select pg_cancel_backend({process}), whose error names it"
             )
     return lines

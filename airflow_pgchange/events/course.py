@@ -83,16 +83,22 @@ class Course:
     def _chains(self, events: Sequence[Event], retries: Sequence[Retry]) -> list[deque[Delivery]]:
         """One call after another for what has the same key, the older first."""
         chains: dict[Hashable, deque[Delivery]] = {}
-        key = self.handler.key or (lambda event: None)
         for retry in retries:
-            chains.setdefault(key(retry.events[0]), deque()).append(
+            chains.setdefault(self._key(retry.events[0]), deque()).append(
                 Delivery(self._group, self.handler.name, retry.events, retry.attempt)
             )
         split: dict[Hashable, list[Event]] = {}
         for event in events:
-            split.setdefault(key(event), []).append(event)
+            split.setdefault(self._key(event), []).append(event)
         for value, its_events in split.items():
             chains.setdefault(value, deque()).append(
                 Delivery(self._group, self.handler.name, tuple(its_events))
             )
         return list(chains.values())
+
+    def _key(self, event: Event) -> Hashable:
+        """By what the event is split off; one that has no key goes alone, and its call fails on that."""
+        try:
+            return self.handler.key_of(event)
+        except Exception:  # noqa: BLE001
+            return ("no key", event.id)

@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.event import EPOCH
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 LATEST = EPOCH + (2**52 - 1) * MICROSECOND
 """The last time that the 13 hexadecimal digits of an id can say, in the year 2112."""
@@ -41,6 +41,10 @@ class Event:
         if not isinstance(self.topic, str) or not 1 <= len(self.topic) <= TOPIC_LENGTH or "\0" in self.topic:
             raise InvalidArgument(
                 f"a topic is 1 to {TOPIC_LENGTH} characters of text, not {self.topic!r:.300}"
+            )
+        if not isinstance(self.metadata, Mapping):
+            raise InvalidArgument(
+                f"the metadata of an event {self.topic!r} are a mapping, not {self.metadata!r:.300}"
             )
         if self.id is not None and not ID.fullmatch(self.id):
             raise InvalidArgument(f"{self.id!r} is no id of an event: pm and 22 hexadecimal digits")
@@ -72,8 +76,9 @@ def row_of(event: Event) -> Row:
 
 
 def event_id(at: datetime, number: int) -> str:
-    """The id of a time, to the microsecond, and a number of which the lowest 36 bits count."""
-    return id_of_microsecond((at - EPOCH) // MICROSECOND, number)
+    """The id of a time, to the microsecond, and a number of which the lowest 36 bits count; a time before 1970 counts as
+    that, one after 2112 as the last."""
+    return id_of_microsecond((min(max(at, EPOCH), LATEST) - EPOCH) // MICROSECOND, number)
 
 
 def id_of_microsecond(microsecond: int, number: int) -> str:

@@ -14,6 +14,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
@@ -24,8 +25,10 @@ from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUn
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two tries for the lock of a group that another holds."""
-RETRY_BYTES = 8 * 2**20
-"""About how many bytes of events one retry carries at most; more go in several."""
+PORTION_BYTES = 8 * 2**20
+"""About how many bytes of events one retry or dead letter carries at most; more go in several."""
+MOST_ATTEMPTS = 1_000_000
+"""A retry that has seen more is none of anybody's."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,11 @@ class Read:
 
 @dataclass(frozen=True)
 class Failure:
-    """Events that a handler failed on in its so-manieth attempt; ``pause`` seconds to the next, None for none."""
+    """Events that a handler failed on in its so-manieth attempt; ``pause`` seconds to the next, None for none.
+    ``subscription_id`` is the one by which they come to the handler."""
 
     handler: str
+    subscription_id: str
     attempt: int
     events: tuple[Event, ...]
     error: str
@@ -64,18 +69,22 @@ class Failure:
 
 
 class Group:
-    """Reads a group under its lock, and writes what is to be kept."""
+    """Reads a group under its lock, and writes what is to be kept. ``more``: what was dispatched for it last is not all
+    that waits, so there may be something for this group, too."""
 
     def __init__(self, connection: psycopg.Connection[Any], name: str) -> None:
         self.name = name
+        self.more = False
         self._connection = connection
 
     def read(self, cursor: str | None, limit: int) -> Read | None:
-        """The next batch behind a cursor, or behind the stored one, dispatched now if nothing waits. None where there is
-        none. Raises UnknownConsumer."""
+        """The next batch behind a cursor, or behind the stored one; where nothing is ready a chunk is dispatched. None if
+        there is none. Raises UnknownConsumer, DispatchEnded."""
         rows = self._next(cursor, limit)
-        if not rows and ask(self._connection, sql.SQL("select pgmb.poll_for_events()")):
-            rows = self._next(cursor, limit)
+        if not rows:
+            done = dispatch(self._connection)
+            self.more = done.more
+            rows = self._next(cursor, limit) if done.pairs else []
         if not rows:
             return None
         events = [_event(row) for row in rows]
@@ -90,10 +99,10 @@ class Group:
         or none."""
         with translated(), self._connection.transaction():
             for failure in failures:
-                if failure.pause is None:
-                    self._give_up(failure)
-                else:
-                    for part in _portions(failure.events):
+                for part in _portions(failure.events):
+                    if failure.pause is None:
+                        self._give_up(failure, part)
+                    else:
                         self._retry_later(failure, part, failure.pause)
             if cursor is not None:
                 ask(self._connection, select("pgmb.set_group_cursor", self.name, cursor, False))
@@ -113,16 +122,23 @@ class Group:
     def _retry(self, event: Event) -> Retry:
         payload = event.payload if isinstance(event.payload, Mapping) else {}
         handler, number, ids = payload.get("handlerName"), payload.get("retryNumber"), payload.get("ids")
-        if not (isinstance(handler, str) and isinstance(number, int) and isinstance(ids, list)):
+        if not (
+            isinstance(handler, str)
+            and isinstance(number, int)
+            and 0 <= number < MOST_ATTEMPTS
+            and isinstance(ids, list)
+            and ids
+            and all(isinstance(one, str) for one in ids)
+        ):
             return Retry(event, RETRY, problem="its payload has no ids, retryNumber and handlerName")
-        copies = event.metadata.get("events")
-        if copies is None:
+        events = _copied(event)
+        if events is None:
             query = sql.SQL("select * from pgmb.read_events({}::text[]::pgmb.event_id[])").format(
                 sql.Literal(ids)
             )
             with translated(), self._connection.cursor(row_factory=dict_row) as found:
-                copies = found.execute(query).fetchall()
-        events = tuple(_event({**copy, "subscription_ids": event.subscriptions}) for copy in copies)
+                rows = found.execute(query).fetchall()
+            events = tuple(_event({**row, "subscription_ids": event.subscriptions}) for row in rows)
         missing = sorted(set(ids) - {one.id for one in events})
         problem = f"events that are not in the log any more: {', '.join(missing)}" if missing else None
         return Retry(event, handler, number + 1, events, problem)
@@ -131,9 +147,9 @@ class Group:
         query = "select pgmb.retry_events(%s, %s, %s, %s, %s, make_interval(secs => %s))"
         self._connection.execute(query, [*_told(failure, events), pause])
 
-    def _give_up(self, failure: Failure) -> None:
+    def _give_up(self, failure: Failure, events: Sequence[Event]) -> None:
         query = "select pgmb.give_up_events(%s, %s, %s, %s, %s, %s)"
-        self._connection.execute(query, [self.name, *_told(failure, failure.events)])
+        self._connection.execute(query, [self.name, *_told(failure, events)])
 
 
 @contextmanager
@@ -171,11 +187,20 @@ def _lock(
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
+def _copied(retry: Event) -> tuple[Event, ...] | None:
+    """The events that a retry of ours carries with it; None for one that somebody else has published."""
+    try:
+        copies = retry.metadata["events"]
+        return tuple(_event({**copy, "subscription_ids": retry.subscriptions}) for copy in copies)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _event(row: Mapping[str, Any]) -> Event:
     return Event(
         row["topic"],
         row["payload"],
-        row["metadata"],
+        dict(row["metadata"]),
         subscription_id=row.get("subscription_id"),
         id=row["id"],
         subscriptions=tuple(row["subscription_ids"]),
@@ -188,7 +213,7 @@ def _told(failure: Failure, events: Sequence[Event]) -> list[Any]:
         {"id": event.id, "topic": event.topic, "payload": event.payload, "metadata": dict(event.metadata)}
         for event in events
     ]
-    return [events[0].subscriptions[0], failure.handler, Jsonb(copies), failure.error, failure.attempt]
+    return [failure.subscription_id, failure.handler, Jsonb(copies), failure.error, failure.attempt]
 
 
 def _portions(events: Sequence[Event]) -> Iterator[list[Event]]:
@@ -196,9 +221,10 @@ def _portions(events: Sequence[Event]) -> Iterator[list[Event]]:
     portion: list[Event] = []
     size = 0
     for event in events:
-        size += len(str(event.payload)) + len(str(event.metadata))
-        if portion and size > RETRY_BYTES:
+        more = len(str(event.payload)) + len(str(event.metadata))
+        if portion and size + more > PORTION_BYTES:
             yield portion
             portion, size = [], 0
         portion.append(event)
+        size += more
     yield portion

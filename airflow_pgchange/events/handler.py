@@ -54,7 +54,8 @@ class Handler:
     too, or look at ``delivery.cancelled``.
 
     ``key`` splits a batch: events for which ``key(event)`` is the same come in one call, in order, others in parallel
-    on ``threads`` threads. ``subscriptions`` are the ids of those whose events it gets; None: all of its group.
+    on ``threads`` threads; of an event for which ``key`` fails the call fails. ``subscriptions`` are the ids of those
+    whose events it gets; None: all of its group.
     """
 
     name: str
@@ -82,6 +83,17 @@ class Handler:
     def wants(self, event: Event) -> bool:
         """Whether the event comes from one of its subscriptions."""
         return self.subscriptions is None or not set(event.subscriptions).isdisjoint(self.subscriptions)
+
+    def key_of(self, event: Event) -> Hashable:
+        """Raises whatever ``key`` raises, and TypeError for what cannot be compared."""
+        value = self.key(event) if self.key is not None else None
+        hash(value)
+        return value
+
+    def reached_by(self, event: Event) -> str:
+        """The subscription by which an event comes to it: of several one of its own, as others may go."""
+        own = [one for one in event.subscriptions if self.subscriptions is None or one in self.subscriptions]
+        return (own or event.subscriptions)[0]
 
     def pause_after(self, attempt: int) -> float | None:
         """Seconds from a failed attempt to the next; None after the last."""

@@ -141,12 +141,12 @@ class _Run:
             may_read = now < ends and self._ahead() < self._of._read_ahead
             if may_read and now >= read_at:
                 batch = self._group.read(self._cursor, self._of._chunk_size)
-                if batch is None and idle and until == "empty":
-                    return
-                if batch is None:
-                    read_at = now + self._of._poll_every
-                else:
+                if batch is not None:
                     self._hand_out(batch)
+                elif not self._group.more:
+                    if idle and until == "empty":
+                        return
+                    read_at = now + self._of._poll_every
             if now >= stay_at:
                 self._group.stay()
                 stay_at = now + STAY_EVERY
@@ -174,11 +174,12 @@ class _Run:
 
     def _lost(self, retry: Retry) -> Failure | None:
         """A dead letter for what comes back to nobody."""
+        sid = retry.event.subscriptions[0]
         if retry.problem is not None:
-            return Failure(retry.handler, retry.attempt, (retry.event,), retry.problem, None)
+            return Failure(retry.handler, sid, retry.attempt, (retry.event,), retry.problem, None)
         if retry.handler not in self._courses:
             return Failure(
-                retry.handler, retry.attempt, retry.events, "its group has no handler of this name", None
+                retry.handler, sid, retry.attempt, retry.events, "its group has no handler of this name", None
             )
         return None
 
@@ -255,6 +256,7 @@ class _Run:
         delivery = call.delivery
         return Failure(
             handler.name,
+            handler.reached_by(delivery.events[0]),
             delivery.attempt,
             delivery.events,
             described(error, [self._of._conninfo])[:LONGEST],

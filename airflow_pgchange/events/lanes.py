@@ -122,6 +122,7 @@ class Lanes:
 def _error_of(handler: Handler, delivery: Delivery) -> BaseException | None:
     """Make the call; what it failed with."""
     try:
+        handler.key_of(delivery.events[0])
         made = handler.run(delivery)
         if inspect.iscoroutine(made):
             asyncio.run(asyncio.wait_for(made, handler.timeout))

@@ -193,6 +193,12 @@ class Publisher:
     def _work(self) -> None:
         while (batch := self._take()) is not None:
             refused = self._send(batch)
+            if refused:
+                log.error(
+                    "%d events were refused, which flush or close will say: %s",
+                    len(refused),
+                    refused[0].error,
+                )
             with self._changed:
                 if refused is None:
                     break

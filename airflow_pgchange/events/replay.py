@@ -1,4 +1,4 @@
-"""Dispatching by hand, and giving again what was dispatched already, as far as the log still has it."""
+"""Giving again what was published already, as far as the log still has it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,7 @@ import psycopg
 
 from airflow_pgchange.events.event import event_id
 from airflow_pgchange.events.group import held
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
-
-
-def poll(connection: psycopg.Connection[Any]) -> int:
-    """Dispatch the next chunk of published events; returns how many times an event went to a subscription.
-
-    0 where nothing is left, or while somebody else dispatches. The connection must be in autocommit.
-    """
-    return int(ask(connection, select("pgmb.poll_for_events")))
 
 
 def rewind(conninfo: str, group: str, since: datetime, wait: float | None = 0) -> None:

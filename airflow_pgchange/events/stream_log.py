@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.events.event import EPOCH, MICROSECOND, event_id
+from airflow_pgchange.events.event import MICROSECOND, event_id
 from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.subscriptions import Selection, subscribing
 from airflow_pgchange.feeds.connect import connect_async
@@ -22,6 +22,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
     translated,
 )
+from airflow_pgchange.feeds.event import EPOCH
 
 ANSWER_WITHIN = 30.0
 """Seconds after which a database that does not answer is away."""

@@ -16,9 +16,10 @@ import psycopg
 from airflow_pgchange.events.event import MICROSECOND
 from airflow_pgchange.events.stream import Client, Place, message, notice
 from airflow_pgchange.events.stream_log import PART, StreamLog
-from airflow_pgchange.events.subscriptions import Selection, check_group_name
+from airflow_pgchange.events.subscriptions import Selection
 from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, TooManyClients
+from airflow_pgchange.feeds.event import check_group_name
 
 log = logging.getLogger(__name__)
 

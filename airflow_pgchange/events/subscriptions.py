@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
+from airflow_pgchange.feeds.event import check_group_name
 
 TOPICAL = "s.params @> jsonb_build_object('topics', jsonb_build_array(e.topic))"
 PART_OF = "pgmb.event_partition(coalesce(e.payload ->> (s.params ->> 'by'), e.id), (s.params ->> 'partitions')::integer)"
@@ -89,12 +90,6 @@ def subscribing(group: str, selection: Selection) -> tuple[LiteralString, list[A
         "returning id"
     )
     return query, [group, selection.conditions, Jsonb(dict(selection.params)), selection.expiry]
-
-
-def check_group_name(group: str) -> None:
-    """Raises InvalidArgument for what no group can be called."""
-    if not isinstance(group, str) or not 1 <= len(group) <= 48:
-        raise InvalidArgument(f"the name of a group is 1 to 48 characters, not {group!r}")
 
 
 def unsubscribe(connection: psycopg.Connection[Any], subscription_id: str) -> bool:

@@ -109,8 +109,8 @@ class SchemaVersionMismatch(PgChangeError):
 
 
 class PermissionDenied(PgChangeError):
-    """The role lacks a right. ``pubsub.grant_consumer``, ``revision.grant_tracker`` and ``tube.grant_use`` give what each
-    role needs."""
+    """The role lacks a right. ``pubsub.grant_consumer``, ``revision.grant_tracker``, ``tube.grant_use``,
+    ``pgmb.grant_consumer`` and others like them give what each role needs."""
 
 
 class ServerUnavailable(PgChangeError):
@@ -150,6 +150,11 @@ class TooManyClients(PgChangeError):
     """As many clients are connected to streams of events as may be, or the streams end. Connect again later."""
 
 
+class DispatchEnded(PgChangeError):
+    """Dispatching events was ended by a limit of time, or by somebody: the message names the condition that it was at.
+    Change or delete the subscriptions that have it if it is too slow; nothing is lost."""
+
+
 class ExtraMissing(PgChangeError, ImportError):
     """An optional part needs packages that are not installed: the message says how to install them."""
 
@@ -175,6 +180,7 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "PC010": BatchGivenUp,
     "PC011": UnknownLetter,
     "PC012": LetterRefused,
+    "PC013": DispatchEnded,
     "22023": InvalidArgument,
     "42501": PermissionDenied,
     "3F000": SchemaMissing,
@@ -191,7 +197,9 @@ ADVICE: dict[type[PgChangeError], str] = {
         "let the owner of the schema run `select pubsub.grant_consumer('<role>')`, for who skips, sends again, moves, "
         "repairs, drops and trims `pubsub.grant_keeper('<role>')`, for who tracks tables "
         "`revision.grant_tracker('<role>')`; for tubes `tube.grant_use('<role>')`, with insert on a tube's pods for "
-        "who touches and attaches, select and delete for who works them, `tube.grant_keeper('<role>')` for who makes them"
+        "who touches and attaches, select and delete for who works them, `tube.grant_keeper('<role>')` for who makes "
+        "them; for events `pgmb.grant_publisher('<role>')`, and in its place `grant_subscriber`, `grant_consumer` or "
+        "`grant_keeper`"
     ),
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }

@@ -43,10 +43,7 @@ class EventFeed:
     group: str
 
     def __post_init__(self) -> None:
-        if not self.group or not isinstance(self.group, str):
-            raise InvalidArgument("group must be the name of a group of subscriptions")
-        if len(self.group) > 48:
-            raise InvalidArgument(f"the name of a group has at most 48 characters, not {len(self.group)}")
+        check_group_name(self.group)
 
     @property
     def name(self) -> str:
@@ -130,12 +127,15 @@ class EventFeed:
         return sql.SQL("select {} from {}").format(columns, call(function, *arguments))
 
 
+def check_group_name(group: str) -> None:
+    """Raises InvalidArgument for what no group can be called."""
+    if not isinstance(group, str) or not 1 <= len(group) <= 48:
+        raise InvalidArgument(f"the name of a group is 1 to 48 characters, not {group!r}")
+
+
 def published_at(event_id: str) -> datetime:
     """The time in an event's id: when it was published, or was to be delivered."""
-    try:
-        return EPOCH + timedelta(microseconds=int(event_id[2:15], 16))
-    except (ValueError, OverflowError):
-        return EPOCH
+    return EPOCH + timedelta(microseconds=int(event_id[2:15], 16))
 
 
 FEEDS[EventFeed.kind] = EventFeed

@@ -12,7 +12,8 @@ from airflow.sdk import BaseOperator
 
 from airflow_pgchange.arguments import Until, until_of
 from airflow_pgchange.events import Event, Selection, publish, subscribe, topical
-from airflow_pgchange.events.replay import poll, replay, rewind
+from airflow_pgchange.events.dispatch import WITHIN, poll
+from airflow_pgchange.events.replay import replay, rewind
 from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
@@ -113,8 +114,10 @@ class PollEventsOperator(BaseOperator):
     Feeds and handlers dispatch by themselves; this is for readers that only call ``read_next_events``. Guarantee: each
     event is dispatched to each matching subscription exactly once.
 
-    :param until: ``empty``: until nothing is left; or so many seconds (templated)
+    :param until: ``empty``: until nothing is left, or somebody else dispatches; or so many seconds (templated)
     :param poll_every: seconds between two polls that find nothing
+    :param within: seconds that a chunk of events may take: with more the task fails, and names the condition that is too
+        slow, or does not end
     :param postgres_conn_id: the database of the event log
     """
 
@@ -125,12 +128,14 @@ class PollEventsOperator(BaseOperator):
         *,
         until: Until = "empty",
         poll_every: float = 0.1,
+        within: float = WITHIN,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.until = until
         self.poll_every = poll_every
+        self.within = within
         self.postgres_conn_id = postgres_conn_id
         self._stopped = threading.Event()
 
@@ -140,7 +145,7 @@ class PollEventsOperator(BaseOperator):
         ends = None if until == "empty" else time.monotonic() + float(until)
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             while not self._stopped.is_set():
-                dispatched = poll(connection)
+                dispatched = poll(connection, self.within)
                 total += dispatched
                 if ends is None and not dispatched:
                     break

@@ -19,12 +19,12 @@ class MaintainPartitionsOperator(BaseOperator):
     """Looks after a database with our schemas: run it every few minutes, for results and sources alike.
 
     It makes partitions ahead, puts the capture on partitions that users attached, drops what killed jobs left
-    in staging, and logs what a person should look at: consumers that are held back and by whom, batches that
-    fail again and again, tables that are not wholly captured. It never moves a consumer: results stay exactly
-    once, or at least once, as the operators that write them say.
+    in staging, dispatches events, lets go of those that are old and read, and logs what a person should look
+    at: consumers that are held back and by whom, batches that fail again and again, tables that are not wholly
+    captured. It never moves a consumer: results stay exactly once, or at least once, as the operators that
+    write them say.
 
-    :param postgres_conn_id: the database; with a role that has ``revision.grant_maintainer`` and, to trim,
-        ``pubsub.grant_keeper``
+    :param postgres_conn_id: the database; with a role that has the grants of the maintenance DAG (docs/roles.md)
     :param width: transactions a partition
     :param ahead: partitions ahead of today's
     :param keep: trim history that is older than this PostgreSQL interval, such as ``30 days``, once every

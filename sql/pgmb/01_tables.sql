@@ -56,7 +56,11 @@ create table pgmb.events (
     metadata jsonb not null default '{}',
     subscription_id pgmb.subscription_id,
     primary key (id),
-    constraint events_id_form check (octet_length(id) = 24 and starts_with(id, 'pm'))
+    -- Who publishes what is no event would stop whoever reads it. Trimming bytes is the quickest look at every digit.
+    constraint id_is_pm_and_22_hexadecimal_digits check (
+        octet_length(id) = 24 and starts_with(id, 'pm') and rtrim(id::text::bytea, '0123456789abcdef') = 'pm'),
+    constraint topic_is_not_empty check (topic <> ''),
+    constraint metadata_is_an_object check (jsonb_typeof(metadata) = 'object')
 ) partition by range (id);
 comment on table pgmb.events is
     'The log. An id in the future is delivered when its time has come; an event with a subscription_id goes to that one alone.';

@@ -4,12 +4,12 @@ create function pgmb.create_event_id(ts timestamptz, rand bigint) returns pgmb.e
 language sql immutable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select ('pm' || lpad(to_hex((date_part('epoch', ts) * 1000000)::bigint), 13, '0')
+    select ('pm' || lpad(to_hex(least(greatest(date_part('epoch', ts) * 1000000, 0), 4503599627370495)::bigint), 13, '0')
             || lpad(to_hex(rand & 68719476735), 9, '0'))::pgmb.event_id
 $$;
 comment on function pgmb.create_event_id(timestamptz, bigint) is
     'The event id of a time, to the microsecond, and a number of which the lowest 36 bits count. With 0 it lies before every '
-    'other id of that microsecond.';
+    'other id of that microsecond. A time before 1970 counts as that, one after 2112, which 13 digits cannot say, as the last.';
 
 create function pgmb.create_event_id_default() returns pgmb.event_id
 language sql volatile

@@ -12,7 +12,6 @@ declare
     due text[];
     direct boolean;
     later boolean;
-    wrong text;
 begin
     select array_agg(a.id::text) filter (where a.id < now_id), bool_or(a.subscription_id is not null), bool_or(a.id >= now_id)
     into due, direct, later from added as a;
@@ -22,12 +21,6 @@ begin
         insert into pgmb.published (direct, ids) select direct, due[i:i + 279] from generate_series(1, cardinality(due), 280) as i;
     end if;
     if later then
-        -- What is no number sorts behind every time that comes: it would wait for ever. Earlier ids only order, and are not looked at.
-        select min(a.id) into wrong from added as a where a.id >= now_id and a.id !~ '^pm[0-9a-f]{22}$';
-        if wrong is not null then
-            raise invalid_parameter_value using message = format('%L is no event id: it names no time', wrong),
-                hint = 'leave the id out, or use pgmb.create_event_id(<timestamp>, <number>)';
-        end if;
         insert into pgmb.scheduled (event_id) select a.id from added as a where a.id >= now_id;
     end if;
     return null;
@@ -35,7 +28,7 @@ end
 $$;
 comment on function pgmb.publish() is
     'Note the ids of inserted events: those whose time has come in slices, in the order of the statement, those in the future '
-    'one by one. Refuse an id behind all that have come that names no time.';
+    'one by one.';
 
 create trigger published after insert on pgmb.events
     referencing new table as added

@@ -42,6 +42,25 @@ comment on function pgmb.match_sql(pgmb.condition, boolean) is
     'The SQL of the matches of a condition; direct: some events are for one subscription alone. $4 are the subscriptions to ask, '
     'null for all.';
 
+create function pgmb.name_condition(condition pgmb.condition, reason text) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    groups text := (
+        select string_agg(quote_ident(g.group_id), ', ')
+        from (select distinct s.group_id from pgmb.subscriptions as s where s.condition_id = condition.id order by 1 limit 5) as g
+    );
+begin
+    raise exception using errcode = 'PC013',
+        message = format('dispatching was ended at the condition %L of %s: %s', condition.conditions_sql, groups, reason),
+        hint = 'if it is too slow, or never ends, nobody gets events until its subscriptions are changed or deleted: they are in '
+               'pgmb.subscriptions';
+end
+$$;
+comment on function pgmb.name_condition(pgmb.condition, text) is
+    'Say at which condition dispatching was ended, by a statement_timeout or by somebody, and up to five groups that have it.';
+
 create function pgmb.evaluate(
     condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer, out matches pgmb.match[]
 )
@@ -70,8 +89,11 @@ begin
         execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from (' || query || ') as m'
         into matches using ids, ids[1], ids[cardinality(ids)], subscriptions;
         return;
-    exception when others or assert_failure then
-        reason := sqlerrm;
+    exception
+        when query_canceled then
+            perform pgmb.name_condition(condition, sqlerrm);
+        when others or assert_failure then
+            reason := sqlerrm;
     end;
     -- What fails is found by halving: first the event, then the subscription. Where very much fails it is the subscription
     -- alone: the others get their events in any case.
@@ -100,6 +122,27 @@ comment on function pgmb.evaluate(pgmb.condition, text, text[], text[], integer)
     'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are noted as faults and '
     'left out; after budget of them all events together are noted for a subscription that fails, without looking for which.';
 
+create function pgmb.used_conditions() returns setof pgmb.condition
+language plpgsql stable rows 10
+set search_path = pg_catalog, pgmb, pg_temp
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
+as $$
+begin
+    -- From one to the next: those that are known and not used, however many, are not looked at.
+    return query
+        with recursive used(id) as (
+            select min(s.condition_id) from pgmb.subscriptions as s
+            union all
+            select (select min(s.condition_id) from pgmb.subscriptions as s where s.condition_id > u.id)
+            from used as u where u.id is not null
+        )
+        select c.* from used as u join pgmb.condition as c on c.id = u.id order by u.id;
+end
+$$;
+comment on function pgmb.used_conditions() is 'The conditions that a subscription has, in the order of their numbers.';
+
 create function pgmb.matches(ids text[], direct boolean) returns pgmb.match[]
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -113,11 +156,7 @@ declare
     more pgmb.match[];
     found_all pgmb.match[] := '{}';
 begin
-    for condition in
-        select c.* from pgmb.condition as c
-        where exists (select from pgmb.subscriptions as s where s.condition_id = c.id)
-        order by c.id
-    loop
+    for condition in select c.* from pgmb.used_conditions() as c loop
         part := pgmb.evaluate(condition, pgmb.match_sql(condition, direct), ids, null, 1000);
         found_all := found_all || part.matches;
     end loop;

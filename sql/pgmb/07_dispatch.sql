@@ -147,7 +147,7 @@ declare
     -- Each may get every event, and all that a poll dispatches is in memory at once.
     wide bigint := (
         select count(*) from (
-            select from pgmb.condition as c join pgmb.subscriptions as s on s.condition_id = c.id
+            select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
             where not c.by_params limit 1000000) as found_wide);
 begin
     return greatest(10, pgmb.get_config_value('poll_chunk_size')::bigint * 1000 / greatest(1000, wide));
@@ -243,7 +243,7 @@ as $$
 declare
     part record;
 begin
-    -- Nobody may want a whole chunk: 0 is to say that nothing is left.
+    -- Nobody may want a whole chunk: 0 is not to say so at once.
     for i in 1..10 loop
         part := pgmb.dispatch();
         exit when part.pairs > 0 or not part.more;
@@ -253,5 +253,5 @@ end
 $$;
 comment on function pgmb.poll_for_events() is
     'Dispatch the next chunk of events to the subscriptions whose conditions they fulfil; returns how many pairs of event and '
-    'subscription that were. 0 while another poll runs: its lock is held until its transaction ends, so poll in transactions of '
-    'their own.';
+    'subscription that were. 0 where nothing is left, or nobody wants any of the next ten chunks, and while another poll runs: '
+    'its lock is held until its transaction ends, so poll in transactions of their own. pgmb.dispatch() says whether more is there.';

@@ -13,6 +13,17 @@ $$;
 comment on function pgmb.lock_key(text) is
     'The advisory lock of a group: of the session that reads it by read_next_events, of the transaction that works a batch.';
 
+create function pgmb.who_locks(key bigint) returns setof integer
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select l.pid from pg_locks as l
+    where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+      and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+      and (l.classid::bigint << 32 | l.objid::bigint) = key
+$$;
+comment on function pgmb.who_locks(bigint) is 'The processes that hold an advisory lock of this database.';
+
 create function pgmb.slices(gid text, after text, upto text)
 returns table (
     id text, dispatch text, subscription_ids text[], alone boolean, event_ids text[], before bigint, low bigint, high bigint

@@ -4,11 +4,7 @@ create function pgmb.locked(gid text) returns boolean
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select exists (
-        select from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = pgmb.lock_key(gid))
+    select exists (select from pgmb.who_locks(pgmb.lock_key(gid)))
 $$;
 comment on function pgmb.locked(text) is 'Whether a group is being read.';
 
@@ -193,7 +189,7 @@ begin
     end if;
 
     choice := pgmb.choose(gid, after, max_changes);
-    while (choice ->> 'count')::bigint < max_changes and pgmb.may_dispatch() loop
+    while (choice ->> 'count')::bigint < max_changes loop
         polled := pgmb.dispatch();
         if polled.pairs > 0 then
             choice := pgmb.choose(gid, after, max_changes);

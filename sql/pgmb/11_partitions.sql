@@ -55,6 +55,14 @@ as $$
 $$;
 comment on function pgmb.default_partition(regclass) is 'The partition that takes what no other one takes.';
 
+create function pgmb.upkeep_key() returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('pgchange upkeep pgmb', 0)
+$$;
+comment on function pgmb.upkeep_key() is
+    'The advisory lock of who makes, empties and drops partitions: one at a time, and who comes meanwhile steps aside.';
+
 create function pgmb.end_of_partition(lower timestamptz, width interval) returns timestamptz
 language sql immutable
 set search_path = pg_catalog, pg_temp
@@ -86,25 +94,45 @@ $$;
 comment on function pgmb.fill_partition(regclass, text, pgmb.event_id, pgmb.event_id) is
     'Move the rows of the default partition that belong in a new one; returns how many.';
 
-create function pgmb.add_partition(tbl regclass, lower timestamptz, upper timestamptz) returns text
+create function pgmb.partition_name(tbl regclass, span tstzrange) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select c.relname || to_char(lower(span) at time zone 'UTC', '_YYYYMMDD_HH24MISS') from pg_class as c where c.oid = tbl
+$$;
+comment on function pgmb.partition_name(regclass, tstzrange) is 'What the partition of a span of time is called.';
+
+create function pgmb.prepare_partition(tbl regclass, span tstzrange) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    name text := pgmb.partition_name(tbl, span);
+begin
+    execute format('create table pgmb.%I (like %s including all)', name, tbl);
+    execute format('comment on table pgmb.%I is %L', name, format('Of %s, from %s to before %s.', tbl, lower(span), upper(span)));
+    execute format(
+        'alter table pgmb.%I add constraint pgchange_bounds check (id >= %L and id < %L)', name,
+        pgmb.create_event_id(lower(span), 0), pgmb.create_event_id(upper(span), 0));
+end
+$$;
+comment on function pgmb.prepare_partition(regclass, tstzrange) is
+    'Make the table of a partition beside the one that it is to belong to: nobody waits for that.';
+
+create function pgmb.attach_partition(tbl regclass, span tstzrange) returns text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
-    stem text := (select c.relname from pg_class as c where c.oid = tbl);
-    name text := stem || to_char(lower at time zone 'UTC', '_YYYYMMDD_HH24MISS');
-    lower_id pgmb.event_id := pgmb.create_event_id(lower, 0);
-    upper_id pgmb.event_id := pgmb.create_event_id(upper, 0);
+    name text := pgmb.partition_name(tbl, span);
+    lower_id pgmb.event_id := pgmb.create_event_id(lower(span), 0);
+    upper_id pgmb.event_id := pgmb.create_event_id(upper(span), 0);
     moved bigint;
 begin
-    -- Before any other lock, as polls do.
+    -- Before any other lock that polls take, as they do.
     perform pg_advisory_xact_lock(pgmb.layout_key());
-    execute format('create table pgmb.%I (like %s including all)', name, tbl);
-    execute format(
-        'comment on table pgmb.%I is %L', name, format('Of %s, from %s to before %s.', stem, lower, upper));
-    execute format('alter table pgmb.%I add constraint pgchange_bounds check (id >= %L and id < %L)', name, lower_id, upper_id);
-    if lower <= clock_timestamp() then
+    if lower(span) <= clock_timestamp() then
         -- Everybody writes into the default partition now: they must not be on their way there.
         execute format('lock table only %s in share row exclusive mode', tbl);
     end if;
@@ -113,61 +141,13 @@ begin
     execute format('alter table %s attach partition pgmb.%I for values from (%L) to (%L)', tbl, name, lower_id, upper_id);
     execute format('alter table %s drop constraint pgchange_moved', pgmb.default_partition(tbl));
     execute format('alter table pgmb.%I drop constraint pgchange_bounds', name);
-    return format('added pgmb.%s, up to %s, %s rows moved into it', name, upper, moved);
+    return format('added pgmb.%s, up to %s, %s rows moved into it', name, upper(span), moved);
 end
 $$;
-comment on function pgmb.add_partition(regclass, timestamptz, timestamptz) is
-    'Add a partition, with the rows of the default one that belong in it. Who writes into the table waits while it is attached, '
-    'a moment, and who writes into the default one while its rows are moved; it gives up where it would have to wait for others.';
-
-create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-set lock_timeout = '50ms'
-as $$
-declare
-    part regclass;
-    filled boolean;
-    done text[] := '{}';
-begin
-    -- The parent first, as every reader and writer does.
-    execute format('lock table only %s in access exclusive mode', tbl);
-    foreach part in array unwanted loop
-        execute format('lock table %s in access exclusive mode', part);
-        execute format('select exists (select from %s)', part) into filled;
-        if not filled then
-            done := done || format('dropped the empty partition %s', part);
-            execute format('drop table %s', part);
-        end if;
-    end loop;
-    return query select unnest(done);
-exception when lock_not_available then
-    return next format('postponed dropping empty partitions of %s: it is in use', tbl);
-end
-$$;
-comment on function pgmb.drop_partitions(regclass, regclass[]) is
-    'Drop those of some partitions that are empty. For a moment it locks the whole table, so it is done rarely, and not at all '
-    'where somebody would have to wait long.';
-
-create function pgmb.empty_ones(parts regclass[]) returns regclass[]
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    part regclass;
-    filled boolean;
-    found regclass[] := '{}';
-begin
-    foreach part in array parts loop
-        execute format('select exists (select from %s)', part) into filled;
-        if not filled then
-            found := found || part;
-        end if;
-    end loop;
-    return found;
-end
-$$;
-comment on function pgmb.empty_ones(regclass[]) is 'Those of some partitions that hold nothing.';
+comment on function pgmb.attach_partition(regclass, tstzrange) is
+    'Attach a partition that was prepared, with the rows of the default one that belong in it. Who writes into the table waits '
+    'while that is done, a moment, and who writes into the default one while its rows are moved; it gives up where it would have '
+    'to wait for others.';
 
 create function pgmb.drop_misfits(tbl regclass, current_ts timestamptz, width interval) returns setof text
 language plpgsql
@@ -189,10 +169,8 @@ $$;
 comment on function pgmb.drop_misfits(regclass, timestamptz, interval) is
     'After the interval became shorter: drop what was made ahead longer and is still empty.';
 
-create function pgmb.make_partitions(
-    tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
-) returns setof text
-language plpgsql security definer
+create function pgmb.missing_partitions(tbl regclass, current_ts timestamptz) returns setof tstzrange
+language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
@@ -201,14 +179,7 @@ declare
     lower timestamptz;
     upper timestamptz;
     covered timestamptz;
-    -- Who has locked something keeps it to the end: others would wait while this one rests.
-    tries integer := case when pg_current_xact_id_if_assigned() is null then 8 else 1 end;
 begin
-    perform pgmb.check_append_only(tbl);
-    return query select * from pgmb.drop_misfits(tbl, current_ts, width);
-    if found then
-        tries := 1;
-    end if;
     lower := coalesce(
         (select pgmb.extract_date_from_event_id(max(p.upper_bound)) from pgmb.get_partitions_and_bounds(tbl) as p
          where p.lower_bound <= pgmb.create_event_id(current_ts, 0)),
@@ -222,33 +193,69 @@ begin
         into upper, covered
         from pgmb.get_partitions_and_bounds(tbl) as p
         where p.lower_bound >= pgmb.create_event_id(lower, 0);
-        if covered is not null then
-            lower := covered;
-            continue;
+        if covered is null then
+            upper := least(upper, pgmb.end_of_partition(greatest(lower, current_ts), width));
+            return next tstzrange(lower, upper);
         end if;
-        upper := least(upper, pgmb.end_of_partition(greatest(lower, current_ts), width));
-        if lower <= clock_timestamp() and not stop_publishers
-           and pg_table_size(pgmb.default_partition(tbl)) > 16 * 1024 * 1024
-        then
-            return next format(
-                'postponed the partitions of %s: all that is written goes into the default one, and publishers would wait while '
-                'its %s are moved; when they may: select pgmb.make_partitions(%L, stop_publishers => true)',
-                tbl, pg_size_pretty(pg_table_size(pgmb.default_partition(tbl))), tbl);
-            return;
-        end if;
-        begin
-            return next pgmb.add_partition(tbl, lower, upper);
-            tries := 1;
-            lower := upper;
-        exception when lock_not_available then
-            tries := tries - 1;
+        lower := coalesce(covered, upper);
+    end loop;
+end
+$$;
+comment on function pgmb.missing_partitions(regclass, timestamptz) is
+    'The spans of time, in their order and up to future_intervals_to_create from now, that still need a partition.';
+
+create function pgmb.make_partitions(
+    tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
+) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    -- Who has locked something keeps it to the end: others would wait while this one rests.
+    tries integer := case when pg_current_xact_id_if_assigned() is null then 8 else 1 end;
+    missing tstzrange[];
+    span tstzrange;
+begin
+    perform pgmb.check_append_only(tbl);
+    if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
+        return next format('postponed the partitions of %s: another maintenance is at work', tbl);
+        return;
+    end if;
+    return query select * from pgmb.drop_misfits(tbl, current_ts, pgmb.setting_as_interval('partition_interval'));
+    if found then
+        tries := 1;
+    end if;
+    missing := array(select m from pgmb.missing_partitions(tbl, current_ts) as m);
+    if lower(missing[1]) <= clock_timestamp() and not stop_publishers
+       and pg_table_size(pgmb.default_partition(tbl)) > 16 * 1024 * 1024
+    then
+        return next format(
+            'postponed the partitions of %s: all that is written goes into the default one, and publishers would wait while '
+            'its %s are moved; when they may: select pgmb.make_partitions(%L, stop_publishers => true)',
+            tbl, pg_size_pretty(pg_table_size(pgmb.default_partition(tbl))), tbl);
+        return;
+    end if;
+    -- All of them before the first is attached: from then on publishers wait.
+    perform pgmb.prepare_partition(tbl, m) from unnest(missing) as m;
+    foreach span in array missing loop
+        loop
+            begin
+                return next pgmb.attach_partition(tbl, span);
+                tries := 1;
+                exit;
+            exception when lock_not_available then
+                tries := tries - 1;
+            end;
             if tries = 0 then
-                return next format('postponed the partition of %s from %s: it is being written', tbl, lower);
+                execute (
+                    select string_agg(format('drop table pgmb.%I', pgmb.partition_name(tbl, m)), '; ')
+                    from unnest(missing) as m where m >= span);
+                return next format('postponed the partition of %s from %s: it is being written', tbl, lower(span));
                 return;
             end if;
             -- Who comes waits behind each try: in between everybody gets much longer.
             perform pg_sleep(0.5);
-        end;
+        end loop;
     end loop;
 end
 $$;

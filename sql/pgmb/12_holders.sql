@@ -22,10 +22,15 @@ as $$
     union all
     select 'unread', c.group_id, i.id, c.since
     from pgmb.cursors() as c
-    join pgmb.dispatched as d on d.group_id = c.group_id and d.id > c.cursor
+    -- From each cursor on: never through what everybody has read.
+    cross join lateral (
+        select x.event_ids from pgmb.dispatched as x
+        where x.group_id = c.group_id and x.id > c.cursor and x.event_ids[1] < upper
+          and x.event_ids[pg_catalog.cardinality(x.event_ids)] >= lower
+        offset 0
+    ) as d
     cross join lateral pg_catalog.unnest(d.event_ids) as i(id)
-    where d.event_ids[1] < upper and d.event_ids[pg_catalog.cardinality(d.event_ids)] >= lower
-      and i.id >= lower and i.id < upper
+    where i.id >= lower and i.id < upper
     union all
     select 'fault', f.group_id, i.id, f.occurred_at
     from pgmb.fault as f
@@ -57,7 +62,11 @@ language sql stable
 as $$
     select 'unread', c.group_id, d.event_ids[1], c.since
     from pgmb.cursors() as c
-    join pgmb.dispatched as d on d.group_id = c.group_id and d.id > c.cursor and d.id >= lower and d.id < upper
+    cross join lateral (
+        select x.event_ids from pgmb.dispatched as x
+        where x.group_id = c.group_id and x.id > c.cursor and x.id >= lower and x.id < upper
+        offset 0
+    ) as d
 $$;
 comment on function pgmb.needs_dispatches(pgmb.event_id, pgmb.event_id) is
     'The groups that have not read a range of dispatches.';
@@ -76,7 +85,13 @@ begin
     if tbl = 'pgmb.dispatched'::regclass then
         select n.* into need from pgmb.needs_dispatches(lower, upper) as n limit 1;
     else
-        select n.* into need from pgmb.needs(lower, upper) as n limit 1;
+        -- Events are mostly dispatched when they are published, so who has not read some is mostly found there, and not behind
+        -- all else that it has not read.
+        select n.* into need from pgmb.needs_dispatches(lower, upper) as n
+        where n.event_id >= lower and n.event_id < upper limit 1;
+        if need.kind is null then
+            select n.* into need from pgmb.needs(lower, upper) as n limit 1;
+        end if;
     end if;
     return case need.kind
         when 'unread' then format('group %I has not read it', need.holder)

@@ -3,6 +3,26 @@
 -- A partition is emptied under a lock of its own that nobody waits for long, after a second look: an insert may have come
 -- before the lock. Emptied ones are dropped by and by.
 
+create function pgmb.empty_ones(parts regclass[]) returns regclass[]
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    part regclass;
+    filled boolean;
+    found regclass[] := '{}';
+begin
+    foreach part in array parts loop
+        execute format('select exists (select from %s)', part) into filled;
+        if not filled then
+            found := found || part;
+        end if;
+    end loop;
+    return found;
+end
+$$;
+comment on function pgmb.empty_ones(regclass[]) is 'Those of some partitions that hold nothing.';
+
 create function pgmb.trim_partition(tbl regclass, part regclass, lower pgmb.event_id, upper pgmb.event_id) returns text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -68,7 +88,7 @@ as $$
     select p.*
     from pgmb.get_partitions_and_bounds(tbl) as p
     where p.upper_bound <= pgmb.create_event_id(
-        greatest(current_ts - pgmb.setting_as_interval('partition_retention_period'), 'epoch'), 0)
+        current_ts - pgmb.setting_as_interval('partition_retention_period'), 0)
 $$;
 comment on function pgmb.past_retention(regclass, timestamptz) is
     'The partitions that are older than partition_retention_period, with their bounds.';
@@ -94,6 +114,10 @@ declare
     part record;
 begin
     perform pgmb.check_append_only(tbl);
+    if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
+        return next format('postponed emptying partitions of %s: another maintenance is at work', tbl);
+        return;
+    end if;
     if pgmb.restored() then
         return next format('kept all of %s: it was restored here, and select pgmb.poll_for_events() comes first', tbl);
         return;
@@ -104,12 +128,41 @@ begin
         end if;
     end loop;
     return query select * from pgmb.trim_default(tbl, pgmb.create_event_id(
-        greatest(current_ts - pgmb.setting_as_interval('partition_retention_period'), 'epoch'), 0));
+        current_ts - pgmb.setting_as_interval('partition_retention_period'), 0));
 end
 $$;
 comment on function pgmb.trim_partitions(regclass, timestamptz) is
     'Empty the partitions that are older than partition_retention_period and that nobody needs; a line for each thing done or '
     'kept, and for whom.';
+
+create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    part regclass;
+    filled boolean;
+    done text[] := '{}';
+begin
+    -- The parent first, as every reader and writer does.
+    execute format('lock table only %s in access exclusive mode', tbl);
+    foreach part in array unwanted loop
+        execute format('lock table %s in access exclusive mode', part);
+        execute format('select exists (select from %s)', part) into filled;
+        if not filled then
+            done := done || format('dropped the empty partition %s', part);
+            execute format('drop table %s', part);
+        end if;
+    end loop;
+    return query select unnest(done);
+exception when lock_not_available then
+    return next format('postponed dropping empty partitions of %s: it is in use', tbl);
+end
+$$;
+comment on function pgmb.drop_partitions(regclass, regclass[]) is
+    'Drop those of some partitions that are empty. For a moment it locks the whole table, so it is done rarely, and not at all '
+    'where somebody would have to wait long.';
 
 create function pgmb.drop_emptied(tbl regclass, current_ts timestamptz default now(), spare integer default 8)
 returns setof text
@@ -120,6 +173,10 @@ declare
     emptied regclass[];
 begin
     perform pgmb.check_append_only(tbl);
+    if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
+        return next format('postponed dropping empty partitions of %s: another maintenance is at work', tbl);
+        return;
+    end if;
     emptied := pgmb.empty_ones(array(select p.partition_id from pgmb.past_retention(tbl, current_ts) as p));
     if cardinality(emptied) > spare then
         return query select * from pgmb.drop_partitions(tbl, emptied);

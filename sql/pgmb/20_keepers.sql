@@ -1,23 +1,50 @@
 -- Who may keep the log and publish mutations. PUBLIC may do nothing; a writer of a captured table needs nothing.
 
-create function pgmb.grant_maintainer(role regrole) returns void
+create function pgmb.grant_entry(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     execute format($grants$
         grant usage on schema pgmb to %1$s;
-        grant select on pgmb.installed, pgmb.config, pgmb.pushed_table to %1$s;
+        grant select on pgmb.installed, pgmb.config to %1$s;
+        grant execute on function
+            pgmb.create_event_id(timestamptz, bigint), pgmb.create_event_id_default(), pgmb.create_random_bigint(),
+            pgmb.create_subscription_id(), pgmb.extract_date_from_event_id(text), pgmb.get_config_value(pgmb.config_type)
+            to %1$s
+    $grants$, role);
+end
+$$;
+comment on function pgmb.grant_entry(regrole) is 'What every other grant begins with: to make ids, and to see settings.';
+
+create function pgmb.grant_dispatcher(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.grant_entry(role);
+    execute format(
+        'grant execute on function pgmb.poll_for_events(), pgmb.dispatch(integer), pgmb.status(integer) to %s', role);
+end
+$$;
+comment on function pgmb.grant_dispatcher(regrole) is 'Let a role dispatch events, and see how far every group is.';
+
+create function pgmb.grant_maintainer(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.grant_dispatcher(role);
+    execute format($grants$
+        grant select on pgmb.pushed_table to %1$s;
         grant update (value) on pgmb.config to %1$s;
         grant execute on function
-            pgmb.get_config_value(pgmb.config_type), pgmb.get_partitions_and_bounds(oid),
-            pgmb.get_current_partition(oid, timestamptz), pgmb.create_event_id(timestamptz, bigint),
-            pgmb.extract_date_from_event_id(text), pgmb.holders(), pgmb.overdue(timestamptz),
-            pgmb.make_partitions(regclass, timestamptz, boolean), pgmb.trim_partitions(regclass, timestamptz),
-            pgmb.drop_emptied(regclass, timestamptz, integer), pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
+            pgmb.get_partitions_and_bounds(oid), pgmb.get_current_partition(oid, timestamptz), pgmb.holders(),
+            pgmb.overdue(timestamptz), pgmb.make_partitions(regclass, timestamptz, boolean),
+            pgmb.trim_partitions(regclass, timestamptz), pgmb.drop_emptied(regclass, timestamptz, integer),
+            pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(timestamptz),
-            pgmb.pushing(), pgmb.refresh(), pgmb.poll_for_events(), pgmb.dispatch(integer),
-            pgmb.status(integer), pgmb.dispatching()
+            pgmb.pushing(), pgmb.refresh(), pgmb.dispatching()
             to %1$s
     $grants$, role);
 end
@@ -30,8 +57,8 @@ language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
+    perform pgmb.grant_entry(role);
     execute format($grants$
-        grant usage on schema pgmb to %1$s;
         grant usage on sequence pgmb.event_seq to %1$s;
         grant insert (topic, payload, metadata) on pgmb.events to %1$s;
         grant select on pgmb.pushed_table to %1$s;
@@ -41,10 +68,10 @@ begin
             pgmb.pushing(), pgmb.refresh(), pgmb.replay_push_faults(regclass), pgmb.create_topic(text, text, text),
             pgmb.serialise_record_for_event(oid, text, record), pgmb.serialised(oid, text, record),
             pgmb.jsonb_diff(jsonb, jsonb), pgmb.refuse(text, text), pgmb.descendants(regclass), pgmb.push_comment(regclass),
-            pgmb.pushes(regclass), pgmb.note_push_fault(oid, text, text, jsonb, jsonb), pgmb.topic_of(regclass, text), pgmb.push_body(regclass, text),
-            pgmb.push_rows(regclass, text), pgmb.push_update(regclass), pgmb.lock_for_capture(regclass, boolean),
-            pgmb.check_pushable(regclass), pgmb.place_push_function(regclass, text), pgmb.place_push(regclass, text),
-            pgmb.drop_push(regclass, text[], boolean), pgmb.note_push(regclass)
+            pgmb.pushes(regclass), pgmb.note_push_fault(oid, text, text, jsonb, jsonb), pgmb.topic_of(regclass, text),
+            pgmb.push_body(regclass, text), pgmb.push_rows(regclass, text), pgmb.push_update(regclass),
+            pgmb.lock_for_capture(regclass, boolean), pgmb.check_pushable(regclass), pgmb.place_push_function(regclass, text),
+            pgmb.place_push(regclass, text), pgmb.drop_push(regclass, text[], boolean), pgmb.note_push(regclass)
             to %1$s
     $grants$, role);
 end

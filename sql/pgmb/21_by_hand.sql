@@ -4,11 +4,7 @@ create function pgmb.held_here(gid text) returns boolean
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select exists (
-        select from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted and l.pid = pg_backend_pid()
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = pgmb.lock_key(gid))
+    select pg_backend_pid() in (select w from pgmb.who_locks(pgmb.lock_key(gid)) as w)
 $$;
 comment on function pgmb.held_here(text) is 'Whether this session, or its transaction, holds the lock of a group.';
 
@@ -163,6 +159,9 @@ begin
     end if;
     if from_event_id !~ '^pm[0-9a-f]{22}$' then
         raise invalid_parameter_value using message = format('%L is no event id', from_event_id);
+    end if;
+    if coalesce(max_events, 0) < 1 then
+        raise invalid_parameter_value using message = 'max_events must be at least 1 event';
     end if;
     select d.event_ids[1] as id into earliest from pgmb.dispatched as d
     where d.group_id = gid and d.subscription_id = sid order by d.group_id, d.id limit 1;

@@ -36,19 +36,23 @@ create function pgmb.copies(gid text, batch jsonb) returns table (part bigint, e
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select e.n / 1000, jsonb_agg(jsonb_build_object(
+    select min(e.n), jsonb_agg(jsonb_build_object(
         'id', e.id, 'topic', e.topic, 'payload', e.payload, 'metadata', e.metadata, 'subscriptions', e.subscription_ids)
         order by e.n)
     from (
-        select x.id, x.topic, x.payload, x.metadata, x.subscription_ids, row_number() over (order by x.dispatch, x.rank) - 1 as n
+        select x.id, x.topic, x.payload, x.metadata, x.subscription_ids, row_number() over run - 1 as n,
+               sum(length(x.payload::text) + length(x.metadata::text)) over run as size
         from pgmb.events_shared(
             gid, batch -> 'bounds' ->> 'after', batch -> 'bounds' ->> 'upto', batch -> 'bounds' ->> 'lowest',
             batch -> 'bounds' ->> 'highest') as x
+        window run as (order by x.dispatch, x.rank)
     ) as e
-    group by e.n / 1000
+    group by e.n / 1000, div(e.size, 8388608)
     order by 1
 $$;
-comment on function pgmb.copies(text, jsonb) is 'The events of a batch, as [{id, topic, payload, metadata, subscriptions}, ...], by the thousand.';
+comment on function pgmb.copies(text, jsonb) is
+    'The events of a batch, as [{id, topic, payload, metadata, subscriptions}, ...], in parts of at most a thousand events and '
+    'about 8 MiB: one jsonb cannot hold very much.';
 
 create function pgmb.skip(gid text, batch jsonb, reason text) returns bigint
 language plpgsql security definer
@@ -79,8 +83,8 @@ begin
 end
 $$;
 comment on function pgmb.skip(text, jsonb, text) is
-    'Give up a claimed batch, as pgmb.in_work() has it: its events become dead letters, one for each thousand, and the number of '
-    'the last is returned; the group goes on behind it.';
+    'Give up a claimed batch, as pgmb.in_work() has it: its events become dead letters, one for each part of pgmb.copies(), and '
+    'the number of the last is returned; the group goes on behind it.';
 
 create function pgmb.skip_batch(gid text, reason text) returns uuid
 language plpgsql security definer
@@ -94,6 +98,10 @@ begin
     if batch is null then
         raise exception using errcode = 'PC009', message = format('group %I has no batch in work', gid),
             hint = 'only a batch that was claimed and not acked can be skipped';
+    end if;
+    if (batch -> 'elsewhere')::boolean then
+        raise exception using errcode = 'PC009', message = format('the cursor of group %I is in another database than its events', gid),
+            hint = format('airflow pgchange skip events:%s --conn-id <its results> --source-conn-id <its events>', gid);
     end if;
     perform pgmb.skip(gid, batch, reason);
     return (batch ->> 'id')::uuid;

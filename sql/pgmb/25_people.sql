@@ -44,27 +44,23 @@ comment on function pgmb.status(integer) is
 
 create function pgmb.dispatching()
 returns table (
-    dispatched_at timestamptz, events bigint, waiting bigint, at_work boolean, restored text, faults bigint, astray bigint
+    dispatched_at timestamptz, events bigint, waiting bigint, oldest_seconds double precision, at_work integer, restored text,
+    faults bigint, astray bigint
 )
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return query
-        select d.dispatched_at, d.total, w.counted,
-               exists (
-                   select from pg_locks as l
-                   where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-                     and l.database = (select b.oid from pg_database as b where b.datname = current_database())
-                     and (l.classid::bigint << 32 | l.objid::bigint) = pgmb.dispatch_key()),
+        select d.dispatched_at, d.total, w.counted, w.age, (select min(l) from pgmb.who_locks(pgmb.dispatch_key()) as l),
                d.restored, (select count(*) from (select from pgmb.fault limit 1000) as bounded),
                (select count(*) from (select from pgmb.fault as f where f.group_id is null limit 1000) as bounded)
         from pgmb.dispatcher_now() as d, pgmb.waiting(1000) as w;
 end
 $$;
 comment on function pgmb.dispatching() is
-    'The last poll that had something to dispatch, how many events there were ever, how many wait, whether one is at work, what '
-    'was done after a restore, how many faults there are, and how many of those, astray, for a subscription that is gone; each '
+    'The last poll that had something to dispatch, how many events there were ever, how many wait and since when, which process '
+    'dispatches just now, what was done after a restore, how many faults there are, and how many of those, astray, for a subscription that is gone; each '
     'counted up to a thousand.';
 
 create function pgmb.replay_faults(gid varchar default null) returns bigint

@@ -5,14 +5,10 @@ language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
+    perform pgmb.grant_entry(role);
     execute format($grants$
-        grant usage on schema pgmb to %1$s;
         grant usage on sequence pgmb.event_seq to %1$s;
-        grant insert (id, topic, payload, metadata, subscription_id), select (id) on pgmb.events to %1$s;
-        grant execute on function
-            pgmb.create_event_id(timestamptz, bigint), pgmb.create_event_id_default(), pgmb.create_random_bigint(),
-            pgmb.extract_date_from_event_id(text)
-            to %1$s
+        grant insert (id, topic, payload, metadata, subscription_id), select (id) on pgmb.events to %1$s
     $grants$, role);
 end
 $$;
@@ -23,15 +19,14 @@ language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
+    perform pgmb.grant_entry(role);
     execute format($grants$
-        grant usage on schema pgmb to %1$s;
         grant select, delete on pgmb.subscriptions to %1$s;
         grant insert (id, group_id, conditions_sql, params, last_active_at, expiry_interval) on pgmb.subscriptions to %1$s;
         grant update (conditions_sql, params, last_active_at, expiry_interval) on pgmb.subscriptions to %1$s;
         grant select on pgmb.condition, pgmb.subscription_groups to %1$s;
         grant execute on function
-            pgmb.condition_known(text), pgmb.make_group(pgmb.group_id), pgmb.create_event_id(timestamptz, bigint),
-            pgmb.create_random_bigint(), pgmb.create_subscription_id(), pgmb.keep_alive(pgmb.group_id, text[])
+            pgmb.condition_known(text), pgmb.make_group(pgmb.group_id), pgmb.keep_alive(pgmb.group_id, text[])
             to %1$s
     $grants$, role);
 end
@@ -60,22 +55,20 @@ language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
+    perform pgmb.grant_dispatcher(role);
     execute format($grants$
-        grant usage on schema pgmb to %1$s;
-        grant select on pgmb.events, pgmb.dispatched, pgmb.subscription_events, pgmb.subscription_groups, pgmb.subscriptions,
-            pgmb.config, pgmb.installed to %1$s;
+        grant select on pgmb.events, pgmb.dispatched, pgmb.subscription_events, pgmb.subscription_groups, pgmb.subscriptions
+            to %1$s;
         grant execute on function
-            pgmb.micros(text), pgmb.rank_of(text), pgmb.cursor_at(bigint, bigint), pgmb.create_event_id(timestamptz, bigint),
-            pgmb.extract_date_from_event_id(text), pgmb.get_config_value(pgmb.config_type), pgmb.slices(text, text, text),
+            pgmb.micros(text), pgmb.rank_of(text), pgmb.cursor_at(bigint, bigint), pgmb.slices(text, text, text),
             pgmb.events_alone(text, text, text, text, text), pgmb.events_shared(text, text, text, text, text),
             pgmb.some_events(text, text, text, text, text, boolean),
-            pgmb.lock_key(text), pgmb.locked(text), pgmb.held_here(text), pgmb.system_identifier(), pgmb.database_here(),
-            pgmb.register(text), pgmb.position(text), pgmb.claim(text, jsonb, integer, integer), pgmb.ack(text, jsonb),
+            pgmb.lock_key(text), pgmb.who_locks(bigint), pgmb.locked(text), pgmb.held_here(text),
+            pgmb.system_identifier(), pgmb.database_here(), pgmb.register(text), pgmb.position(text), pgmb.claim(text, jsonb, integer, integer), pgmb.ack(text, jsonb),
             pgmb.lag(text, jsonb, integer), pgmb.point(), pgmb.passed(text, jsonb, jsonb), pgmb.mark(text),
             pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean), pgmb.release_group_lock(varchar),
             pgmb.set_group_cursor(varchar, pgmb.event_id, boolean), pgmb.read_events(pgmb.event_id[]),
             pgmb.replay_events(varchar, varchar, pgmb.event_id, integer), pgmb.keep_alive(pgmb.group_id, text[]),
-            pgmb.status(integer), pgmb.poll_for_events(), pgmb.dispatch(integer),
             pgmb.note_failure(text, jsonb, text), pgmb.retry_events(pgmb.subscription_id, text, jsonb, text, integer, interval),
             pgmb.give_up_events(pgmb.group_id, pgmb.subscription_id, text, jsonb, text, integer)
             to %1$s
@@ -97,9 +90,9 @@ begin
         grant select on pgmb.claim, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published,
             pgmb.dispatcher to %1$s;
         grant execute on function
-            pgmb.dispatcher_now(), pgmb.undispatched(pg_snapshot, xid8, bigint, pg_snapshot, xid8, bigint), pgmb.dispatching(),
-            pgmb.pending(text, jsonb), pgmb.in_work(text, jsonb), pgmb.skip(text, jsonb, text), pgmb.skip_batch(text, text), pgmb.drop_group(text),
-            pgmb.cursor_of(timestamptz), pgmb.move_group(text, pgmb.event_id),
+            pgmb.dispatcher_now(), pgmb.undispatched(pg_snapshot, xid8, bigint, pg_snapshot, xid8, bigint),
+            pgmb.pending(text, jsonb), pgmb.in_work(text, jsonb), pgmb.skip(text, jsonb, text), pgmb.skip_batch(text, text),
+            pgmb.drop_group(text), pgmb.cursor_of(timestamptz), pgmb.move_group(text, pgmb.event_id),
             pgmb.replay_faults(varchar), pgmb.adopt_mark(text, jsonb), pgmb.letter_rights(jsonb),
             pgmb.check_letter(jsonb, jsonb), pgmb.send_again(bigint)
             to %1$s

@@ -151,3 +151,42 @@ def test_who_holds_locks_does_not_rest(connect, db):
     watching.join()
     assert any("added pgmb.dispatched" in line for line in told)
     assert "postponed the partition of events" in told[-1]
+
+
+@pytest.mark.parametrize("step", ["make_partitions", "trim_partitions", "drop_emptied"])
+def test_a_second_maintenance_steps_aside_while_another_is_at_work(connect, step):
+    first, second = connect(autocommit=False), connect()
+    before = partitions(second)
+    lines(first, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
+    second.execute("set lock_timeout = '10s'")
+    (told,) = lines(second, f"select pgmb.{step}('pgmb.events', now() + interval '5 hours')")
+    assert "another maintenance is at work" in told
+    first.commit()
+    maintain(second, "5 hours")
+    assert len(partitions(second)) > len(before)
+    assert contiguous(second)
+
+
+def test_no_partition_is_made_while_publishers_wait_for_another_to_be_attached(connect):
+    connection = connect()
+    connection.execute(
+        "create table public.made (locked boolean);"
+        "create function public.note() returns event_trigger language plpgsql as $$ begin "
+        "insert into public.made select exists (select from pg_locks where pid = pg_backend_pid() "
+        "and relation = 'pgmb.events'::regclass and mode = 'ShareRowExclusiveLock'); end $$;"
+        "create event trigger note on ddl_command_end when tag in ('CREATE TABLE') execute function public.note()"
+    )
+    told = lines(connection, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
+    made = [row[0] for row in connection.execute("select locked from public.made").fetchall()]
+    assert len(made) == len(told) > 1
+    assert not any(made)
+
+
+def test_of_partitions_that_cannot_be_attached_nothing_is_left(connect):
+    connection, publisher = connect(), connect(autocommit=False)
+    tables = "select count(*) from pg_class where relnamespace = 'pgmb'::regnamespace"
+    before = one(connection, tables)
+    publish(publisher)
+    (told,) = lines(connection, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
+    assert "it is being written" in told
+    assert one(connection, tables) == before

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange import maintenance as housekeeping
 from airflow_pgchange import schema
+from airflow_pgchange.events.dispatch import dispatch
+from airflow_pgchange.feeds.errors import DispatchEnded, PermissionDenied
 from airflow_pgchange.maintenance import maintain as maintenance
+from tests.commits import until
 from tests.event_keeping import maintain
 from tests.events import TOPICAL, drain, faults, poll, poll_all, publish, read, subscribe
 from tests.tubes import one
@@ -17,6 +23,7 @@ PARTITIONED = (
     "coalesce(e.payload ->> (s.params ->> 'by'), e.id), (s.params ->> 'partitions')::integer) = "
     "(s.params ->> 'partition')::integer"
 )
+RESTING = "select exists (select from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep')"
 
 
 @pytest.fixture
@@ -239,3 +246,92 @@ def test_the_log_works_without_superuser_and_without_an_extension(bare_db, role,
         assert connection.execute("select extname from pg_extension").fetchall() == [("plpgsql",)]
     finally:
         admin.execute(f"drop owned by {owner.name} cascade")
+
+
+@pytest.fixture
+def endless(connect):
+    """A condition that does not end, of group slow."""
+    connection = connect()
+    connection.execute(
+        "create function public.endless(topic text) returns boolean language plpgsql as "
+        "'begin loop perform pg_sleep(1); end loop; end'"
+    )
+    return subscribe(connection, "slow", "public.endless(e.topic)")
+
+
+def test_a_condition_that_does_not_end_is_ended_and_named_and_loses_nothing(connect, endless):
+    connection = connect()
+    subscribe(connection, "other")
+    ids = publish(connection, "a", "b")
+    with pytest.raises(DispatchEnded, match=r"'public\.endless\(e\.topic\)' of slow: .*timeout"):
+        dispatch(connection, within=0.2)
+    connection.execute("delete from pgmb.subscriptions where id = %s", [endless])
+    assert dispatch(connection, within=0.2).pairs == 2
+    assert [row["id"] for row in read(connection, "other")] == ids
+
+
+def test_who_ends_the_process_that_dispatches_is_told_the_condition(connect, endless, db):
+    connection = connect()
+    publish(connection, "a")
+    caught = []
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as dispatching:
+            try:
+                dispatching.execute("select pgmb.poll_for_events()")
+            except psycopg.Error as error:
+                caught.append(str(error))
+
+    dispatching = threading.Thread(target=work)
+    dispatching.start()
+    until(
+        connection,
+        "select exists (select from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database())",
+    )
+    connection.execute("select pg_cancel_backend(at_work) from pgmb.dispatching()")
+    dispatching.join()
+    assert "public.endless" in caught[0]
+
+
+def test_maintenance_names_the_process_that_holds_dispatching_up(connect, monkeypatch):
+    connection, holding = connect(), connect(autocommit=False)
+    monkeypatch.setattr(housekeeping, "LONG_WAIT", 0)
+    publish(connection, "a")
+    holding.execute("select pg_advisory_xact_lock(pgmb.dispatch_key())")
+    (line,) = [line for line in maintenance(connection).attention if "dispatches" in line]
+    assert f"pg_cancel_backend({holding.info.backend_pid})" in line
+    holding.rollback()
+    assert maintenance(connection).attention == []
+
+
+def test_a_command_that_is_suggested_for_a_group_is_one_whatever_its_name_is(connect):
+    connection = connect()
+    subscribe(connection, "o'brien", "1 / (length(e.topic) - 1) > 0")
+    publish(connection, "a")
+    (line,) = maintenance(connection).attention
+    assert "select pgmb.replay_faults('o''brien')" in line
+
+
+def test_who_lacks_a_right_is_told_the_grants_of_the_log(connect_to, role):
+    with pytest.raises(PermissionDenied, match=r"pgmb\.grant_publisher"):
+        dispatch(connect_to(role("nobody").conninfo))
+
+
+def test_conditions_that_nobody_uses_any_more_cost_a_poll_nothing(connect):
+    connection = connect()
+    subscribe(connection)
+
+    def pages() -> int:
+        publish(connection, "a")
+        plan = one(connection, "explain (analyze, buffers, format json) select pgmb.poll_for_events()")
+        return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+
+    pages()
+    few = pages()
+    connection.execute("alter table pgmb.condition disable trigger added")
+    connection.execute(
+        "insert into pgmb.condition (conditions_sql) select 'e.topic = ' || g from generate_series(1, 10000) as g"
+    )
+    connection.execute("analyze pgmb.condition, pgmb.subscriptions")
+    pages()
+    assert pages() <= few + 50

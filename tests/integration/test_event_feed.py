@@ -6,6 +6,7 @@ import threading
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, points, watching
 from airflow_pgchange.feeds.errors import (
@@ -413,3 +414,15 @@ def test_a_dropped_group_is_forgotten(connect):
     connection.execute("select pgmb.drop_group('g')")
     for table in ("subscription_groups", "subscriptions", "claim", "fault"):
         assert one(connection, f"select count(*) from pgmb.{table}") == 0
+
+
+def test_a_claim_that_could_not_dispatch_says_so_instead_of_finding_nothing(db, connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    stricter = make_conninfo(db, options="-c default_transaction_isolation=repeatable\\ read")
+    with (
+        pytest.raises(TransactionNotClean, match="read committed"),
+        ConsumerTransaction(EventFeed("g"), stricter) as consumer,
+    ):
+        consumer.claim(10)

@@ -22,7 +22,6 @@ from airflow_pgchange.events import (
     publish,
     subscribe,
     topical,
-    unsubscribe,
 )
 from airflow_pgchange.events import handlers as handlers_module
 from airflow_pgchange.events.group import Group
@@ -33,10 +32,21 @@ from airflow_pgchange.feeds.errors import (
     InvalidArgument,
     UnknownConsumer,
 )
+from tests.handling import (
+    LATER,
+    SECONDS,
+    Seen,
+    failing,
+    group,
+    held,
+    hurry,
+    in_thread,
+    numbered,
+    run_with_retries,
+    unread,
+)
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-SECONDS = 30
-"""As long as a test waits for what must come."""
 
 
 @pytest.fixture
@@ -44,109 +54,6 @@ def connection(connect):
     connection = connect()
     subscribe(connection, "g", topical(["t", "u"]))
     return connection
-
-
-class Seen:
-    """A handler that notes what it was called with."""
-
-    def __init__(self, before=lambda delivery: None):
-        self.deliveries = []
-        self._before = before
-
-    def __call__(self, delivery):
-        self._before(delivery)
-        self.deliveries.append(delivery)
-
-    @property
-    def numbers(self):
-        return [event.payload["n"] for delivery in self.deliveries for event in delivery.events]
-
-    @property
-    def attempts(self):
-        return [delivery.attempt for delivery in self.deliveries]
-
-
-def numbered(start, stop, topic="t", **payload):
-    return [Event(topic, {"n": n, **payload}) for n in range(start, stop)]
-
-
-def group(db, *handlers, **options):
-    return EventHandlers("g", handlers, db, **{"poll_every": 0.01, **options})
-
-
-LATER = 3600.0
-"""A pause before a retry that no test lives to see: ``hurry`` ends it."""
-
-
-def hurry(connection):
-    """Make the time of every retry come; how many there were."""
-    connection.execute("delete from pgmb.scheduled")
-    rows = connection.execute(
-        "delete from pgmb.events where id > pgmb.create_event_id(now() + interval '30 minutes', 0) "
-        "returning topic, payload, metadata, subscription_id"
-    ).fetchall()
-    publish(connection, [Event(*row[:3], subscription_id=row[3]) for row in rows])
-    return len(rows)
-
-
-def run_with_retries(handlers, connection):
-    """Run until nothing is left, retries included."""
-    handlers.run("empty")
-    while hurry(connection):
-        handlers.run("empty")
-
-
-def stored_cursor(connection, gid="g"):
-    return connection.execute(
-        "select last_read_event_id from pgmb.subscription_groups where id = %s", [gid]
-    ).fetchone()[0]
-
-
-def unread(connection, gid="g"):
-    connection.execute("select pgmb.poll_for_events()")
-    rows = connection.execute(
-        "select payload ->> 'n' from pgmb.read_next_events(%s, peek => true) where topic <> 'pgmb-retry'",
-        [gid],
-    )
-    return [int(n) for (n,) in rows.fetchall()]
-
-
-def held(connection):
-    """Whether anybody holds the group."""
-    return connection.execute("select pgmb.locked('g')").fetchone()[0]
-
-
-def failing(times, error=ValueError):
-    """Raises at the first so many calls."""
-    left = [times]
-
-    def fail(delivery):
-        if left[0] > 0:
-            left[0] -= 1
-            raise error("poison")
-
-    return fail
-
-
-def in_thread(function, *arguments):
-    """Run it; a function that waits for its end and returns what came of it."""
-    came = []
-
-    def work():
-        try:
-            came.append(function(*arguments))
-        except Exception as error:  # noqa: BLE001
-            came.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-
-    def joined():
-        thread.join(SECONDS)
-        assert not thread.is_alive()
-        return came[0]
-
-    return joined
 
 
 def test_every_handler_gets_every_event_in_order(db, connection):
@@ -228,124 +135,6 @@ def test_a_run_ends_when_its_time_is_over_and_finishes_what_it_read(db, connecti
     done = group(db, Handler("a", seen), chunk_size=10).run(0.05)
     assert seen.numbers == list(range(done.events))
     assert unread(connection) == list(range(done.events, 50))
-
-
-def test_a_failed_call_is_tried_again_by_itself_and_the_others_are_left_alone(db, connection):
-    good, bad = Seen(), Seen(failing(2))
-    publish(connection, numbered(0, 5))
-    handlers = group(db, Handler("good", good), Handler("bad", bad, retries=(LATER, LATER)))
-    run_with_retries(handlers, connection)
-    assert good.numbers == list(range(5))
-    assert bad.attempts == [3]
-    assert bad.numbers == list(range(5))
-    assert letters.listed(connection) == []
-
-
-def test_a_retry_is_an_event_as_everybody_knows_them(db, connection):
-    ids = publish(connection, numbered(0, 3), returning=True)
-    group(db, Handler("bad", failing(1), retries=(LATER,))).run("empty")
-    row = connection.execute(
-        "select payload, subscription_id is not null, "
-        "extract(epoch from pgmb.extract_date_from_event_id(id) - now()) between 3500 and 3600 "
-        "from pgmb.events where topic = 'pgmb-retry'"
-    ).fetchone()
-    assert row == ({"ids": ids, "retryNumber": 1, "handlerName": "bad"}, True, True)
-    assert connection.execute("select count(*) from pgmb.scheduled").fetchone() == (1,)
-
-
-def test_a_retry_that_another_client_published_is_handled(db, connection):
-    """Without copies: its events are read from the log."""
-    first, other = Seen(), Seen()
-    handlers = group(db, Handler("a", first), Handler("b", other))
-    ids = publish(connection, numbered(0, 3), returning=True)
-    handlers.run("empty")
-    sid = connection.execute("select id from pgmb.subscriptions").fetchone()[0]
-    payload = {"ids": ids[1:], "retryNumber": 4, "handlerName": "a"}
-    publish(connection, Event("pgmb-retry", payload, subscription_id=sid))
-    handlers.run("empty")
-    assert first.numbers == [0, 1, 2, 1, 2]
-    assert first.attempts == [1, 5]
-    assert other.numbers == [0, 1, 2]
-
-
-def test_a_retry_finds_its_events_when_the_log_has_let_go_of_them(db, connection):
-    seen = Seen(failing(1))
-    publish(connection, numbered(0, 3))
-    handlers = group(db, Handler("a", seen, retries=(LATER,)))
-    handlers.run("empty")
-    connection.execute("delete from pgmb.events where topic = 't'")
-    assert hurry(connection) == 1
-    handlers.run("empty")
-    assert seen.numbers == [0, 1, 2]
-
-
-def test_after_the_last_try_the_events_and_their_error_are_a_dead_letter(db, connection):
-    publish(connection, numbered(0, 3))
-    handlers = group(db, Handler("bad", failing(99), retries=(LATER,)))
-    run_with_retries(handlers, connection)
-    (letter,) = letters.listed(connection)
-    assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
-        "handler",
-        "events:g/bad",
-        3,
-        2,
-    )
-    assert letter.error == "ValueError: poison"
-    assert unread(connection) == []
-
-
-def test_a_dead_letter_that_is_sent_again_goes_to_its_handler_alone(db, connection):
-    publish(connection, numbered(0, 3))
-    mended, other = Seen(failing(1)), Seen()
-    handlers = group(db, Handler("bad", mended, retries=()), Handler("other", other))
-    handlers.run("empty")
-    (letter,) = letters.listed(connection)
-    assert letter.hindrance is None
-    connection.execute("delete from pgmb.events")
-    letters.again(connection, ids=[letter.id])
-    assert letters.listed(connection) == []
-    handlers.run("empty")
-    assert mended.numbers == other.numbers == [0, 1, 2]
-    assert mended.attempts == [1]
-
-
-def test_a_dead_letter_whose_subscription_is_gone_says_so_and_stays(db, connection):
-    publish(connection, numbered(0, 3))
-    group(db, Handler("bad", failing(1), retries=())).run("empty")
-    unsubscribe(connection, connection.execute("select id from pgmb.subscriptions").fetchone()[0])
-    (letter,) = letters.listed(connection)
-    assert "is gone" in letter.hindrance
-
-
-def test_a_password_in_an_error_does_not_reach_the_dead_letter(db, connection):
-    publish(connection, numbered(0, 1))
-
-    def fail(delivery):
-        raise ValueError("cannot reach postgres://me:hunter2@host/db")
-
-    group(db, Handler("bad", fail, retries=())).run("empty")
-    (letter,) = letters.listed(connection)
-    assert "hunter2" not in letter.error
-    assert "cannot reach" in letter.error
-
-
-def test_what_comes_back_to_a_handler_that_is_gone_is_a_dead_letter(db, connection):
-    ids = publish(connection, numbered(0, 3), returning=True)
-    sid = connection.execute("select id from pgmb.subscriptions").fetchone()[0]
-    payload = {"ids": ids, "retryNumber": 1, "handlerName": "old"}
-    publish(connection, Event("pgmb-retry", payload, subscription_id=sid))
-    group(db, Handler("new", Seen())).run("empty")
-    (letter,) = letters.listed(connection)
-    assert (letter.consumer, letter.changes) == ("events:g/old", 3)
-    assert "no handler of this name" in letter.error
-
-
-def test_a_retry_that_says_nothing_useful_is_a_dead_letter(db, connection):
-    sid = connection.execute("select id from pgmb.subscriptions").fetchone()[0]
-    publish(connection, Event("pgmb-retry", {"ids": "all"}, subscription_id=sid))
-    done = group(db, Handler("a", Seen())).run("empty")
-    assert done.given_up == 1
-    assert "ids, retryNumber and handlerName" in letters.listed(connection)[0].error
 
 
 def test_without_retries_a_failure_ends_the_run_and_nothing_passes_it(db, connection):
@@ -729,3 +518,14 @@ def test_what_no_handler_can_be_is_refused(given):
 def test_two_handlers_of_one_name_are_refused(db):
     with pytest.raises(InvalidArgument, match="a name of its own"):
         group(db, Handler("a", print), Handler("a", print))
+
+
+def test_a_run_until_nothing_is_left_is_not_ended_by_what_others_get(db, connection):
+    connection.execute("update pgmb.config set value = '10' where id = 'poll_chunk_size'")
+    subscribe(connection, "other", topical("x"))
+    for topic in ["x"] * 30 + ["nobody's"] * 30:
+        publish(connection, Event(topic))
+    publish(connection, numbered(0, 1))
+    seen = Seen()
+    group(db, Handler("a", seen)).run("empty")
+    assert seen.numbers == [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from airflow_pgchange import letters
@@ -77,6 +78,16 @@ def test_a_large_batch_is_a_letter_for_each_thousand(db, connection):
     assert [n for n, _ in taken(db)] == list(range(2500))
 
 
+def test_very_large_events_are_a_letter_for_each_few_of_them(db, connection):
+    publish(connection, [Event("t", {"n": n, "large": "x" * 5 * 2**20}) for n in range(4)])
+    assert len(given_up(db).letters) == 1
+    listed = letters.listed(connection)
+    assert len(listed) > 1
+    assert sum(letter.changes for letter in listed) == 4
+    letters.again(connection, ids=[letter.id for letter in listed])
+    assert [n for n, _ in taken(db)] == [0, 1, 2, 3]
+
+
 def test_a_letter_whose_group_has_no_subscription_any_more_stays_and_says_so(db, connection):
     publish(connection, numbers(0, 3))
     given_up(db)
@@ -103,3 +114,16 @@ def test_dropping_a_group_drops_its_letters(db, connection):
     given_up(db)
     connection.execute("select pgmb.drop_group('g')")
     assert letters.listed(connection) == []
+
+
+def test_a_batch_whose_cursor_is_in_another_database_is_not_skipped_here(db, other_db, connection):
+    publish(connection, numbers(0, 3))
+    with (
+        pytest.raises(ZeroDivisionError),
+        ConsumerTransaction(FEED, other_db, db) as consumer,
+    ):
+        consumer.claim(10)
+        raise ZeroDivisionError
+    with pytest.raises(psycopg.Error, match="in another database") as refused:
+        connection.execute("select pgmb.skip_batch('g', 'no use')")
+    assert "airflow pgchange skip events:g" in refused.value.diag.message_hint

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.events import Event, Handler, Selection, publish, subscribe, topical
-from airflow_pgchange.feeds.errors import ConsumerBusy, HandlerFailed, InvalidArgument, Stopped
+from airflow_pgchange.feeds.errors import ConsumerBusy, DispatchEnded, HandlerFailed, InvalidArgument, Stopped
 from airflow_pgchange.operators.events import (
     PollEventsOperator,
     PublishEventsOperator,
@@ -247,3 +247,20 @@ def test_a_time_without_a_zone_is_refused(conn_id: str, log: psycopg.Connection[
     for since in ("2026-01-01T00:00:00", "yesterday"):
         with pytest.raises(InvalidArgument, match="since"):
             run(ReplayEventsOperator(task_id="r", group="g", since=since, postgres_conn_id=conn_id))
+
+
+def test_polling_goes_on_over_what_nobody_wants(conn_id: str, log: psycopg.Connection[Any]) -> None:
+    log.execute("update pgmb.config set value = '10' where id = 'poll_chunk_size'")
+    subscribe(log, "g", topical("wanted"))
+    for topic in ["nobody's"] * 150 + ["wanted"]:
+        publish(log, Event(topic))
+    assert run(PollEventsOperator(task_id="poll", postgres_conn_id=conn_id)) == 1
+
+
+def test_polling_at_a_condition_that_does_not_end_fails_and_names_it(
+    conn_id: str, log: psycopg.Connection[Any]
+) -> None:
+    subscribe(log, "g", Selection("pg_sleep(3600) is not null and e.topic = 'a'"))
+    publish(log, Event("a"))
+    with pytest.raises(DispatchEnded, match="pg_sleep"):
+        run(PollEventsOperator(task_id="poll", within=0.2, postgres_conn_id=conn_id))

@@ -115,17 +115,17 @@ def test_an_event_beyond_the_last_partition_is_kept_for_its_time(connect):
     )
 
 
-@pytest.mark.parametrize("wrong", ["pm" + "z" * 22, "pm" + "F" * 22, "pm7" + "g" * 21, "pmg" + "0" * 21])
-def test_an_id_that_names_no_time_is_refused(connect, wrong):
-    """It would be scheduled, and its time would never come."""
+@pytest.mark.parametrize(
+    ("when", "prefix"),
+    [("1960-01-01", "0" * 13), ("-infinity", "0" * 13), ("2200-01-01", "f" * 13), ("infinity", "f" * 13)],
+)
+def test_a_time_that_no_id_can_say_is_the_first_or_the_last(connect, when, prefix):
+    """What is to be delivered in two hundred years is not delivered now."""
     connection = connect()
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"'{wrong}' is no event id") as refused:
-        connection.execute(
-            "insert into pgmb.events (id, topic, payload) values (default, 't', '{}'), (%s, 't', '{}')",
-            [wrong],
-        )
-    assert "pgmb.create_event_id" in refused.value.diag.message_hint
-    assert one(connection, "select count(*) from pgmb.events") == 0
+    assert one(connection, "select pgmb.create_event_id(%s, 0)", when) == f"pm{prefix}{'0' * 9}"
+    event = publish_at(connection, f"'{when}'::timestamptz")
+    due = one(connection, "select count(*) from pgmb.published where %s = any (ids)", event)
+    assert due == (1 if prefix.startswith("0") else 0)
 
 
 def test_ids_of_one_microsecond_keep_the_order_of_their_session(connect):
@@ -215,11 +215,47 @@ def test_an_immediate_stop_loses_no_committed_event(own_cluster, own_database):
         assert drain(connection) == before + after
 
 
-@pytest.mark.parametrize("given", ["pm00", "xx" + "0" * 22, "pm" + "0" * 23])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "pm00",
+        "xx" + "0" * 22,
+        "pm" + "0" * 23,
+        "pm" + "z" * 22,
+        "pm" + "F" * 22,
+        "pm7" + "g" * 21,
+        "pm0\n" + "0" * 20,
+        "pm\\" + "0" * 21,
+        "\\x706d" + "30" * 9,
+    ],
+)
 def test_an_id_of_another_form_is_refused(connect, given):
+    """One that names no time would be scheduled, and its time would never come; others could not be read."""
     connection = connect()
-    with pytest.raises((psycopg.errors.StringDataRightTruncation, psycopg.errors.CheckViolation)):
-        connection.execute("insert into pgmb.events (id, topic, payload) values (%s, 't', '{}')", [given])
+    with pytest.raises(
+        (psycopg.errors.StringDataRightTruncation, psycopg.errors.CheckViolation),
+        match="22_hexadecimal_digits|too long",
+    ):
+        connection.execute(
+            "insert into pgmb.events (id, topic, payload) values (default, 't', '{}'), (%s, 't', '{}')",
+            [given],
+        )
+    assert one(connection, "select count(*) from pgmb.events") == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "metadata", "constraint"),
+    [
+        ("", "{}", "topic_is_not_empty"),
+        ("t", "[1]", "metadata_is_an_object"),
+        ("t", "null", "metadata_is_an_object"),
+    ],
+)
+def test_an_event_that_readers_could_not_take_is_refused(connect, topic, metadata, constraint):
+    with pytest.raises(psycopg.errors.CheckViolation, match=constraint):
+        connect().execute(
+            "insert into pgmb.events (topic, payload, metadata) values (%s, '{}', %s)", [topic, metadata]
+        )
 
 
 def test_a_payload_that_is_no_json_is_refused_and_nothing_of_the_statement_is_kept(connect):

@@ -194,7 +194,7 @@ def test_a_program_that_ends_while_the_server_is_away_says_what_it_could_not_sen
     assert "NotPublished: events that were not published: 100 (0 refused, 100 unsent)" in ended.stderr
 
 
-def test_a_refused_event_holds_no_other_up_and_is_told(db, connect):
+def test_a_refused_event_holds_no_other_up_and_is_told(db, connect, caplog):
     publisher = Publisher(db)
     publisher.put(
         [Event("t", {"n": 1}), Event("t", POISON), Event("t", {"n": 2}), Event("t", POISON, {"k": 1})]
@@ -206,6 +206,7 @@ def test_a_refused_event_holds_no_other_up_and_is_told(db, connect):
         (POISON, {"k": 1}),
     ]
     assert stored(connect()) == [1, 2]
+    assert "events were refused" in caplog.text
 
 
 def test_what_was_told_once_is_not_told_again(db):

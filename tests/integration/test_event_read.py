@@ -217,3 +217,11 @@ def test_events_that_are_gone_are_not_passed_over_in_silence(connect):
     poll_all(connection)
     connection.execute("delete from pgmb.events where id = %s", [ids[0]])
     assert error(connection, "select pgmb.read_next_events('g', chunk_size => 10)").sqlstate == "40001"
+
+
+@pytest.mark.parametrize("most", ["0", "-1", "null"])
+def test_a_replay_of_no_events_is_refused(connect, most):
+    connection = connect()
+    sid = subscribe(connection)
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="at least 1 event"):
+        connection.execute(f"select * from pgmb.replay_events('g', '{sid}', 'pm{'0' * 22}', {most})")

@@ -172,6 +172,24 @@ def test_whether_a_partition_may_go_does_not_cost_more_with_what_is_unread(log):
     assert pages() <= few + 200
 
 
+def test_who_holds_a_partition_is_found_without_looking_through_all_that_is_unread_before_it(log):
+    def pages() -> int:
+        lower = one(log, "select pgmb.create_event_id(clock_timestamp(), 0)")
+        publish(log)
+        dispatch(log)
+        upper = one(log, "select pgmb.create_event_id(clock_timestamp(), 0)")
+        query = f"select pgmb.holder_of('pgmb.events', '{lower}', '{upper}')"
+        assert one(log, query) == "group g has not read it"
+        (top,) = one(log, f"explain (analyze, buffers, format json) {query}")
+        return int(top["Plan"]["Shared Hit Blocks"] + top["Plan"]["Shared Read Blocks"])
+
+    # Until its plan stays the same.
+    few = [pages() for _ in range(8)][-1]
+    publish(log, 50_000)
+    dispatch(log)
+    assert pages() <= few + 50
+
+
 @pytest.mark.parametrize("payload", ["{}", '{"ids": null}', '{"ids": 5}', "[]", "null", '{"ids": [null, 3]}'])
 def test_a_retry_event_that_names_nothing_troubles_nobody(log, payload):
     (subscription,) = log.execute("select id from pgmb.subscriptions").fetchone()

@@ -157,3 +157,14 @@ def test_a_condition_cannot_be_planted_by_a_name_in_a_temporary_schema(session, 
     connection.execute("create temporary table dispatcher (version bigint)")
     connection.execute("create temporary table published (txid xid8)")
     assert one(connection, "select pgmb.poll_for_events()") == 1
+
+
+def test_a_dispatcher_dispatches_and_looks_and_reads_nothing(session, admin):
+    subscribe(admin)
+    publish(admin, "a")
+    connection = session("dispatcher")
+    assert poll_all(connection) == 1
+    assert one(connection, "select ready from pgmb.status()") == 1
+    for statement in ("select * from pgmb.events", "select * from pgmb.read_next_events('g', peek => true)"):
+        with pytest.raises(DENIED):
+            connection.execute(statement)

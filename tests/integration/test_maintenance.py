@@ -46,7 +46,7 @@ def test_a_step_of_maintenance_that_fails_stops_no_other(db, connect, role):
         connection.execute(f"grant select on {name}.installed to {keeper.name}")
     with psycopg.connect(keeper.conninfo, autocommit=True) as as_keeper:
         report = maintain(as_keeper)
-    assert len(report.failed) == (18 if "mbus" in held(connection) else 16)
+    assert len(report.failed) == (19 if "mbus" in held(connection) else 17)
 
 
 def test_maintenance_mends_the_capture_of_partitions_that_came_later(db, connect):
@@ -130,8 +130,8 @@ def test_maintenance_expires_subscriptions(log):
 
 
 def test_maintenance_names_a_condition_that_fails(log):
-    subscribe(log, "h", conditions_sql="1 / length(e.topic) > 0")
-    publish(log, topic="")
+    subscribe(log, "h", conditions_sql="1 / (length(e.topic) - 1) > 0")
+    publish(log, topic="t")
     (line,) = attention(log, "group h")
     assert "pgmb.replay_faults('h')" in line
 
@@ -173,3 +173,12 @@ def test_maintenance_of_a_quiet_log_says_nothing(log):
     maintain(log)
     report = maintain(log)
     assert (report.done, report.attention, report.failed) == ([], [], [])
+
+
+def test_maintenance_forgets_what_failed_for_a_subscription_that_is_gone(log):
+    log.execute(
+        "insert into pgmb.events (topic, payload, subscription_id) values ('t', '{}', 'su0000000000000000000000')"
+    )
+    dispatch(log)
+    until_old(log)
+    assert "forgot 1 faults of subscriptions that are gone" in maintain(log).done

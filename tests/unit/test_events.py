@@ -24,6 +24,11 @@ def test_ids_are_in_the_order_of_their_times_and_numbers() -> None:
     assert {len(one) for one in made} == {24}
 
 
+def test_a_time_that_no_id_can_say_is_the_first_or_the_last() -> None:
+    assert event_id(datetime(1960, 1, 1, tzinfo=UTC), 0) == "pm" + "0" * 22
+    assert event_id(datetime(2200, 1, 1, tzinfo=UTC), 0) == event_id(LATEST, 0)
+
+
 def test_an_id_is_the_same_in_every_time_zone() -> None:
     assert event_id(NOON.astimezone(timezone(timedelta(hours=5, minutes=30))), 7) == event_id(NOON, 7)
 
@@ -42,6 +47,7 @@ def test_a_payload_that_changes_later_changes_nothing() -> None:
         ({"topic": "t" * 256}, "a topic is"),
         ({"topic": "a\0b"}, "a topic is"),
         ({"topic": 5}, "a topic is"),
+        ({"topic": "t", "metadata": ["by", "me"]}, "a mapping"),
         ({"topic": "t", "at": datetime(2026, 1, 1)}, "with a zone"),
         ({"topic": "t", "at": datetime(1969, 1, 1, tzinfo=UTC)}, "from 1970"),
         ({"topic": "t", "at": datetime(2200, 1, 1, tzinfo=UTC)}, "from 1970"),

@@ -1,0 +1,46 @@
+"""Dispatching: what was published goes to the groups that subscribe to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.feeds.errors import translated
+
+WITHIN = 60.0
+"""Seconds that a chunk of events may take: with one more a condition is too slow, or does not end."""
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """A chunk: ``events`` were looked at, which went to a subscription ``pairs`` times; ``more`` wait."""
+
+    events: int
+    pairs: int
+    more: bool
+
+
+def dispatch(connection: psycopg.Connection[Any], within: float = WITHIN) -> Dispatched:
+    """Dispatch the next chunk, in a transaction of its own; nothing while somebody else dispatches.
+
+    Raises DispatchEnded where it takes more than ``within`` seconds, and names the condition that it was at.
+    """
+    limit = sql.SQL("set local statement_timeout = {}").format(max(1, round(within * 1000)))
+    with translated(), connection.transaction():
+        connection.execute(limit)
+        row = connection.execute("select events, pairs, more from pgmb.dispatch()").fetchone()
+    return Dispatched(*(row or (0, 0, False)))
+
+
+def poll(connection: psycopg.Connection[Any], within: float = WITHIN) -> int:
+    """Dispatch until somebody gets something; returns how many times an event went to a subscription.
+
+    0 where nothing is left, or while somebody else dispatches. The connection must be in autocommit.
+    """
+    while True:
+        done = dispatch(connection, within)
+        if done.pairs or not done.more:
+            return done.pairs

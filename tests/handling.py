@@ -1,0 +1,107 @@
+"""Short ways to run handlers of a group and to see what they were called with, for the tests."""
+
+from __future__ import annotations
+
+import threading
+
+from airflow_pgchange.events import Event, EventHandlers, publish
+
+SECONDS = 30
+"""As long as a test waits for what must come."""
+
+
+class Seen:
+    """A handler that notes what it was called with."""
+
+    def __init__(self, before=lambda delivery: None):
+        self.deliveries = []
+        self._before = before
+
+    def __call__(self, delivery):
+        self._before(delivery)
+        self.deliveries.append(delivery)
+
+    @property
+    def numbers(self):
+        return [event.payload["n"] for delivery in self.deliveries for event in delivery.events]
+
+    @property
+    def attempts(self):
+        return [delivery.attempt for delivery in self.deliveries]
+
+
+def numbered(start, stop, topic="t", **payload):
+    return [Event(topic, {"n": n, **payload}) for n in range(start, stop)]
+
+
+def group(db, *handlers, **options):
+    return EventHandlers("g", handlers, db, **{"poll_every": 0.01, **options})
+
+
+LATER = 3600.0
+"""A pause before a retry that no test lives to see: ``hurry`` ends it."""
+
+
+def hurry(connection):
+    """Make the time of every retry come; how many there were."""
+    connection.execute("delete from pgmb.scheduled")
+    rows = connection.execute(
+        "delete from pgmb.events where id > pgmb.create_event_id(now() + interval '30 minutes', 0) "
+        "returning topic, payload, metadata, subscription_id"
+    ).fetchall()
+    publish(connection, [Event(*row[:3], subscription_id=row[3]) for row in rows])
+    return len(rows)
+
+
+def run_with_retries(handlers, connection):
+    """Run until nothing is left, retries included."""
+    handlers.run("empty")
+    while hurry(connection):
+        handlers.run("empty")
+
+
+def unread(connection, gid="g"):
+    connection.execute("select pgmb.poll_for_events()")
+    rows = connection.execute(
+        "select payload ->> 'n' from pgmb.read_next_events(%s, peek => true) where topic <> 'pgmb-retry'",
+        [gid],
+    )
+    return [int(n) for (n,) in rows.fetchall()]
+
+
+def held(connection):
+    """Whether anybody holds the group."""
+    return connection.execute("select pgmb.locked('g')").fetchone()[0]
+
+
+def failing(times, error=ValueError):
+    """Raises at the first so many calls."""
+    left = [times]
+
+    def fail(delivery):
+        if left[0] > 0:
+            left[0] -= 1
+            raise error("poison")
+
+    return fail
+
+
+def in_thread(function, *arguments):
+    """Run it; a function that waits for its end and returns what came of it."""
+    came = []
+
+    def work():
+        try:
+            came.append(function(*arguments))
+        except Exception as error:  # noqa: BLE001
+            came.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+
+    def joined():
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+        return came[0]
+
+    return joined
