@@ -17,7 +17,7 @@ create function mbus.lates(queue text) returns table (consumer integer, part int
 language sql stable rows 10
 set search_path from current
 as $$
-    select c.id, p.part, l.xid, l.upto
+    select c.id, g.part, l.xid, l.upto
     from mbus.queue as q
     join mbus.consumer as c using (qname)
     cross join generate_series(0, q.consumers_cnt - 1) as g(part)
