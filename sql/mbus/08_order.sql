@@ -98,17 +98,28 @@ create function mbus.set_free(c integer, parts integer[], most integer, thorough
 language plpgsql stable
 as $$
 declare
-    -- Due, and not yet looked at since.
-    free bigint[] := array(
-        select a.id from mbus.apart as a
-        where a.consumer = c and a.wait_consumer is null and not a.failed
-          and a.due > '-infinity' and a.due <= clock_timestamp() and a.part = any (parts)
-        order by a.due, a.id
-        limit most)
-        || array(select w.id from mbus.wake as w where w.consumer = c and w.part = any (parts) limit most);
+    some_due boolean;
+    some_waiting boolean;
+    free bigint[] := '{}';
 begin
-    if not exists (select from mbus.apart as a where a.consumer = c and a.wait_consumer is not null) then
-        return free;
+    select exists (
+               select from mbus.apart as a
+               where a.consumer = c and a.wait_consumer is null and not a.failed and a.due <= clock_timestamp())
+               or exists (select from mbus.wake as w where w.consumer = c),
+           exists (select from mbus.apart as a where a.consumer = c and a.wait_consumer is not null)
+    into some_due, some_waiting;
+    if some_due then
+        -- Due, and not yet looked at since.
+        free := array(
+            select a.id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer is null and not a.failed
+              and a.due > '-infinity' and a.due <= clock_timestamp() and a.part = any (parts)
+            order by a.due, a.id
+            limit most)
+            || array(select w.id from mbus.wake as w where w.consumer = c and w.part = any (parts) limit most);
+    end if;
+    if not some_waiting then
+        return case when some_due then free end;
     end if;
     free := free || array(
         select x.id
@@ -125,12 +136,12 @@ begin
         free := free || array(
             select f from mbus.waits(c) as w cross join lateral unnest(mbus.freed_apart(c, w.whom, w.place, parts, most)) as f);
     end if;
-    return free;
+    return case when some_due or free <> '{}' then free end;
 end
 $$;
 comment on function mbus.set_free(integer, integer[], integer, boolean) is
     'Messages apart that are to be looked at again: due, woken, or whose predecessor a position went past; where thorough, also those '
-    'that nobody woke. Its cost does not grow with the number of those that go on waiting.';
+    'that nobody woke. Null where no message apart can be had at all. Its cost does not grow with the number of those that go on waiting.';
 
 create function mbus.freed_apart(c integer, waited_for integer, place integer, parts integer[], most integer) returns bigint[]
 language plpgsql stable

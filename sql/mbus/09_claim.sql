@@ -16,22 +16,14 @@ create function mbus.look(known mbus.queue, c integer, stands mbus.standing, hor
 language plpgsql
 as $$
 declare
-    gone bigint[] := mbus.gone(known, c, case when stands.late_xids <> '{}' then 0 else stands.low end);
-    seen mbus.seen;
+    answer record;
 begin
-    begin
-        execute format('select * from mbus.%I($1, $2, $3, $4)', 'look$' || c) into seen using stands, horizon, gone, most;
-    exception when others or assert_failure then
-        if not exists (select from mbus.consumer as x where x.id = c and x.selector is not null) or sqlstate ~ '^(40|53|57)' then
-            raise;
-        end if;
-        execute format('select * from mbus.%I($1, $2, $3, $4)', 'safe$' || c) into seen using stands, horizon, gone, most;
-    end;
-    return seen;
+    execute format('select mbus.%I($1, $2, $3, $4) as seen', 'look$' || c) into answer
+    using stands, horizon, mbus.gone(known, c, case when stands.late_xids <> '{}' then 0 else stands.low end), most;
+    return answer.seen;
 end
 $$;
-comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, integer) is
-    'What a consumer comes upon next. A selector that fails is asked about each message by itself.';
+comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, integer) is 'What a consumer comes upon next.';
 
 create function mbus.open_in(now pg_snapshot, bound bigint) returns xid8[]
 language plpgsql stable
@@ -109,7 +101,9 @@ as $$
 declare
     ready bigint[];
 begin
-    if free <> '{}' then
+    if free is null then
+        return '{}';
+    elsif free <> '{}' then
         perform mbus.reconsider(c, array(
             select a.id from mbus.apart as a where a.consumer = c and a.id = any (free) and a.part = any (parts)));
         delete from mbus.wake as w where w.consumer = c and w.part = any (parts) and w.id = any (free);

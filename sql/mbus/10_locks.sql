@@ -25,7 +25,9 @@ declare
     upto bigint := coalesce(pg_sequence_last_value(known.seq::regclass), 0);
 begin
     -- With a backlog there is something everywhere.
-    if amt > 1 and upto >= 4 * known.consumers_cnt + (select p.done from mbus.stands_at(c, 0) as p) then
+    if amt > 1 and upto >= 4 * known.consumers_cnt
+        + (select p.done from mbus.position as p where p.consumer = c order by p.version desc limit 1)
+    then
         parts := all_parts;
         return;
     end if;
