@@ -49,13 +49,19 @@ class Report:
 
 
 def maintain(
-    connection: psycopg.Connection[Any], *, width: int = 1_000_000, ahead: int = 2, keep: str | None = None
+    connection: psycopg.Connection[Any],
+    *,
+    width: int = 1_000_000,
+    ahead: int = 2,
+    keep: str | None = None,
+    keep_sagas: str | None = None,
 ) -> Report:
     """Look after one database: whichever of our systems it holds, each step in a transaction of its own.
 
     Partitions: ``ahead`` of ``width`` transactions each. ``keep``: trim history that is older than this
-    PostgreSQL interval and that every consumer has processed; None trims nothing. No step waits long for a
-    lock: what is busy is postponed to the next time, and said.
+    PostgreSQL interval and that every consumer has processed; None trims nothing. ``keep_sagas``: forget sagas that
+    ended longer ago; None forgets none. No step waits long for a lock: what is busy is postponed to the next time, and
+    said.
     """
     report = Report()
     with translated():
@@ -85,6 +91,8 @@ def maintain(
         _keep_log(report, connection)
     if "mbus" in held:
         report.add(report.done, lambda: queues.look_after(connection))
+        if keep_sagas is not None:
+            report.add(report.done, lambda: queues.forget_sagas(connection, keep_sagas))
         report.add(report.attention, lambda: queues.troubles(connection))
     if "dead_letters" in held:
         report.add(report.attention, lambda: _letters(connection))

@@ -19,8 +19,12 @@ from airflow_pgchange.feeds.queue import QueueFeed
 
 Texts = Mapping[str, str | None]
 """What an hstore holds."""
+DAY = timedelta(days=1)
 REPLY_TO, REPLY_IID, IN_REPLY_TO = "reply_to", "reply_iid", "in_reply_to"
 """The properties by which a request names the queue and the iid of its answer, and an answer its request."""
+
+TEMPORARY = "temp."
+"""How the names of temporary queues begin."""
 
 
 def as_hstore(values: Texts) -> str:
@@ -107,14 +111,33 @@ def request(
 
 
 def answer(
-    connection: psycopg.Connection[Any], iid: str, properties: Texts | None, data: Texts
+    connection: psycopg.Connection[Any],
+    iid: str,
+    properties: Texts | None,
+    data: Texts,
+    *,
+    lifetime: timedelta | None = DAY,
 ) -> str | None:
-    """Post the answer to a request, given its iid and properties; None where it wants none."""
+    """Post the answer to a request, given its iid and properties; returns its iid.
+
+    None where the request wants no answer, has one already, or waited in a temporary queue that is gone: who handles it
+    can do nothing about that. It is posted to the queue that the request names, with the rights of ``connection``. One
+    that nobody takes is deleted after its ``lifetime``.
+    """
     wanted = properties or {}
     queue = wanted.get(REPLY_TO)
     if queue is None:
         return None
-    return post(connection, queue, Message(data, {IN_REPLY_TO: iid}), wanted.get(REPLY_IID))
+    try:
+        with connection.transaction():
+            message = Message(data, {IN_REPLY_TO: iid}, lifetime=lifetime)
+            return post(connection, queue, message, wanted.get(REPLY_IID))
+    except psycopg.errors.UniqueViolation:
+        return None
+    except psycopg.errors.UndefinedObject:
+        if queue.startswith(TEMPORARY):
+            return None
+        raise
 
 
 def take(connection: psycopg.Connection[Any], iid: str) -> dict[str, str | None] | None:
@@ -139,12 +162,11 @@ def _data(connection: psycopg.Connection[Any], message: sql.Composed) -> dict[st
 def clear(connection: psycopg.Connection[Any], names: Sequence[str] | None = None) -> dict[str, int]:
     """Delete from queues what expired, what no selector matches and what everybody has received, each in a transaction of
     its own; None: from all. Returns about how many messages are left in each."""
-    with translated():
-        known = [
-            row[0] for row in connection.execute("select qname from mbus.queue order by qname").fetchall()
-        ]
+    known = _consumers(connection)
     if unknown := set(names or ()) - set(known):
-        raise InvalidArgument(f"there is no queue {', '.join(sorted(unknown))}: mbus.queue lists them")
+        raise InvalidArgument(
+            f"there is no queue {', '.join(sorted(unknown))} for this role: mbus.list() has those that are"
+        )
     left = {}
     for queue in known if names is None else names:
         ask(connection, sql.SQL("select {}").format(call(f"mbus.clear_queue_{queue}")))
@@ -175,10 +197,15 @@ class ConsumerStatus:
 
 
 def status(connection: psycopg.Connection[Any]) -> list[ConsumerStatus]:
-    """Every consumer of every queue of this database."""
+    """Every consumer of every queue of this database by whom this role may consume."""
+    known = _consumers(connection)
+    return [_status(connection, QueueFeed(queue, name)) for queue, names in known.items() for name in names]
+
+
+def _consumers(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
+    """The queues with which this role may do something, and by which of their consumers it may consume."""
     with translated():
-        rows = connection.execute("select qname, name from mbus.consumer order by qname, name").fetchall()
-    return [_status(connection, QueueFeed(queue, name)) for queue, name in rows]
+        return dict(connection.execute("select qname, consumers from mbus.list()").fetchall())
 
 
 def _status(connection: psycopg.Connection[Any], feed: QueueFeed) -> ConsumerStatus:
@@ -203,6 +230,12 @@ def look_after(connection: psycopg.Connection[Any]) -> list[str]:
     """Delete what everybody has received, what expired, and temporary queues whose sessions ended; says how much."""
     deleted = ask(connection, select("mbus.maintain"))
     return [f"queues: deleted {deleted} messages that were received or expired"] if deleted else []
+
+
+def forget_sagas(connection: psycopg.Connection[Any], older_than: str) -> list[str]:
+    """Forget the sagas that ended longer ago than a PostgreSQL interval; says how many."""
+    forgotten = ask(connection, select("mbus.forget_sagas", older_than))
+    return [f"sagas: forgot {forgotten} that ended more than {older_than} ago"] if forgotten else []
 
 
 def troubles(connection: psycopg.Connection[Any]) -> list[str]:

@@ -30,6 +30,12 @@ from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
             description="A PostgreSQL interval such as 30 days; older commits go once every consumer has them. "
             "Empty: nothing is trimmed",
         ),
+        "keep_sagas": Param(
+            "30 days",
+            type=["null", "string"],
+            title="Sagas to keep",
+            description="A PostgreSQL interval; sagas that ended before are forgotten. Empty: none is forgotten",
+        ),
     },
 )
 def pgchange_maintenance() -> None:
@@ -39,7 +45,10 @@ def pgchange_maintenance() -> None:
         return given or Variable.get("pgchange_databases", default=["airline"], deserialize_json=True)
 
     MaintainPartitionsOperator.partial(
-        task_id="maintain", keep="{{ params.keep or '' }}", map_index_template="{{ task.postgres_conn_id }}"
+        task_id="maintain",
+        keep="{{ params.keep or '' }}",
+        keep_sagas="{{ params.keep_sagas or '' }}",
+        map_index_template="{{ task.postgres_conn_id }}",
     ).expand(postgres_conn_id=databases())
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -18,6 +19,16 @@ def one(connection: Connection, query: str, *parameters: Any) -> Any:
 def make(connection: Connection, *queues: str, parts: int = 4, roles: bool = False) -> None:
     for queue in queues or ("q",):
         connection.execute("select mbus.create_queue(%s, %s, %s)", [queue, parts, roles])
+
+
+@contextmanager
+def under_roles(connection: Connection) -> Iterator[Connection]:
+    """The queues q, with a consumer other, and r, under roles that are gone in the end."""
+    make(connection, "q", "r", roles=True)
+    consumer(connection, "other")
+    yield connection
+    for queue in ("q", "r"):
+        connection.execute("select mbus.drop_queue(%s)", [queue])
 
 
 def consumer(connection: Connection, name: str, selector: str | None = None, queue: str = "q") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -95,6 +96,8 @@ def main(arguments: dict[str, Any]) -> None:
     import logging
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    if "files" in arguments:
+        resource.setrlimit(resource.RLIMIT_NOFILE, arguments.pop("files"))
     for name in ("users", "certificate", "key"):
         arguments[name] = arguments.get(name) and Path(arguments[name])
     service.run(

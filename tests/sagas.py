@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 
-from airflow_pgchange.sagas import Saga, Step, Work, create_queues
+from airflow_pgchange.feeds import QueueFeed
+from airflow_pgchange.feeds.draining import Plan, drain
+from airflow_pgchange.sagas import Saga, Step, Work, create_queues, handle
+from airflow_pgchange.sagas.handling import Do
 
 TOUR = Saga(
     "tour",
@@ -35,3 +39,29 @@ def note(work: Work, connection: psycopg.Connection[Any]) -> None:
     connection.execute(
         "insert into act (saga, kind, step) values (%s, %s, %s)", [work.saga, work.kind, work.step]
     )
+
+
+def run(db: str, do: Do = note, queue_names: Sequence[str] = WORKED, **options: Any) -> list[str]:
+    """Work off the queues until nothing is ready anywhere; what became of the messages, in order."""
+    answers: list[str] = []
+
+    def process(transaction, batch):
+        (change,) = transaction.changes()
+        transaction.ack(lambda kept: answers.append(handle(kept, change, do, **options)))
+
+    plans = [Plan(QueueFeed(queue), db, limit=1, max_batches=None) for queue in queue_names]
+    while sum(drain(plan, process).batches for plan in plans):
+        pass
+    return answers
+
+
+def acts(connection: psycopg.Connection[Any], kind: str = "step") -> list[str]:
+    rows = connection.execute("select step from act where kind = %s order by n", [kind]).fetchall()
+    return [row[0] for row in rows]
+
+
+def state(connection: psycopg.Connection[Any]) -> dict[str, Any]:
+    """The only saga."""
+    names = ("state", "done", "to_do", "undone", "to_undo", "stuck")
+    (row,) = connection.execute(f"select {', '.join(names)} from mbus.sagas").fetchall()
+    return dict(zip(names, row, strict=True))

@@ -12,7 +12,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_pgchange.feeds.errors import InvalidArgument, translated
+from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.errors import HistoryTrimmed, InvalidArgument, translated
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,17 @@ SHARES = """
     left join topology._pico_peer_address as p on p.raft_id = i.raft_id and p.connection_type = 'pgproto'
     where not pg_catalog.isempty(h.buckets)
     order by h.replicaset
+"""
+
+MOVED = """
+    select n.term <> {term} or n.index < {index} or exists (
+        select from topology.events({term}, {index}) as e
+        where case e.event ->> 'map'
+            when 'replicaset' then true
+            when 'bucket' then e.event ->> 'tier' = {tier} and {asked}::pg_catalog.int8multirange && pg_catalog.int8range(
+                (e.event -> 'bucket_id' ->> 'start')::int8, (e.event -> 'bucket_id' ->> 'end')::int8, '[]')
+            else false end)
+    from topology.now_at() as n
 """
 
 ALL = """
@@ -93,6 +105,24 @@ def shares(connection: psycopg.Connection[Any], tier: str, buckets: str) -> list
     query = sql.SQL(SHARES).format(owned=sql.SQL(OWNED).format(tier=tier), asked=buckets)
     with translated():
         return [Share(*row) for row in connection.execute(query)]
+
+
+def now(connection: psycopg.Connection[Any]) -> tuple[int, int]:
+    """Where the catalogue's history is: term and index of its last event."""
+    with translated():
+        ((term, index),) = connection.execute("select term, index from topology.now_at()")
+    return term, index
+
+
+def moved(connection: psycopg.Connection[Any], tier: str, buckets: str, since: tuple[int, int]) -> bool:
+    """Whether some of the buckets got another owner behind a point, or any replicaset another master: also where all is
+    again as it was, for who owned them meanwhile may have deleted rows or written some."""
+    term, index = since
+    query = sql.SQL(MOVED).format(term=term, index=index, tier=tier, asked=buckets)
+    try:
+        return bool(ask(connection, query))
+    except HistoryTrimmed:
+        return True
 
 
 def all_buckets(connection: psycopg.Connection[Any], tier: str) -> str:

@@ -29,9 +29,11 @@ class MaintainPartitionsOperator(BaseOperator):
     :param ahead: partitions ahead of today's
     :param keep: trim history that is older than this PostgreSQL interval, such as ``30 days``, once every
         consumer has processed it; default: nothing is trimmed (templated)
+    :param keep_sagas: forget sagas that ended longer ago than this PostgreSQL interval; default: none is forgotten
+        (templated)
     """
 
-    template_fields: Sequence[str] = ("postgres_conn_id", "keep")
+    template_fields: Sequence[str] = ("postgres_conn_id", "keep", "keep_sagas")
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class MaintainPartitionsOperator(BaseOperator):
         width: int = 1_000_000,
         ahead: int = 2,
         keep: str | None = None,
+        keep_sagas: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -47,11 +50,18 @@ class MaintainPartitionsOperator(BaseOperator):
         self.width = width
         self.ahead = ahead
         self.keep = keep
+        self.keep_sagas = keep_sagas
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Returns ``{done: [lines], attention: [lines]}``; fails after the last step if any of them failed."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            report = maintain(connection, width=self.width, ahead=self.ahead, keep=self.keep or None)
+            report = maintain(
+                connection,
+                width=self.width,
+                ahead=self.ahead,
+                keep=self.keep or None,
+                keep_sagas=self.keep_sagas or None,
+            )
         for line in report.done:
             self.log.info("%s", line)
         for line in report.attention:

@@ -82,12 +82,12 @@ class RequestOperator(PostMessageOperator):
     Without ``reply_queue`` the answer goes to a temporary queue, which ends with this task's session: so it cannot be
     deferred. A named reply queue serves any number of requests; nobody may consume from it.
 
-    Guarantee: the request at least once, the answer to the request of the try that waits for it. An answer that comes too
-    late stays in a named reply queue: give answers a lifetime by clearing it.
+    Guarantee: the request at least once, the answer to the request of the try that waits for it. An answer to a named
+    reply queue that comes too late goes after its lifetime, a day unless its handler says otherwise.
 
     :param reply_queue: the queue of the answers (templated)
     :param within: how long to wait for the answer; then the task fails
-    :param deferrable: wait in the triggerer
+    :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says, with a reply_queue
     :param poll_interval: seconds between two looks
     """
 
@@ -98,11 +98,14 @@ class RequestOperator(PostMessageOperator):
         *,
         reply_queue: str | None = None,
         within: timedelta = timedelta(minutes=10),
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        deferrable: bool | None = None,
         poll_interval: float = POLL_INTERVAL,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if deferrable is None:
+            wanted = conf.getboolean("operators", "default_deferrable", fallback=False)
+            deferrable = wanted and reply_queue is not None
         if deferrable and reply_queue is None:
             raise InvalidArgument(
                 f"{self.task_id}: a temporary queue ends with its session: name a reply_queue, or say deferrable=False"

@@ -90,6 +90,11 @@ class SagaHandlerOperator(DrainingOperator):
     ) -> None:
         super().__init__(feed=QueueFeed(queue, consumer), limit=1, max_batches=max_batches, **kwargs)
         check(self.on_busy, max_tries=max_tries)
+        if self.source_conn_id is not None:
+            raise InvalidArgument(
+                f"{self.task_id}: a saga is handled in the database of its queues, which is postgres_conn_id, "
+                "in one transaction: leave source_conn_id out"
+            )
         self.do = do or _nothing
         self.max_tries = max_tries
         self._answers: Counter[str] = Counter()

@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import psycopg
 
+from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Change
-from airflow_pgchange.feeds.errors import InvalidArgument, translated
+from airflow_pgchange.feeds.calls import select
+from airflow_pgchange.feeds.errors import InvalidArgument
 
 Kind = Literal["step", "end", "compensation", "rolled back"]
 MINUTE = timedelta(minutes=1)
@@ -72,19 +74,20 @@ def handle(
     ``do(work, connection)`` answers None where it is done: what it wrote through ``connection`` is kept with that. What
     it wrote before another answer is rolled back. ``TryAgain`` puts the message back, ``RollBack`` undoes the saga, and
     so does a step's ``TryAgain`` at its ``max_tries``-th try. A compensation cannot be rolled back, only tried again.
-    What nobody waits for any more is not done, or not kept: then the answer is ``over``.
+    What nobody waits for any more is not done, or not kept: then the answer is ``over``. Raises Refused where a message
+    before this one was lost, received by somebody who did not do it: its step is not skipped.
 
     Guarantee: what is written through ``connection`` is there exactly once for a step that is done, and not at all for
     one that is not. What is done elsewhere is done at least once.
     """
-    turn = _ask(connection, "select mbus.saga_turn(%s)", change.id)
+    turn = ask(connection, select("mbus.saga_turn", change.id))
     if turn is None:
         return "over"
     work = Work(data=dict(change.data["data"] or {}), **turn)
     try:
         with connection.transaction():
             answer = do(work, connection)
-            if answer is None and _ask(connection, "select mbus.saga_done(%s)", change.id):
+            if answer is None and ask(connection, select("mbus.saga_done", change.id)):
                 return "done"
             raise _NotKept(answer)
     except _NotKept as end:
@@ -106,13 +109,7 @@ def _put_off(
         )
     is_last = can_roll_back and most is not None and work.tries >= most
     if isinstance(answer, TryAgain) and not is_last:
-        again = "select mbus.saga_try_again(%s, %s, %s)"
-        return "again" if _ask(connection, again, change.id, answer.after, answer.reason) else "over"
-    rolled_back = _ask(connection, "select mbus.saga_roll_back(%s, %s)", change.id, answer.reason)
+        again = select("mbus.saga_try_again", change.id, answer.after, answer.reason)
+        return "again" if ask(connection, again) else "over"
+    rolled_back = ask(connection, select("mbus.saga_roll_back", change.id, answer.reason))
     return "rolled back" if rolled_back else "over"
-
-
-def _ask(connection: psycopg.Connection[Any], query: str, *parameters: Any) -> Any:
-    with translated():
-        row = connection.execute(query, parameters).fetchone()
-    return None if row is None else row[0]

@@ -62,9 +62,9 @@ class Saga:
                 raise InvalidArgument(
                     f"saga {self.name}: {queue!r} is no name of a queue: at most 32 of a-z, _ and 0-9"
                 )
-        if any(self.bungs in (step.queue, step.compensation) for step in self.steps):
+        if self.bungs in (*self._of_steps, self.end, self.rolled_back):
             raise InvalidArgument(
-                f"saga {self.name}: nobody may consume from {self.bungs}, so no step can be there"
+                f"saga {self.name}: nobody may consume from {self.bungs}, so no step and no end can be there"
             )
         self.in_order()
 
@@ -86,8 +86,11 @@ class Saga:
     @property
     def queues(self) -> tuple[str, ...]:
         """Every queue that it posts to, once: that of the bungs first."""
-        of_steps = [queue for step in self.steps for queue in (step.queue, step.compensation) if queue]
-        return tuple(dict.fromkeys([self.bungs, *of_steps, self.end, self.rolled_back]))
+        return tuple(dict.fromkeys([self.bungs, *self._of_steps, self.end, self.rolled_back]))
+
+    @property
+    def _of_steps(self) -> list[str]:
+        return [queue for step in self.steps for queue in (step.queue, step.compensation) if queue]
 
     def in_order(self) -> list[Step]:
         """The steps, each behind those that it comes after."""
@@ -123,7 +126,10 @@ class Saga:
 
 def create_queues(connection: psycopg.Connection[Any], saga: Saga, *, parts: int = 16) -> None:
     """Make the queues that a saga needs and that are not there yet, with so many parts each."""
-    query = "select mbus.create_queue(q, %s) from unnest(%s::text[]) as q where q not in (select qname from mbus.queue)"
+    query = (
+        "select mbus.create_queue(q, %s) from unnest(%s::text[]) as q "
+        "where q not in (select qname from mbus.list())"
+    )
     with translated():
         connection.execute(query, [parts, list(saga.queues)])
 

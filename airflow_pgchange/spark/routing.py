@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import types as t
@@ -106,13 +107,18 @@ class RoutedReading:
             yield from self._rows(ids.slice(place, IDS_A_QUESTION).to_pylist(), part.buckets)
 
     def _rows(self, ids: Sequence[object], buckets: str) -> list[pa.RecordBatch]:
-        """The rows of these changes in these buckets, read anew until their owners were the same before and after: one
-        that has lost a range may have deleted its rows by then."""
+        """The rows of these changes in these buckets, read anew until their owners were the same all the while: one that
+        has lost a range may have deleted its rows by then."""
 
         def attempt() -> list[pa.RecordBatch]:
-            shares = self._shares(buckets)
+            with self._catalogue() as connection:
+                began = owners.now(connection)
+                shares = owners.shares(connection, self.rule.tier, buckets)
             rows = [batch for share in shares for batch in self._share(share, ids)]
-            if self._shares(buckets) != shares:
+            with self._catalogue() as connection:
+                moved = owners.moved(connection, self.rule.tier, buckets, began)
+                same = owners.shares(connection, self.rule.tier, buckets) == shares
+            if moved or not same:
                 raise ServerUnavailable("buckets moved, or a master changed, while they were read")
             return rows
 
@@ -163,8 +169,11 @@ class RoutedReading:
 
     def _shares(self, buckets: str) -> list[Share]:
         """Who owns buckets now. Raises ServerUnavailable."""
-        with connect(self.cluster.catalogue, primary=True) as connection:
+        with self._catalogue() as connection:
             return owners.shares(connection, self.rule.tier, buckets)
+
+    def _catalogue(self) -> psycopg.Connection[Any]:
+        return connect(self.cluster.catalogue, primary=True)
 
     def _server(self, share: Share) -> str:
         """Where a share is written to, and so is read whole. Raises ServerUnavailable where the catalogue knows none."""

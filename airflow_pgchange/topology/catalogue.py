@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import psycopg
@@ -20,10 +21,21 @@ MOST_EVENTS = 5000
 """Events that are read at once."""
 
 SNAPSHOT = """
-    select a.term, a.index, (select topology.unsettled()), s.event::text
+    select a.term, a.index, (select topology.unsettled()::text), s.event::text
     from topology.now_at() as a left join topology.snapshot() as s on true
 """
+TERM = "select term, system_identifier, timeline, started_at from topology.term order by term desc limit 1"
+LACKING = "select buckets::text, term, index, arrived, settled from topology.lacking(%s::jsonb, %s, %s)"
 EVENTS = "select e.term, e.index, e.event::text from topology.events(%s, %s, %s) as e"
+
+
+class Term(NamedTuple):
+    """A term of the catalogue and the server that began it: one that never got a term may begin another of its number."""
+
+    number: int
+    system_identifier: int
+    timeline: int
+    started_at: datetime
 
 
 class Logged(NamedTuple):
@@ -34,11 +46,30 @@ class Logged(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Lacking:
+    """Buckets, as the catalogue writes them, that a client knows nothing of: they were on their way when its snapshot was
+    taken, and no event until ``told`` was about them."""
+
+    buckets: str
+    told: Raft
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is still lacking of what was; whether some of it has ``arrived``; whether everything is ``settled``, so that a
+    new snapshot would lack nothing."""
+
+    lacking: Lacking | None
+    arrived: bool
+    settled: bool
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """The whole picture at one moment; of an ``unsettled`` one ranges are missing that were on their way."""
+    """The whole picture at one moment, but for what is ``lacking``."""
 
     raft: Raft
-    unsettled: bool
+    lacking: Lacking | None
     events: Sequence[str]
 
 
@@ -49,7 +80,7 @@ class Catalogue:
         self._conninfo = conninfo
         self._connection: psycopg.AsyncConnection[Any] | None = None
 
-    async def connect(self) -> int:
+    async def connect(self) -> Term:
         """Connect to whichever server takes writes now, and return its term.
 
         A term that is not the one before means that events may be lost which clients have heard of. Raises
@@ -58,17 +89,21 @@ class Catalogue:
         await self.close()
         with translated():
             self._connection = await connect_async(self._conninfo, primary=True)
-        rows = await self._rows("select topology.begin_term()")
-        return int(rows[0][0])
+        await self._rows("select topology.begin_term()")
+        rows = await self._rows(TERM)
+        return Term(*rows[0])
 
     async def snapshot(self) -> Snapshot:
         """The picture now, all of one moment."""
         rows = await self._rows(SNAPSHOT)
         term, index, unsettled, _ = rows[0]
-        return Snapshot(Raft(term, index), unsettled, [row[3] for row in rows if row[3] is not None])
+        at = Raft(term, index)
+        lacking = None if unsettled is None else Lacking(unsettled, at)
+        return Snapshot(at, lacking, [row[3] for row in rows if row[3] is not None])
 
     async def events(self, after: Raft) -> list[Logged]:
-        """What happened behind ``after``, in order, at most ``MOST_EVENTS``."""
+        """What happened behind ``after``, in order, at most ``MOST_EVENTS``. Raises HistoryTrimmed where some of it is
+        gone."""
         rows = await self._rows(EVENTS, [after.term, after.index, MOST_EVENTS])
         return [Logged(Raft(term, index), event) for term, index, event in rows]
 
@@ -77,10 +112,11 @@ class Catalogue:
         rows = await self._rows("select term, index from topology.now_at()")
         return Raft(*rows[0])
 
-    async def unsettled(self) -> bool:
-        """Whether ranges are on their way now."""
-        rows = await self._rows("select topology.unsettled()")
-        return bool(rows[0][0])
+    async def look(self, lacking: Lacking) -> Look:
+        """What has become of buckets that a client lacks."""
+        rows = await self._rows(LACKING, [lacking.buckets, lacking.told.term, lacking.told.index])
+        buckets, term, index, arrived, settled = rows[0]
+        return Look(None if buckets is None else Lacking(buckets, Raft(term, index)), arrived, settled)
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import random
-import select
+import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from psycopg import errors, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -17,19 +17,21 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.topology.events import Event, parse
+from airflow_pgchange.topology.servers import servers
 from airflow_pgchange.topology.state import Topology
 
 log = logging.getLogger(__name__)
 
 WORD = "-c smart_connector=0.1"
-PATIENCE = 30.0
-"""Seconds in which a snapshot must be there, all of it."""
+PATIENCE = 15.0
+"""Seconds in which a relay must say something while it is connected to, where the connection string has no other
+``connect_timeout``: longer than a relay waits for its catalogue before it says so."""
 RETRY = (0.1, 5.0)
 """Seconds until a lost relay is tried again: at first, and at most."""
 
 
 class TopologyClient:
-    """Hears of the topology from a relay, or from one of several that ``conninfo`` names.
+    """Hears of the topology from a relay, or from the first of several that ``conninfo`` names which answers.
 
         with TopologyClient("host=relay port=4327 user=ann password=...") as client:
             client.topology.master("default", 42)
@@ -39,7 +41,8 @@ class TopologyClient:
 
     def __init__(self, conninfo: str, topology: Topology | None = None) -> None:
         self.topology = Topology() if topology is None else topology
-        self._conninfo = _asking(conninfo)
+        self._given = _asking(conninfo)
+        self._patience = _patience(self._given)
         self._pgconn: pq.abc.PGconn | None = None
         self._heard: list[Event] = []
         self._farewell = ""
@@ -59,17 +62,18 @@ class TopologyClient:
         """Connect, and replace the picture by a new whole snapshot. Raises ServerUnavailable, and keeps the old picture,
         where no relay answers or its snapshot ends early."""
         self._disconnect()
-        self._farewell = ""
-        pgconn = pq.PGconn.connect_start(self._conninfo.encode())
-        pgconn.notice_handler = self._hear
-        try:
-            self._establish(pgconn)
-        except BaseException:
-            pgconn.finish()
-            raise
-        self._pgconn = pgconn
-        snapshot, self._heard = self._heard, []
-        self.topology.load(snapshot)
+        reasons = []
+        for server in servers(self._given):
+            try:
+                self._pgconn = self._connected(server)
+            except ServerUnavailable as error:
+                reasons.append(str(error))
+            else:
+                self.topology.load(self._take())
+                return
+            if self._stopped:
+                break
+        raise ServerUnavailable("; ".join(dict.fromkeys(reasons)))
 
     def receive(self, timeout: float | None = None) -> list[Event]:
         """Wait for events, apply them, and return those that were news; none where ``timeout`` seconds have passed, or
@@ -94,22 +98,26 @@ class TopologyClient:
 
     def follow(self, told: Callable[[list[Event]], None] | None = None) -> None:
         """Keep the picture up to date until ``stop``, connecting again whenever the relay is lost; ``told`` is called
-        with what was news, and with nothing after a new snapshot."""
-        pause = RETRY[0]
+        with what was news, and with nothing after a new snapshot. Why no relay can
+        be reached is logged, once."""
+        pause, logged = RETRY[0], ""
         while not self._stopped:
+            connected = self._pgconn is not None
             try:
-                if self._pgconn is None:
+                if not connected:
                     self.connect()
-                    if told is not None:
-                        told([])
-                pause = RETRY[0]
-                news = self.receive()
-                if news and told is not None:
+                news = self.receive() if connected else []
+                pause, logged = RETRY[0], ""
+                if told is not None and (news or not connected):
                     told(news)
             except ServerUnavailable as error:
-                log.info("%s; trying again", error)
+                if connected:
+                    log.info("%s", error)
+                elif str(error) != logged and not self._stopped:
+                    log.warning("%s; trying again", error)
+                    logged = str(error)
                 # Not all clients of a relay that was lost at the same moment.
-                select.select([self._wake], [], [], random.uniform(0, pause))
+                self._await(None, seconds=random.uniform(0, pause))
                 pause = min(2 * pause, RETRY[1])
 
     def stop(self) -> None:
@@ -123,9 +131,20 @@ class TopologyClient:
         self._wake.close()
         self._waker.close()
 
+    def _connected(self, server: str) -> pq.abc.PGconn:
+        """A connection to one server, whose snapshot has been heard. Raises ServerUnavailable."""
+        self._heard, self._farewell = [], ""
+        pgconn = pq.PGconn.connect_start(server.encode())
+        pgconn.notice_handler = self._hear
+        try:
+            self._establish(pgconn)
+        except BaseException:
+            pgconn.finish()
+            raise
+        return pgconn
+
     def _establish(self, pgconn: pq.abc.PGconn) -> None:
         """Wait until the relay is ready for queries: all notices before that are the snapshot."""
-        until = time.monotonic() + PATIENCE
         while True:
             if pgconn.status == pq.ConnStatus.BAD:
                 raise ServerUnavailable(
@@ -136,19 +155,23 @@ class TopologyClient:
                 return
             if step == pq.PollingStatus.FAILED:
                 continue
-            left = until - time.monotonic()
             writing = step == pq.PollingStatus.WRITING
-            if left <= 0 or not (self._await(pgconn.socket, writing=writing, seconds=left) or self._stopped):
-                raise ServerUnavailable(f"the relay sent no whole snapshot within {PATIENCE:g} s: try again")
+            there = self._await(pgconn.socket, writing=writing, seconds=self._patience)
             if self._stopped:
                 raise ServerUnavailable("the client was stopped while it connected")
+            if not there:
+                raise ServerUnavailable(
+                    f"{pgconn.host.decode()} port {pgconn.port.decode()} said nothing for {self._patience:g} s and its "
+                    "snapshot is not whole: check the relay, and try again"
+                )
 
-    def _await(self, sock: int, *, writing: bool = False, seconds: float | None) -> bool:
+    def _await(self, sock: int | None, *, writing: bool = False, seconds: float | None) -> bool:
         """Wait until the relay's socket can be read, or written; not where the time is over or somebody stops us."""
-        mine = self._wake.fileno()
-        reads, writes = ([mine], [sock]) if writing else ([mine, sock], [])
-        readable, writable, _ = select.select(reads, writes, [], seconds)
-        return sock in readable or sock in writable
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake, selectors.EVENT_READ)
+            if sock is not None:
+                selector.register(sock, selectors.EVENT_WRITE if writing else selectors.EVENT_READ)
+            return sock in [key.fd for key, _ in selector.select(seconds)]
 
     def _hear(self, notice: pq.abc.PGresult) -> None:
         said = _field(notice, pq.DiagnosticField.MESSAGE_PRIMARY)
@@ -181,15 +204,27 @@ class TopologyClient:
             pgconn.finish()
 
 
-def _asking(conninfo: str) -> str:
+def _asking(conninfo: str) -> Mapping[str, Any]:
     """``conninfo`` with the word that asks for topology among its options."""
     try:
-        given = conninfo_to_dict(complete(conninfo))
+        said = {"connect_timeout": int(PATIENCE), **conninfo_to_dict(conninfo)}
     except errors.ProgrammingError as error:
         raise InvalidArgument(
             f"{str(error).strip()}; write it as 'host=... port=... user=...' or as postgresql://..."
         ) from None
-    return make_conninfo("", **{**given, "options": f"{given.get('options') or ''} {WORD}".strip()})
+    said["options"] = f"{said.get('options') or ''} {WORD}".strip()
+    return conninfo_to_dict(complete(make_conninfo("", **said)))
+
+
+def _patience(given: Mapping[str, Any]) -> float | None:
+    """Seconds that a server may be silent; None for ever, which libpq writes as no positive number."""
+    try:
+        seconds = float(given["connect_timeout"])
+    except ValueError:
+        raise InvalidArgument(
+            f"connect_timeout is {given['connect_timeout']!r}: write a number of seconds"
+        ) from None
+    return seconds if seconds > 0 else None
 
 
 def _field(notice: pq.abc.PGresult, field: pq.DiagnosticField) -> str:

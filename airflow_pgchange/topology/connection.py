@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
 from airflow_pgchange.topology import replies
+from airflow_pgchange.topology.catalogue import Lacking
 from airflow_pgchange.topology.encryption import Encryption
 from airflow_pgchange.topology.raft import Raft
 from airflow_pgchange.topology.session import Send, Session, State, Wish
@@ -30,12 +31,14 @@ KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USE
 @dataclass(frozen=True)
 class Limits:
     """What clients may cost: how many there are, seconds until one has proved who it is and has its snapshot coming,
-    bytes of changes that may wait for one, seconds in which one that has something to take must take some of it."""
+    bytes of changes that may wait for one, seconds in which one that has something to take must take some of it, seconds
+    from its snapshot until one that lacked buckets gets another, where only some have arrived."""
 
     clients: int = 5000
     startup_seconds: float = 10.0
     backlog_bytes: int = 16 * 1024 * 1024
     stalled_seconds: float = 30.0
+    refresh_seconds: float = 15.0
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -53,20 +56,21 @@ class Keeper(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """``progress`` is the last event that the client was sent; ``unsettled`` whether its snapshot lacked ranges."""
+    """``progress`` is the last event that the client was sent; ``lacking`` the buckets that it knows nothing of."""
 
     def __init__(
         self, number: int, session: Session, keeper: Keeper, limits: Limits, encryption: Encryption | None
     ) -> None:
         self.number = number
         self.progress = Raft(0, 0)
-        self.unsettled = False
+        self.lacking: Lacking | None = None
         self._session = session
         self._keeper = keeper
         self._limits = limits
         self._encryption = encryption
-        self._pieces: deque[bytes] = deque()
+        self._pieces: deque[tuple[bytes, int]] = deque()
         self._behind = 0
+        self._welcomed_at = 0.0
         self._paused = False
         self._leaving = False
         self._peer = "?"
@@ -92,13 +96,22 @@ class Connection(asyncio.Protocol):
         else:
             self._follow(self._session.receive(data))
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the client's snapshot is old enough for another."""
+        age = asyncio.get_running_loop().time() - self._welcomed_at
+        return age >= self._limits.refresh_seconds
+
     def pause_writing(self) -> None:
         self._paused = True
+        # Who does not take answers is not asked for more questions: what waits for it is bounded.
+        self._transport.pause_reading()
         if self._session.state is State.READY:
             self._after(self._limits.stalled_seconds, self._stalled)
 
     def resume_writing(self) -> None:
         self._paused = False
+        self._transport.resume_reading()
         if self._session.state is State.READY:
             self._after(None)
         self._flush()
@@ -110,33 +123,36 @@ class Connection(asyncio.Protocol):
         self._keeper.gone(self)
         log.debug("%s: ended: %s", self, exc or "by the client")
 
-    def welcome(self, snapshot: Sequence[bytes], progress: Raft, unsettled: bool) -> None:
+    def welcome(self, snapshot: Sequence[bytes], progress: Raft, lacking: Lacking | None) -> None:
         """Send the snapshot, and from here on what happens behind ``progress``."""
-        self.progress, self.unsettled = progress, unsettled
+        if self._leaving:
+            return
+        self.progress, self.lacking = progress, lacking
+        self._welcomed_at = asyncio.get_running_loop().time()
         self._after(None)
-        self._pieces.extend(snapshot)
+        self._pieces.extend((piece, 0) for piece in snapshot)
         self._follow(self._session.ready())
         if self._paused:
             self.pause_writing()
 
-    def offer(self, pieces: Iterable[bytes], size: int) -> None:
-        """Send changes, ``size`` bytes in all: now, or as soon as the client takes them."""
+    def offer(self, pieces: Iterable[bytes]) -> None:
+        """Send changes: now, or as soon as the client takes them."""
         if self._leaving:
             return
-        self._pieces.extend(pieces)
+        for piece in pieces:
+            self._pieces.append((piece, len(piece)))
+            self._behind += len(piece)
         self._flush()
-        if self._pieces:
-            self._behind += size
-            if self._behind > self._limits.backlog_bytes:
-                self.refuse(
-                    ClientRefused("53400", f"too slow: {self._behind} bytes of changes wait", "connect again")
-                )
+        if self._behind > self._limits.backlog_bytes:
+            self.refuse(
+                ClientRefused("53400", f"too slow: {self._behind} bytes of changes wait", "connect again")
+            )
 
     def refuse(self, refusal: ClientRefused, level: int = logging.WARNING) -> None:
         """Tell the client why, log it once, and end."""
         if self._leaving:
             return
-        log.log(level, "%s: let go: %s", self, refusal)
+        log.log(level, "%s: let go: %s", self, _in_one_line(str(refusal)))
         self._pieces.clear()
         self._transport.write(replies.error(refusal.sqlstate, str(refusal), refusal.hint, fatal=True))
         self._leave()
@@ -148,7 +164,7 @@ class Connection(asyncio.Protocol):
         try:
             for step in steps:
                 if isinstance(step, Send):
-                    self.offer([step.data], len(step.data))
+                    self.offer([step.data])
                 elif step is Wish.REGISTER:
                     self._keeper.arrived(self)
                 elif step is Wish.ENCRYPT:
@@ -190,9 +206,9 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         while self._pieces and not self._paused:
-            self._transport.write(self._pieces.popleft())
-        if not self._pieces:
-            self._behind = 0
+            piece, counted = self._pieces.popleft()
+            self._behind -= counted
+            self._transport.write(piece)
 
     def _leave(self) -> None:
         self._leaving = True
@@ -227,6 +243,11 @@ def cut(messages: Iterable[bytes]) -> list[bytes]:
             pieces.append(b"".join(piece))
             piece, size = [], 0
     return [*pieces, b"".join(piece)] if piece else pieces
+
+
+def _in_one_line(said: str) -> str:
+    """What a client may have had a hand in, as it can stand in a log."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in said[:500])
 
 
 def _keep_alive(sock: socket.socket) -> None:

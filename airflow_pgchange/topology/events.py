@@ -100,6 +100,8 @@ class BucketEvent:
     @classmethod
     def of(cls, raft: Raft, op: str, timestamp: str, data: Mapping[str, Any]) -> BucketEvent:
         start, end = int(data["bucket_id"]["start"]), int(data["bucket_id"]["end"])
+        if op != "replace":
+            raise ValueError("buckets are never deleted: another replicaset gets them")
         if end < start:
             raise ValueError(f"there are no buckets from {start} to {end}")
         owner = _text(data, "current_replicaset_uuid")
@@ -125,6 +127,7 @@ class UnknownEvent:
 KINDS: dict[str, Any] = {"replicaset": ReplicasetEvent, "instance": InstanceEvent, "bucket": BucketEvent}
 """Every kind by its name in ``map``."""
 OPS = ("replace", "delete")
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 def parse(text: str) -> Event | None:
@@ -133,14 +136,14 @@ def parse(text: str) -> Event | None:
         data = json.loads(text)
         raft = Raft(int(data["raft"]["term"]), int(data["raft"]["index"]))
         op, timestamp = str(data["op"]), str(data.get("timestamp", ""))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except MALFORMED:
         return None
     kind = KINDS.get(str(data.get("map")))
     if kind is None or op not in OPS:
         return UnknownEvent(raft, op, timestamp, text)
     try:
         event: Event = kind.of(raft, op, timestamp, data)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except MALFORMED:
         return UnknownEvent(raft, op, timestamp, text)
     return event
 

@@ -32,8 +32,9 @@ INSTANCES = """
 """
 STATE = """
     select pg_catalog.pg_is_in_recovery(),
-           coalesce(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn()) - '0/0'::pg_catalog.pg_lsn
+           greatest(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn()) - '0/0'::pg_catalog.pg_lsn
 """
+"""A standby that was restarted counts what it receives from the beginning of a segment: it may have replayed more."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,13 @@ class Picture:
         self.unknown: deque[str] = deque(maxlen=MOST_UNKNOWN)
         self.unknown_count = 0
 
+    def ranges(self, tier: str) -> Ranges:
+        return self.buckets.get(tier, Ranges())
+
+    def home(self, tier: str, bucket: int) -> Replicaset | None:
+        """The replicaset that owns a bucket."""
+        return self.replicasets.get(self.ranges(tier).owner(bucket) or "")
+
     def put_replicaset(self, uuid: str, *, master: str | None) -> None:
         known = self.replicasets.get(uuid, Replicaset(uuid))
         self.replicasets[uuid] = known if master is None else replace(known, master=master)
@@ -70,5 +77,5 @@ class Picture:
         for tier, one in self.gathered:
             changed.setdefault(tier, []).append(one)
         for tier, ranges in changed.items():
-            self.buckets[tier] = Ranges([*self.buckets.get(tier, Ranges()), *ranges])
+            self.buckets[tier] = Ranges([*self.ranges(tier), *ranges])
         self.gathered.clear()

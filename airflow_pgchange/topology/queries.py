@@ -27,6 +27,7 @@ class Queries:
         """The reply to one message. Raises ClientRefused for one that is malformed, which ends the connection."""
         if kind == b"S":
             self._failed = False
+            self._portals.clear()
             return replies.READY
         if kind in b"Hcdf" or (self._failed and kind in b"PBDEC"):
             return b""

@@ -6,15 +6,16 @@ import asyncio
 import itertools
 import logging
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import psycopg
 
-from airflow_pgchange.feeds.errors import ClientRefused, PgChangeError, ServerUnavailable
+from airflow_pgchange.feeds.errors import ClientRefused, HistoryTrimmed, PgChangeError, ServerUnavailable
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.auth import Users
-from airflow_pgchange.topology.catalogue import MOST_EVENTS, Catalogue, Logged
+from airflow_pgchange.topology.catalogue import MOST_EVENTS, Catalogue, Lacking, Logged, Term
 from airflow_pgchange.topology.connection import Connection, Limits, cut
 from airflow_pgchange.topology.encryption import Encryption
 from airflow_pgchange.topology.raft import Raft
@@ -26,11 +27,14 @@ PAUSE = 0.02
 """Seconds between two looks at the catalogue."""
 RETRY = 0.25
 """Seconds until a catalogue that was lost is tried again."""
+LOOK = 0.5
+"""Seconds between two looks whether buckets have arrived that snapshots lacked."""
 PARTING = 2.0
 """Seconds that clients have to take what they were sent when the relay stops."""
 
 NEW_TERM = "the catalogue was restarted or failed over: what it tells now begins with a new snapshot"
-SETTLED = "ranges of buckets that were on their way have arrived: a new snapshot has them"
+TRIMMED = "events of the catalogue's log were trimmed before the relay had read them: a new snapshot has what they said"
+ARRIVED = "ranges of buckets that were on their way have arrived: a new snapshot has them"
 STOPPING = "the relay is stopping"
 AGAIN = "connect again"
 
@@ -57,8 +61,9 @@ class Relay:
         self._empty = asyncio.Event()
         self._empty.set()
         self._logged = ""
-        self._term = 0
+        self._term: Term | None = None
         self._at = Raft(0, 0)
+        self._next_look = 0.0
 
     async def serve(self, host: str, port: int, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set. Raises OSError where nothing can listen there, SchemaMissing or PermissionDenied
@@ -131,14 +136,14 @@ class Relay:
             log.warning("the catalogue is lost, and is looked for: %s", text)
         self._logged = text
 
-    async def _begin(self, term: int) -> None:
+    async def _begin(self, term: Term) -> None:
         self._logged = ""
         if term == self._term:
-            log.info("the catalogue is back, in the same term %s", term)
+            log.info("the catalogue is back, in the same term %s", term.number)
             return
         self._at = await self._catalogue.now()
         self._term = term
-        log.info("the catalogue is in term %s", term)
+        log.info("the catalogue is in term %s", term.number)
         self._let_go(self._told, "57P01", NEW_TERM)
 
     async def _round(self) -> None:
@@ -146,11 +151,17 @@ class Relay:
         self._called.clear()
         if self._waiting:
             await self._welcome()
-        events = await self._catalogue.events(self._at)
+        try:
+            events = await self._catalogue.events(self._at)
+        except HistoryTrimmed:
+            self._at = await self._catalogue.now()
+            behind = [connection for connection in self._told if connection.progress < self._at]
+            self._let_go(behind, "57P01", TRIMMED)
+            return
         self._publish(events)
-        unsettled = [connection for connection in self._told if connection.unsettled]
-        if unsettled and not await self._catalogue.unsettled():
-            self._let_go(unsettled, "57P01", SETTLED)
+        if asyncio.get_running_loop().time() >= self._next_look:
+            await self._refresh()
+            self._next_look = asyncio.get_running_loop().time() + LOOK
         if len(events) < MOST_EVENTS:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._called.wait(), PAUSE)
@@ -164,20 +175,35 @@ class Relay:
         # Without another await: no event can fall between a snapshot and what follows it.
         for connection in self._open.intersection(welcomed):
             self._told.add(connection)
-            connection.welcome(pieces, snapshot.raft, snapshot.unsettled)
+            connection.welcome(pieces, snapshot.raft, snapshot.lacking)
+
+    async def _refresh(self) -> None:
+        """Let go for whom buckets have arrived that it knows nothing of: at once where a new snapshot would be whole,
+        else when its own is old enough. So one move that takes long does not keep the others from it, nor does each of
+        many cost it a snapshot."""
+        lacking: defaultdict[Lacking, list[Connection]] = defaultdict(list)
+        for connection in self._told:
+            if connection.lacking is not None:
+                lacking[connection.lacking].append(connection)
+        for lacked, connections in lacking.items():
+            look = await self._catalogue.look(lacked)
+            for connection in connections:
+                connection.lacking = look.lacking
+            if look.arrived:
+                due = [connection for connection in connections if look.settled or connection.is_due]
+                self._let_go(due, "57P01", ARRIVED)
 
     def _publish(self, events: Sequence[Logged]) -> None:
         if not events:
             return
         rafts = [event.raft for event in events]
         notices = [replies.notice(event.event) for event in events]
-        cuts: dict[int, tuple[list[bytes], int]] = {}
+        cuts: dict[int, list[bytes]] = {}
         for connection in self._told:
             first = bisect_right(rafts, connection.progress)
             if first not in cuts:
-                pieces = cut(notices[first:])
-                cuts[first] = pieces, sum(map(len, pieces))
-            connection.offer(*cuts[first])
+                cuts[first] = cut(notices[first:])
+            connection.offer(cuts[first])
             connection.progress = max(connection.progress, rafts[-1])
         self._at = rafts[-1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from airflow_pgchange.topology.catalogue import Catalogue
 from airflow_pgchange.topology.connection import Limits
 from airflow_pgchange.topology.encryption import Encryption, load_encryption
 from airflow_pgchange.topology.relay import Relay
+
+SPARE = 100
+"""Files that a relay has open besides its clients' connections, at most: also who is refused has one for a while."""
 
 
 def run(
@@ -33,6 +37,7 @@ def run(
         )
     known = None if users is None else read_users(users)
     encryption = _encryption(certificate, key)
+    _make_room(limits.clients)
     asyncio.run(_run(Relay(Catalogue(conninfo), known, encryption, limits), host, port))
 
 
@@ -53,6 +58,18 @@ def _address(listen: str) -> tuple[str, int]:
             f"{listen!r} is no address to listen on: write it as 127.0.0.1:4327 or [::1]:4327"
         )
     return host.strip("[]"), int(port)
+
+
+def _make_room(clients: int) -> None:
+    """Let this process have as many files open as there may be clients: each is one."""
+    wanted, (soft, hard) = clients + SPARE, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise InvalidArgument(
+            f"this process may have {hard} files open, and {clients} clients need {wanted}: raise the limit "
+            f"(`ulimit -Hn`), or give --max-clients {max(1, hard - SPARE)}"
+        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _encryption(certificate: Path | None, key: Path | None) -> Encryption | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from airflow_pgchange.topology.events import Event
 from airflow_pgchange.topology.picture import Instance, Picture, Replicaset
@@ -30,6 +31,7 @@ class Topology:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.at = NOWHERE
+        self._snapshots = 0
         self._gather_count = gather_count
         self._gather_seconds = gather_seconds
         self._clock = clock
@@ -63,21 +65,23 @@ class Topology:
         for event in snapshot:
             event.change(picture)
             at = max(at, event.raft)
+        self._snapshots += 1
         picture.rebuild()
         self._recent.clear()
         self._gathering_since = None
-        self._remembered_from = self.at = at
+        # Whoever has seen the old picture asks from an older point, and is told to look at everything anew.
         self._picture = picture
+        self._remembered_from = self.at = self._point(at)
 
     def apply(self, event: Event) -> bool:
         """Show one event, unless it or a later one has been shown; whether it was news."""
         if event.raft <= self.at:
             return False
+        event.change(self._picture)
         if len(self._recent) == MOST_REMEMBERED:
             self._remembered_from = self._recent[0].raft
         self._recent.append(event)
-        event.change(self._picture)
-        self.at = event.raft
+        self.at = self._point(event.raft)
         if self._picture.gathered and self._gathering_since is None:
             self._gathering_since = self._clock()
         self.rebuild_if_due()
@@ -105,7 +109,7 @@ class Topology:
 
     def buckets(self, tier: str) -> Ranges:
         """The ranges of a tier, each with the uuid of the replicaset that owns it."""
-        return self._picture.buckets.get(tier, Ranges())
+        return self._picture.ranges(tier)
 
     def owner(self, tier: str, bucket: int) -> str | None:
         """The uuid of the replicaset that owns a bucket; None where it is on its way, or nobody's."""
@@ -113,22 +117,27 @@ class Topology:
 
     def master(self, tier: str, bucket: int) -> Instance | None:
         """The instance that a bucket is written to, whatever its state; None where it is not known."""
-        replicaset = self._picture.replicasets.get(self.owner(tier, bucket) or "")
-        return None if replicaset is None else self._picture.instances.get(replicaset.master or "")
+        picture = self._picture
+        replicaset = picture.home(tier, bucket)
+        return None if replicaset is None else picture.instances.get(replicaset.master or "")
 
     def replicas(self, tier: str, bucket: int) -> list[Instance]:
         """The other instances that hold a bucket, in order of their uuid, whatever their state."""
-        replicaset = self._picture.replicasets.get(self.owner(tier, bucket) or "")
+        picture = self._picture
+        replicaset = picture.home(tier, bucket)
         if replicaset is None:
             return []
-        members = [one for one in self.instances.values() if one.replicaset == replicaset.uuid]
+        members = [one for one in list(picture.instances.values()) if one.replicaset == replicaset.uuid]
         return sorted((one for one in members if one.uuid != replicaset.master), key=lambda one: one.uuid)
 
     def since(self, at: Raft) -> list[Event] | None:
         """What has happened behind ``at``, in order; None where that is not known any more: look at everything anew.
 
-        A new snapshot begins a new history: what lies before it is not known.
+        A new snapshot begins a new history: a point of the one before is not known, even where it is a later one.
         """
-        if at < self._remembered_from:
+        if at.snapshot not in (0, self._snapshots) or not self._remembered_from <= at <= self.at:
             return None
         return [event for event in list(self._recent) if event.raft > at]
+
+    def _point(self, raft: Raft) -> Raft:
+        return replace(raft, snapshot=self._snapshots)

@@ -185,7 +185,7 @@ create table mbus.tempq (
     properties hstore,
     data hstore,
     tqname text not null
-);
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 create index on mbus.tempq (tqname, added, id);
 comment on table mbus.tempq is 'Messages of temporary queues.';
 

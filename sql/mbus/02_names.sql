@@ -82,13 +82,22 @@ end
 $$;
 comment on function mbus.queue_of(text) is 'The queue that a message id belongs to; null for none that is known.';
 
-create function mbus.role_name(kind text, qname text default null, cname text default null) returns name
+create function mbus.role_name(kind text, qname text default null, cname text default null) returns text
 language sql stable
-set search_path from current
 as $$
-    select mbus.check_length(concat_ws('_', 'mbus', current_database(), kind, qname, 'by_' || cname))::name
+    select pg_catalog.concat_ws('_', 'mbus', pg_catalog.current_database(), kind, qname, 'by_' operator(pg_catalog.||) cname)
 $$;
 comment on function mbus.role_name(text, text, text) is 'The name of a role: mbus_<db>_post_<queue>, mbus_<db>_consume_<queue>_by_<consumer> and so on.';
+
+create function mbus.role_mark(kind text, qname text default null, cname text default null) returns text
+language sql stable
+as $$
+    select pg_catalog.concat_ws(
+        ' ', 'mbus', kind, 'queue ' operator(pg_catalog.||) qname, 'consumer ' operator(pg_catalog.||) cname, 'in database',
+        pg_catalog.current_database())
+$$;
+comment on function mbus.role_mark(text, text, text) is
+    'The comment on a role of ours: roles are the cluster''s, and databases x and x_post would make some of the same name.';
 
 create function mbus.part_key(consumer integer, part integer) returns bigint
 language sql immutable

@@ -56,15 +56,13 @@ begin
         raise invalid_parameter_value using message = format('a queue cannot have %s parts', consumers_cnt),
             hint = 'from 2 to 256 is reasonable, 1024 the most';
     end if;
+    if create_queue.is_roles_security_model then
+        perform mbus.demand_role_making('queue ' || qname);
+    end if;
     perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
     select q.* into known from mbus.queue as q where q.qname = create_queue.qname;
     if known.id is null then
         perform mbus.check_length(mbus.function_name('clear_queue', qname));
-        if create_queue.is_roles_security_model and not mbus.can_make_roles() then
-            raise insufficient_privilege using
-                message = format('queue %s cannot be under roles: %s, the owner of schema mbus, may not make roles', qname, current_user),
-                hint = format('alter role %I createrole; or make the queue without is_roles_security_model', current_user);
-        end if;
         insert into mbus.queue (qname, consumers_cnt, is_roles_security_model)
         values (create_queue.qname, create_queue.consumers_cnt, coalesce(create_queue.is_roles_security_model, false))
         returning * into known;
@@ -128,8 +126,8 @@ begin
     delete from mbus.fault as f where f.qname = known.qname;
     delete from dead_letter.letter as l where l.kind = 'queue' and l.address ->> 'queue' = known.qname;
     delete from mbus.queue as q where q.id = known.id;
-    perform mbus.drop_role(mbus.role_name('post', known.qname));
-    perform mbus.drop_role(mbus.role_name('admin', known.qname));
+    perform mbus.drop_role('post', known.qname);
+    perform mbus.drop_role('admin', known.qname);
 end
 $$;
 comment on function mbus.drop_queue(text) is 'Drop a queue with its messages, consumers, functions and roles, and nobody else''s.';
@@ -197,7 +195,7 @@ begin
         mbus.feed_ack(text, text, jsonb), mbus.feed_in_work(text, text, jsonb),
         mbus.feed_note_failure(text, text, jsonb, text), mbus.feed_lag(text, text, integer), mbus.feed_point(text),
         mbus.feed_passed(text, text, jsonb), mbus.feed_skip(text, text, jsonb, text), mbus.skip_batch(text, text, text),
-        mbus.try_again(text, interval, text), mbus.start_saga(jsonb, hstore), mbus.saga_turn(text), mbus.saga_done(text),
+        mbus.list(), mbus.retry_faults(text, text), mbus.try_again(text, interval, text), mbus.start_saga(jsonb, hstore), mbus.saga_turn(text), mbus.saga_done(text),
         mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text)
         to public;
 end

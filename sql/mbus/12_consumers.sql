@@ -22,20 +22,13 @@ create function mbus.make_consumer_functions(known mbus.queue, c mbus.consumer) 
 language plpgsql
 set search_path from current
 as $$
-declare
-    function regprocedure;
 begin
     perform mbus.make_match_function(c);
     perform mbus.make_look_function(known, c, false);
     perform mbus.make_look_function(known, c, true);
     perform mbus.make_consume_functions(known, c);
     if known.is_roles_security_model then
-        for function in
-            select p.oid::regprocedure from pg_proc as p
-            where p.pronamespace = 'mbus'::regnamespace and p.proname = any ((mbus.consumer_functions(known, c))[1:3])
-        loop
-            execute format('grant execute on function %s to public', function);
-        end loop;
+        perform mbus.let_call((mbus.consumer_functions(known, c))[1:3], 'public');
     end if;
 end
 $$;
@@ -45,20 +38,12 @@ create function mbus.make_queue_functions(known mbus.queue) returns void
 language plpgsql
 set search_path from current
 as $$
-declare
-    function regprocedure;
 begin
     perform mbus.make_post_functions(known);
     perform mbus.make_peek_function(known);
     perform mbus.make_clear_function(known);
     if known.is_roles_security_model then
-        for function in
-            select p.oid::regprocedure from pg_proc as p
-            where p.pronamespace = 'mbus'::regnamespace
-              and p.proname in ('post_' || known.qname, 'postn_' || known.qname, 'peek_' || known.qname, 'clear_queue_' || known.qname)
-        loop
-            execute format('grant execute on function %s to public', function);
-        end loop;
+        perform mbus.let_call((mbus.queue_functions(known))[1:4], 'public');
     end if;
 end
 $$;
@@ -83,7 +68,10 @@ begin
             hint = 'choose another name, or drop that consumer first';
     end if;
     perform mbus.check_length(mbus.function_name('take_from', known.qname, cname));
-    if mbus.can_make_roles() and not temporary then
+    if not temporary then
+        if known.is_roles_security_model then
+            perform mbus.demand_role_making(format('consumer %s of queue %s', cname, known.qname));
+        end if;
         perform mbus.make_roles(known.qname, cname);
     end if;
     -- What the others have received by now is not for the new one: it begins where the first of them is, and what that
@@ -139,7 +127,7 @@ as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
 begin
-    if not mbus.is_admin() and not (known.is_roles_security_model and mbus.has_role(mbus.role_name('admin', qname))) then
+    if not mbus.is_admin() and not (known.is_roles_security_model and mbus.has_role('admin', qname)) then
         perform mbus.deny();
     end if;
     -- A selector is SQL, and runs with the rights of the owner of the queues.
@@ -149,8 +137,9 @@ begin
     perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
     perform mbus.add_consumer(known, cname, p_selector, false);
     if noindex then
+        -- An index knows no alias.
         raise notice 'create index concurrently on mbus.% (id)%;', quote_ident('log$' || qname),
-            case when p_selector is null then '' else format(' where (%s)', p_selector) end;
+            case when p_selector is null then '' else format(E' where (%s\n)', regexp_replace(p_selector, '\mt\.', '', 'g')) end;
     end if;
 end
 $$;
@@ -192,7 +181,7 @@ begin
         execute format('drop function %s', function);
     end loop;
     if not c.temporary then
-        perform mbus.drop_role(mbus.role_name('consume', known.qname, c.name));
+        perform mbus.drop_role('consume', known.qname, c.name);
     end if;
 end
 $$;
@@ -205,7 +194,7 @@ as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
 begin
-    if not mbus.is_admin() and not (known.is_roles_security_model and mbus.has_role(mbus.role_name('admin', qname))) then
+    if not mbus.is_admin() and not (known.is_roles_security_model and mbus.has_role('admin', qname)) then
         perform mbus.deny();
     end if;
     perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));

@@ -129,7 +129,7 @@ begin
     perform mbus.sweep(known, true);
 end
 $body$, known.qname, case when known.is_roles_security_model
-            then format('if not mbus.is_admin() and not mbus.has_role(mbus.role_name(''admin'', %L)) then perform mbus.deny(); end if;', known.qname)
+            then format('if not mbus.is_admin() and not mbus.has_role(''admin'', %L) then perform mbus.deny(); end if;', known.qname)
             else '' end),
         format('Delete from queue %s what expired, what no selector matches, and what everybody has received.', known.qname));
 end

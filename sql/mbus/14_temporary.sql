@@ -4,9 +4,9 @@ create function mbus.temporary_name() returns text
 language sql volatile
 set search_path from current
 as $$
-    select format('%s_%s', pg_backend_pid(), left(md5(concat(clock_timestamp(), random())), 12))
+    select replace(gen_random_uuid()::text, '-', '')
 $$;
-comment on function mbus.temporary_name() is 'A name that nobody has had.';
+comment on function mbus.temporary_name() is 'A name that nobody has had, and nobody can guess.';
 
 create function mbus.create_temporary_queue() returns text
 language plpgsql security definer
@@ -55,6 +55,16 @@ end
 $$;
 comment on function mbus.post_temp(text, hstore, hstore, hstore, timestamp, timestamp) is 'Post a message to a temporary queue; returns its iid.';
 
+create function mbus.is_behind("after" text[]) returns boolean
+language sql stable
+set search_path from current
+as $$
+    select case when "after" <> '{}' then
+        mbus.obstacle("after") is not null or exists (select from mbus.tempq as t where t.iid = any ("after"))
+        else false end
+$$;
+comment on function mbus.is_behind(text[]) is 'Whether a message of a temporary queue waits for one of these.';
+
 create function mbus.consume_temp(tqname text) returns setof mbus.qt_model
 language plpgsql security definer
 set search_path from current
@@ -68,6 +78,7 @@ begin
         select x.id from mbus.tempq as x
         where x.tqname = consume_temp.tqname
           and coalesce(x.expires > localtimestamp, true) and coalesce(x.delayed_until <= clock_timestamp()::timestamp, true)
+          and not mbus.is_behind((x.headers -> 'consume_after')::text[])
         order by x.added, x.delayed_until, x.id
         limit 1
         for update skip locked)
@@ -82,7 +93,8 @@ set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
-    cname text := 'temp_' || mbus.temporary_name();
+    -- Of a length that any queue's functions can have with it.
+    cname text := 'temp_' || left(mbus.temporary_name(), 12);
 begin
     perform mbus.demand('consume', qname);
     if p_selector is not null and not mbus.is_owner() then
@@ -90,13 +102,17 @@ begin
     end if;
     perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
     perform mbus.add_consumer(known, cname, p_selector, true);
+    if not known.is_roles_security_model then
+        perform mbus.let_call((mbus.consumer_functions(known, mbus.consumer_named(qname, cname)))[1:3], quote_ident(session_user));
+    end if;
     perform pg_advisory_lock(mbus.temporary_key(qname || ' ' || cname));
     insert into mbus.temporary (name, is_queue) values (qname || ' ' || cname, false);
     return cname;
 end
 $$;
 comment on function mbus.create_temporary_consumer(text, text) is
-    'Make a consumer that lives as long as this session; returns its name. A selector may be set by the owner of the queues only.';
+    'Make a consumer that lives as long as this session, whose user may consume by it; returns its name. A selector may be set by the '
+    'owner of the queues only.';
 
 create function mbus.clear_tempq() returns void
 language plpgsql security definer

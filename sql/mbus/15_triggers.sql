@@ -10,7 +10,9 @@ declare
     source text := format($sql$(
         select p.id, p.added::timestamp as added, coalesce(p.iid, %L || p.id) as iid, p.delayed_until::timestamp as delayed_until,
                p.expires::timestamp as expires, null::integer[] as received, p.headers, p.properties, p.data
-        from posted as p)$sql$, known.qname || '.');
+        from posted as p
+        -- What is put back was copied when it came.
+        where p.only_for is null)$sql$, known.qname || '.');
 begin
     execute format('drop trigger if exists copies on mbus.%I', 'log$' || known.qname);
     for each_trigger in select t.* from mbus.trigger as t where t.src = known.qname order by t.dst loop

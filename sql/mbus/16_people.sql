@@ -1,4 +1,4 @@
--- Views for people and other roles, what is done with messages by SQL, and the queue of dead messages.
+-- Views for people and other roles, what is done with messages by SQL, putting them back, and the queue of dead messages.
 
 create function mbus.create_view(qname text, cname text default 'default', sname text default 'public', viewname text default null)
 returns void
@@ -34,13 +34,21 @@ $body$, format('%I.%I', coalesce(sname, 'public'), named), 'receive$' || c.id),
         coalesce(sname, 'public'), named, seen);
     perform mbus.place(function, '', 'trigger', 'language plpgsql security definer',
         format($body$
+declare
+    recipients integer[];
 begin
-    insert into mbus.%1$I (data, headers, properties, delayed_until, expires)
+    if new.iid is not null then
+        perform mbus.check_iid(mbus.queue_named(%2$L), new.iid);
+        recipients := mbus.got_now(mbus.queue_named(%2$L), new.iid);
+    end if;
+    insert into mbus.%1$I (data, headers, properties, delayed_until, expires, iid, only_for)
     values (new.data, mbus.headers_for(coalesce(new.headers, ''), %2$L), new.properties, new.delayed_until::timestamptz,
-            new.expires::timestamptz);
+            new.expires::timestamptz, new.iid, recipients)
+    returning id into new.id;
+    new.iid := coalesce(new.iid, %3$L || new.id);
     return new;
 end
-$body$, 'log$' || qname, qname),
+$body$, 'log$' || qname, qname, qname || '.'),
         format('Posts what is inserted into view %s to queue %s.', named, qname));
     execute format('create trigger post instead of insert on %I.%I for each row execute function mbus.%I()',
         coalesce(sname, 'public'), named, function);
@@ -61,21 +69,32 @@ set search_path from current
 as $$
 declare
     number bigint := nextval(pg_get_serial_sequence('mbus.dmq', 'id'));
+    whose text := (mbus.queue_of(iid)).qname;
+    recipients integer[];
 begin
-    if not exists (
-        select from mbus.queue as q where mbus.may('post', q.qname) or mbus.may('consume', q.qname)) and not mbus.is_admin()
+    -- By its iid it holds up others, and is sent again to that queue.
+    if not mbus.is_admin() and not exists (
+        select from mbus.queue as q
+        where coalesce(q.qname = whose, true) and (mbus.may('post', q.qname) or mbus.may('consume', q.qname)))
     then
         perform mbus.deny();
     end if;
-    insert into mbus.dmq (id, iid, delayed_until, expires, headers, properties, data)
+    begin
+        recipients := case when whose is not null then mbus.got_now(mbus.queue_named(whose), iid) end;
+    exception when unique_violation then
+        -- Received before by some, it is still there for others.
+        null;
+    end;
+    insert into mbus.dmq (id, iid, delayed_until, expires, received, headers, properties, data)
     overriding system value
-    values (number, coalesce(post_dmq.iid, 'dmq.' || number), post_dmq.delayed_until, post_dmq.expires,
+    values (number, coalesce(post_dmq.iid, 'dmq.' || number), post_dmq.delayed_until, post_dmq.expires, recipients,
             mbus.headers_for(coalesce(post_dmq.headers, ''), 'dmq'), post_dmq.properties, post_dmq.data);
     return coalesce(iid, 'dmq.' || number);
 end
 $$;
 comment on function mbus.post_dmq(hstore, hstore, hstore, timestamp, timestamp, text) is
-    'Put a message that nobody can process among the dead ones, under its own iid; who waits for it goes on waiting.';
+    'Put a message that nobody can process among the dead ones, under its own iid; who waits for it goes on waiting. For who may post '
+    'to the queue of that iid, or consume from it.';
 
 create function mbus.create_run_function(qname text) returns void
 language plpgsql security definer
@@ -107,8 +126,44 @@ begin
     return done;
 end
 $body$, mbus.function_name('consumen', qname, 'default')),
-        format('Receive messages of queue %s, at most a thousand, and run SQL for each, which is $1, a mbus.qt_model; returns for how many '
-               'it succeeded. The others go to the dmq.', qname));
+        format('Receive messages of queue %s, at most a thousand, and run SQL for each, which is $1, a mbus.qt_model, with '
+               'names of tables that say their schema; returns for how many it succeeded. The others go to the dmq.', qname));
 end
 $$;
 comment on function mbus.create_run_function(text) is 'Make the function run_on_<queue>(exec).';
+
+create function mbus.try_again(msgiid text, delay interval default interval '1 minute', error text default null) returns integer
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_of(msgiid);
+    message record;
+    recipients integer[];
+    tries integer;
+begin
+    if known.id is null then
+        raise undefined_object using message = format('Unknown queue:%s', msgiid), hint = 'a message is named by its iid';
+    end if;
+    perform mbus.demand('consume', known.qname);
+    execute format('select l.data, l.headers, l.properties, l.expires from mbus.%I as l where l.id = $1', 'log$' || known.qname)
+    into message using (select max(e.id) from mbus.entries(known, msgiid) as e);
+    recipients := mbus.got_now(known, msgiid);
+    -- One that was received before is not put back: it would come to everybody again.
+    if recipients is null then
+        raise undefined_object using message = format('there is no message %s', msgiid), hint = 'put it back in the transaction that received it';
+    end if;
+    tries := coalesce((message.properties -> 'tries')::integer, 1) + 1;
+    -- Who may receive it may put it back, also without the right to post.
+    execute format(
+        'insert into mbus.%I (data, headers, properties, delayed_until, expires, iid, only_for) values ($1, $2, $3, $4, $5, $6, $7)',
+        'log$' || known.qname)
+    using message.data, message.headers,
+        coalesce(message.properties, '') || hstore('tries', tries::text) || case when error is null then '' else hstore('error', error) end,
+        clock_timestamp() + delay, message.expires, msgiid, recipients;
+    return tries;
+end
+$$;
+comment on function mbus.try_again(text, interval, text) is
+    'Put a message back that this transaction received, under its id, to come again after a delay; its property tries counts, error says '
+    'what it failed on. Returns which try the next one is.';

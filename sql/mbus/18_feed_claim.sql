@@ -159,11 +159,15 @@ comment on function mbus.feed_in_work(text, text, jsonb) is
     'The batch that was claimed, is not acked and not at work, with its attempts and the error of the last one; null for none.';
 
 create function mbus.feed_note_failure(qname text, cname text, batch jsonb, error text) returns void
-language sql security definer
+language plpgsql security definer
 set search_path from current
 as $$
+declare
+    c mbus.consumer := mbus.feed_consumer(qname, cname);
+begin
     update mbus.batch as b set error = feed_note_failure.error
     where b.number = (feed_note_failure.batch ->> 'version')::bigint and b.attempt = (feed_note_failure.batch ->> 'attempt')::integer
-      and b.consumer = (mbus.feed_consumer(qname, cname)).id
+      and b.consumer = c.id;
+end
 $$;
 comment on function mbus.feed_note_failure(text, text, jsonb, text) is 'Note what the attempt on a batch failed on, for its dead letter.';

@@ -50,6 +50,7 @@ language plpgsql security definer
 set search_path from current
 as $$
 declare
+    c mbus.consumer := mbus.feed_consumer(qname, cname);
     mark mbus.batch;
     letter bigint;
 begin
@@ -57,7 +58,7 @@ begin
         raise invalid_parameter_value using message = 'say why the batch is skipped';
     end if;
     select p.* into mark
-    from mbus.pending(qname, mbus.feed_consumer(qname, cname), (mbus.feed_position(qname, cname) ->> 'slot')::integer) as p
+    from mbus.pending(qname, c, (mbus.feed_position(qname, cname) ->> 'slot')::integer) as p
     where p.number = (feed_skip.batch ->> 'version')::bigint;
     if mark.number is null then
         raise exception using errcode = 'PC006', message = format('batch %s of queue:%s/%s is at work, or acked', batch ->> 'id', qname, cname),
@@ -146,18 +147,20 @@ begin
     if 'keep' <> all (mbus.letter_rights(address)) then
         perform mbus.deny();
     end if;
+    perform mbus.check_letter(address, null);
     execute format($query$
         with moved as (
             delete from mbus.dmq as d where d.letter = $1 returning d.*
         )
         insert into mbus.%I (data, headers, properties, iid, only_for)
         select m.data, mbus.headers_for(m.headers - array['dmq.added', 'dmq.error'], $2), m.properties, m.iid,
-               (select array[c.id] from mbus.consumer as c where c.qname = $2 and c.name = $3)
+               (select array_agg(c.id) from mbus.consumer as c
+                where c.qname = $2 and case when $3 is null then c.id = any (m.received) else c.name = $3 end)
         from moved as m order by m.id
         $query$, 'log$' || (address ->> 'queue'))
     using letter, address ->> 'queue', address ->> 'consumer';
 end
 $$;
 comment on function mbus.send_again(bigint) is
-    'Post the messages of a dead letter once more under their ids, at once and without an expiry: for the consumer that gave them up, or '
-    'else for all. The letter goes in the same transaction.';
+    'Post the messages of a dead letter once more under their ids, at once and without an expiry: for the consumers that gave them up, '
+    'or else for all. The letter goes in the same transaction.';

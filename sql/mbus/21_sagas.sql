@@ -1,42 +1,9 @@
--- Trying again, and sagas: steps that are all done, or all undone.
+-- Sagas: steps that are all done, or all undone.
 --
 -- A saga is two sequences of messages: its steps and an end, and behind a bung, which only mbus.take() gets, their compensations and
 -- an end of those. Who rolls back takes the bung, which sets the compensations free, and what is left of the steps; the end of the
 -- steps takes the bung and the compensations. A message that could not be taken, because somebody has it in hand, is told
 -- by the saga's state that its turn is over.
-
-create function mbus.try_again(msgiid text, delay interval default interval '1 minute', error text default null) returns integer
-language plpgsql security definer
-set search_path from current
-as $$
-declare
-    known mbus.queue := mbus.queue_of(msgiid);
-    message record;
-    tries integer;
-begin
-    if known.id is null then
-        raise undefined_object using message = format('Unknown queue:%s', msgiid), hint = 'a message is named by its iid';
-    end if;
-    perform mbus.demand('consume', known.qname);
-    execute format('select l.data, l.headers, l.properties, l.expires from mbus.%I as l where l.id = $1', 'log$' || known.qname)
-    into message using (select max(e.id) from mbus.entries(known, msgiid) as e);
-    if message is null then
-        raise undefined_object using message = format('there is no message %s', msgiid), hint = 'put it back in the transaction that received it';
-    end if;
-    tries := coalesce((message.properties -> 'tries')::integer, 1) + 1;
-    -- Who may receive it may put it back, also without the right to post.
-    execute format(
-        'insert into mbus.%I (data, headers, properties, delayed_until, expires, iid, only_for) values ($1, $2, $3, $4, $5, $6, $7)',
-        'log$' || known.qname)
-    using message.data, message.headers,
-        coalesce(message.properties, '') || hstore('tries', tries::text) || case when error is null then '' else hstore('error', error) end,
-        clock_timestamp() + delay, message.expires, msgiid, mbus.got_now(known, msgiid);
-    return tries;
-end
-$$;
-comment on function mbus.try_again(text, interval, text) is
-    'Put a message back that this transaction received, under its id, to come again after a delay; its property tries counts, error says '
-    'what it failed on. Returns which try the next one is.';
 
 create table mbus.saga (
     id bigint generated always as identity primary key,
@@ -46,6 +13,8 @@ create table mbus.saga (
     started_at timestamptz not null default clock_timestamp(),
     changed_at timestamptz not null default clock_timestamp()
 );
+create index on mbus.saga (id) where state in ('forward', 'rolling back');
+create index on mbus.saga (changed_at) where state in ('complete', 'rolled back');
 comment on table mbus.saga is 'Every saga that was started, and what has become of it. mbus.sagas shows them with their steps.';
 
 create table mbus.saga_message (
@@ -53,6 +22,7 @@ create table mbus.saga_message (
     iid text primary key,
     kind text not null check (kind in ('step', 'end', 'bung', 'compensation', 'rolled back')),
     step text,
+    "after" text[] not null,
     done boolean not null default false,
     tries integer not null default 1,
     error text,
@@ -60,7 +30,39 @@ create table mbus.saga_message (
 );
 create index on mbus.saga_message (saga);
 comment on table mbus.saga_message is
-    'The messages of sagas. kind: a step, the end of the steps, the bung, a compensation, the end of the compensations.';
+    'The messages of sagas. kind: a step, the end of the steps, the bung, a compensation, the end of the compensations. after: the '
+    'messages behind which it waits.';
+
+create function mbus.check_saga(description jsonb) returns void
+language plpgsql stable
+set search_path from current
+as $$
+declare
+    each_step record;
+    earlier text[] := '{}';
+begin
+    for each_step in
+        select s ->> 'name' as name, array(select jsonb_array_elements_text(s -> 'after')) as "after"
+        from jsonb_array_elements(description -> 'steps') with ordinality as x(s, n) order by n
+    loop
+        if each_step.name is null or each_step.name = any (earlier) or not each_step."after" <@ earlier then
+            raise invalid_parameter_value using
+                message = format('saga %s: step %s is there already, or comes before one that it waits for',
+                                 description ->> 'name', each_step.name),
+                hint = 'each step has a name of its own, and stands behind those that it comes after';
+        end if;
+        earlier := earlier || each_step.name;
+    end loop;
+    if not exists (
+        select from mbus.consumer as c where c.qname = description ->> 'bungs' and c.selector is null and not c.temporary)
+    then
+        raise invalid_parameter_value using
+            message = format('saga %s: nothing waits behind a message of queue %s', description ->> 'name', description ->> 'bungs'),
+            hint = 'it needs a consumer without a selector, by which nobody consumes';
+    end if;
+end
+$$;
+comment on function mbus.check_saga(jsonb) is 'Refuse a saga whose messages would not wait for each other.';
 
 create function mbus.start_saga(description jsonb, data hstore) returns bigint
 language plpgsql security definer
@@ -81,6 +83,7 @@ begin
         select description ->> 'rolled_back' as q
         union select s ->> k from jsonb_array_elements(description -> 'steps') as s, unnest(array['queue', 'compensation']) as k
     ) as queues where q is not null;
+    perform mbus.check_saga(description);
     insert into mbus.saga (name) values (description ->> 'name') returning id into known;
     for each_step in
         select s ->> 'name' as name, s ->> 'queue' as queue, s ->> 'compensation' as compensation,
@@ -105,7 +108,7 @@ begin
         where not exists (select from jsonb_array_elements(description -> 'steps') as x where x -> 'after' ? (s ->> 'name')));
     perform mbus.saga_post(
         known, 'end', null, description ->> 'end', data, last_ones,
-        hstore('id_to_take', (compensations || rolled_back || bung)::text), final);
+        hstore('bung', bung) || hstore('id_to_take', (compensations || rolled_back || bung)::text), final);
     return known;
 end
 $$;
@@ -124,136 +127,8 @@ declare
         qname, data, case when "after" = '{}' then '' else hstore('consume_after', "after"::text) end,
         properties || hstore(array['saga', known::text, 'kind', kind, 'step', step]), iid => saga_post.iid);
 begin
-    insert into mbus.saga_message (saga, iid, kind, step) values (known, posted, kind, step);
+    insert into mbus.saga_message (saga, iid, kind, step, "after") values (known, posted, kind, step, saga_post."after");
     return posted;
 end
 $$;
 comment on function mbus.saga_post(bigint, text, text, text, hstore, text[], hstore, text) is 'Post a message of a saga, and note whose it is.';
-
-create function mbus.turn_of(kind text) returns text
-language sql immutable
-as $$ select case when kind in ('step', 'end') then 'forward' else 'rolling back' end $$;
-comment on function mbus.turn_of(text) is 'The state of a saga in which a kind of message has its turn.';
-
-create function mbus.saga_turn(msgiid text) returns jsonb
-language plpgsql stable security definer
-set search_path from current
-as $$
-begin
-    perform mbus.demand('consume', (mbus.queue_of(msgiid)).qname);
-    return (
-        select jsonb_build_object(
-            'saga', s.id, 'name', s.name, 'kind', m.kind, 'step', m.step, 'tries', m.tries, 'reason', s.reason,
-            'was_done', exists (select from mbus.saga_message as x where x.saga = s.id and x.kind = 'step' and x.step = m.step and x.done))
-        from mbus.saga_message as m join mbus.saga as s on s.id = m.saga
-        where m.iid = msgiid and not m.done and s.state = mbus.turn_of(m.kind));
-end
-$$;
-comment on function mbus.saga_turn(text) is
-    'What the message of a saga that was received asks for; null where its turn is over, or it is no saga''s: then there is nothing to do.';
-
-create function mbus.saga_done(msgiid text) returns boolean
-language plpgsql security definer
-set search_path from current
-as $$
-declare
-    message mbus.saga_message;
-    known mbus.saga;
-begin
-    perform mbus.demand('consume', (mbus.queue_of(msgiid)).qname);
-    select m.* into message from mbus.saga_message as m where m.iid = msgiid;
-    if message.kind in ('end', 'rolled back') then
-        update mbus.saga as s set
-            state = case message.kind when 'end' then 'complete' else 'rolled back' end, changed_at = clock_timestamp()
-        where s.id = message.saga and s.state = mbus.turn_of(message.kind)
-        returning s.* into known;
-    else
-        -- Nobody rolls back between this and the commit.
-        select s.* into known from mbus.saga as s where s.id = message.saga and s.state = mbus.turn_of(message.kind) for share;
-    end if;
-    if known.id is null then
-        return false;
-    end if;
-    update mbus.saga_message as m set done = true, error = null, changed_at = clock_timestamp() where m.iid = msgiid and not m.done;
-    if found and message.kind = 'end' then
-        perform mbus.take_rest(known.id, array['bung', 'compensation', 'rolled back'], msgiid);
-    end if;
-    return found or message.kind = 'end';
-end
-$$;
-comment on function mbus.saga_done(text) is
-    'Note that what the message of a saga asks for is done, in the transaction that receives it; false where its turn is over, so that '
-    'nothing of it may be kept.';
-
-create function mbus.saga_try_again(msgiid text, delay interval, error text) returns boolean
-language plpgsql security definer
-set search_path from current
-as $$
-begin
-    if mbus.saga_turn(msgiid) is null then
-        return false;
-    end if;
-    update mbus.saga_message as m set
-        tries = mbus.try_again(msgiid, delay, saga_try_again.error), error = saga_try_again.error, changed_at = clock_timestamp()
-    where m.iid = msgiid;
-    return true;
-end
-$$;
-comment on function mbus.saga_try_again(text, interval, text) is
-    'Put the message of a saga back, in the transaction that received it, to come again after a delay; false where its turn is over.';
-
-create function mbus.saga_roll_back(msgiid text, reason text) returns boolean
-language plpgsql security definer
-set search_path from current
-as $$
-declare
-    known bigint;
-begin
-    perform mbus.demand('consume', (mbus.queue_of(msgiid)).qname);
-    update mbus.saga as s set state = 'rolling back', reason = saga_roll_back.reason, changed_at = clock_timestamp()
-    from mbus.saga_message as m
-    where m.iid = msgiid and s.id = m.saga and s.state = 'forward'
-    returning s.id into known;
-    if known is null then
-        return false;
-    end if;
-    update mbus.saga_message as m set error = saga_roll_back.reason, changed_at = clock_timestamp() where m.iid = msgiid;
-    perform mbus.take_rest(known, array['bung', 'step', 'end'], msgiid);
-    return true;
-end
-$$;
-comment on function mbus.saga_roll_back(text, text) is
-    'Roll back the saga of a message that was received: take the bung, which starts the compensations, and the rest of its steps. False '
-    'where somebody else has done it, or the saga is complete.';
-
-create function mbus.take_rest(known bigint, kinds text[], but text) returns void
-language plpgsql
-set search_path from current
-as $$
-declare
-    each_iid text;
-begin
-    for each_iid in
-        select m.iid from mbus.saga_message as m
-        where m.saga = known and m.kind = any (kinds) and not m.done and m.iid <> but
-        order by m.kind <> 'bung', m.iid
-    loop
-        perform mbus.take_unless_held(each_iid);
-    end loop;
-end
-$$;
-comment on function mbus.take_rest(bigint, text[], text) is 'Take the messages of a saga whose turn is over.';
-
-create function mbus.take_unless_held(msgiid text) returns void
-language plpgsql
-set search_path from current
-set lock_timeout = '100ms'
-as $$
-begin
-    perform mbus.take_for(mbus.queue_of(msgiid), msgiid, null);
-exception when lock_not_available then
-    -- Who has it in hand finds that its turn is over; to wait for them could be to wait for each other.
-    null;
-end
-$$;
-comment on function mbus.take_unless_held(text) is 'Take a message that nobody has in hand.';

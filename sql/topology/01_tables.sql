@@ -127,6 +127,7 @@ create table topology.trimmed (
     term bigint not null,
     index bigint not null,
     events bigint not null,
-    trimmed_at timestamptz not null default now()
+    trimmed_at timestamptz not null default now(),
+    primary key (term, index)
 );
 comment on table topology.trimmed is 'Events that are gone: how many, up to which.';

@@ -81,6 +81,10 @@ begin
     if cardinality(changes) = 0 then
         return;
     end if;
+    -- Clients hear of a commit as soon as it shows. One that is not on disk yet may be gone after a crash, in the same term.
+    if current_setting('synchronous_commit') = 'off' then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
     now_term := topology.begin_term();
     insert into topology.log (term, index, event, written_at)
     select now_term, n.index, topology.event(n.change, at, now_term, n.index), at

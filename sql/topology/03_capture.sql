@@ -119,9 +119,12 @@ begin
     elsif tg_op = 'UPDATE' then
         perform topology.append(array(
             select ('replace', 'instance', json_build_object(
-                'instance_uuid', i.uuid, 'current_state', i.current_state ->> 0))::topology.change
+                'tier', case when i.tier <> b.tier then i.tier end,
+                'replicaset_uuid', case when i.replicaset_name <> b.replicaset_name then topology.replicaset_uuid(i.replicaset_name) end,
+                'instance_uuid', i.uuid,
+                'current_state', case when i.current_state -> 0 <> b.current_state -> 0 then i.current_state ->> 0 end))::topology.change
             from now_there as i join before as b using (uuid)
-            where i.current_state -> 0 <> b.current_state -> 0
+            where (i.tier, i.replicaset_name, i.current_state -> 0) <> (b.tier, b.replicaset_name, b.current_state -> 0)
             order by i.raft_id));
     else
         perform topology.append(array(
@@ -132,7 +135,8 @@ begin
 end
 $$;
 comment on function topology.capture_instance() is
-    'Events of instances: one that came, another state, one that went. A master that comes after its replicaset is told then.';
+    'Events of instances: one that came, what else of it changed, such as its state, one that went. A master that comes after '
+    'its replicaset is told then.';
 
 create function topology.capture_address() returns trigger
 language plpgsql security definer
@@ -187,6 +191,22 @@ begin
 end
 $$;
 comment on function topology.capture_bucket() is 'Events of buckets: a range that is copied whole to its new owner.';
+
+create function topology.keep_keys() returns trigger
+language plpgsql
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC008', message = format('name, uuid and raft id of %L are for ever: it is known by them', old.name),
+        hint = 'delete the row, and insert another';
+end
+$$;
+comment on function topology.keep_keys() is 'Refuse another key of a row: its events, and the rows that name it, would be of nobody.';
+
+create trigger keys_kept before update on topology._pico_replicaset for each row
+    when ((old.name, old.uuid) is distinct from (new.name, new.uuid)) execute function topology.keep_keys();
+create trigger keys_kept before update on topology._pico_instance for each row
+    when ((old.name, old.uuid, old.raft_id) is distinct from (new.name, new.uuid, new.raft_id)) execute function topology.keep_keys();
 
 do $$
 declare

@@ -4,14 +4,14 @@ create function topology.now_at(out term bigint, out index bigint)
 language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select coalesce(l.term, t.term, 0), coalesce(l.index, 0)
+    select coalesce(t.term, 0), coalesce(greatest(l.index, g.index), 0)
     from (select) as one
     left join lateral (select o.term from topology.term as o order by o.term desc limit 1) as t on true
-    left join lateral (
-        select g.term, g.index from topology.log as g where g.term = t.term order by g.index desc limit 1) as l on true
+    left join lateral (select max(o.index) as index from topology.log as o where o.term = t.term) as l on true
+    left join lateral (select max(o.index) as index from topology.trimmed as o where o.term = t.term) as g on true
 $$;
 comment on function topology.now_at() is
-    'The last event that this transaction sees: its term and index; index 0 for a term without any.';
+    'The last event that this transaction sees, also one that was trimmed: its term and index; index 0 for a term without any.';
 
 create function topology.snapshot() returns table (event json)
 language sql stable security definer
@@ -55,25 +55,81 @@ comment on function topology.snapshot() is
     'The catalogue as events, replicasets before instances before active buckets, all with the (term, index) of the last event '
     'that they contain: what follows has a greater one. One statement, so one moment.';
 
-create function topology.unsettled() returns boolean
+create function topology.unsettled() returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
 -- There is an index of what is on its way; without statistics every range would be looked at instead.
 set enable_seqscan = off
 as $$
-    select exists (select from topology._pico_bucket as b where b.state <> 'active')
+    select jsonb_object_agg(u.tier, u.buckets)
+    from (
+        select b.tier_name as tier, range_agg(int8range(b.bucket_id_start, b.bucket_id_end, '[]')) as buckets
+        from topology._pico_bucket as b where b.state <> 'active' group by b.tier_name
+    ) as u
 $$;
 comment on function topology.unsettled() is
-    'Whether ranges of buckets are on their way: a snapshot that is taken now is without them.';
+    'The buckets that are on their way, which a snapshot that is taken now is without: a multirange for each tier; null for none.';
 
-create function topology.events(after_term bigint, after_index bigint, max_events integer default null)
-returns table (term bigint, index bigint, event json)
+create function topology.lacking(
+    inout buckets jsonb, inout term bigint, inout index bigint, out arrived boolean, out settled boolean
+)
 language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select l.term, l.index, l.event from topology.log as l
-    where (l.term, l.index) > (after_term, after_index)
-    order by l.term, l.index
-    limit max_events
+    with moving as materialized (
+        select u.tier, u.buckets::int8multirange from jsonb_each_text(topology.unsettled()) as u(tier, buckets)
+    ), told as (
+        select l.event ->> 'tier' as tier, range_agg(int8range(
+                   (l.event -> 'bucket_id' ->> 'start')::bigint, (l.event -> 'bucket_id' ->> 'end')::bigint, '[]')) as buckets
+        from topology.log as l
+        where (l.term, l.index) > (lacking.term, lacking.index) and l.event ->> 'map' = 'bucket'
+        group by 1
+    ), untold as (
+        select k.tier, k.buckets::int8multirange - coalesce(t.buckets, '{}') as buckets
+        from jsonb_each_text(lacking.buckets) as k(tier, buckets) left join told as t using (tier)
+    )
+    select jsonb_object_agg(u.tier, u.buckets) filter (where not isempty(u.buckets)), n.term, n.index,
+           coalesce(bool_or(not isempty(u.buckets - coalesce(m.buckets, '{}'))), false), not exists (select from moving)
+    from topology.now_at() as n
+    left join untold as u on true
+    left join moving as m on m.tier = u.tier
+    group by n.term, n.index
 $$;
-comment on function topology.events(bigint, bigint, integer) is 'What happened behind an event, in order.';
+comment on function topology.lacking(jsonb, bigint, bigint) is
+    'Of buckets that a client''s snapshot was without those that no event behind (term, index) has told it of, null for none; '
+    'where it is told of everything now; whether some of them have arrived, so that only a new snapshot tells it; and whether none '
+    'at all is on its way.';
+
+create function topology.trimmed_behind(after_term bigint, after_index bigint) returns topology.trimmed
+language sql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select t from topology.trimmed as t
+    where (t.term, t.index) > (after_term, after_index)
+    order by t.term desc, t.index desc
+    limit 1
+$$;
+comment on function topology.trimmed_behind(bigint, bigint) is 'Up to which event some behind this one were trimmed; null for none.';
+
+create function topology.events(after_term bigint, after_index bigint, max_events integer default null)
+returns table (term bigint, index bigint, event json)
+language plpgsql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    gone topology.trimmed := topology.trimmed_behind(after_term, after_index);
+begin
+    if gone.term is not null then
+        raise exception using errcode = 'PC005',
+            message = format('events behind (%s, %s) were trimmed, up to (%s, %s)', after_term, after_index, gone.term, gone.index),
+            hint = 'begin anew with topology.snapshot()';
+    end if;
+    return query
+        select l.term, l.index, l.event from topology.log as l
+        where (l.term, l.index) > (after_term, after_index)
+        order by l.term, l.index
+        limit max_events;
+end
+$$;
+comment on function topology.events(bigint, bigint, integer) is
+    'What happened behind an event, in order; refused where some of it was trimmed.';

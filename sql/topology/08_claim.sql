@@ -11,7 +11,8 @@ as $$
         'bounds', jsonb_build_object(
             'after', to_jsonb(at), 'upto', s.slices -> -1 -> 'upto', 'source', topology.system_identifier()::text),
         'lsn', pg_current_wal_insert_lsn(),
-        'oldest', (select min(l.written_at) from topology.events(at[1], at[2], 1) as e join topology.log as l using (term, index)))
+        'oldest', (
+            select l.written_at from topology.log as l where (l.term, l.index) > (at[1], at[2]) order by l.term, l.index limit 1))
     from topology.slices(at[1], at[2], max_changes) as s(slices)
     where s.slices is not null
 $$;
@@ -28,7 +29,7 @@ declare
     at bigint[] := array[("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint];
     mark topology.claim;
     known bigint;
-    gone topology.trimmed;
+    gone topology.trimmed := topology.trimmed_behind(at[1], at[2]);
     last_one jsonb;
     batch jsonb;
 begin
@@ -51,8 +52,7 @@ begin
         returning c.attempt into mark.attempt;
         return mark.batch || jsonb_build_object('attempt', mark.attempt);
     end if;
-    select t.* into gone from topology.trimmed as t where (t.term, t.index) > (at[1], at[2]) order by t.term desc, t.index desc limit 1;
-    if found and began_at > 0 then
+    if gone.term is not null and began_at > 0 then
         raise exception using errcode = 'PC005',
             message = format('events up to (%s, %s) were trimmed, which topology:%s has not processed', gone.term, gone.index, consumer_id),
             hint = 'move it: airflow pgchange move';

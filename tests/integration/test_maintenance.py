@@ -34,7 +34,7 @@ def test_maintenance_runs_as_the_role_that_the_guide_describes(db, connect, role
             connection.execute(f"select {name}.{function}(%s::regrole)", [keeper.name])
     drain(db)
     with psycopg.connect(keeper.conninfo, autocommit=True) as as_keeper:
-        report = maintain(as_keeper, keep="30 days")
+        report = maintain(as_keeper, keep="30 days", keep_sagas="30 days")
     assert (report.failed, report.attention) == ([], [])
 
 

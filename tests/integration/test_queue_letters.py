@@ -98,6 +98,25 @@ def test_a_message_in_the_dmq_is_a_dead_letter(connection):
     assert letters.listed(connection) == []
 
 
+def test_a_message_that_one_consumer_put_in_the_dmq_comes_again_to_it_alone(connection):
+    queues.consumer(connection, "other")
+    queues.post(connection, 1)
+    assert queues.drain(connection, "other") == ["1"]
+    connection.execute("select mbus.post_dmq(m.data, iid => m.iid) from mbus.consume('q') as m")
+    (letter,) = letters.listed(connection)
+    letters.again(connection, ids=[letter.id])
+    assert (queues.drain(connection, "other"), queues.drain(connection)) == ([], ["1"])
+
+
+def test_a_message_that_was_received_before_may_still_be_put_in_the_dmq(connection):
+    queues.consumer(connection, "other")
+    iid = queues.post(connection, 1)
+    assert queues.drain(connection) == ["1"]
+    connection.execute("select mbus.post_dmq('n=>1', iid => %s)", [iid])
+    assert len(letters.listed(connection)) == 1
+    assert queues.drain(connection, "other") == ["1"]
+
+
 def test_dropping_a_letter_forgets_its_messages_and_sets_free_who_waits(db, connection):
     queues.make(connection, "after")
     queues.post(connection, 2, "after", after=[queues.post(connection, 1)])

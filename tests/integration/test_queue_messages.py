@@ -39,6 +39,15 @@ def test_post_returns_the_iid_which_is_the_queue_and_a_number(q):
     assert q.execute("select iid, properties -> 'a' from mbus.consume('q')").fetchone() == (iid, "b")
 
 
+def test_a_message_comes_with_the_columns_of_qt_model(q):
+    iid = post(q, 1, expires="1h")
+    received = q.execute("select * from mbus.consume('q')")
+    assert [column.name for column in received.description] == [
+        "id", "added", "iid", "delayed_until", "expires", "received", "headers", "properties", "data",
+    ]  # fmt: skip
+    assert received.fetchone()[2] == iid
+
+
 def test_a_delayed_message_is_delivered_after_its_time(q):
     post(q, "late", delay="0.3s")
     post(q, "now")
@@ -178,6 +187,7 @@ def test_nothing_is_received_from_an_empty_queue_or_where_all_parts_are_held(q, 
     assert len(consumen(holder, 50)) == 50
     assert consumen(q, 50) == []
     assert consume(q) is None
+    assert one(q, "select mbus.peek_q()") is True
     holder.rollback()
     assert len(drain(q)) == 100
 
@@ -252,6 +262,13 @@ def test_a_new_consumer_receives_what_is_there_and_not_what_is_gone(q):
     assert drain(q) == [str(n) for n in range(3, 10)]
 
 
+@pytest.mark.parametrize("table", ["log$q", "position", "apart", "receipt", "wake", "tempq"])
+def test_what_queues_write_most_is_vacuumed_early(q, table):
+    options = one(q, "select reloptions from pg_class where oid = %s::regclass", f'mbus."{table}"')
+    scales = [option for option in options if option.startswith("autovacuum_vacuum_scale_factor=")]
+    assert [float(scale.partition("=")[2]) <= 0.01 for scale in scales] == [True]
+
+
 def test_estimated_messages_counts_what_is_there(q):
     fill(q, range(10))
     assert one(q, "select mbus.estimated_messages('q')") == 10
@@ -266,5 +283,9 @@ def test_a_view_receives_and_posts(q):
     q.execute("select mbus.create_view('q', 'default', 'public', 'mine')")
     q.execute("insert into mine (data, delayed_until) values ('n=>1', localtimestamp + interval '1 h')")
     assert one(q, "select count(*) from mine") == 0
+    iid = one(q, "select mbus.get_iid('q')")
+    q.execute("insert into mine (data, iid) values ('n=>2', %s)", [iid])
+    assert one(q, "select mbus.peek_q(%s)", iid)
+    assert one(q, "insert into mine (data) values ('n=>3') returning iid") == "q.5"
     q.execute("select mbus.drop_queue('q')")
     assert one(q, "select to_regclass('public.q_q') is null")

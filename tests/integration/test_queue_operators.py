@@ -15,6 +15,7 @@ from airflow_pgchange import queues
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.maintenance import maintain
+from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
 from airflow_pgchange.operators.queues import ClearQueuesOperator, PostMessageOperator, RequestOperator
 from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
 from airflow_pgchange.queues import Message
@@ -140,6 +141,50 @@ def test_a_temporary_queue_cannot_be_waited_for_in_the_triggerer():
         asking(deferrable=True)
 
 
+def test_a_global_wish_to_defer_is_for_requests_that_can(monkeypatch):
+    monkeypatch.setenv("AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE", "True")
+    assert asking().deferrable is False
+    assert asking(reply_queue="answers").deferrable is True
+    assert asking(reply_queue="answers", deferrable=False).deferrable is False
+
+
+def request(connection):
+    """What a handler is given to answer."""
+    query = "select iid, hstore_to_json(properties) from mbus.consume('q')"
+    return connection.execute(query).fetchone()
+
+
+def test_who_answers_a_session_that_ended_goes_on(connection, connect_to, db):
+    session = connect_to(db)
+    gone = queues.temporary(session)
+    queues.request(connection, "q", Message({"n": "1"}), gone)
+    session.close()
+    while connection.execute("select mbus.lives(%s)", [gone]).fetchone() == (True,):
+        pass
+    with connection.transaction():
+        assert queues.answer(connection, *request(connection), {"n": "2"}) is None
+        post(connection, "kept", "answers")
+    assert there(connection, "answers") == ["kept"]
+
+
+def test_a_request_that_is_handled_again_is_answered_once(connection):
+    iid = queues.new_iid(connection, "answers")
+    queues.request(connection, "q", Message({"n": "1"}), "answers", iid)
+    asked = request(connection)
+    assert queues.answer(connection, *asked, {"n": "first"}) == iid
+    assert queues.answer(connection, *asked, {"n": "second"}) is None
+    assert queues.take(connection, iid) == {"n": "first"}
+
+
+def test_an_answer_that_nobody_takes_is_deleted_after_its_lifetime(connection):
+    for lifetime in (timedelta(0), timedelta(days=1)):
+        iid = queues.new_iid(connection, "answers")
+        queues.request(connection, "q", Message({"n": "1"}), "answers", iid)
+        queues.answer(connection, *request(connection), {"n": str(lifetime.days)}, lifetime=lifetime)
+    queues.look_after(connection)
+    assert there(connection, "answers") == ["1"]
+
+
 def test_a_message_comes_again_after_a_delay_with_a_count(connection, db):
     iid = post(connection, 1)
     counts: list[int] = []
@@ -189,6 +234,23 @@ def test_maintenance_deletes_what_expired_and_tells_what_a_person_should_look_at
     assert any("deleted" in line and line.startswith("queues:") for line in report.done)
     assert any("queue:q/default" in line and "has failed 3 times" in line for line in report.attention)
     assert any(f"saga tour {number} is stuck" in line for line in report.attention)
+
+
+def test_a_saga_is_not_handled_from_another_database():
+    with pytest.raises(InvalidArgument, match="leave source_conn_id out"):
+        SagaHandlerOperator(task_id="rooms", queue="rooms", source_conn_id="elsewhere")
+
+
+def test_the_maintenance_task_forgets_sagas_that_ended_long_ago(conn_id, connection):
+    prepare(connection)
+    for ended in ("31 days", "29 days"):
+        run(StartSagaOperator(task_id="start", saga=TOUR, data={}, postgres_conn_id="shop"))
+        connection.execute(
+            "update mbus.saga set state = 'complete', changed_at = now() - %s::interval where state = 'forward'",
+            [ended],
+        )
+    keep = MaintainPartitionsOperator(task_id="keep", postgres_conn_id="shop", keep_sagas="30 days")
+    assert "sagas: forgot 1 that ended more than 30 days ago" in run(keep)["done"]
 
 
 @pytest.mark.parametrize(("refused", "ended"), [(None, "complete"), ("back", "rolled back")])

@@ -60,6 +60,23 @@ def test_messages_wait_for_those_of_other_queues(q):
     assert drain(q, queue="s") == ["c"]
 
 
+def test_a_user_moves_to_other_servers_in_the_right_order(connect):
+    connection = connect()
+    servers = ("one", "two", "three")
+    make(connection, *servers, "here")
+    created = [post(connection, "create", server) for server in servers]
+    for server, iid in zip(servers, created, strict=True):
+        post(connection, "limit", server, after=[iid])
+    placed = post(connection, "place", "here", after=created)
+    post(connection, "delete", "here", after=[placed])
+    for server in servers:
+        assert drain(connection, queue="here") == []
+        assert consume(connection, queue=server) == "create"
+    assert consume(connection, queue="here") == "place"
+    assert [drain(connection, queue=server) for server in servers] == [["limit"]] * 3
+    assert drain(connection, queue="here") == ["delete"]
+
+
 def test_a_message_waits_for_every_consumer_of_its_predecessor(q):
     make(q, "r")
     consumer(q, "other")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.queues import consume, consumer, drain, fill, make, one, there
+from tests.queues import consume, consumer, drain, fill, make, one, post, there
 
 
 @pytest.fixture
@@ -40,13 +40,35 @@ def test_a_selector_may_end_in_a_comment(q):
     assert drain(q, "c") == ["1"]
 
 
+def test_a_selector_runs_as_the_owner_whoever_consumes(q, role, connect_to):
+    make(q, "r", roles=True)
+    consumer(q, "whose", "t.properties->'kind' = current_user", queue="r")
+    who = role("user")
+    q.execute(f"grant mbus_{q.info.dbname}_consume_r_by_whose to {who.name}")
+    post(q, 1, "r", kind=who.name)
+    post(q, 2, "r", kind=one(q, "select current_user"))
+    assert drain(connect_to(who.conninfo), "whose", "r") == ["2"]
+    q.execute("select mbus.drop_queue('r')")
+
+
+def test_a_notice_gives_an_index_for_a_selector_that_few_messages_match(q):
+    told: list[str] = []
+    q.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    selector = "(t.properties->'kind') = 'retail' -- t.data"
+    q.execute("select mbus.create_consumer('retail', 'q', %s, noindex => true)", [selector])
+    (index,) = told
+    q.execute(index)
+    made = one(q, "select indexdef from pg_indexes where tablename = 'log$q' and indexdef ~ 'WHERE.*retail'")
+    assert "(id)" in made
+
+
 def test_a_selector_that_takes_too_long_is_cancelled_and_stops_nobody_else(q):
-    consumer(q, "slow", "pg_sleep(60) is not null")
+    consumer(q, "slow", "pg_sleep(coalesce(current_setting('test.seconds', true), '0')::float) is not null")
     fill(q, [1])
-    q.execute("set statement_timeout = '50ms'")
+    q.execute("set test.seconds = '60'; set statement_timeout = '50ms'")
     with pytest.raises(psycopg.errors.QueryCanceled):
         consume(q, "slow")
-    q.execute("reset statement_timeout")
+    q.execute("reset statement_timeout; set test.seconds = '0'")
     assert drain(q) == ["1"]
     assert there(q) == ["1"]
 

@@ -48,13 +48,15 @@ def test_a_take_that_is_rolled_back_restores_the_message_for_all(q, connect):
     assert drain(q, "other") == ["1"]
 
 
+@pytest.mark.parametrize("how", ["mbus.take", "mbus.take_from_q_by_default"])
 @pytest.mark.parametrize("batch", [1, 10])
-def test_take_waits_for_who_holds_the_message(q, connect, batch):
+def test_take_waits_for_who_holds_the_message(q, connect, batch, how):
     iid = post(q, 1)
     holder, taker = connect(autocommit=False), connect()
     assert consumen(holder, batch) == ["1"]
     taken: list[str | None] = []
-    thread = threading.Thread(target=lambda: taken.append(take(taker, iid)))
+    query = f"select ({how}(%s)).data -> 'n'"
+    thread = threading.Thread(target=lambda: taken.append(one(taker, query, iid)))
     thread.start()
     waits = "select exists (select from pg_locks where not granted and locktype = 'advisory' and pid = %s)"
     while not one(q, waits, taker.info.backend_pid):
@@ -173,6 +175,15 @@ def test_run_on_counts_successes_and_sends_failures_to_the_dmq(q):
     assert row[:3] == ("q.2", "x", True)
     assert "integer" in row[3]
     assert drain(q) == []
+
+
+def test_what_was_received_before_does_not_come_to_all_again(q):
+    consumer(q, "other")
+    iid = post(q, 1)
+    assert drain(q) == drain(q, "other") == ["1"]
+    with pytest.raises(psycopg.Error, match=f"there is no message {iid}"):
+        q.execute("select mbus.try_again(%s)", [iid])
+    assert there(q) == []
 
 
 def test_a_message_is_put_back_once(q):

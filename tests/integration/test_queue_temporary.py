@@ -41,6 +41,32 @@ def test_a_request_is_answered_on_a_temporary_queue(q, connect):
     assert consume(asking, queue=reply) == "7!"
 
 
+def test_consuming_from_a_temporary_queue_never_waits(q, connect):
+    reply = one(q, "select mbus.create_temporary_queue()")
+    post(q, 1, reply)
+    holder = connect(autocommit=False)
+    assert consume(holder, queue=reply) == "1"
+    assert consume(q, queue=reply) is None
+    holder.rollback()
+    assert consume(q, queue=reply) == "1"
+
+
+def test_a_message_of_a_temporary_queue_waits_for_those_that_it_names(q, connect):
+    reply = one(q, "select mbus.create_temporary_queue()")
+    first = post(q, 1)
+    second = post(q, 2, reply, after=[first])
+    post(q, 3, reply, after=[second])
+    post(q, 4, reply)
+    assert consume(q, queue=reply) == "4"
+    assert consume(q, queue=reply) is None
+    assert drain(q) == ["1"]
+    holder = connect(autocommit=False)
+    assert consume(holder, queue=reply) == "2"
+    assert consume(q, queue=reply) is None
+    holder.commit()
+    assert consume(q, queue=reply) == "3"
+
+
 def test_a_temporary_queue_ends_with_its_session(q, connect_to, db):
     session = connect_to(db)
     reply = one(session, "select mbus.create_temporary_queue()")
@@ -90,6 +116,17 @@ def test_a_trigger_copies_what_its_selector_matches(q):
     assert drain(q) == ["1", "2"]
     fill(q, [1])
     assert drain(q, queue="s") == []
+    assert drain(q, queue="r") == ["1"]
+
+
+def test_a_message_that_is_put_back_is_not_copied_again(q):
+    make(q, "r")
+    q.execute("select mbus.create_trigger('q', 'r')")
+    post(q, 1)
+    with q.transaction():
+        (iid,) = q.execute("select iid from mbus.consume('q')").fetchone()
+        q.execute("select mbus.try_again(%s, '0')", [iid])
+    assert drain(q) == ["1"]
     assert drain(q, queue="r") == ["1"]
 
 

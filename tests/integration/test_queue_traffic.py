@@ -1,11 +1,13 @@
-"""Many producers and consumers at once, some of whom roll back or are killed: no message is lost or doubled."""
+"""Many producers and consumers at once, who roll back or are killed: nothing is lost or doubled, or comes too early."""
 
 from __future__ import annotations
 
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import psycopg
 import pytest
@@ -13,126 +15,178 @@ import pytest
 from tests.queues import consumer, drain, fill, make, one, there
 
 PRODUCERS, CONSUMERS, EACH = 20, 7, 30
+TIED = "select mbus.post_r(hstore('n', %s), hstore('consume_after', mbus.post_q(hstore('n', %s))))"
+UNTIED = "select mbus.post_r(hstore('n', %s)), mbus.post_q(hstore('n', %s))"
+
+Reader = tuple[str, str, int]
+"""A queue, one of its consumers, and how many messages are received at once."""
 
 
-def produce(conninfo: str, number: int, pairs: bool) -> None:
-    random.seed(number)
-    with psycopg.connect(conninfo) as connection:
-        for n in range(EACH):
-            name = f"{number}.{n}"
-            if pairs:
-                connection.execute(
-                    "select mbus.post_r(hstore('n', %s), hstore('consume_after', mbus.post_q(hstore('n', %s))))",
-                    [name, name],
-                )
-            elif n % 10 == 0:
-                fill(connection, [f"{name}.{i}" for i in range(5)])
-            else:
-                connection.execute(
-                    "select mbus.post_q(hstore('n', %s), properties => hstore('even', %s))",
-                    [name, str(n % 2)],
-                )
-            if random.random() < 0.2:
-                connection.rollback()
-            else:
-                connection.execute(
-                    "insert into posted values (%s, %s)", [name, 5 if not pairs and n % 10 == 0 else 1]
-                )
-                connection.commit()
+@dataclass
+class Session:
+    """Transactions of which the first with something in it is killed before its commit, the second rolled back, and
+    later ones now and then."""
+
+    conninfo: str
+    seed: int
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.connection = psycopg.connect(self.conninfo)
+
+    def end(self) -> None:
+        luck = self.chance.random()
+        if not self.faults["killed"] or luck < 0.03:
+            self.faults["killed"] += 1
+            with psycopg.connect(self.conninfo, autocommit=True) as killer:
+                killer.execute("select pg_terminate_backend(%s, 5000)", [self.connection.info.backend_pid])
+            self.connection.close()
+            self.connection = psycopg.connect(self.conninfo)
+        elif not self.faults["rolled back"] or luck < 0.13:
+            self.faults["rolled back"] += 1
+            self.connection.rollback()
+        else:
+            self.connection.commit()
 
 
-def receive(conninfo: str, number: int, queue: str, name: str, ended: threading.Event) -> None:
-    random.seed(number)
-    most = random.choice([1, 10, 50])
-    connection = psycopg.connect(conninfo)
+def produce(session: Session, pairs: bool) -> None:
+    for n in range(EACH):
+        name = f"{session.seed}.{n}"
+        names = [name]
+        if pairs:
+            session.connection.execute(TIED, [name, name])
+        elif n % 10 == 0:
+            names = [f"{name}.{i}" for i in range(5)]
+            fill(session.connection, names)
+        else:
+            session.connection.execute(
+                "select mbus.post_q(hstore('n', %s), properties => hstore('even', %s))", [name, str(n % 2)]
+            )
+        session.connection.execute("insert into posted select unnest(%s::text[])", [names])
+        session.end()
+
+
+def receive(session: Session, reader: Reader, ended: threading.Event, apart: str | None = None) -> None:
+    """Receive until nothing is left once all is posted. With ``apart``, a connection string, what was received is noted
+    in a transaction of its own: a planted fault."""
+    queue, name, most = reader
     while True:
         was_over = ended.is_set()
-        rows = connection.execute(
+        rows = session.connection.execute(
             f"select data -> 'n' from mbus.consumen_{queue}_by_{name}(%s)", [most]
         ).fetchall()
-        for row in rows:
-            connection.execute(
-                "insert into received (queue, consumer, n) values (%s, %s, %s)", [queue, name, row[0]]
-            )
-        chance = random.random()
-        if chance < 0.1:
-            connection.rollback()
-        elif chance < 0.13:
-            one(connection, "select 1")
-            with psycopg.connect(conninfo, autocommit=True) as killer:
-                killer.execute("select pg_terminate_backend(%s)", [connection.info.backend_pid])
-            connection.close()
-            connection = psycopg.connect(conninfo)
-        else:
-            connection.commit()
-            if not rows and was_over and not one(connection, f"select mbus.peek_{queue}()"):
-                connection.close()
-                return
+        if rows:
+            note(session.connection, apart, f"{queue}/{name}", [row[0] for row in rows])
+            session.end()
+            continue
+        session.connection.commit()
+        if was_over and not one(session.connection, f"select mbus.peek_{queue}()"):
+            return
 
 
-def run(conninfo: str, readers: list[tuple[str, str]], pairs: bool) -> None:
+def note(connection: psycopg.Connection, apart: str | None, name: str, numbers: Sequence[str]) -> None:
+    statement = "insert into received (consumer, n) select %s, unnest(%s::text[])"
+    if apart is None:
+        connection.execute(statement, [name, numbers])
+    else:
+        with psycopg.connect(apart) as other:
+            other.execute(statement, [name, numbers])
+
+
+def run(conninfo: str, readers: Sequence[Reader], *, pairs: bool = False, apart: str | None = None) -> None:
     ended = threading.Event()
-    failures: list[Exception] = []
+    producers = [Session(conninfo, n) for n in range(PRODUCERS)]
+    consumers = [Session(conninfo, PRODUCERS + n) for n in range(CONSUMERS)]
+    with ThreadPoolExecutor(PRODUCERS + CONSUMERS) as pool:
+        posting = [pool.submit(produce, session, pairs) for session in producers]
+        receiving = [
+            pool.submit(receive, session, readers[n % len(readers)], ended, apart)
+            for n, session in enumerate(consumers)
+        ]
+        try:
+            for task in posting:
+                task.result()
+        finally:
+            ended.set()
+        for task in receiving:
+            task.result()
+    for sessions in (producers, consumers):
+        assert sum((session.faults for session in sessions), Counter()).keys() == {"killed", "rolled back"}
+        for session in sessions:
+            session.connection.close()
 
-    def guarded(work: Callable[..., None], *arguments: object) -> threading.Thread:
-        def body() -> None:
-            try:
-                work(*arguments)
-            except Exception as error:  # noqa: BLE001
-                failures.append(error)
 
-        thread = threading.Thread(target=body)
-        thread.start()
-        return thread
+def wrong(connection: psycopg.Connection, *consumers: str) -> dict[str, int]:
+    """How often the messages were received that these consumers together did not receive once each."""
+    rows = connection.execute(
+        "select n, count(r.n) from posted as p "
+        "full join (select n from received where consumer = any (%s)) as r using (n) "
+        "group by n having count(r.n) <> 1 or count(p.n) <> 1",
+        [list(consumers)],
+    )
+    return dict(rows.fetchall())
 
-    producers = [guarded(produce, conninfo, n, pairs) for n in range(PRODUCERS)]
-    consumers = [guarded(receive, conninfo, n, *readers[n % len(readers)], ended) for n in range(CONSUMERS)]
-    for thread in producers:
-        thread.join()
-    ended.set()
-    for thread in consumers:
-        thread.join()
-    assert failures == []
+
+def misplaced(connection: psycopg.Connection) -> set[str]:
+    """The pairs whose second message was received first."""
+    rows = connection.execute(
+        "select n from received as a join received as b using (n) "
+        "where a.consumer = 'q/default' and b.consumer = 'r/default' and a.id > b.id"
+    )
+    return {row[0] for row in rows}
 
 
 @pytest.fixture
 def connection(connect):
     connection = connect()
     make(connection, "q", "r", parts=8)
-    connection.execute("create table posted (n text, times integer)")
-    connection.execute("create table received (id bigserial, queue text, consumer text, n text)")
+    connection.execute("create table posted (n text primary key)")
+    connection.execute("create table received (id bigserial, consumer text, n text)")
     return connection
 
 
 def test_every_message_is_received_once(connection, db):
-    run(db, [("q", "default")], pairs=False)
-    total = one(connection, "select sum(times) from posted")
-    assert connection.execute("select count(*), count(distinct n) from received").fetchone() == (total, total)
+    run(db, [("q", "default", most) for most in (1, 10, 50)])
+    assert one(connection, "select count(*) from posted") > PRODUCERS
+    assert wrong(connection, "q/default") == {}
     assert there(connection) == []
 
 
 def test_two_selectors_that_complete_each_other_and_default_receive_twice_as_many(connection, db):
     consumer(connection, "even", "coalesce(t.properties -> 'even', '1') = '1'")
     consumer(connection, "odd", "t.properties -> 'even' = '0'")
-    run(db, [("q", "default"), ("q", "even"), ("q", "odd")], pairs=False)
-    total = one(connection, "select sum(times) from posted")
-    rows = connection.execute(
-        "select consumer = 'default', count(*), count(distinct n) from received group by 1"
-    ).fetchall()
-    assert sorted(rows) == [(False, total, total), (True, total, total)]
+    run(db, [("q", "default", 10), ("q", "even", 1), ("q", "odd", 50)])
+    assert wrong(connection, "q/default") == {}
+    assert wrong(connection, "q/even", "q/odd") == {}
+    assert len({row[0] for row in connection.execute("select consumer from received")}) == 3
     assert there(connection) == []
 
 
 def test_the_second_of_a_pair_never_comes_first(connection, db):
-    run(db, [("q", "default"), ("r", "default")], pairs=True)
-    total = one(connection, "select sum(times) from posted")
-    counts = Counter(row[0] for row in connection.execute("select queue from received"))
-    assert counts == {"q": total, "r": total}
-    query = (
-        "select count(*) from received as a join received as b using (n) "
-        "where a.queue = 'q' and b.queue = 'r' and a.id > b.id"
-    )
-    assert one(connection, query) == 0
+    # Whose first messages are received slowly, and the second ones eagerly.
+    run(db, [("r", "default", 50), ("r", "default", 10), ("q", "default", 1)], pairs=True)
+    assert wrong(connection, "q/default") == {}
+    assert wrong(connection, "r/default") == {}
+    assert misplaced(connection) == set()
+
+
+def test_readers_whose_notes_outlive_their_roll_backs_are_caught(connection, db):
+    run(db, [("q", "default", 10)], apart=db)
+    assert any(times > 1 for times in wrong(connection, "q/default").values())
+
+
+def test_a_message_that_nobody_received_is_caught(connection):
+    connection.execute("insert into posted values ('lost')")
+    assert wrong(connection, "q/default") == {"lost": 0}
+
+
+def test_pairs_that_are_not_tied_are_caught(connection):
+    for n in ("1", "2"):
+        connection.execute(UNTIED, [n, n])
+    for queue in ("r", "q"):
+        note(connection, None, f"{queue}/default", drain(connection, queue=queue))
+    assert misplaced(connection) == {"1", "2"}
 
 
 def test_what_was_received_is_deleted_as_it_goes(connection):

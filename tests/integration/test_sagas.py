@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
-from airflow_pgchange import letters
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.sagas import RollBack, Saga, Step, TryAgain, create_queues, handle, start
 from tests import queues
-from tests.sagas import STEPS, TOUR, WORKED, note, prepare
+from tests.sagas import STEPS, TOUR, WORKED, acts, note, prepare, run, state
 
 
 @pytest.fixture
@@ -20,32 +20,6 @@ def connection(connect):
     connection = connect()
     prepare(connection)
     return connection
-
-
-def run(db, do=note, queue_names=WORKED, **options):
-    """Work off the queues until nothing is ready anywhere; what became of the messages, in order."""
-    answers: list[str] = []
-
-    def process(transaction, batch):
-        (change,) = transaction.changes()
-        transaction.ack(lambda kept: answers.append(handle(kept, change, do, **options)))
-
-    plans = [Plan(QueueFeed(queue), db, limit=1, max_batches=None) for queue in queue_names]
-    while sum(drain(plan, process).batches for plan in plans):
-        pass
-    return answers
-
-
-def acts(connection, kind="step"):
-    rows = connection.execute("select step from act where kind = %s order by n", [kind]).fetchall()
-    return [row[0] for row in rows]
-
-
-def state(connection):
-    """The only saga."""
-    names = ("state", "done", "to_do", "undone", "to_undo", "stuck")
-    (row,) = connection.execute(f"select {', '.join(names)} from mbus.sagas").fetchall()
-    return dict(zip(names, row, strict=True))
 
 
 def left(connection):
@@ -84,6 +58,30 @@ def test_what_is_no_saga_is_refused(steps, message):
         Saga("s", steps)
 
 
+@pytest.mark.parametrize("end", ["end", "rolled_back"])
+def test_no_end_is_in_the_queue_from_which_nobody_consumes(end):
+    with pytest.raises(InvalidArgument, match="nobody may consume from bungs"):
+        Saga("s", (Step("a", "q", "c"),), **{end: "bungs"})
+
+
+STEP = {"name": "a", "queue": "rooms", "compensation": "cancel_rooms", "after": []}
+
+
+@pytest.mark.parametrize(
+    "steps", [[STEP, STEP], [{**STEP, "after": ["b"]}, {**STEP, "name": "b"}], [{**STEP, "name": None}]]
+)
+def test_steps_that_do_not_stand_in_their_order_are_refused_in_sql(connection, steps):
+    with pytest.raises(psycopg.Error, match="step .* is there already, or comes before one"):
+        connection.execute("select mbus.start_saga(%s, '')", [Jsonb({**TOUR.description(), "steps": steps})])
+    assert left(connection) == set()
+
+
+def test_a_saga_whose_compensations_would_wait_for_nothing_is_refused(connection):
+    connection.execute("select mbus.drop_consumer('default', 'bungs')")
+    with pytest.raises(InvalidArgument, match="nothing waits behind a message of queue bungs"):
+        start(connection, TOUR, {})
+
+
 def test_a_step_may_be_lasting_if_it_says_so(connection):
     saga = Saga("mail", (Step("send", "mails", lasting=True),))
     create_queues(connection, saga)
@@ -118,8 +116,9 @@ def test_a_start_posts_both_sequences_with_the_bung_and_the_end(connection):
     assert header("rolled back") == compensations | {bung}
     assert to_take(bung) == {iids["step", step] for step in STEPS} | {end}
     assert to_take(end) == compensations | {rolled_back, bung}
-    room = "select m.properties -> 'bung', m.data -> 'tour_id' from mbus.peek(%s) as m"
-    assert connection.execute(room, [iids["step", "room"]]).fetchone() == (bung, "7")
+    link = "select m.properties -> 'bung', m.data -> 'tour_id' from mbus.peek(%s) as m"
+    for forward in [iids["step", step] for step in STEPS] + [end]:
+        assert connection.execute(link, [forward]).fetchone() == (bung, "7")
 
 
 def test_a_start_that_is_rolled_back_never_was(connect, connection):
@@ -247,34 +246,6 @@ def test_what_is_in_hand_when_the_saga_is_rolled_back_is_not_kept(db, connection
     run(db)
     assert state(connection)["state"] == "rolled back"
     assert left(connection) == set()
-
-
-def test_a_saga_whose_message_is_dead_is_named_as_stuck(db, connection):
-    start(connection, TOUR, {})
-
-    def fail(transaction, batch):
-        raise ValueError("poison")
-
-    drain(Plan(QueueFeed("rooms"), db, max_attempts=1, on_give_up="dead_letter"), fail)
-    assert "step of room: message rooms.1 is among the dead letters" in state(connection)["stuck"]
-    letters.again(connection, consumer="queue:rooms/default")
-    assert state(connection)["stuck"] is None
-    run(db)
-    assert state(connection)["state"] == "complete"
-
-
-def test_a_saga_whose_message_was_received_by_a_stranger_is_named_as_stuck(connection):
-    start(connection, TOUR, {})
-    connection.execute("select mbus.consume('rooms')")
-    assert "received by somebody who did not say" in state(connection)["stuck"]
-
-
-def test_sagas_that_ended_are_forgotten_in_time(db, connection):
-    start(connection, TOUR, {})
-    run(db)
-    open_one = start(connection, TOUR, {})
-    assert connection.execute("select mbus.forget_sagas('0')").fetchone() == (1,)
-    assert connection.execute("select id from mbus.sagas").fetchall() == [(open_one,)]
 
 
 def test_a_message_of_no_saga_is_over(db, connection):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -69,6 +70,13 @@ def test_rows_come_from_the_instances_that_own_them(db, spread, feed, path):
         assert accounts(job) == [(n, 100 * n) for n in IDS]
 
 
+def test_a_role_that_may_only_read_the_catalogue_is_enough(db, spread, feed, role):
+    reader = role("reader")
+    spread.run("select topology.grant_reader(%s)", reader.name)
+    with batch_of(feed, db, cluster=replace(spread.reached, catalogue=reader.conninfo)) as job:
+        assert accounts(job) == [(n, 100 * n) for n in IDS]
+
+
 def test_only_rows_that_changes_name_come_once_for_each_change(db, spread, feed, connect):
     with batch_of(feed, db):
         pass
@@ -91,17 +99,20 @@ def test_what_an_instance_keeps_of_buckets_that_it_has_lost_is_not_read(db, spre
 
 
 class Reads:
-    """Counts the reads of instances that ended early, and calls somebody before each."""
+    """Counts the reads of instances that ended early, and calls somebody before and after each."""
 
-    def __init__(self, monkeypatch, before=lambda number: None):
+    def __init__(self, monkeypatch, before=lambda number: None, after=lambda number: None):
         self.begun, self.lost = 0, 0
         read_whole = arrow.read_whole
 
         def read(*arguments):
             self.begun += 1
             before(self.begun)
+            number = self.begun
             try:
-                return read_whole(*arguments)
+                found = read_whole(*arguments)
+                after(number)
+                return found
             except ServerUnavailable:
                 self.lost += 1
                 raise
@@ -139,21 +150,52 @@ def test_a_primary_that_is_killed_in_the_middle_of_a_read_costs_no_row_and_doubl
     assert sorted(found) == [(n, 100 * n) for n in IDS]
 
 
+def move_all(spread, source, target):
+    """Buckets 0 to 1499 and their rows, from one replicaset to the other."""
+    first, second = (psycopg.connect(spread.primaries[name].conninfo()) for name in (source, target))
+    with first, second:
+        second.cursor().executemany(
+            "insert into account values (%s, %s)",
+            first.execute("delete from account where id % 3000 < 1500 returning *").fetchall(),
+        )
+    for state, goal in (("copying", target), ("copied", None), ("active", None)):
+        spread.run("select topology.move_buckets('default', 0, 1499, %s, %s)", state, goal)
+
+
 def test_a_range_that_moves_while_it_is_read_is_read_from_its_new_owner(db, spread, feed, monkeypatch):
     def move(number):
         """The first read finds that its rows are gone already: the catalogue said otherwise a moment before."""
-        if number > 1:
-            return
-        first, second = (psycopg.connect(one.conninfo()) for one in spread.primaries.values())
-        with first, second:
-            second.cursor().executemany(
-                "insert into account values (%s, %s)",
-                first.execute("delete from account returning *").fetchall(),
-            )
-        for state, target in (("copying", "r2"), ("copied", None), ("active", None)):
-            spread.run("select topology.move_buckets('default', 0, 1499, %s, %s)", state, target)
+        if number == 1:
+            move_all(spread, "r1", "r2")
 
     reads = Reads(monkeypatch, move)
+    with batch_of(feed, db, cluster=spread.reached) as job:
+        assert accounts(job) == [(n, 100 * n) for n in IDS]
+    assert reads.begun > 2, "the fault did not fire"
+
+
+def test_a_range_that_moves_away_and_back_while_it_is_read_loses_no_row(db, spread, feed, monkeypatch):
+    def away(number):
+        if number == 1:
+            move_all(spread, "r1", "r2")
+
+    def back(number):
+        if number == 1:
+            move_all(spread, "r2", "r1")
+
+    reads = Reads(monkeypatch, away, back)
+    with batch_of(feed, db, cluster=spread.reached) as job:
+        assert accounts(job) == [(n, 100 * n) for n in IDS]
+    assert reads.begun > 2, "the fault did not fire"
+
+
+def test_a_catalogue_whose_log_was_trimmed_meanwhile_is_asked_anew(db, spread, feed, monkeypatch):
+    def trim(number):
+        if number == 1:
+            spread.run("select topology.set_state('r1-1', 'Offline'), topology.set_state('r1-1', 'Online')")
+            spread.run("select topology.trim_log('0')")
+
+    reads = Reads(monkeypatch, trim)
     with batch_of(feed, db, cluster=spread.reached) as job:
         assert accounts(job) == [(n, 100 * n) for n in IDS]
     assert reads.begun > 2, "the fault did not fire"

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
+from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import errors
 
+from tests.topology import make_catalogue
+
 MASTER = "select topology.set_master(%s, %s)"
 
 
 @pytest.fixture
 def catalogue(connect):
-    """Two replicasets of one tier, each with two instances; the first has buckets."""
     connection = connect()
-    for name in ("r1", "r2"):
-        connection.execute("select topology.add_replicaset(%s, uuid => %s)", [name, f"uuid-{name}"])
-        for number in (1, 2):
-            one = f"{name}-i{number}"
-            connection.execute(
-                "select topology.add_instance(%s, %s, %s, uuid => %s)",
-                [one, name, f"127.0.0.1:{name[1]}{number}", f"uuid-{one}"],
-            )
-        connection.execute(MASTER, [name, f"{name}-i1"])
-    connection.execute("select topology.assign_buckets('default', 0, 2999, 'r1')")
+    make_catalogue(connection)
     return connection
 
 
@@ -81,6 +76,19 @@ def test_an_instance_comes_with_all_that_is_known_of_it(catalogue):
 def test_another_state_tells_the_state_alone(catalogue):
     assert told(catalogue, "select topology.set_state('r1-i2', 'Offline')") == [
         {"op": "replace", "map": "instance", "instance_uuid": "uuid-r1-i2", "current_state": "Offline"}
+    ]
+
+
+def test_an_instance_that_changes_its_replicaset_by_plain_sql_tells_what_changed(catalogue):
+    query = "update topology._pico_instance set replicaset_name = 'r2', tier = 'hot' where name = 'r1-i2'"
+    assert told(catalogue, query) == [
+        {
+            "op": "replace",
+            "map": "instance",
+            "tier": "hot",
+            "replicaset_uuid": "uuid-r2",
+            "instance_uuid": "uuid-r1-i2",
+        }
     ]
 
 
@@ -182,6 +190,24 @@ def test_the_snapshot_tells_replicasets_then_instances_then_active_buckets(catal
     assert {(event["raft"]["term"], event["raft"]["index"]) for event in events} == {(1, last(catalogue))}
 
 
+def test_of_what_a_snapshot_lacked_only_that_is_lacking_which_no_event_has_told(catalogue):
+    def move(first, end, *state):
+        catalogue.execute("select topology.move_buckets('default', %s, %s, %s, %s)", [first, end, *state])
+
+    move(0, 9, "copying", "r2")
+    lacking = "select (l).buckets ->> 'default', (l).arrived, (l).settled from topology.lacking(%s::jsonb, %s, %s) l"
+    asked = catalogue.execute(
+        "select topology.unsettled()::text, term, index from topology.now_at()"
+    ).fetchone()
+    move(0, 4, "copied", None)
+    assert catalogue.execute(lacking, asked).fetchone() == ("{[5,10)}", False, False)
+    move(5, 9, "aborting-copy", None)
+    move(5, 9, "active", None)
+    assert catalogue.execute(lacking, asked).fetchone() == ("{[5,10)}", True, False)
+    move(0, 4, "active", None)
+    assert catalogue.execute(lacking, asked).fetchone() == ("{[5,10)}", True, True)
+
+
 def test_indexes_are_in_the_order_of_commit(catalogue, connect):
     first, second = connect(), connect()
     blocked = threading.Event()
@@ -228,6 +254,8 @@ def test_a_change_that_is_rolled_back_is_no_event(catalogue):
         ("select topology.move_buckets('default', 0, 3000, 'copying', 'r2')", "only 3000 are assigned"),
         ("select topology.move_buckets('default', 0, 9, 'lost')", "no state of buckets"),
         ("truncate topology._pico_bucket", "cannot be truncated"),
+        ("update topology._pico_replicaset set uuid = 'other' where name = 'r1'", "are for ever"),
+        ("update topology._pico_instance set name = 'other' where name = 'r1-i2'", "are for ever"),
     ],
 )
 def test_what_would_break_the_catalogue_is_refused(catalogue, query, reason):
@@ -237,6 +265,46 @@ def test_what_would_break_the_catalogue_is_refused(catalogue, query, reason):
     assert caught.value.sqlstate == "PC008"
     assert caught.value.diag.message_hint
     assert last(catalogue) == before
+
+
+def test_a_log_that_was_trimmed_goes_on_where_it_was(catalogue):
+    query = "select term, index from topology.now_at()"
+    before = catalogue.execute(query).fetchone()
+    catalogue.execute("select topology.trim_log('0')")
+    assert last(catalogue) == 0
+    assert catalogue.execute(query).fetchone() == before
+    assert catalogue.execute("select * from topology.events(%s, %s)", before).fetchall() == []
+
+
+def test_events_that_were_trimmed_are_not_passed_over_in_silence(catalogue):
+    catalogue.execute("select topology.trim_log('0')")
+    with pytest.raises(errors.Error, match="were trimmed") as caught:
+        catalogue.execute("select * from topology.events(1, 1)")
+    assert caught.value.sqlstate == "PC005"
+
+
+def test_what_clients_heard_of_survives_a_crash_though_its_writer_did_not_wait_for_the_disk(own_database):
+    with psycopg.connect(own_database, autocommit=True) as connection:
+        connection.execute("select topology.add_replicaset('r1'); create table witness ()")
+        (writer,) = connection.execute(
+            "select pid from pg_stat_activity where backend_type = 'walwriter'"
+        ).fetchone()
+        os.kill(writer, signal.SIGSTOP)
+        connection.execute("set synchronous_commit = off")
+        connection.execute("select topology.add_replicaset('r2')")
+        connection.execute("insert into witness default values")
+        os.kill(writer, signal.SIGKILL)
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("select pg_sleep(60)")
+    with connected_again(own_database) as connection:
+        assert connection.execute("select from witness").fetchall() == [], "the fault did not fire"
+        assert len(since(connection)) == 2
+
+
+def connected_again(conninfo):
+    while True:
+        with suppress(psycopg.OperationalError):
+            return psycopg.connect(conninfo, autocommit=True)
 
 
 def test_a_server_that_started_again_begins_a_new_term(catalogue):

@@ -50,6 +50,19 @@ def test_the_standby_that_has_most_of_the_log_becomes_the_master(catalogue, own_
         connection.execute("insert into late default values")
 
 
+def test_what_a_standby_had_before_it_was_restarted_counts(catalogue, own_cluster, standbys):
+    standbys[0].stop()
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute("create table late ()")
+    standbys[1].wait_for_replay(own_cluster)
+    own_cluster.kill()
+    standbys[1].stop()
+    for standby in standbys:
+        standby.start()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    assert failover.fail_over(catalogue, INSTANCES, "r") == "i2"
+
+
 def test_a_failover_that_was_not_recorded_goes_on_with_the_standby_that_it_promoted(
     catalogue, own_cluster, standbys
 ):

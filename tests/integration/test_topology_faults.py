@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import socket
 import struct
 import threading
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import psycopg
 import pytest
@@ -188,6 +190,44 @@ def test_a_connection_to_the_catalogue_that_is_lost_loses_nothing(db, catalogue)
         assert event.current_state == "Offline"
 
 
+def test_who_would_miss_events_that_were_trimmed_before_the_relay_read_them_begins_anew(db, catalogue):
+    others = (
+        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() "
+        "and state <> 'idle'"
+    )
+    with relay_process(db) as relay, TopologyClient(relay.conninfo()) as client:
+        os.kill(relay.pid, signal.SIGSTOP)
+        try:
+            while catalogue.execute(others).fetchone() != (0,):
+                pass
+            catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+            (trimmed,) = catalogue.execute("select topology.trim_log('0')").fetchone()
+        finally:
+            os.kill(relay.pid, signal.SIGCONT)
+        assert trimmed is not None
+        with pytest.raises(ServerUnavailable, match="were trimmed before the relay had read them"):
+            client.receive(30)
+        client.connect()
+        assert client.topology.instances["uuid-r1-i2"].state == "Offline"
+        catalogue.execute("select topology.set_state('r1-i2', 'Online')")
+        (event,) = client.receive(30)
+        assert event.current_state == "Online"
+
+
+def test_there_is_room_for_as_many_clients_as_there_may_be(db, catalogue):
+    with relay_process(db, files=[40, 400], limits={"clients": 200}) as relay, ExitStack() as opened:
+        for _ in range(60):
+            sock = opened.enter_context(raw(relay))
+            sock.sendall(PACKET)
+            until_ready(sock)
+
+
+def test_more_clients_than_files_that_may_be_open_are_an_error_that_says_so(db):
+    relay = RelayProcess(db, free_port(), {"files": [40, 400], "limits": {"clients": 301}})
+    assert relay.stop(0) != 0
+    assert "InvalidArgument" in relay.wait_for("give --max-clients 300")
+
+
 def test_a_relay_that_is_killed_is_found_again_by_whoever_follows(db, catalogue):
     snapshots = threading.Semaphore(0)
 
@@ -253,6 +293,35 @@ def test_a_catalogue_that_restarted_begins_a_new_term_with_a_new_snapshot(own_da
             client.receive(30)
         client.connect()
         assert (client.topology.at.term, len(client.topology.instances)) == (2, 4)
+
+
+def test_a_new_primary_that_never_got_the_term_before_it_begins_one_that_is_told_apart(
+    own_database, own_cluster
+):
+    with psycopg.connect(own_database, autocommit=True) as connection:
+        make_catalogue(connection)
+    standby = own_cluster.standby()
+    servers = make_conninfo(
+        own_database, host="127.0.0.1,127.0.0.1", port=f"{own_cluster.port},{standby.port}"
+    )
+    try:
+        standby.wait_for_replay(own_cluster)
+        standby.stop()
+        own_cluster.restart()
+        with relay_process(servers) as relay, TopologyClient(relay.conninfo()) as client:
+            with psycopg.connect(own_database, autocommit=True) as connection:
+                connection.execute("select topology.set_state('r1-i2', 'Offline')")
+            assert client.receive(30)[0].raft.term == 2
+            own_cluster.kill()
+            standby.start()
+            standby.promote()
+            with pytest.raises(ServerUnavailable, match="restarted or failed over"):
+                client.receive(60)
+            client.connect()
+            assert client.topology.at.term == 2
+            assert client.topology.instances["uuid-r1-i2"].state == "Online"
+    finally:
+        standby.remove()
 
 
 def test_a_catalogue_that_failed_over_is_followed_to_its_new_primary(own_database, own_cluster):

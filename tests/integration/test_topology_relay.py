@@ -8,10 +8,13 @@ import hashlib
 import hmac
 import json
 import os
+import resource
 import signal
+import socket
 import ssl
 import subprocess
 import threading
+from contextlib import ExitStack
 
 import asyncpg
 import pg8000.native
@@ -112,9 +115,11 @@ def test_psql_shows_what_happened_with_its_next_query(relay, catalogue):
     catalogue.execute("select topology.set_master('r1', 'r1-i2')")
     said = ""
     while "r1-i2" not in said:
-        process.stdin.write("select 1;\n")
+        said = ""
+        process.stdin.write("select 1;\n\\echo answered\n")
         process.stdin.flush()
-        said = process.stdout.readline()
+        while not said.endswith("answered\n"):
+            said += process.stdout.readline()
     process.communicate("\\q\n", timeout=60)
     assert notices(said)[0]["current_master_uuid"] == "uuid-r1-i2"
 
@@ -199,20 +204,22 @@ def test_gathered_changes_of_buckets_show_when_they_are_due(relay, catalogue):
         assert topology.owner("default", 5) == "uuid-r2"
 
 
-def test_a_burst_ends_with_the_map_of_the_catalogue(relay, catalogue):
+def test_a_burst_ends_with_the_map_of_the_catalogue_for_everybody(relay, catalogue):
     catalogue.execute(
         "delete from topology._pico_bucket; insert into topology._pico_bucket "
-        "select 'default', n, n, 'active', 'r1', 'r1' from generate_series(0, 29999) as n"
+        "select 'default', n, n, 'active', 'r1', 'r1' from generate_series(0, 44999) as n"
     )
-    with TopologyClient(relay.conninfo()) as client:
+    with ExitStack() as opened:
+        clients = [opened.enter_context(TopologyClient(relay.conninfo())) for _ in range(2)]
         catalogue.execute("update topology._pico_bucket set state = 'copying', target_replicaset_name = 'r2'")
-        catalogue.execute("update topology._pico_bucket set state = 'copied' where bucket_id_start % 3 = 0")
-        heard = 0
-        while heard < 10_000:
-            heard += len(client.receive(30))
-        client.topology.rebuild()
-        owners = [client.topology.owner("default", number) for number in range(30_000)]
-        assert owners == ["uuid-r1" if number % 3 else "uuid-r2" for number in range(30_000)]
+        catalogue.execute("update topology._pico_bucket set state = 'copied' where bucket_id_start % 3 > 0")
+        for client in clients:
+            heard = 0
+            while heard < 30_000:
+                heard += len(client.receive(30))
+            client.topology.rebuild()
+            owners = [client.topology.owner("default", number) for number in range(45_000)]
+            assert owners == ["uuid-r2" if number % 3 else "uuid-r1" for number in range(45_000)]
 
 
 def test_who_came_while_ranges_were_on_their_way_is_refreshed_when_they_have_arrived(relay, catalogue):
@@ -225,6 +232,44 @@ def test_who_came_while_ranges_were_on_their_way_is_refreshed_when_they_have_arr
             client.receive(30)
         client.connect()
         assert client.topology.owner("default", 5) == "uuid-r1"
+
+
+def test_who_has_heard_of_all_that_its_snapshot_lacked_is_left_alone(relay, catalogue):
+    catalogue.execute("select topology.move_buckets('default', 0, 9, 'copying', 'r2')")
+    with TopologyClient(relay.conninfo()) as told, TopologyClient(relay.conninfo()) as other:
+        catalogue.execute("select topology.move_buckets('default', 20, 29, 'copying', 'r2')")
+        other.connect()
+        for first, state in ((0, "copied"), (0, "active"), (20, "aborting-copy"), (20, "active")):
+            catalogue.execute(
+                "select topology.move_buckets('default', %s, %s, %s)", [first, first + 9, state]
+            )
+        assert len(other.receive(30)) == 1
+        with pytest.raises(ServerUnavailable, match="have arrived"):
+            other.receive(30)
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+        heard = []
+        while len(heard) < 2:
+            heard += told.receive(30)
+        assert told.topology.owner("default", 25) == "uuid-r1"
+
+
+def test_of_several_ranges_that_a_snapshot_lacks_one_that_takes_long_does_not_keep_the_others_back(
+    db, catalogue
+):
+    for first in (0, 20):
+        catalogue.execute(
+            "select topology.move_buckets('default', %s, %s, 'copying', 'r2')", [first, first + 9]
+        )
+    with (
+        relay_process(db, limits={"refresh_seconds": 0}) as relay,
+        TopologyClient(relay.conninfo()) as client,
+    ):
+        for state in ("aborting-copy", "active"):
+            catalogue.execute("select topology.move_buckets('default', 0, 9, %s)", [state])
+        with pytest.raises(ServerUnavailable, match="have arrived"):
+            client.receive(30)
+        client.connect()
+        assert [client.topology.owner("default", number) for number in (5, 25)] == ["uuid-r1", None]
 
 
 def test_follow_connects_again_and_stops_when_told(relay, catalogue):
@@ -302,6 +347,19 @@ def test_a_wrong_password_is_refused_and_logged_once(db, catalogue, secured, use
         assert sum("password authentication failed" in line for line in relay.lines) == 1
 
 
+def test_who_follows_in_vain_is_told_why_and_once(db, catalogue, secured, caplog):
+    with relay_process(db, **secured) as relay:
+        client = TopologyClient(relay.conninfo(password="wrong"))
+        thread = threading.Thread(target=client.follow)
+        thread.start()
+        relay.wait_for("password authentication failed", times=3)
+        client.stop()
+        thread.join(30)
+        client.close()
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "password authentication failed" in record.getMessage()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_relay_tells_its_clients_and_ends_cleanly(relay, number):
     with TopologyClient(relay.conninfo()) as client:
@@ -314,9 +372,14 @@ def test_a_stopped_relay_tells_its_clients_and_ends_cleanly(relay, number):
 def test_the_relay_needs_no_more_than_to_read(catalogue, role):
     reader = role("relay")
     catalogue.execute(sql.SQL("select topology.grant_reader({})").format(reader.name))
+    catalogue.execute("select topology.move_buckets('default', 0, 9, 'copying', 'r2')")
     with relay_process(reader.conninfo) as relay, TopologyClient(relay.conninfo()) as client:
         catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
         assert len(client.receive(30)) == 1
+        for state in ("aborting-copy", "active"):
+            catalogue.execute("select topology.move_buckets('default', 0, 9, %s)", [state])
+        with pytest.raises(ServerUnavailable, match="have arrived"):
+            client.receive(30)
 
 
 def test_tls_is_refused_where_the_relay_has_none(relay):
@@ -333,6 +396,40 @@ def test_more_clients_than_there_may_be_are_told_so(db, catalogue):
             TopologyClient(relay.conninfo()).connect()
         for client in clients:
             client.close()
+
+
+def test_a_server_that_is_silent_does_not_keep_a_client_from_the_next(relay, catalogue):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = f"{silent.getsockname()[1]},{relay.port}"
+        place = relay.conninfo(host="127.0.0.1,127.0.0.1", port=ports, connect_timeout=1)
+        with TopologyClient(place) as client:
+            assert len(client.topology.instances) == 4
+        silent.settimeout(30)
+        silent.accept()[0].close()
+
+
+def test_of_several_servers_none_of_which_answers_each_is_named(relay):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        place = relay.conninfo(host="127.0.0.1,127.0.0.1", port=f"{port},1", connect_timeout=1)
+        with pytest.raises(ServerUnavailable, match=f"port {port} said nothing for 1 s.*port 1 failed"):
+            TopologyClient(place).connect()
+
+
+def test_a_client_may_be_one_of_many_open_files(relay, catalogue):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = []
+    try:
+        while not files or files[-1] < 1024:
+            files.append(os.dup(0))
+        with TopologyClient(relay.conninfo()) as client:
+            catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+            assert len(client.receive(30)) == 1
+    finally:
+        for one in files:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_asyncpg_signs_in_over_tls(db, catalogue, secured):

@@ -131,8 +131,13 @@ def test_maintenance_looks_after_the_databases_that_the_variable_names(
 def test_maintenance_looks_after_the_databases_that_a_person_names(
     example: Example, airline: psycopg.Connection[Any]
 ) -> None:
+    airline.execute(
+        "insert into mbus.saga (name, state, changed_at) "
+        "values ('old', 'complete', now() - interval '31 days'), ('young', 'complete', now())"
+    )
     run = example("pgchange_maintenance").test(run_conf={"databases": ["airline"], "keep": "30 days"})
     assert states(run) == {"databases": "success", "maintain": "success"}
+    assert airline.execute("select name from mbus.saga").fetchall() == [("young",)]
 
 
 @pytest.fixture

@@ -138,19 +138,23 @@ class Writer:
         return True
 
 
-def drain(found: Replicasets, name: str) -> list[int]:
-    """What the replicaset's consumer has still to process."""
+def consume(found: Replicasets, name: str) -> list[int]:
+    """The next batch of what the replicaset's consumer has still to process; none when there is nothing."""
     ports = f"{found.primaries[name].port},{found.standbys[name].port}"
     source = (
         f"host=127.0.0.1,127.0.0.1 port={ports} user=postgres dbname=postgres target_session_attrs=read-write"
     )
-    ids: list[int] = []
-    while True:
-        with ConsumerTransaction(CommitFeed(f"accounts of {name}", 0), found.catalogue, source) as consumer:
-            if consumer.claim(100_000) is None:
-                return ids
-            ids += [int(change.id) for change in consumer.changes()]
-            consumer.ack()
+    with ConsumerTransaction(CommitFeed(f"accounts of {name}", 0), found.catalogue, source) as consumer:
+        if consumer.claim(100_000) is None:
+            return []
+        ids = [int(change.id) for change in consumer.changes()]
+        consumer.ack()
+    return ids
+
+
+def drain(found: Replicasets, name: str) -> list[int]:
+    """All batches; it ends only when nobody writes any more."""
+    return [id for ids in iter(lambda: consume(found, name), []) for id in ids]
 
 
 def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
@@ -174,7 +178,7 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
         try:
             with writer:
                 writer.wait_for_more(10)
-                consumed += drain(found, "r1")
+                consumed += consume(found, "r1")
                 reader.start()
                 server = found.primaries["r1"].conninfo()
                 asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'"
@@ -185,7 +189,8 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
                 failed_over = example("topology_failover").test()
                 writer.wait_for_more(50)
         finally:
-            reader.join()
+            if reader.ident is not None:
+                reader.join()
             client.stop()
             follower.join()
         master = client.topology.master("default", 0)

@@ -338,3 +338,28 @@ def test_names_are_bounded():
     session = registered()
     many = b"".join(message(b"P", f"s{n}\0select 1\0".encode() + b"\0\0") for n in range(101))
     assert kinds(sent(session.receive(many))[0]) == b"1" * 100 + b"E"
+
+
+def test_portals_end_with_their_transaction():
+    session = registered()
+    list(session.receive(message(b"P", b"s\0select 1\0\0\0")))
+    for number in range(101):
+        name = f"p{number}".encode()
+        data = message(b"B", name + b"\0s\0" + struct.pack("!hhh", 0, 0, 0)) + message(b"S")
+        assert kinds(sent(session.receive(data))[0]) == b"2Z"
+    assert kinds(sent(session.receive(message(b"D", b"Pp0\0")))[0]) == b"E"
+
+
+def test_a_stranger_is_asked_as_if_it_were_known(tmp_path):
+    path = tmp_path / "users"
+    path.write_text(f"ann {verifier('secret', salt=b'12345678', iterations=8192)}\n")
+    asked = {}
+    for user in ("ann", "stranger"):
+        session = Session(1, read_users(path))
+        list(session.receive(packet({**WORD, "user": user})))
+        first = b"n,,n=,r=abc"
+        body = b"SCRAM-SHA-256\0" + struct.pack("!I", len(first)) + first
+        told = sent(session.receive(message(b"p", body)))[0][9:].decode()
+        salt, count = told.split(",")[1:]
+        asked[user] = len(salt), count
+    assert asked["ann"] == asked["stranger"]

@@ -112,6 +112,22 @@ def test_a_new_snapshot_replaces_all_even_by_an_older_one():
     assert topology.at == Raft(1, 3)
 
 
+def test_another_thread_that_sees_a_point_sees_the_picture_of_that_point():
+    seen = []
+
+    class Watched(Topology):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "at" and value.index:
+                seen.append(set(self.instances))
+
+    topology = Watched()
+    topology.load(snapshot())
+    topology.apply(event(2, "instance", instance_uuid="a3"))
+    topology.load(snapshot(at=3))
+    assert seen == [{"a1", "a2"}, {"a1", "a2", "a3"}, {"a1", "a2"}]
+
+
 def test_it_answers_where_a_bucket_is_written_and_where_it_is_read():
     topology = Topology()
     topology.load(snapshot())
@@ -168,6 +184,17 @@ def test_what_changed_since_is_told_until_a_new_snapshot():
     assert topology.since(at) is None
 
 
+@pytest.mark.parametrize("at", [9, 5])
+def test_behind_a_new_snapshot_of_the_same_or_an_earlier_point_everything_is_looked_at_anew(at):
+    topology = Topology()
+    topology.load(snapshot(at=8))
+    topology.apply(event(9, "instance", instance_uuid="a1", current_state="Offline"))
+    before = topology.at
+    topology.load(snapshot(at=at))
+    assert topology.since(before) is None
+    assert topology.since(topology.at) == []
+
+
 def test_what_changed_longer_ago_than_is_remembered_is_not_known():
     topology = Topology()
     topology.load(snapshot())
@@ -192,6 +219,21 @@ def test_what_changed_longer_ago_than_is_remembered_is_not_known():
         {"map": "instance", "instance_uuid": 7},
         {"map": None},
         {"map": "instance", "op": "merge", "instance_uuid": "a1"},
+        {
+            "map": "bucket",
+            "op": "delete",
+            "tier": "default",
+            "state": "active",
+            "bucket_id": {"start": 1, "end": 2},
+            "current_replicaset_uuid": "rb",
+        },
+        {
+            "map": "bucket",
+            "tier": "default",
+            "state": "copied",
+            "bucket_id": {"start": 1, "end": float("inf")},
+            "current_replicaset_uuid": "rb",
+        },
     ],
 )
 def test_an_unknown_event_is_kept_counted_and_harmless(fields):
@@ -201,6 +243,7 @@ def test_an_unknown_event_is_kept_counted_and_harmless(fields):
     one = event(2, **fields)
     assert isinstance(one, UnknownEvent)
     assert topology.apply(one)
+    topology.rebuild()
     assert shown(topology) == before
     assert (topology.unknown, topology.unknown_count) == ([one.text], 1)
 
@@ -218,6 +261,10 @@ def test_a_further_kind_is_one_class_and_one_row(monkeypatch):
 @given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_a_notice_that_is_no_event_is_none(text):
     assert parse(text) is None
+
+
+def test_an_event_that_is_nowhere_in_history_is_none():
+    assert event(float("inf"), "instance", instance_uuid="a1") is None
 
 
 def test_a_range_is_inclusive_of_both_ends():

@@ -7,7 +7,7 @@ begin
     for each_queue in select q.qname from mbus.queue as q order by q.qname loop
         perform mbus.drop_queue(each_queue);
     end loop;
-    perform mbus.drop_role(mbus.role_name('admin'));
+    perform mbus.drop_role('admin');
 end
 $$;
 drop schema mbus cascade;

@@ -1,7 +1,7 @@
 -- Where every saga is, and what a person should look at.
 
 create function mbus.saga_trouble(known mbus.saga) returns text
-language sql stable
+language sql stable security definer
 set search_path from current
 as $$
     select string_agg(format('%s: message %s %s', concat_ws(' of ', m.kind, m.step), m.iid, t.trouble), '; ' order by m.iid)
@@ -9,10 +9,11 @@ as $$
     cross join lateral (
         select case
             when exists (select from mbus.dmq as d where d.iid = m.iid)
-                then 'is among the dead letters: send it again, or roll the saga back'
+                then 'is among the dead letters: send it again' || case when m.kind = 'step'
+                    then format(', or undo the saga: mbus.saga_roll_back(%L, reason)', m.iid) else '' end
             when (mbus.queue_of(m.iid)).id is null then 'has lost its queue'
             when not exists (select from mbus.entries(mbus.queue_of(m.iid), m.iid) as e where not e.gone)
-                then 'was received by somebody who did not say what became of it'
+                then 'was received by somebody who did not say what became of it: ' || mbus.way_out(m)
             when m.tries > 3 then format('is at try %s: %s', m.tries, m.error)
         end as trouble
     ) as t
@@ -43,8 +44,9 @@ as $$
 declare
     forgotten bigint;
 begin
-    if not mbus.is_admin() then
-        perform mbus.deny();
+    if older_than < interval '0' then
+        raise invalid_parameter_value using message = format('an age of sagas cannot be negative, as %s is', older_than),
+            hint = 'write it as interval ''30 days''';
     end if;
     delete from mbus.saga as s where s.state in ('complete', 'rolled back') and s.changed_at < clock_timestamp() - older_than;
     get diagnostics forgotten = row_count;
@@ -66,7 +68,8 @@ as $$
     from mbus.batch as b join mbus.consumer as c on c.id = b.consumer
     where b.attempt >= many_attempts and b.slot not in (select h.slot from mbus.held_slots(c.qname, c.name) as h)
     union all
-    select format('saga %s %s is stuck: %s', s.name, s.id, s.stuck) from mbus.sagas as s where s.stuck is not null
+    select format('saga %s %s is stuck: %s', s.name, s.id, s.stuck)
+    from mbus.sagas as s where s.state in ('forward', 'rolling back') and s.stuck is not null
 $$;
 comment on function mbus.troubles(integer) is
     'What a person should look at: selectors that fail, batches that failed so often, and sagas that are stuck; a line for each.';

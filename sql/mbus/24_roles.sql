@@ -2,8 +2,8 @@
 
 do $$
 begin
-    if mbus.can_make_roles() and octet_length(current_database()) <= 63 - length('mbus__admin') then
-        perform mbus.make_role(mbus.role_name('admin'));
+    if mbus.can_make_roles() and octet_length(mbus.role_name('admin')) <= 63 then
+        perform mbus.make_role('admin');
     end if;
 end
 $$;
@@ -14,12 +14,13 @@ set search_path from current
 as $$
 begin
     execute format(
-        'grant usage on schema mbus to %1$s; grant select on mbus.installed to %1$s; '
-        'grant execute on function mbus.maintain(), mbus.troubles(integer) to %1$s', role);
+        'grant usage on schema mbus to %1$s; grant select on mbus.installed, mbus.sagas to %1$s; '
+        'grant execute on function mbus.maintain(), mbus.forget_sagas(interval), mbus.troubles(integer), mbus.saga_trouble(mbus.saga) '
+        'to %1$s', role);
 end
 $$;
 comment on function mbus.grant_maintainer(regrole) is
-    'Let a role delete from the queues what was received or expired, and see what is wrong with them.';
+    'Let a role delete from the queues what was received or expired, forget sagas that ended, and see what is wrong with them.';
 
 create function mbus.grant_keeper(role regrole) returns void
 language plpgsql

@@ -1,0 +1,170 @@
+-- What becomes of a message of a saga that was received: it is done, comes again, or the saga is rolled back.
+
+create function mbus.turn_of(kind text) returns text
+language sql immutable
+as $$ select case when kind in ('step', 'end') then 'forward' else 'rolling back' end $$;
+comment on function mbus.turn_of(text) is 'The state of a saga in which a kind of message has its turn.';
+
+create function mbus.way_out(missing mbus.saga_message) returns text
+language sql stable
+set search_path from current
+as $$
+    select format('post it again under this iid: mbus.post(..., iid => %L)', missing.iid)
+        || case when missing.kind = 'step' then format(', or undo the saga: mbus.saga_roll_back(%L, reason)', missing.iid) else '' end
+$$;
+comment on function mbus.way_out(mbus.saga_message) is 'What a person can do about a message of a saga that was lost.';
+
+create function mbus.check_turn(message mbus.saga_message) returns void
+language plpgsql stable
+set search_path from current
+as $$
+declare
+    missing mbus.saga_message := (
+        select m from mbus.saga_message as m
+        where m.iid = any (message."after") and m.kind <> 'bung' and not m.done order by m.iid limit 1);
+begin
+    if missing.iid is not null then
+        raise exception using errcode = 'PC008',
+            message = format('saga %s: the turn of message %s has not come: message %s before it was received, or dropped, and not done',
+                             message.saga, message.iid, missing.iid),
+            hint = mbus.way_out(missing);
+    end if;
+end
+$$;
+comment on function mbus.check_turn(mbus.saga_message) is
+    'Refuse to go on with a saga where the message before was lost: it would be complete without a step.';
+
+create function mbus.saga_turn(msgiid text) returns jsonb
+language plpgsql stable security definer
+set search_path from current
+as $$
+declare
+    message mbus.saga_message;
+    known mbus.saga;
+begin
+    perform mbus.demand('consume', (mbus.queue_of(msgiid)).qname);
+    select m.* into message from mbus.saga_message as m where m.iid = msgiid and not m.done;
+    select s.* into known from mbus.saga as s where s.id = message.saga and s.state = mbus.turn_of(message.kind);
+    if known.id is null then
+        return null;
+    end if;
+    perform mbus.check_turn(message);
+    return jsonb_build_object(
+        'saga', known.id, 'name', known.name, 'kind', message.kind, 'step', message.step, 'tries', message.tries,
+        'reason', known.reason, 'was_done', exists (
+            select from mbus.saga_message as x
+            where x.saga = known.id and x.kind = 'step' and x.step = message.step and x.done));
+end
+$$;
+comment on function mbus.saga_turn(text) is
+    'What the message of a saga that was received asks for; null where its turn is over, or it is no saga''s: then there is nothing to do.';
+
+create function mbus.saga_done(msgiid text) returns boolean
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    message mbus.saga_message;
+    known mbus.saga;
+begin
+    perform mbus.demand('consume', (mbus.queue_of(msgiid)).qname);
+    select m.* into message from mbus.saga_message as m where m.iid = msgiid;
+    if message.kind in ('end', 'rolled back') then
+        update mbus.saga as s set
+            state = case message.kind when 'end' then 'complete' else 'rolled back' end, changed_at = clock_timestamp()
+        where s.id = message.saga and s.state = mbus.turn_of(message.kind)
+        returning s.* into known;
+    else
+        -- Nobody rolls back between this and the commit.
+        select s.* into known from mbus.saga as s where s.id = message.saga and s.state = mbus.turn_of(message.kind) for share;
+    end if;
+    if known.id is null then
+        return false;
+    end if;
+    perform mbus.check_turn(message);
+    update mbus.saga_message as m set done = true, error = null, changed_at = clock_timestamp() where m.iid = msgiid and not m.done;
+    if found and message.kind = 'end' then
+        perform mbus.take_rest(known.id, array['compensation', 'rolled back'], msgiid);
+    end if;
+    return found or message.kind = 'end';
+end
+$$;
+comment on function mbus.saga_done(text) is
+    'Note that what the message of a saga asks for is done, in the transaction that receives it; false where its turn is over, so that '
+    'nothing of it may be kept.';
+
+create function mbus.saga_try_again(msgiid text, delay interval, error text) returns boolean
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    if mbus.saga_turn(msgiid) is null then
+        return false;
+    end if;
+    update mbus.saga_message as m set
+        tries = mbus.try_again(msgiid, delay, saga_try_again.error), error = saga_try_again.error, changed_at = clock_timestamp()
+    where m.iid = msgiid;
+    return true;
+end
+$$;
+comment on function mbus.saga_try_again(text, interval, text) is
+    'Put the message of a saga back, in the transaction that received it, to come again after a delay; false where its turn is over.';
+
+create function mbus.saga_roll_back(msgiid text, reason text) returns boolean
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known bigint;
+begin
+    perform mbus.demand('consume', (mbus.queue_of(msgiid)).qname);
+    update mbus.saga as s set state = 'rolling back', reason = saga_roll_back.reason, changed_at = clock_timestamp()
+    from mbus.saga_message as m
+    where m.iid = msgiid and s.id = m.saga and s.state = 'forward' and mbus.turn_of(m.kind) = s.state
+    returning s.id into known;
+    if known is null then
+        return false;
+    end if;
+    update mbus.saga_message as m set error = saga_roll_back.reason, changed_at = clock_timestamp() where m.iid = msgiid;
+    perform mbus.take_rest(known, array['step', 'end'], msgiid);
+    return true;
+end
+$$;
+comment on function mbus.saga_roll_back(text, text) is
+    'Roll back the saga of a step''s message: take the bung, which starts the compensations, and the rest of its steps, but for that '
+    'message, which was received. False where somebody else has done it, or the saga is complete.';
+
+create function mbus.take_rest(known bigint, kinds text[], but text) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    each_iid text;
+begin
+    -- The bung is waited for: nobody has it in hand, and left there it would hold up the compensations for good.
+    perform mbus.take_for(mbus.queue_of(m.iid), m.iid, null)
+    from mbus.saga_message as m where m.saga = known and m.kind = 'bung' and (mbus.queue_of(m.iid)).id is not null;
+    for each_iid in
+        select m.iid from mbus.saga_message as m
+        where m.saga = known and m.kind = any (kinds) and not m.done and m.iid <> but and (mbus.queue_of(m.iid)).id is not null
+        order by m.iid
+    loop
+        perform mbus.take_unless_held(each_iid);
+    end loop;
+end
+$$;
+comment on function mbus.take_rest(bigint, text[], text) is 'Take the bung of a saga, and the messages whose turn is over.';
+
+create function mbus.take_unless_held(msgiid text) returns void
+language plpgsql
+set search_path from current
+set lock_timeout = '100ms'
+as $$
+begin
+    perform mbus.take_for(mbus.queue_of(msgiid), msgiid, null);
+exception when lock_not_available then
+    -- Who has it in hand finds that its turn is over; to wait for them could be to wait for each other.
+    null;
+end
+$$;
+comment on function mbus.take_unless_held(text) is 'Take a message that nobody has in hand.';

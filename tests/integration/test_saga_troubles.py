@@ -1,0 +1,158 @@
+"""Sagas that do not get on: whose messages are dead, lost or held, and those that are forgotten."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from airflow_pgchange import letters
+from airflow_pgchange.feeds import QueueFeed
+from airflow_pgchange.feeds.draining import Plan, drain
+from airflow_pgchange.feeds.errors import InvalidArgument, Refused
+from airflow_pgchange.maintenance import maintain
+from airflow_pgchange.sagas import RollBack, start
+from tests import queues
+from tests.queues import one
+from tests.sagas import STEPS, TOUR, acts, prepare, run, state
+
+
+@pytest.fixture
+def connection(connect):
+    connection = connect()
+    prepare(connection)
+    return connection
+
+
+def kill_room(db):
+    """The first step's message fails, and becomes a dead letter."""
+
+    def fail(transaction, batch):
+        raise ValueError("poison")
+
+    drain(Plan(QueueFeed("rooms"), db, max_attempts=1, on_give_up="dead_letter"), fail)
+
+
+def test_a_saga_whose_message_is_dead_is_named_as_stuck(db, connection):
+    start(connection, TOUR, {})
+    kill_room(db)
+    assert "step of room: message rooms.1 is among the dead letters" in state(connection)["stuck"]
+    letters.again(connection, consumer="queue:rooms/default")
+    assert state(connection)["stuck"] is None
+    run(db)
+    assert state(connection)["state"] == "complete"
+
+
+def test_a_saga_is_not_complete_without_a_step_whose_message_a_stranger_received(db, connection):
+    start(connection, TOUR, {})
+    connection.execute("select mbus.consume('rooms')")
+    assert "rooms.1 was received by somebody who did not say" in state(connection)["stuck"]
+    with pytest.raises(Refused, match=r"rooms\.1 before it was received, or dropped, and not done"):
+        run(db)
+    assert (state(connection)["state"], acts(connection)) == ("forward", [])
+    queues.post(connection, 1, "rooms", iid="rooms.1")
+    run(db)
+    assert state(connection)["state"] == "complete"
+    assert sorted(acts(connection)) == sorted(STEPS)
+
+
+def test_a_saga_whose_dead_letter_was_dropped_is_undone_by_a_person(db, connection):
+    start(connection, TOUR, {})
+    kill_room(db)
+    letters.drop(connection, consumer="queue:rooms/default")
+    with pytest.raises(Refused, match=r"mbus\.saga_roll_back\('rooms\.1', reason\)"):
+        run(db)
+    assert one(connection, "select mbus.saga_roll_back('rooms.1', 'no room')")
+    run(db)
+    assert state(connection)["state"] == "rolled back"
+    assert sorted(acts(connection, "compensation")) == sorted(STEPS)
+
+
+def test_a_saga_is_not_rolled_back_without_a_compensation_that_a_stranger_received(db, connection):
+    start(connection, TOUR, {})
+    run(db, lambda work, kept: RollBack("full"), ["rooms"])
+    connection.execute("select mbus.consume('cancel_rooms')")
+    with pytest.raises(Refused, match=r"message cancel_rooms\.1 before it"):
+        run(db)
+    assert state(connection)["state"] == "rolling back"
+    assert "cancel_rooms.1 was received by somebody" in state(connection)["stuck"]
+
+
+def test_only_a_step_rolls_back(connection):
+    start(connection, TOUR, {})
+    compensation = one(connection, "select min(iid) from mbus.saga_message where kind = 'compensation'")
+    assert one(connection, "select mbus.saga_roll_back(%s, 'why')", compensation) is False
+    assert state(connection)["state"] == "forward"
+
+
+def test_who_rolls_back_waits_for_the_bung(db, connection, connect):
+    start(connection, TOUR, {})
+    holder = connect(autocommit=False)
+    bung = one(connection, "select iid from mbus.saga_message where kind = 'bung'")
+    holder.execute("select mbus.take(%s)", [bung])
+    roller = threading.Thread(target=run, args=(db, lambda work, kept: RollBack("full"), ["rooms"]))
+    roller.start()
+    waits = (
+        "select exists (select from pg_stat_activity where datname = current_database() "
+        "and wait_event = 'advisory' and clock_timestamp() > query_start + interval '0.3 s')"
+    )
+    while not one(connection, waits):
+        assert roller.is_alive()
+    holder.rollback()
+    roller.join()
+    run(db)
+    assert state(connection)["state"] == "rolled back"
+
+
+def test_sagas_that_ended_are_forgotten_in_time(db, connection):
+    start(connection, TOUR, {})
+    run(db)
+    open_one = start(connection, TOUR, {})
+    assert one(connection, "select mbus.forget_sagas('1 hour')") == 0
+    assert one(connection, "select mbus.forget_sagas('0')") == 1
+    assert connection.execute("select id from mbus.sagas").fetchall() == [(open_one,)]
+    with pytest.raises(psycopg.Error, match="cannot be negative"):
+        connection.execute("select mbus.forget_sagas('-1 hour')")
+
+
+def test_maintenance_forgets_sagas_if_told_how_old(db, connection):
+    start(connection, TOUR, {})
+    run(db)
+    assert "sagas:" not in " ".join(maintain(connection).done)
+    assert "sagas: forgot 1 that ended more than 0 s ago" in maintain(connection, keep_sagas="0 s").done
+
+
+def test_who_maintains_the_queues_sees_the_sagas_and_forgets_them(db, connection, role, connect_to):
+    start(connection, TOUR, {})
+    run(db)
+    start(connection, TOUR, {})
+    keeper = role("maintenance")
+    connection.execute("select mbus.grant_maintainer(%s::regrole)", [keeper.name])
+    maintainer = connect_to(keeper.conninfo)
+    assert one(maintainer, "select mbus.forget_sagas('0')") == 1
+    assert maintainer.execute("select state, stuck from mbus.sagas").fetchall() == [("forward", None)]
+
+
+def test_looking_for_trouble_does_not_look_at_sagas_that_ended(db, connection):
+    for _ in range(3):
+        start(connection, TOUR, {})
+    run(db)
+    start(connection, TOUR, {})
+    connection.execute("set track_functions = 'all'")
+    assert connection.execute("select mbus.troubles()").fetchall() == []
+    connection.execute("select pg_stat_force_next_flush()")
+    calls = "select calls from pg_stat_user_functions where schemaname = 'mbus' and funcname = 'saga_trouble'"
+    assert one(connection, calls) == 1
+
+
+def test_a_saga_goes_on_though_a_queue_of_its_other_half_is_gone(db, connection):
+    start(connection, TOUR, {})
+    connection.execute("select mbus.drop_queue('cancel_transfers')")
+    run(db, queue_names=[queue for queue in TOUR.queues if queue not in ("bungs", "cancel_transfers")])
+    assert state(connection)["state"] == "complete"
+
+
+def test_a_saga_cannot_start_in_queues_that_are_not_there(connect):
+    with pytest.raises((InvalidArgument, psycopg.Error), match="Queue bungs does not exists"):
+        start(connect(), TOUR, {})

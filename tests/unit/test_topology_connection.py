@@ -1,0 +1,125 @@
+"""What the relay lets one client cost it, tried without a network."""
+
+from __future__ import annotations
+
+import logging
+import struct
+
+import pytest
+
+from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.topology.connection import Connection, Limits
+from airflow_pgchange.topology.raft import Raft
+from airflow_pgchange.topology.session import Session
+
+
+class Socket:
+    def setsockopt(self, *_):
+        pass
+
+
+class Transport:
+    """Takes what is written while somebody reads at the other side; as asyncio's it says when it is full."""
+
+    def __init__(self):
+        self.protocol = None
+        self.written = []
+        self.reading = True
+        self.closed = False
+        self.full = False
+
+    def get_extra_info(self, name):
+        return Socket() if name == "socket" else ("10.0.0.1", 5)
+
+    def set_write_buffer_limits(self, high):
+        pass
+
+    def write(self, data):
+        self.written.append(data)
+        if self.full:
+            self.protocol.pause_writing()
+
+    def pause_reading(self):
+        self.reading = False
+
+    def resume_reading(self):
+        self.reading = True
+
+    def close(self):
+        self.closed = True
+
+    def abort(self):
+        self.closed = True
+
+
+class Keeper:
+    def arrived(self, connection):
+        pass
+
+    def gone(self, connection):
+        pass
+
+
+def startup(**parameters):
+    pairs = "".join(f"{name}\0{value}\0" for name, value in parameters.items()).encode() + b"\0"
+    return struct.pack("!II", 8 + len(pairs), 3 << 16) + pairs
+
+
+@pytest.fixture
+async def transport():
+    """That of a client who has its snapshot, and may be 100 bytes behind."""
+    made = Transport()
+    made.protocol = Connection(1, Session(1, None), Keeper(), Limits(backlog_bytes=100), None)
+    made.protocol.connection_made(made)
+    made.protocol.data_received(startup(user="ann", smart_connector="0.1"))
+    made.protocol.welcome([b"snapshot"], Raft(1, 1), None)
+    yield made
+    made.protocol.connection_lost(None)
+
+
+async def test_who_takes_changes_as_fast_as_they_come_is_never_too_slow(transport):
+    transport.full = True
+    transport.protocol.offer([b"x" * 30] * 2)
+    for _ in range(10):
+        transport.protocol.offer([b"x" * 30] * 2)
+        assert not transport.closed
+        # Two of the three that wait are taken.
+        transport.protocol.resume_writing()
+        transport.protocol.resume_writing()
+    assert transport.written.count(b"x" * 30) == 21
+
+
+async def test_who_takes_less_than_comes_is_let_go_once_too_much_waits(transport, caplog):
+    transport.full = True
+    transport.protocol.offer([b"x" * 30] * 4)
+    assert not transport.closed
+    transport.protocol.offer([b"x" * 30])
+    assert transport.closed
+    assert "too slow: 120 bytes of changes wait" in caplog.text
+
+
+async def test_a_client_is_not_asked_for_more_while_it_takes_no_answers(transport):
+    transport.full = True
+    transport.protocol.data_received(b"S\0\0\0\4")
+    assert not transport.reading
+    transport.full = False
+    transport.protocol.resume_writing()
+    assert transport.reading
+
+
+async def test_who_was_let_go_while_it_waited_for_its_snapshot_gets_none(transport):
+    transport.protocol.refuse(ClientRefused("57P01", "no"))
+    transport.protocol.welcome([b"another"], Raft(1, 2), None)
+    assert b"another" not in transport.written
+
+
+async def test_a_client_cannot_write_lines_of_its_own_into_the_log(caplog):
+    made = Transport()
+    made.protocol = Connection(1, Session(1, None), Keeper(), Limits(), None)
+    made.protocol.connection_made(made)
+    with caplog.at_level(logging.INFO):
+        made.protocol.data_received(startup(user="ann\nERROR", smart_connector="9\nERROR all is lost\x1b[2J"))
+    made.protocol.connection_lost(None)
+    (record,) = [record for record in caplog.records if "let go" in record.getMessage()]
+    assert record.getMessage().isprintable()
+    assert "ERROR all is lost" in record.getMessage()
