@@ -84,6 +84,7 @@ create table mbus.position (
     began_ids bigint[] not null default '{}',
     primary key (consumer, part, version)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+create index on mbus.position (consumer, version);
 comment on table mbus.position is
     'How far a consumer has come in a part, or with part -1 in all of them that have no younger version: up to id done, except for the messages of transactions late_xids above late_ids. began is '
     'where the transaction txid found it. Each claim puts a new row in the place of the last, so that the newest is found at '

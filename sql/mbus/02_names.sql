@@ -74,10 +74,11 @@ $$;
 comment on function mbus.consumer_named(text, text) is 'A consumer of a queue; refused where there is none.';
 
 create function mbus.queue_of(iid text) returns mbus.queue
-language sql stable
-set search_path from current
+language plpgsql stable
 as $$
-    select q from mbus.queue as q where q.qname = substring(iid from '^(.*)\.[0-9]{1,18}$')
+begin
+    return (select q from mbus.queue as q where q.qname = substring(iid from '^(.*)\.[0-9]{1,18}$'));
+end
 $$;
 comment on function mbus.queue_of(text) is 'The queue that a message id belongs to; null for none that is known.';
 

@@ -51,10 +51,7 @@ comment on function mbus.check_iid(mbus.queue, text) is
 
 create function mbus.passed(id bigint, txid xid8, done bigint, late_xids xid8[], late_ids bigint[]) returns boolean
 language sql immutable
-as $$
-    select id <= done and not exists (
-        select from unnest(late_xids, late_ids) as l(xid, upto) where l.xid = passed.txid and passed.id > l.upto)
-$$;
+as $$ select id <= done and coalesce(id <= late_ids[array_position(late_xids, txid)], true) $$;
 comment on function mbus.passed(bigint, xid8, bigint, xid8[], bigint[]) is 'Whether a position went past a message.';
 
 create function mbus.got_now(known mbus.queue, iid text) returns integer[]

@@ -17,7 +17,7 @@ create function mbus.lates(queue text) returns table (consumer integer, part int
 language sql stable rows 10
 set search_path from current
 as $$
-    select c.id, p.part, l.xid, l.upto
+    select c.id, g.part, l.xid, l.upto
     from mbus.queue as q
     join mbus.consumer as c using (qname)
     cross join generate_series(0, q.consumers_cnt - 1) as g(part)
@@ -27,17 +27,31 @@ as $$
 $$;
 comment on function mbus.lates(text) is 'The transactions whose messages consumers of a queue went past before they could see them.';
 
+create function mbus.wanted_by(known mbus.queue) returns text
+language plpgsql stable
+set search_path from current
+as $$
+begin
+    return format($sql$
+        cross join lateral (
+            select row(l.id, l.added::timestamp, coalesce(l.iid, %1$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null,
+                       l.headers, l.properties, l.data)::mbus.qt_model as message
+        ) as m
+        cross join lateral (select array_remove(array[%2$s]::integer[], null) as wanted offset 0) as w$sql$,
+        known.qname || '.', (
+            select string_agg(format(
+                'case when (l.only_for is null or %1$s = any (l.only_for)) and %2$s then %1$s end', c.id,
+                case when c.selector is null then 'true' else format('coalesce(mbus.%I(m.message), true)', 'match$' || c.id) end),
+                ', ' order by c.id) from mbus.consumer as c where c.qname = known.qname));
+end
+$$;
+comment on function mbus.wanted_by(mbus.queue) is 'The joins that give w.wanted for l, a message of the log: the consumers whom it is for.';
+
 create function mbus.make_views(known mbus.queue) returns void
 language plpgsql
 set search_path from current
 as $$
 declare
-    consumers mbus.consumer[] := array(select c from mbus.consumer as c where c.qname = known.qname order by c.id);
-    wanted text := (
-        select string_agg(format(
-            'case when (l.only_for is null or %1$s = any (l.only_for)) and %2$s then %1$s end', c.id,
-            case when c.selector is null then 'true' else format('coalesce(mbus.%I(m.message), true)', 'match$' || c.id) end),
-            ', ') from unnest(consumers) as c);
     received text := (
         select string_agg(format($sql$
             case when %1$s = any (w.wanted) and (
@@ -47,7 +61,7 @@ declare
                        select from late as e
                        where e.consumer = %1$s and e.part = mod(l.id, %2$s) and e.xid = l.txid and l.id > e.upto)
                    and not exists (select from mbus.apart as a where a.consumer = %1$s and a.id = l.id)
-            ) then %1$s end$sql$, c.id, known.consumers_cnt), ',') from unnest(consumers) as c);
+            ) then %1$s end$sql$, c.id, known.consumers_cnt), ',' order by c.id) from mbus.consumer as c where c.qname = known.qname);
 begin
     execute format($view$
         create or replace view mbus.%1$I as
@@ -56,19 +70,14 @@ begin
                l.delayed_until::timestamp as delayed_until, l.expires::timestamp as expires, s.received,
                l.headers, l.properties, l.data, l.txid, w.wanted,
                r.taken or case when w.wanted = '{}' then l.only_for is not null else w.wanted <@ s.received end as gone
-        from mbus.%2$I as l
-        cross join lateral (
-            select row(l.id, l.added::timestamp, coalesce(l.iid, %4$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null,
-                       l.headers, l.properties, l.data)::mbus.qt_model as message
-        ) as m
+        from mbus.%2$I as l%6$s
         cross join lateral (
             select coalesce(array_agg(r.consumer), '{}') as receipts, coalesce(bool_or(r.consumer is null), false) as taken
             from mbus.receipt as r where r.queue = %5$s and r.id = l.id
         ) as r
-        cross join lateral (select array_remove(array[%6$s]::integer[], null) as wanted offset 0) as w
         cross join lateral (select array_remove(array[%7$s]::integer[], null) as received offset 0) as s
         $view$,
-        'all$' || known.qname, 'log$' || known.qname, known.qname, known.qname || '.', known.id, coalesce(wanted, ''),
+        'all$' || known.qname, 'log$' || known.qname, known.qname, known.qname || '.', known.id, mbus.wanted_by(known),
         coalesce(received, ''));
     execute format($view$
         create or replace view mbus.%1$I as
@@ -78,31 +87,71 @@ begin
     execute format('comment on view mbus.%I is %L', 'all$' || known.qname,
         'Every message in the log of queue ' || known.qname || ': by which consumers it is wanted and received, and whether it is gone.');
     execute format('comment on view mbus.%I is %L', 'qt$' || known.qname, 'The messages in queue ' || known.qname || '.');
+    perform mbus.make_entries_function(known);
 end
 $$;
-comment on function mbus.make_views(mbus.queue) is 'Write the views of a queue, as its consumers are now.';
+comment on function mbus.make_views(mbus.queue) is 'Write the views of a queue, and the query of single messages, as its consumers are now.';
+
+create function mbus.received(known mbus.queue, consumers integer[], id bigint, txid xid8) returns integer[]
+language plpgsql stable
+as $$
+declare
+    part integer := mod(id, known.consumers_cnt);
+begin
+    return array(
+        select c from unnest(consumers) as c
+        where exists (select from mbus.receipt as r where r.queue = known.id and r.consumer = c and r.id = received.id)
+           or exists (
+               select from mbus.stands_at(c, part) as p
+               where mbus.passed(received.id, received.txid, p.done, p.late_xids, p.late_ids))
+              and not exists (select from mbus.apart as a where a.consumer = c and a.id = received.id));
+end
+$$;
+comment on function mbus.received(mbus.queue, integer[], bigint, xid8) is
+    'Which of these consumers have received a message: what the view says of all messages, for one.';
+
+create function mbus.make_entries_function(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    -- One session after another asks this, often: a query of the view would be planned anew each time.
+    perform mbus.place('entries$' || known.id, 'number bigint, iid text',
+        'table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean)',
+        'language plpgsql stable set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan',
+        format($body$
+#variable_conflict use_column
+declare
+    known mbus.queue := mbus.queue_named(%1$L);
+begin
+    return query
+    select l.id, l.txid, w.wanted, s.received,
+           exists (select from mbus.receipt as r where r.queue = %3$s and r.id = l.id and r.consumer is null)
+           or case when w.wanted = '{}' then l.only_for is not null else w.wanted <@ s.received end,
+           coalesce(l.expires < clock_timestamp(), false)
+    from (
+        select x.* from mbus.%2$I as x where x.id = $1 and x.iid is null
+        union all
+        select x.* from mbus.%2$I as x where x.iid = $2
+    ) as l%4$s
+    cross join lateral (select mbus.received(known, w.wanted, l.id, l.txid) as received offset 0) as s
+    order by l.id;
+end
+$body$, known.qname, 'log$' || known.qname, known.id, mbus.wanted_by(known)),
+        format('The messages of queue %s with an iid, or a number and no iid.', known.qname));
+end
+$$;
+comment on function mbus.make_entries_function(mbus.queue) is 'Write the query that mbus.entries() asks of a queue.';
 
 create function mbus.entries(known mbus.queue, iid text)
 returns table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean)
 language plpgsql stable
 set search_path from current
-set enable_seqscan = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     number bigint := case when iid like known.qname || '.%' then substring(iid from '\.([0-9]{1,18})$') end;
-    ids bigint[];
 begin
-    execute format('select array(select l.id from mbus.%1$I as l where l.id = $1 and l.iid is null '
-        'union all select l.id from mbus.%1$I as l where l.iid = $2)', 'log$' || known.qname)
-    into ids using number, iid;
-    if ids <> '{}' then
-        return query execute format(
-            'select a.id, a.txid, a.wanted, a.received, a.gone, coalesce(a.expires < localtimestamp, false) '
-            'from mbus.%I as a where a.id = any ($1) order by a.id', 'all$' || known.qname)
-        using ids;
-    end if;
+    return query execute format('select * from mbus.%I($1, $2)', 'entries$' || known.id) using number, iid;
 end
 $$;
 comment on function mbus.entries(mbus.queue, text) is

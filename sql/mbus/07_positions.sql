@@ -25,40 +25,54 @@ comment on type mbus.seen is
     'snapshot by which that was seen, and those of its late transactions that are finished by it.';
 
 create type mbus.standing as (
-    parts integer[], versions bigint[], dones bigint[], low bigint, late_xids xid8[], late_parts integer[], late_ids bigint[]
+    parts integer[], whole bigint, versions bigint[], dones bigint[], low bigint, high bigint,
+    late_xids xid8[], late_parts integer[], late_ids bigint[]
 );
 comment on type mbus.standing is
-    'Where a consumer stands in parts, of which it reads versions: dones has a number for every part of the queue, one beyond all '
-    'messages for those that are not its own; and the late transactions, part by part.';
+    'Where a consumer stands in parts, of which it reads versions, that of all parts together being whole: dones has a number for every '
+    'part of the queue, one beyond all messages for those that are not its own, low and high are the ends of these; and the late '
+    'transactions, part by part.';
 
 create function mbus.stand(c integer, n integer, parts integer[]) returns mbus.standing
 language plpgsql stable
 as $$
 declare
-    whole mbus.position;
+    newest mbus.position;
     found mbus.standing;
     has_late boolean;
 begin
-    select p.* into whole from mbus.position as p where p.consumer = c and p.part = -1 order by p.version desc limit 1;
-    whole.version := coalesce(whole.version, 0);
-    select array_agg(g.part) filter (where g.part = any (parts)),
-           array_agg(coalesce(p.version, whole.version)) filter (where g.part = any (parts)),
-           array_agg(case when g.part = any (parts) then coalesce(p.done, whole.done, 0) else 9223372036854775807 end),
-           '{}', '{}', '{}', coalesce(bool_or(p.late_xids <> '{}'), false)
-    into found.parts, found.versions, found.dones, found.late_xids, found.late_parts, found.late_ids, has_late
-    from generate_series(0, n - 1) as g(part)
+    select p.* into newest from mbus.position as p where p.consumer = c order by p.version desc limit 1;
+    if newest.part = -1 and newest.late_xids = '{}' and cardinality(parts) = n then
+        -- Mostly all parts stand together.
+        return row(parts, newest.version, array_fill(newest.version, array[n]), array_fill(newest.done, array[n]),
+                   newest.done, newest.done, newest.late_xids, '{}'::integer[], '{}'::bigint[])::mbus.standing;
+    end if;
+    select array_agg(g.part) filter (where g.mine), max(w.version),
+           array_agg(coalesce(p.version, w.version, 0)) filter (where g.mine), array_agg(d.done), min(d.done), max(d.done),
+           '{}', '{}', '{}', coalesce(bool_or(coalesce(p.late_xids, w.late_xids) <> '{}'), false)
+    into found.parts, found.whole, found.versions, found.dones, found.low, found.high,
+         found.late_xids, found.late_parts, found.late_ids, has_late
+    from (values (0)) as one
     left join lateral (
         select p.version, p.done, p.late_xids from mbus.position as p
-        where p.consumer = c and p.part = g.part and p.version > whole.version and g.part = any (parts)
+        where p.consumer = c and p.part = -1
         order by p.version desc limit 1
-    ) as p on true;
-    found.low := (select min(d) from unnest(found.dones) as d);
-    if has_late or whole.late_xids <> '{}' then
+    ) as w on true
+    cross join lateral (select g, g = any (parts) from generate_series(0, n - 1) as g) as g(part, mine)
+    left join lateral (
+        select p.version, p.done, p.late_xids from mbus.position as p
+        where p.consumer = c and p.part = g.part and p.version > coalesce(w.version, 0) and g.mine
+        order by p.version desc limit 1
+    ) as p on true
+    cross join lateral (
+        select case when g.mine then coalesce(p.done, w.done, 0) else 9223372036854775807 end
+    ) as d(done);
+    if has_late then
         select coalesce(array_agg(l.xid), '{}'), coalesce(array_agg(g.part), '{}'), coalesce(array_agg(l.upto), '{}')
         into found.late_xids, found.late_parts, found.late_ids
         from unnest(found.parts, found.versions) as g(part, version)
         join mbus.position as p
-            on p.consumer = c and p.part = case when g.version = whole.version then -1 else g.part end and p.version = g.version
+            on p.consumer = c and p.part = case when g.version = found.whole then -1 else g.part end and p.version = g.version
         cross join unnest(p.late_xids, p.late_ids) as l(xid, upto);
     end if;
     return found;
@@ -73,23 +87,20 @@ language plpgsql
 as $$
 declare
     whole mbus.position;
-    -- One row does for all parts that are held together, and stand together from now on.
-    is_whole boolean := cardinality(s.parts) = cardinality(s.dones) and not cut_late and s.late_xids = '{}'
-        and reached >= (select max(d) from unnest(s.dones) as d);
 begin
-    select p.* into whole from mbus.position as p where p.consumer = c and p.part = -1 order by p.version desc limit 1;
-    if is_whole and whole.version = all (s.versions) then
-        -- Mostly they stand together already.
-        delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = whole.version;
-        insert into mbus.position (consumer, part, version, done, late_xids, late_ids, began)
-        values (c, -1, whole.version + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]),
-                case when whole.txid = pg_current_xact_id() then whole.began else whole.done end);
-        return;
-    elsif is_whole then
+    -- One row does for all parts that are held together, and stand together from now on. Mostly they do already.
+    if not cut_late and s.late_xids = '{}' and reached >= s.high then
+        if s.whole = all (s.versions) then
+            delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = s.whole returning p.* into whole;
+            insert into mbus.position (consumer, part, version, done, late_xids, late_ids, began)
+            values (c, -1, s.whole + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]),
+                    case when whole.txid = pg_current_xact_id() then whole.began else whole.done end);
+            return;
+        end if;
         with gone as (
             delete from mbus.position as p
             using (
-                select distinct case when g.version = whole.version then -1 else g.part end, g.version
+                select distinct case when g.version = s.whole then -1 else g.part end, g.version
                 from unnest(s.parts, s.versions) as g(part, version)
             ) as g(part, version)
             where p.consumer = c and p.part = g.part and p.version = g.version
@@ -100,14 +111,14 @@ begin
                min(case when g.txid = pg_current_xact_id() then g.began else g.done end)
         from gone as g;
         -- Where every part had moved on by itself, the last one for all is still there.
-        delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = whole.version;
+        delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = s.whole;
         return;
     end if;
     with old as (
         select g.part, g.version, p.done, p.late_xids, p.late_ids, p.began, p.began_xids, p.began_ids, p.txid
         from unnest(s.parts, s.versions) as g(part, version)
         left join mbus.position as p
-            on p.consumer = c and p.part = case when g.version = whole.version then -1 else g.part end and p.version = g.version
+            on p.consumer = c and p.part = case when g.version = s.whole then -1 else g.part end and p.version = g.version
     ), gone as (
         delete from mbus.position as p using unnest(s.parts, s.versions) as g(part, version)
         where p.consumer = c and p.part = g.part and p.version <= g.version
@@ -154,6 +165,12 @@ declare
         'mbus.%I((t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data)::mbus.qt_model)',
         'match$' || c.id) else 'true' end;
     number text := case when safe then '-t.id' else 'case when t.pgchange_special then -t.id else t.id end' end;
+    rescue text := case when safe or c.selector is null then '' else format($sql$
+exception when others or assert_failure then
+    if sqlstate ~ '^(40|53|57)' then
+        raise;
+    end if;
+    return mbus.%I(stands, horizon, gone, most);$sql$, 'safe$' || c.id) end;
 begin
     perform mbus.place(
         case when safe then 'safe$' else 'look$' end || c.id,
@@ -209,14 +226,15 @@ begin
             from %1$s as t
             where t.id = any (array(select -i from unnest(seen.ids) as i where i < 0)));
     end if;
-    return seen;
+    return seen;%7$s
 end
-$body$, source, wanted, number, known.consumers_cnt, 'log$' || known.qname, verdict),
+$body$, source, wanted, number, known.consumers_cnt, 'log$' || known.qname, verdict, rescue),
         format('What consumer %s comes upon in the log of queue %s.', c.name, known.qname));
 end
 $$;
 comment on function mbus.make_look_function(mbus.queue, mbus.consumer, boolean) is
-    'Write a consumer''s own query of the log, in which its selector stands; the safe one looks at each message by itself.';
+    'Write a consumer''s own query of the log, in which its selector stands. Where that fails, the safe one asks it about each message '
+    'by itself.';
 
 create function mbus.make_match_function(c mbus.consumer) returns void
 language plpgsql

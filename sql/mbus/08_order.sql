@@ -2,7 +2,8 @@
 --
 -- A message waits for one consumer of one predecessor at a time. Mostly that consumer's position will go past the
 -- predecessor: then a comparison of two numbers a part finds all whom it sets free, and nobody looks at the others. A
--- predecessor that is itself apart, or in the dmq, is looked for by itself, a few at each claim.
+-- predecessor that is itself apart, or in the dmq, wakes them when it goes; for those whom it could not see, a few are looked for
+-- by themselves, now and then and where there is nothing else.
 
 create type mbus.obstacle as (consumer integer, part integer, id bigint);
 comment on type mbus.obstacle is 'What a message waits for: that a consumer receives a message; part -1 where that one is apart.';
@@ -75,55 +76,72 @@ end
 $$;
 comment on function mbus.reconsider(integer, bigint[]) is 'Look again at what messages wait for: those that wait no longer can be had.';
 
-create function mbus.set_free(c integer, parts integer[], most integer) returns bigint[]
+create function mbus.waits(c integer) returns table (whom integer, place integer)
+language sql stable
+as $$
+    with recursive waits as (
+        (select a.wait_consumer, a.wait_part from mbus.apart as a where a.consumer = c and a.wait_consumer is not null
+         order by a.wait_consumer, a.wait_part limit 1)
+        union all
+        select n.* from waits as w cross join lateral (
+            select a.wait_consumer, a.wait_part from mbus.apart as a
+            where a.consumer = c and a.wait_consumer is not null
+              and (a.wait_consumer, a.wait_part) > (w.wait_consumer, w.wait_part)
+            order by a.wait_consumer, a.wait_part limit 1
+        ) as n
+    )
+    select * from waits
+$$;
+comment on function mbus.waits(integer) is 'In which parts of which consumers the messages are that a consumer''s messages wait for.';
+
+create function mbus.set_free(c integer, parts integer[], most integer, thorough boolean) returns bigint[]
 language plpgsql stable
 as $$
 declare
-    free bigint[];
-    g record;
-    ids bigint[];
+    some_due boolean;
+    some_waiting boolean;
+    free bigint[] := '{}';
 begin
-    -- Due, and not yet looked at since.
-    free := array(
-        select a.id from mbus.apart as a
-        where a.consumer = c and a.wait_consumer is null and not a.failed
-          and a.due > '-infinity' and a.due <= clock_timestamp() and a.part = any (parts)
-        order by a.due, a.id
-        limit most)
-        || array(select w.id from mbus.wake as w where w.consumer = c and w.part = any (parts) limit most);
-    for g in
-        with recursive waits as (
-            (select a.wait_consumer, a.wait_part from mbus.apart as a where a.consumer = c and a.wait_consumer is not null
-             order by a.wait_consumer, a.wait_part limit 1)
-            union all
-            select n.* from waits as w cross join lateral (
-                select a.wait_consumer, a.wait_part from mbus.apart as a
-                where a.consumer = c and a.wait_consumer is not null
-                  and (a.wait_consumer, a.wait_part) > (w.wait_consumer, w.wait_part)
-                order by a.wait_consumer, a.wait_part limit 1
-            ) as n
-        )
-        select * from waits
-    loop
-        free := free || mbus.freed_apart(c, g.wait_consumer, g.wait_part, parts, most);
-        if g.wait_part >= 0 then
-            ids := array(
-                select a.id from mbus.apart as a
-                where a.consumer = c and a.wait_consumer = g.wait_consumer and a.wait_part = g.wait_part
-                  and a.wait_id <= coalesce((
-                      select p.done from mbus.stands_at(g.wait_consumer, g.wait_part) as p), 9223372036854775807)
-                  and a.part = any (parts)
-                order by a.wait_id
-                limit most);
-            free := free || ids;
-        end if;
-    end loop;
-    return free;
+    select exists (
+               select from mbus.apart as a
+               where a.consumer = c and a.wait_consumer is null and not a.failed and a.due <= clock_timestamp())
+               or exists (select from mbus.wake as w where w.consumer = c),
+           exists (select from mbus.apart as a where a.consumer = c and a.wait_consumer is not null)
+    into some_due, some_waiting;
+    if some_due then
+        -- Due, and not yet looked at since.
+        free := array(
+            select a.id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer is null and not a.failed
+              and a.due > '-infinity' and a.due <= clock_timestamp() and a.part = any (parts)
+            order by a.due, a.id
+            limit most)
+            || array(select w.id from mbus.wake as w where w.consumer = c and w.part = any (parts) limit most);
+    end if;
+    if not some_waiting then
+        return case when some_due then free end;
+    end if;
+    free := free || array(
+        select x.id
+        from mbus.waits(c) as w
+        cross join lateral (
+            select a.id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer = w.whom and a.wait_part = w.place and w.place >= 0
+              and a.wait_id <= coalesce((select p.done from mbus.stands_at(w.whom, w.place) as p), 9223372036854775807)
+              and a.part = any (parts)
+            order by a.wait_id
+            limit most
+        ) as x);
+    if thorough then
+        free := free || array(
+            select f from mbus.waits(c) as w cross join lateral unnest(mbus.freed_apart(c, w.whom, w.place, parts, most)) as f);
+    end if;
+    return case when some_due or free <> '{}' then free end;
 end
 $$;
-comment on function mbus.set_free(integer, integer[], integer) is
-    'Messages apart that are to be looked at again: due, or whose predecessor a position went past. Its cost does not grow with '
-    'the number of those that go on waiting.';
+comment on function mbus.set_free(integer, integer[], integer, boolean) is
+    'Messages apart that are to be looked at again: due, woken, or whose predecessor a position went past; where thorough, also those '
+    'that nobody woke. Null where no message apart can be had at all. Its cost does not grow with the number of those that go on waiting.';
 
 create function mbus.freed_apart(c integer, waited_for integer, place integer, parts integer[], most integer) returns bigint[]
 language plpgsql stable

@@ -16,22 +16,14 @@ create function mbus.look(known mbus.queue, c integer, stands mbus.standing, hor
 language plpgsql
 as $$
 declare
-    gone bigint[] := mbus.gone(known, c, case when stands.late_xids <> '{}' then 0 else stands.low end);
-    seen mbus.seen;
+    answer record;
 begin
-    begin
-        execute format('select * from mbus.%I($1, $2, $3, $4)', 'look$' || c) into seen using stands, horizon, gone, most;
-    exception when others or assert_failure then
-        if not exists (select from mbus.consumer as x where x.id = c and x.selector is not null) or sqlstate ~ '^(40|53|57)' then
-            raise;
-        end if;
-        execute format('select * from mbus.%I($1, $2, $3, $4)', 'safe$' || c) into seen using stands, horizon, gone, most;
-    end;
-    return seen;
+    execute format('select mbus.%I($1, $2, $3, $4) as seen', 'look$' || c) into answer
+    using stands, horizon, mbus.gone(known, c, case when stands.late_xids <> '{}' then 0 else stands.low end), most;
+    return answer.seen;
 end
 $$;
-comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, integer) is
-    'What a consumer comes upon next. A selector that fails is asked about each message by itself.';
+comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, integer) is 'What a consumer comes upon next.';
 
 create function mbus.open_in(now pg_snapshot, bound bigint) returns xid8[]
 language plpgsql stable
@@ -57,7 +49,7 @@ as $$
 declare
     -- In this order: an id at most the horizon was drawn by a transaction below the bound, and is seen or among the open ones.
     horizon bigint := coalesce(pg_sequence_last_value(known.seq::regclass), 0);
-    bound bigint := mbus.xid_bound();
+    bound bigint := case when pg_current_xact_id_if_assigned() is null then pg_current_xact_id()::text::bigint else mbus.xid_bound() end;
     stands mbus.standing;
     seen mbus.seen;
     found bigint[] := '{}';
@@ -94,24 +86,26 @@ begin
             seen.finished, last_id);
         -- Another look would take what this one has found for received, and hand out what waits for it in the same answer.
         if found <> '{}' or not is_full then
-            return found;
+            return case when seen.late_count = 0 then found else array(select i from unnest(found) as i order by i) end;
         end if;
         most := greatest(amt - cardinality(found), 500);
     end loop;
 end
 $$;
 comment on function mbus.from_log(mbus.queue, integer, integer[], integer) is
-    'The next messages of the log for a consumer that holds the locks of these parts, and its positions behind them.';
+    'The next messages of the log for a consumer that holds the locks of these parts, in order, and its positions behind them.';
 
-create function mbus.from_apart(known mbus.queue, c integer, parts integer[], amt integer) returns bigint[]
+create function mbus.from_apart(known mbus.queue, c integer, parts integer[], amt integer, free bigint[]) returns bigint[]
 language plpgsql
 as $$
 declare
-    free bigint[] := mbus.set_free(c, parts, greatest(amt, 1000));
     ready bigint[];
 begin
-    if free <> '{}' then
-        perform mbus.reconsider(c, free);
+    if free is null then
+        return '{}';
+    elsif free <> '{}' then
+        perform mbus.reconsider(c, array(
+            select a.id from mbus.apart as a where a.consumer = c and a.id = any (free) and a.part = any (parts)));
         delete from mbus.wake as w where w.consumer = c and w.part = any (parts) and w.id = any (free);
     end if;
     loop
@@ -131,8 +125,9 @@ begin
     return ready;
 end
 $$;
-comment on function mbus.from_apart(mbus.queue, integer, integer[], integer) is
-    'Messages apart that a consumer which holds the locks of these parts can have now. They stay there until mbus.receive_apart().';
+comment on function mbus.from_apart(mbus.queue, integer, integer[], integer, bigint[]) is
+    'Messages apart that a consumer which holds the locks of these parts can have now, in order: also of those that mbus.set_free() '
+    'found. They stay there until mbus.receive_apart().';
 
 create function mbus.receive_apart(known mbus.queue, c integer, ids bigint[]) returns void
 language plpgsql

@@ -13,25 +13,28 @@ $$;
 comment on function mbus.take_part(integer, integer, boolean) is
     'Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Nobody is waited for.';
 
-create function mbus.parts_at(known mbus.queue, c integer, amt integer, most integer) returns integer[]
+create function mbus.parts_at(
+    known mbus.queue, c integer, amt integer, most integer, thorough boolean, out parts integer[], out free bigint[]
+)
 language plpgsql
 as $$
 declare
     all_parts integer[] := array(select generate_series(0, known.consumers_cnt - 1));
     stands mbus.standing;
     seen mbus.seen;
-    heads integer[];
     upto bigint := coalesce(pg_sequence_last_value(known.seq::regclass), 0);
-    free bigint[];
 begin
     -- With a backlog there is something everywhere.
-    if amt > 1 and upto >= 4 * known.consumers_cnt + (select p.done from mbus.stands_at(c, 0) as p) then
-        return all_parts;
+    if amt > 1 and upto >= 4 * known.consumers_cnt
+        + (select p.done from mbus.position as p where p.consumer = c order by p.version desc limit 1)
+    then
+        parts := all_parts;
+        return;
     end if;
     stands := mbus.stand(c, known.consumers_cnt, all_parts);
     seen := mbus.look(known, c, stands, 9223372036854775807, most);
-    free := mbus.set_free(c, all_parts, most);
-    heads := array(
+    free := mbus.set_free(c, all_parts, greatest(amt, most), thorough or seen.ids = '{}');
+    parts := array(
         select h.part from (
             select mod(abs(i), known.consumers_cnt)::integer as part, abs(i) as id from unnest(seen.ids) as i
             union all
@@ -43,13 +46,14 @@ begin
         ) as h
         group by h.part order by min(h.id));
     -- Nothing for this consumer in a long stretch: what was looked at once need not be again.
-    if heads = '{}' and upto > stands.low + 1000 then
-        return all_parts;
+    if parts = '{}' and upto > stands.low + 1000 then
+        parts := all_parts;
     end if;
-    return heads;
 end
 $$;
-comment on function mbus.parts_at(mbus.queue, integer, integer, integer) is 'The parts in which there may be something for a consumer, the oldest message first.';
+comment on function mbus.parts_at(mbus.queue, integer, integer, integer, boolean) is
+    'The parts in which there may be something for a consumer, the oldest message first, and what mbus.set_free() found where it was '
+    'asked.';
 
 create function mbus.claim_single(known mbus.queue, c integer) returns bigint[]
 language plpgsql
@@ -63,7 +67,8 @@ declare
     is_held boolean;
     -- Of the first few, one is free mostly.
     most integer := 8;
-    heads integer[] := mbus.parts_at(known, c, 1, most);
+    prospect record := mbus.parts_at(known, c, 1, most, random() < 0.1);
+    heads integer[] := prospect.parts;
 begin
     while heads <> '{}' loop
         part := heads[1];
@@ -73,7 +78,7 @@ begin
         has_whole := held >= 64 and mbus.take_part(c, part, true);
         is_held := has_whole or mbus.take_part(c, part, false);
         while is_held loop
-            ids := mbus.from_apart(known, c, array[part], 1);
+            ids := mbus.from_apart(known, c, array[part], 1, prospect.free);
             if ids = '{}' then
                 ids := mbus.from_log(known, c, array[part], 1);
             else
@@ -101,9 +106,9 @@ begin
         end loop;
         if heads = '{}' and most < 2 * known.consumers_cnt then
             most := 2 * known.consumers_cnt;
+            prospect := mbus.parts_at(known, c, 1, most, true);
             heads := array(
-                select h.part from unnest(mbus.parts_at(known, c, 1, most)) with ordinality as h(part, n)
-                where h.part <> all (tried) order by h.n);
+                select h.part from unnest(prospect.parts) with ordinality as h(part, n) where h.part <> all (tried) order by h.n);
         end if;
     end loop;
     return '{}';
@@ -128,6 +133,7 @@ create function mbus.claim(known mbus.queue, c integer, amt integer) returns big
 language plpgsql
 as $$
 declare
+    prospect record;
     parts integer[];
     ids bigint[];
     aside bigint[];
@@ -139,12 +145,13 @@ begin
     if amt = 1 then
         ids := mbus.claim_single(known, c);
     else
-        parts := array(select p from unnest(mbus.parts_at(known, c, amt, 2 * known.consumers_cnt)) as p 
-            where pg_try_advisory_xact_lock(mbus.part_key(c, p)));
+        prospect := mbus.parts_at(known, c, amt, 2 * known.consumers_cnt, random() < 0.1);
+        parts := array(select p from unnest(prospect.parts) as p where pg_try_advisory_xact_lock(mbus.part_key(c, p)));
         if parts = '{}' then
             return '{}';
         end if;
-        aside := mbus.from_apart(known, c, parts, amt);
+        aside := mbus.from_apart(
+            known, c, parts, amt, coalesce(prospect.free, mbus.set_free(c, parts, greatest(amt, 1000), random() < 0.1)));
         if aside = '{}' then
             return mbus.from_log(known, c, parts, amt);
         elsif cardinality(aside) < amt then
@@ -152,9 +159,9 @@ begin
         end if;
         -- Only now: what waits for one of these is not in the same answer.
         perform mbus.receive_apart(known, c, aside);
-        ids := array(select unnest(aside) union select unnest(ids));
+        ids := array(select unnest(aside) union select unnest(ids) order by 1);
     end if;
     return ids;
 end
 $$;
-comment on function mbus.claim(mbus.queue, integer, integer) is 'Receive up to amt messages for a consumer: their places in the log.';
+comment on function mbus.claim(mbus.queue, integer, integer) is 'Receive up to amt messages for a consumer: their places in the log, in order.';

@@ -21,8 +21,8 @@ begin
     if ids = '{}' then
         return;
     end if;
-    lowest := (select min(i) from unnest(ids) as i);
-    highest := (select max(i) from unnest(ids) as i);
+    lowest := ids[1];
+    highest := ids[cardinality(ids)];
     if highest - lowest + 1 = cardinality(ids) then
         return query
         select l.id, l.added::timestamp, coalesce(l.iid, %4$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null::integer[],

@@ -30,7 +30,7 @@ language plpgsql
 set search_path from current
 as $$
 declare
-    free bigint[] := mbus.set_free(c, array(select generate_series(0, known.consumers_cnt - 1)), upto + 1);
+    free bigint[] := mbus.set_free(c, array(select generate_series(0, known.consumers_cnt - 1)), upto + 1, true);
 begin
     ready := array(
         select a.id from mbus.apart as a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.queues import consume, consumen, drain, fill, make, one, post
+from tests.queues import consume, consumen, drain, fill, make, one, post, there
 
 
 @pytest.fixture
@@ -44,6 +44,17 @@ def test_what_commits_late_is_received_though_later_messages_were(q, connect):
     other.commit()
     assert drain(q) == ["c1", "b2"]
     assert drain(q) == []
+
+
+def test_what_commits_late_is_there_until_it_is_received_and_no_maintenance_deletes_it(q, connect):
+    slow = connect(autocommit=False)
+    post(slow, "late")
+    fill(q, range(100))
+    assert len(drain(q)) == 100
+    slow.commit()
+    assert there(q) == ["late"]
+    q.execute("select mbus.maintain()")
+    assert drain(q) == ["late"]
 
 
 def test_late_messages_are_received_a_few_at_a_time(q, connect):

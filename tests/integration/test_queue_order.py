@@ -163,6 +163,28 @@ def test_who_waits_for_a_message_that_is_taken_comes_though_nobody_consumes_its_
     assert len(drain(q, queue="undo")) == 28
 
 
+@pytest.mark.parametrize("always_something_else", [False, True])
+def test_who_waits_comes_though_the_taker_of_its_predecessor_could_not_see_it(
+    q, connect, always_something_else
+):
+    make(q, "r")
+    first = post(q, 1)
+    post(q, 2, "r", after=[first])
+    waiter = connect(autocommit=False)
+    assert consumen(waiter, 10, queue="r") == []
+    assert take(q, first) == "1"
+    waiter.commit()
+    assert one(q, "select count(*) from mbus.wake") == 0
+    found: list[str] = []
+    for n in range(500):
+        if always_something_else:
+            post(q, f"else {n}", "r")
+        found += consumen(q, 10, queue="r")
+        if "2" in found:
+            break
+    assert "2" in found
+
+
 def test_a_successor_far_behind_many_that_are_delayed_is_not_in_one_answer_with_its_predecessor(connect):
     connection = connect()
     make(connection)

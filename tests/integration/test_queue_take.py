@@ -211,3 +211,31 @@ def test_a_repeatable_read_transaction_does_not_take_what_was_received_since_it_
     assert consume(q) == "1"
     with pytest.raises(psycopg.Error, match="read committed"):
         take(late, iid)
+
+
+def test_what_is_asked_of_one_message_agrees_with_what_the_view_says_of_all(q, connect):
+    consumer(q, "odd", "(t.data -> 'n')::integer % 2 = 1")
+    consumer(q, "third")
+    late = connect(autocommit=False)
+    post(late, 101)
+    iids = fill(q, range(10))
+    post(q, 102, after=[iids[9]])
+    post(q, 103, delay="1h")
+    post(q, 104, expires="1h")
+    assert len(consumen(q, 5)) == 5
+    assert consumen(q, 2, "odd") == ["1", "3"]
+    assert len(drain(q, "third")) == 11
+    late.commit()
+    take(q, iids[8])
+    one(q, "select (mbus.take_from_q_by_default(%s)).id", iids[7])
+    with q.transaction():
+        take(q, iids[6])
+        post(q, 6, iid=iids[6])
+    compare = (
+        "select (a.wanted, a.received, a.gone)::text, (e.wanted, e.received, e.gone)::text "
+        'from mbus.queue as k, mbus."all$q" as a left join lateral mbus.entries(k, a.iid) as e on e.id = a.id'
+    )
+    rows = q.execute(compare).fetchall()
+    assert len(rows) == 15
+    assert len({row[0] for row in rows}) > 5
+    assert [row[0] for row in rows] == [row[1] for row in rows]

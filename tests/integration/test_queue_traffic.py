@@ -196,3 +196,14 @@ def test_what_was_received_is_deleted_as_it_goes(connection):
     connection.execute("select mbus.maintain()")
     assert one(connection, 'select count(*) from mbus."log$q"') == 0
     assert one(connection, "select count(*) from mbus.position where consumer > 0") <= 20
+
+
+def test_what_many_consumers_received_is_deleted_as_it_goes(connection):
+    consumer(connection, "a")
+    consumer(connection, "b")
+    connection.execute("select setseed(0)")
+    for _ in range(30):
+        fill(connection, range(1000))
+        for name in ("default", "a", "b"):
+            assert len(drain(connection, name)) == 1000
+    assert one(connection, 'select count(*) from mbus."log$q"') < 10_000
