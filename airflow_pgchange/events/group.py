@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,8 +162,12 @@ def held(conninfo: str, name: str, wait: float | None, stopped: Callable[[], boo
     with connection:
         try:
             _lock(connection, name, wait, stopped)
-            yield Group(connection, name)
-            ask(connection, select("pgmb.release_group_lock", name))
+            try:
+                yield Group(connection, name)
+            finally:
+                # A server that is only left lets go of it some time later.
+                with suppress(psycopg.OperationalError):
+                    connection.execute(select("pgmb.release_group_lock", name))
         except (psycopg.OperationalError, ServerUnavailable) as error:
             if not connection.closed:
                 raise
