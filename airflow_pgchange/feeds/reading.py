@@ -112,15 +112,19 @@ def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Ge
 def _whole(connection: psycopg.Connection[Any], partition: Partition) -> list[DictRow]:
     """All rows, read again where some are missing: a statement that began just before rows were moved into a new
     partition of their table looks for them where they are no more."""
-    rows: list[DictRow] = []
-    for pause in (0, *AGAIN):
-        time.sleep(pause)
-        with connection.cursor(row_factory=dict_row) as cursor:
-            rows = cursor.execute(_verbatim(partition.query), prepare=False).fetchall()
+    rows = _rows(connection, partition)
+    for pause in AGAIN:
         if len(rows) == partition.count:
             break
+        time.sleep(pause)
+        rows = _rows(connection, partition)
     expect(partition, len(rows))
     return rows
+
+
+def _rows(connection: psycopg.Connection[Any], partition: Partition) -> list[DictRow]:
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_verbatim(partition.query), prepare=False).fetchall()
 
 
 def _streamed(connection: psycopg.Connection[Any], partition: Partition) -> Generator[DictRow, None, None]:
