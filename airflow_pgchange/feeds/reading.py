@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import dict_row
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch, Change, Partition
@@ -18,10 +18,6 @@ from airflow_pgchange.feeds.tables import table_identifier
 
 STANDBY_PATIENCE = 60.0
 """Seconds that a reader waits for a standby to replay what the batch needs."""
-FEW = 1000
-"""So many changes are read before the first of them is handed on."""
-AGAIN = (0.02, 0.2, 1.0)
-"""Seconds before each further attempt to find all of them."""
 
 
 CURRENT = "select q.id as pgchange_id, {wanted} from ({changes}) q left join {table} t on {key} = q.id"
@@ -101,39 +97,16 @@ def expect(partition: Partition, found: int) -> None:
 
 
 def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Generator[Change, None, None]:
-    """The batch's changes in order, streamed where they are many; raises BatchIncomplete if any is missing."""
+    """The batch's changes in order, streamed; raises BatchIncomplete after the last if any is missing."""
     with translated():
         caught_up(connection, batch.lsn)
         for partition in feed.partitions(batch, 1):
-            for row in (_whole if partition.count <= FEW else _streamed)(connection, partition):
-                yield feed.change(row)
-
-
-def _whole(connection: psycopg.Connection[Any], partition: Partition) -> list[DictRow]:
-    """All rows, read again where some are missing: a statement that began just before rows were moved into a new
-    partition of their table looks for them where they are no more."""
-    rows = _rows(connection, partition)
-    for pause in AGAIN:
-        if len(rows) == partition.count:
-            break
-        time.sleep(pause)
-        rows = _rows(connection, partition)
-    expect(partition, len(rows))
-    return rows
-
-
-def _rows(connection: psycopg.Connection[Any], partition: Partition) -> list[DictRow]:
-    with connection.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_verbatim(partition.query), prepare=False).fetchall()
-
-
-def _streamed(connection: psycopg.Connection[Any], partition: Partition) -> Generator[DictRow, None, None]:
-    found = 0
-    with connection.cursor(row_factory=dict_row) as cursor:
-        for row in cursor.stream(_verbatim(partition.query)):
-            found += 1
-            yield row
-    expect(partition, found)
+            found = 0
+            with connection.cursor(row_factory=dict_row) as cursor:
+                for row in cursor.stream(_verbatim(partition.query)):
+                    found += 1
+                    yield feed.change(row)
+            expect(partition, found)
 
 
 def _verbatim(query: str) -> sql.SQL:

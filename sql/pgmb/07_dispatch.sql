@@ -136,8 +136,8 @@ as $$
     select pg_catalog.hashtextextended('pgchange layout pgmb', 0)
 $$;
 comment on function pgmb.layout_key() is
-    'The advisory lock of who attaches partitions and moves rows into them; shared by who dispatches: a statement that was planned '
-    'before would look for rows where they were.';
+    'The advisory lock of who attaches partitions and moves rows into them that lie in the future; shared by who dispatches, as '
+    'their time may come meanwhile: a statement that was planned before would look for rows where they were.';
 
 create function pgmb.chunk_size() returns integer
 language plpgsql stable

@@ -1,8 +1,10 @@
 -- Partitions of events and dispatched: made ahead of time, of the length that the settings say now.
 --
 -- The default partition stays, so that no publisher fails whatever its id. A new partition is made beside the table and
--- attached, and rows of the default one that belong in it are moved before. A publisher who was sent to the default one
--- meanwhile would fail, as its row no longer belongs there: so for the moment of attaching there is none at work.
+-- attached, and rows of the default one that belong in it are moved before. Only such as lie in the future: a reader under way
+-- would look for rows where they were. So where the default one holds rows of the present, the new one begins behind them. A
+-- publisher who was sent to the default one meanwhile would fail, as its row no longer belongs there: so for the moment of
+-- attaching there is none at work.
 
 create function pgmb.get_partitions_and_bounds(table_id oid)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
@@ -72,6 +74,34 @@ $$;
 comment on function pgmb.end_of_partition(timestamptz, interval) is
     'Where a partition that begins at a time ends: the next whole multiple of width since 1970, in UTC.';
 
+create function pgmb.present() returns pgmb.event_id
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return greatest(
+        pgmb.create_event_id(clock_timestamp(), 0)::text collate "C",
+        pgmb.cursor_at(pgmb.micros((pgmb.dispatcher_now()).last_id) + 1, 0) collate "C");
+end
+$$;
+comment on function pgmb.present() is
+    'What is published or dispatched by now has an id below this one, unless it is to be delivered later.';
+
+create function pgmb.present_in_default(tbl regclass, lower_id pgmb.event_id) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    held boolean;
+begin
+    execute format('select exists (select from %s where id >= %L and id < %L)', pgmb.default_partition(tbl), lower_id, pgmb.present())
+    into held;
+    return held;
+end
+$$;
+comment on function pgmb.present_in_default(regclass, pgmb.event_id) is
+    'Whether the default partition holds rows, from an id on, that somebody may be reading.';
+
 create function pgmb.fill_partition(tbl regclass, name text, lower_id pgmb.event_id, upper_id pgmb.event_id) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -82,6 +112,10 @@ declare
     moved bigint;
 begin
     execute format('lock table %s in access exclusive mode', rest);
+    if pgmb.present_in_default(tbl, lower_id) then
+        raise object_in_use using message = format('the default partition of %s holds rows that may be being read', tbl),
+            hint = 'they stay there: select pgmb.make_partitions() makes partitions behind them';
+    end if;
     execute format(
         'with moved as (delete from %s where id >= %L and id < %L returning *) insert into pgmb.%I select * from moved',
         rest, lower_id, upper_id, name);
@@ -92,7 +126,8 @@ begin
 end
 $$;
 comment on function pgmb.fill_partition(regclass, text, pgmb.event_id, pgmb.event_id) is
-    'Move the rows of the default partition that belong in a new one; returns how many.';
+    'Move the rows of the default partition that belong in a new one; returns how many. Refused where some of them may be being '
+    'read.';
 
 create function pgmb.partition_name(tbl regclass, span tstzrange) returns text
 language sql stable
@@ -132,7 +167,7 @@ declare
 begin
     -- Before any other lock that polls take, as they do.
     perform pg_advisory_xact_lock(pgmb.layout_key());
-    if lower(span) <= clock_timestamp() then
+    if pgmb.get_current_partition(tbl, clock_timestamp()) is null then
         -- Everybody writes into the default partition now: they must not be on their way there.
         execute format('lock table only %s in share row exclusive mode', tbl);
     end if;
@@ -184,6 +219,9 @@ begin
         (select pgmb.extract_date_from_event_id(max(p.upper_bound)) from pgmb.get_partitions_and_bounds(tbl) as p
          where p.lower_bound <= pgmb.create_event_id(current_ts, 0)),
         date_bin(width, current_ts, 'epoch'));
+    if pgmb.present_in_default(tbl, pgmb.create_event_id(lower, 0)) then
+        lower := pgmb.end_of_partition(pgmb.extract_date_from_event_id(pgmb.present()), width);
+    end if;
     while lower < upto loop
         -- Up to the next partition that is there. In which nobody made any, one partition for all of the time.
         select case when min(p.lower_bound) > pgmb.create_event_id(lower, 0)
@@ -202,7 +240,8 @@ begin
 end
 $$;
 comment on function pgmb.missing_partitions(regclass, timestamptz) is
-    'The spans of time, in their order and up to future_intervals_to_create from now, that still need a partition.';
+    'The spans of time, in their order and up to future_intervals_to_create from now, that still need a partition; where rows '
+    'of the present are in the default one, from the next whole multiple of partition_interval on.';
 
 create function pgmb.make_partitions(
     tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
@@ -226,12 +265,12 @@ begin
         tries := 1;
     end if;
     missing := array(select m from pgmb.missing_partitions(tbl, current_ts) as m);
-    if lower(missing[1]) <= clock_timestamp() and not stop_publishers
+    if missing <> '{}' and pgmb.get_current_partition(tbl, clock_timestamp()) is null and not stop_publishers
        and pg_table_size(pgmb.default_partition(tbl)) > 16 * 1024 * 1024
     then
         return next format(
             'postponed the partitions of %s: all that is written goes into the default one, and publishers would wait while '
-            'its %s are moved; when they may: select pgmb.make_partitions(%L, stop_publishers => true)',
+            'its %s are read; when they may: select pgmb.make_partitions(%L, stop_publishers => true)',
             tbl, pg_size_pretty(pg_table_size(pgmb.default_partition(tbl))), tbl);
         return;
     end if;
@@ -243,8 +282,11 @@ begin
                 return next pgmb.attach_partition(tbl, span);
                 tries := 1;
                 exit;
-            exception when lock_not_available then
-                tries := tries - 1;
+            exception
+                when lock_not_available then
+                    tries := tries - 1;
+                when object_in_use then
+                    tries := 0;
             end;
             if tries = 0 then
                 execute (
@@ -263,4 +305,4 @@ comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
     'Keep partitions of partition_interval ready for future_intervals_to_create from now, one at least; a line for each thing '
     'done. Where publishers'' transactions are in the way it tries again for a few seconds, unless its transaction has written '
     'before. Of those made ahead with a longer interval the empty ones are replaced. Where nobody made any for long and the '
-    'default partition has grown, it must be told that it may stop publishers while rows are moved.';
+    'default partition has grown, it must be told that it may stop publishers while that is read.';

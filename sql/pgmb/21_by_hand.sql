@@ -44,8 +44,6 @@ begin
             after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
         end if;
     end if;
-    -- A statement that began before a partition was attached would look for its rows where they no longer are.
-    perform pg_advisory_xact_lock_shared(pgmb.layout_key());
     select * into run from pgmb.ahead(gid, after, chunk_size);
     return query
         select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[],
@@ -53,9 +51,9 @@ begin
         from pgmb.some_events(gid, after, run.upto, run.lowest, run.highest, run.alone) as e;
     get diagnostics found_events = row_count;
     if found_events < run.count then
-        raise serialization_failure using
+        raise object_not_in_prerequisite_state using
             message = format('of %s events of group %I only %s could be read', run.count, gid, found_events),
-            hint = 'partitions were just changed: try again; if it stays so, events were deleted by hand: set a cursor behind them';
+            hint = 'events were deleted by hand: pgmb.set_group_cursor(gid, new_cursor) sets a cursor behind them';
     end if;
 end
 $$;

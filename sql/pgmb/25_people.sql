@@ -78,7 +78,6 @@ begin
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         raise lock_not_available using message = 'events are being dispatched', hint = 'try again in a moment';
     end if;
-    perform pg_advisory_xact_lock_shared(pgmb.layout_key());
     for known in
         with gone as (
             delete from pgmb.fault as f using pgmb.subscriptions as s

@@ -155,6 +155,7 @@ begin
     for part in select p.relid from revision.partitions() as p loop
         execute format('drop table %s', part);
     end loop;
+    perform revision.add_partition(3, pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
     insert into revision.commit_queue (id, commit_id, branch_id, txid, created_at)
     select m.new_id, m.commit_id, m.branch_id, m.run::text::xid8, m.created_at from moved as m order by m.new_id;
     perform setval(pg_get_serial_sequence('revision.commit_queue', 'id'), greatest(commits, 1), commits > 0);

@@ -89,6 +89,16 @@ $$;
 comment on function pubsub.has_commits(regclass, timestamptz) is
     'Whether a partition has a commit that was written after a time. It ends at the first one.';
 
+create function pubsub.default_at_rest(settled bigint) returns boolean
+language sql stable
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select exists (select from revision.partitions() as p where p.lower <= settled and p.upper > settled)
+       and (select max(q.txid) from revision.commit_queue_default as q) < settled::text::xid8
+$$;
+comment on function pubsub.default_at_rest(bigint) is
+    'Whether the default partition holds commits, and no transaction that is open or to come writes there.';
+
 create function pubsub.trim_commit_queue(keep interval) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, revision, pubsub, pg_temp
@@ -101,6 +111,9 @@ begin
         raise invalid_parameter_value using message = 'keep is how much history stays, such as interval ''30 days''';
     end if;
     perform pubsub.check_origin();
+    if pubsub.default_at_rest(settled) and not pubsub.has_commits('revision.commit_queue_default', now() - keep) then
+        return next pubsub.trim_partition('revision.commit_queue_default', keep);
+    end if;
     for part in select * from revision.partitions() as p where p.upper <= settled order by p.lower loop
         -- The partitions behind one that is too young are younger.
         exit when pubsub.has_commits(part.relid, now() - keep);

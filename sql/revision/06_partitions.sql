@@ -21,7 +21,6 @@ set lock_timeout = '200ms'
 as $$
 declare
     name text := 'commit_queue_' || lower;
-    moved bigint;
 begin
     if lower < 0 or upper <= lower then
         raise invalid_parameter_value using message = format('no range of transaction ids: %s to %s', lower, upper);
@@ -32,20 +31,43 @@ begin
         lock table only revision.commit_queue in share row exclusive mode;
     end if;
     lock table revision.commit_queue_default in access exclusive mode;
-    execute format(
-        'with moved as (delete from revision.commit_queue_default where txid >= %1$L and txid < %2$L returning *) '
-        'insert into revision.%3$I (id, commit_id, branch_id, txid, created_at) '
-        'select id, commit_id, branch_id, txid, created_at from moved',
-        lower, upper, name);
-    get diagnostics moved = row_count;
+    if exists (
+        select from revision.commit_queue_default as q
+        where q.txid >= add_partition.lower::text::xid8 and q.txid < add_partition.upper::text::xid8)
+    then
+        raise object_in_use using
+            message = format('the default partition holds commits of transactions %s to %s', lower, upper - 1),
+            hint = 'they stay there, where readers look for them: select revision.maintain_partitions() begins behind them';
+    end if;
     execute format(
         'alter table revision.commit_queue attach partition revision.%I for values from (%L) to (%L)', name, lower, upper);
-    return format('added partition %s up to transaction %s, %s rows moved into it', name, upper, moved);
+    return format('added partition %s up to transaction %s', name, upper);
 end
 $$;
 comment on function revision.add_partition(bigint, bigint) is
-    'Add the partition of the transaction ids from lower to below upper, with the rows of the default partition that belong '
-    'in it. Writers are held up, for a moment, only where the ids are those of today.';
+    'Add the partition of the transaction ids from lower to below upper, none of which the default partition may hold. Writers '
+    'are held up, for a moment, only where the ids are those of today.';
+
+create function revision.end_of_default(lower bigint) returns bigint
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    held boolean := exists (select from revision.commit_queue_default as q where q.txid >= end_of_default.lower::text::xid8);
+begin
+    if not held then
+        return lower;
+    end if;
+    -- No more of them until the partition is there.
+    lock table only revision.commit_queue in share row exclusive mode;
+    return (
+        select greatest(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, max(q.txid::text::bigint) + 1)
+        from revision.commit_queue_default as q);
+end
+$$;
+comment on function revision.end_of_default(bigint) is
+    'The first transaction id, from one on, that the default partition has no rows of and gets none until this transaction ends.';
 
 create function revision.drop_empty_partitions(spare integer default 8) returns setof text
 language plpgsql security definer
@@ -98,7 +120,12 @@ begin
     if width < 1 or ahead < 1 then
         raise invalid_parameter_value using message = 'width and ahead must be at least 1';
     end if;
-    lower := coalesce(lower, (select min(q.txid) from revision.commit_queue_default as q)::text::bigint, now_at);
+    begin
+        lower := revision.end_of_default(coalesce(lower, now_at));
+    exception when lock_not_available then
+        return next 'postponed partitions: the queue is being written, all of it into the default one';
+        return;
+    end;
     while lower < now_at + ahead * width loop
         upper := (greatest(lower, now_at) / width + 1) * width;
         if upper - lower < width / 2 and lower > now_at then
@@ -106,7 +133,7 @@ begin
         end if;
         begin
             return next revision.add_partition(lower, upper);
-        exception when lock_not_available then
+        exception when lock_not_available or object_in_use then
             return next format('postponed the partition from transaction %s: the queue is being written', lower);
             return;
         end;
@@ -117,7 +144,7 @@ end
 $$;
 comment on function revision.maintain_partitions(bigint, integer) is
     'Keep ahead partitions of width transaction ids each in front of today''s; returns a line for each thing done. What was '
-    'written without a partition is moved out of the default one, and of emptied partitions a few are kept.';
+    'written without a partition stays in the default one, and of emptied partitions a few are kept.';
 
 create function revision.refresh_tracking() returns setof text
 language plpgsql

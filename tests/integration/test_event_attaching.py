@@ -7,8 +7,19 @@ import threading
 import psycopg
 import pytest
 
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from tests.commits import until
-from tests.event_keeping import contiguous, kept, lines, maintain, narrow, partitions, publish
+from tests.event_keeping import (
+    contiguous,
+    dispatch,
+    kept,
+    lines,
+    maintain,
+    narrow,
+    partitions,
+    publish,
+    subscribe,
+)
 from tests.tubes import one
 
 DEFAULT = "select count(*) from pgmb.events_default"
@@ -48,6 +59,28 @@ def test_who_publishes_into_a_partition_that_is_being_attached_does_not_fail(con
     publisher.join()
     assert kept(connect()) == published != []
     assert one(connect(), DEFAULT) == 0
+
+
+@pytest.mark.parametrize("count", [10, 300])
+def test_who_reads_a_batch_while_a_partition_is_attached_reads_all_of_it(connect, db, count):
+    """The query was planned with the partitions of before, and sees the rows as they are after."""
+    connection, maintaining = connect(), connect(autocommit=False)
+    for name, _, _ in partitions(connection):
+        connection.execute(f"drop table {name}")
+    subscribe(connection)
+    expected = publish(connection, count)
+    dispatch(connection)
+    with ConsumerTransaction(EventFeed("g"), db) as consumer:
+        consumer.claim(1000)
+        assert lines(maintaining, "select pgmb.make_partitions('pgmb.events')")
+        found = []
+        reader = threading.Thread(target=lambda: found.extend(change.id for change in consumer.changes()))
+        reader.start()
+        until(connection, WAITING)
+        maintaining.commit()
+        reader.join()
+        assert found == expected
+        consumer.ack()
 
 
 def test_a_reader_of_what_is_there_does_not_wait_for_maintenance_under_way(connect):

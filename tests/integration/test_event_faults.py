@@ -198,18 +198,6 @@ def test_a_poll_of_no_events_or_of_more_than_memory_may_hold_is_refused(connect,
         connect().execute("select pgmb.dispatch(%s)", [most])
 
 
-def test_a_replay_does_not_look_for_events_while_they_are_moved_to_another_partition(connect):
-    connection, mover = connect(), connect(autocommit=False)
-    subscribe(connection, "g", "1 / (e.payload ->> 'n')::int = 1")
-    publish(connection, "t", payload={"n": 0})
-    poll_all(connection)
-    mover.execute("select pg_advisory_xact_lock(pgmb.layout_key())")
-    connection.execute("set lock_timeout = '1ms'")
-    with pytest.raises(psycopg.errors.LockNotAvailable):
-        connection.execute("select pgmb.replay_faults()")
-    assert len(faults(connection)) == 1
-
-
 def test_nobody_gets_into_the_capture_of_anothers_table_by_a_comment(connect, role, connect_to):
     connection = connect()
     connection.execute("create table public.item (id bigint primary key)")

@@ -7,7 +7,18 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from tests.event_keeping import configure, contiguous, kept, lines, maintain, partitions, publish
+from tests.event_keeping import (
+    configure,
+    contiguous,
+    dispatch,
+    kept,
+    lines,
+    maintain,
+    partitions,
+    publish,
+    read,
+    subscribe,
+)
 from tests.tubes import one
 
 DEFAULT = "select count(*) from pgmb.events_default"
@@ -126,10 +137,68 @@ def test_events_of_the_default_partition_are_moved_when_theirs_is_made(connect):
     assert one(connection, "select count(*) from pgmb.published") == 0
 
 
-def test_a_default_partition_that_has_grown_is_not_moved_before_somebody_says_so(connect):
-    connection = connect()
-    for name, _, _ in partitions(connection):
+def drop_all(connection, table="pgmb.events"):
+    for name, _, _ in partitions(connection, table):
         connection.execute(f"drop table {name}")
+
+
+@pytest.mark.parametrize("table", ["events", "dispatched"])
+def test_rows_that_may_be_being_read_are_not_moved(connect, table):
+    connection = connect()
+    drop_all(connection, f"pgmb.{table}")
+    subscribe(connection)
+    expected = publish(connection, 10)
+    dispatch(connection)
+    places = f"select ctid, tableoid from pgmb.{table} order by id"
+    before = connection.execute(places).fetchall()
+    (first, *_) = lines(connection, f"select pgmb.make_partitions('pgmb.{table}')")
+    assert "0 rows moved" in first
+    assert connection.execute(places).fetchall() == before
+    now = one(connection, "select now()")
+    _, begins, ends = partitions(connection, f"pgmb.{table}")[0]
+    assert (begins - datetime(1970, 1, 1, tzinfo=UTC)) % timedelta(minutes=30) == timedelta(0)
+    assert (now < begins <= now + timedelta(minutes=30), ends - begins) == (True, timedelta(minutes=30))
+    assert read(connection) == expected
+    assert lines(connection, f"select pgmb.make_partitions('pgmb.{table}')") == []
+
+
+def test_what_is_dispatched_is_of_the_present_whatever_the_clock_says(connect):
+    connection = connect()
+    drop_all(connection)
+    connection.execute(
+        "update pgmb.dispatcher set last_id = pgmb.create_event_id(now() + interval '1 day', 0)"
+    )
+    publish(connection, 10, at="now() + interval '23 hours'")
+    lines(connection, "select pgmb.make_partitions('pgmb.events', now() + interval '2 days')")
+    assert partitions(connection)[0][1] >= one(connection, "select now() + interval '1 day'")
+    assert one(connection, DEFAULT) == 10
+
+
+def test_an_event_that_is_to_come_is_moved_beside_those_of_the_present(connect):
+    connection = connect()
+    drop_all(connection)
+    publish(connection, 2)
+    publish(connection, 3, at="now() + interval '1 hour'")
+    told = lines(connection, "select pgmb.make_partitions('pgmb.events')")
+    assert sum("3 rows moved into it" in line for line in told) == 1
+    assert one(connection, DEFAULT) == 2
+
+
+def test_a_partition_into_which_somebody_was_quicker_is_refused(connect):
+    connection = connect()
+    drop_all(connection)
+    lower, upper = connection.execute("select now() - interval '1 hour', now()").fetchone()
+    connection.execute("select pgmb.prepare_partition('pgmb.events', tstzrange(%s, %s))", [lower, upper])
+    publish(connection, at="now() - interval '1 minute'")
+    with pytest.raises(psycopg.errors.ObjectInUse, match="may be being read"):
+        connection.execute("select pgmb.attach_partition('pgmb.events', tstzrange(%s, %s))", [lower, upper])
+    assert partitions(connection) == []
+    assert one(connection, DEFAULT) == 1
+
+
+def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(connect):
+    connection = connect()
+    drop_all(connection)
     connection.execute("alter table pgmb.events_default alter column payload set storage plain")
     connection.execute(
         "insert into pgmb.events (topic, payload) "
@@ -139,8 +208,9 @@ def test_a_default_partition_that_has_grown_is_not_moved_before_somebody_says_so
     (told,) = lines(connection, "select pgmb.make_partitions('pgmb.events')")
     assert "stop_publishers => true" in told
     assert partitions(connection) == []
-    told = lines(connection, "select pgmb.make_partitions('pgmb.events', stop_publishers => true)")
-    assert "3000 rows moved into it" in told[0]
+    assert lines(connection, "select pgmb.make_partitions('pgmb.events', stop_publishers => true)")
+    assert contiguous(connection)
+    assert partitions(connection)
     assert kept(connection) == before
 
 

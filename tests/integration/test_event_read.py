@@ -216,7 +216,7 @@ def test_events_that_are_gone_are_not_passed_over_in_silence(connect):
     ids = publish(connection, "a", "b")
     poll_all(connection)
     connection.execute("delete from pgmb.events where id = %s", [ids[0]])
-    assert error(connection, "select pgmb.read_next_events('g', chunk_size => 10)").sqlstate == "40001"
+    assert error(connection, "select pgmb.read_next_events('g', chunk_size => 10)").sqlstate == "55000"
 
 
 @pytest.mark.parametrize("most", ["0", "-1", "null"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import psycopg
 import pytest
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
@@ -120,17 +121,51 @@ def test_a_writer_does_not_wait_for_maintenance_under_way(queue, own_database, c
     assert drain(own_database) == expected
 
 
-def test_rows_without_a_partition_are_kept_and_moved_while_a_consumer_reads(queue, own_database):
+def test_rows_without_a_partition_stay_where_a_consumer_reads_them_and_are_trimmed(queue, own_database):
     for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
         queue.execute(f"drop table {partition}")
     expected = [*commits(queue, 3), *commits(queue, 2)]
     with ConsumerTransaction(FEED, own_database) as consumer:
         consumer.claim(4)
-        queue.execute("select revision.maintain_partitions(50, 1)")
-        assert queue.execute("select count(*) from revision.commit_queue_default").fetchone() == (0,)
+        (told,) = queue.execute("select revision.maintain_partitions(50, 1)").fetchone()
+        assert "added" in told
+        assert in_default(queue) == 5
         assert [change.id for change in consumer.changes()] == expected[:4]
         consumer.ack()
+    expected += commits(queue, 2)
+    assert in_default(queue) == 5
+    assert consumers.trim(queue, "1 hour") == []
+    (told,) = consumers.trim(queue, "0 s")
+    assert "test/0 has not processed it" in told
     assert drain(own_database) == expected[4:]
+    assert any("trimmed 5 commits" in line for line in consumers.trim(queue, "0 s"))
+    assert in_default(queue) == 0
+
+
+def test_the_default_partition_is_not_trimmed_while_an_open_transaction_may_write_there(
+    queue, own_database, connect_to
+):
+    slow = connect_to(own_database, autocommit=False)
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    slow.execute("select pg_current_xact_id()")
+    commits(queue)
+    queue.execute("select revision.maintain_partitions(50, 1)")
+    drain(own_database)
+    assert consumers.trim(queue, "0 s") == []
+    late = commits(slow)
+    slow.commit()
+    assert drain(own_database) == late
+    assert any("trimmed 2 commits" in line for line in consumers.trim(queue, "0 s"))
+
+
+def test_a_partition_of_ids_that_the_default_one_holds_is_refused(queue):
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    commits(queue)
+    with pytest.raises(psycopg.errors.ObjectInUse, match="holds commits"):
+        queue.execute("select revision.add_partition(0, 1000000000)")
+    assert in_default(queue) == 1
 
 
 def test_a_writer_of_the_default_partition_outlives_that_its_row_gets_one(queue, own_database, connect_to):
@@ -199,6 +234,10 @@ def test_what_is_not_settled_is_not_dropped_although_it_is_empty(queue, own_data
     expected = commits(slow)
     slow.commit()
     assert drain(own_database) == expected
+
+
+def in_default(connection):
+    return connection.execute("select count(*) from revision.commit_queue_default").fetchone()[0]
 
 
 def oldest_partition(connection):

@@ -164,16 +164,6 @@ def test_trimming_keeps_what_a_claim_of_a_consumer_elsewhere_needs(own_database,
         consumer.ack()
 
 
-def test_rows_of_the_default_partition_are_moved_when_maintenance_comes_late(own_database, connect_to):
-    connection = connect_to(own_database)
-    drop_partitions(connection)
-    expected = commits(connection, 3)
-    lines = connection.execute("select revision.maintain_partitions(100, 1)").fetchall()
-    assert "3 rows moved" in lines[0][0]
-    assert connection.execute("select count(*) from revision.commit_queue_default").fetchone() == (0,)
-    assert drain(own_database) == expected
-
-
 def test_maintenance_that_would_have_to_wait_for_a_writer_is_postponed(own_database, connect_to):
     connection, writer = connect_to(own_database), connect_to(own_database, autocommit=False)
     drop_partitions(connection)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -14,7 +13,6 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers, transaction
-from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import (
@@ -25,7 +23,6 @@ from airflow_pgchange.feeds.errors import (
     Stopped,
     UnknownBranch,
 )
-from airflow_pgchange.feeds.reading import changes
 from tests.commits import FEED, claim_and_fail, commits, drain, until
 
 WAITING = """
@@ -372,14 +369,6 @@ def test_a_batch_claimed_before_the_consumer_was_moved_cannot_be_acked(db, conne
     assert refused.value.sqlstate == "PC006"
     consumers.move(connection, connection, FEED, "beginning")
     assert drain(db) == expected
-
-
-def test_changes_that_are_missing_for_a_moment_are_read_again(connect):
-    connection = connect()
-    connection.execute("create sequence reads")
-    query = "select 7 as id where nextval('reads') > 2"
-    feed = SimpleNamespace(partitions=lambda batch, n: [Partition(query, 1)], change=lambda row: row["id"])
-    assert list(changes(connection, feed, SimpleNamespace(lsn=None))) == [7]
 
 
 def test_a_batch_of_which_a_change_is_gone_fails_where_it_is_read(db, connect):
