@@ -70,6 +70,8 @@ def slowest(conninfo: str, runs: Collection[int], told: list[str]) -> float:
     stop = multiprocessing.Event()
     counts = [multiprocessing.Array("q", SECONDS + 1) for _ in range(WRITERS)]
     with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("truncate pgmb.events, pgmb.dispatched, pgmb.published")
+        connection.execute("checkpoint")
         maintain(connection)
         began = time.time() + 1
         work = [
