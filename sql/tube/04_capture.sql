@@ -186,8 +186,8 @@ begin
     return null;
 end
 $body$,
-        format('pg_catalog.has_table_privilege(%L, ''insert'') and pg_catalog.has_sequence_privilege(''tube.seq'', ''usage'')',
-               known.pods),
+        format('pg_catalog.has_table_privilege(%L::pg_catalog.regclass, ''insert'') '
+               'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')', known.pods),
         case op when 'delete' then removed else added end,
         known.pods,
         kind,
