@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk import Param, dag, task
 
 from airflow_pgchange import tubes
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.tube import TubeBackfillOperator
 
@@ -60,8 +61,11 @@ def tube_backfill() -> None:
     def tables(params: dict[str, Any] | None = None) -> list[list[str]]:
         given = params or {}
         with PgChangeHook(given["database"]).get_conn(primary=True) as connection:
-            # A list each: in a text a comma would part names.
-            return [[table] for table in given["tables"] or tubes.attached(connection, given["tube"])]
+            found = given["tables"] or tubes.attached(connection, given["tube"])
+        if not found:
+            raise InvalidArgument(f"no table touches tube {given['tube']}: attach one first")
+        # A list each: in a text a comma would part names.
+        return [[table] for table in found]
 
     TubeBackfillOperator.partial(
         task_id="backfill",

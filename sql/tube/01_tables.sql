@@ -35,7 +35,7 @@ create table tube.attachment (
     id_column name not null,
     id_number smallint not null,
     predicate text,
-    token text not null,
+    token text not null unique,
     attached_at timestamptz not null default now(),
     primary key (tube, tbl)
 );

@@ -1,4 +1,4 @@
--- Which tables belong together, and what they, their functions and triggers are called today.
+-- Which tables belong together, what they, their functions and triggers are called today, and the shard that a name says.
 
 create function tube.attachment_of(rel oid, tube text) returns tube.attachment
 language sql stable security definer
@@ -173,3 +173,20 @@ as $$
 $$;
 comment on function tube.capture_name(regclass, text, text) is
     'The name of a trigger: <table>_<tube>_after_<op>_trigger, shortened where it would not fit.';
+
+create function tube.inferred_shard(tbl regclass) returns integer
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    digits text := substring(tube.schema_of(tbl) from '([0-9]+)$');
+begin
+    if digits is null or length(ltrim(digits, '0')) > 9 then
+        perform tube.refuse(
+            format('the name of the schema of %s does not end in a shard''s number', tbl),
+            'give the shard: tube.tube_table_ensure_attached(tube, tbl, shard => ...)');
+    end if;
+    return digits::integer;
+end
+$$;
+comment on function tube.inferred_shard(regclass) is 'The shard that the trailing digits of a table''s schema name.';

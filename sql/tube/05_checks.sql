@@ -1,21 +1,4 @@
--- Which tables can be attached, under which shard; what a predicate may be, and who applies it.
-
-create function tube.inferred_shard(tbl regclass) returns integer
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    digits text := substring(tube.schema_of(tbl) from '([0-9]+)$');
-begin
-    if digits is null or length(ltrim(digits, '0')) > 9 then
-        perform tube.refuse(
-            format('the name of the schema of %s does not end in a shard''s number', tbl),
-            'give the shard: tube.tube_table_ensure_attached(tube, tbl, shard => ...)');
-    end if;
-    return digits::integer;
-end
-$$;
-comment on function tube.inferred_shard(regclass) is 'The shard that the trailing digits of a table''s schema name.';
+-- Which tables can be attached; what a predicate may be, and who applies it.
 
 create function tube.check_table(tbl regclass) returns void
 language plpgsql stable
@@ -70,6 +53,11 @@ declare
         select a from pg_attribute as a
         where a.attrelid = tbl and a.attname = id_column and a.attnum > 0 and not a.attisdropped
     );
+    nullable regclass := (
+        select d.relid from tube.descendants(tbl) as d(relid)
+        join pg_attribute as a on a.attrelid = d.relid and a.attname = id_column and not a.attnotnull
+        order by d.relid limit 1
+    );
 begin
     if key is null then
         perform tube.refuse(
@@ -81,8 +69,12 @@ begin
             format('column %I of %s is %s', id_column, tbl, format_type(key.atttypid, key.atttypmod)),
             'ids are bigint or integer');
     end if;
-    if not key.attnotnull then
-        perform tube.refuse(format('column %I of %s may be null', id_column, tbl), 'add not null, or a primary key');
+    if key.attgenerated = 'v' then
+        perform tube.refuse(
+            format('column %I of %s is virtual', id_column, tbl), 'its values are in no row that a trigger sees: have them stored');
+    end if;
+    if nullable is not null then
+        perform tube.refuse(format('column %I of %s may be null', id_column, nullable), 'add not null, or a primary key');
     end if;
     return key.attnum;
 end
@@ -148,11 +140,18 @@ set standard_conforming_strings = on
 as $$
 declare
     probe refcursor;
+    -- Of virtual columns a trigger sees no values.
+    seen text := (
+        select format('(select %s from %s)', string_agg(quote_ident(a.attname), ', ') filter (where a.attgenerated <> 'v'), tbl)
+        from pg_attribute as a where a.attrelid = tbl and a.attnum > 0 and not a.attisdropped
+        having bool_or(a.attgenerated = 'v')
+    );
 begin
     perform tube.parse_predicate(predicate);
     begin
         open probe for execute format(
-            E'select from %s as %I where (%s\n) limit 0', tbl, (select c.relname from pg_class as c where c.oid = tbl), predicate);
+            E'select from %s as %I where (%s\n) limit 0', coalesce(seen, tbl::text),
+            (select c.relname from pg_class as c where c.oid = tbl), predicate);
         close probe;
     exception when others then
         perform tube.refuse(

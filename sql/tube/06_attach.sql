@@ -156,6 +156,7 @@ begin
     update tube.attachment as a set predicate = adopt.predicate where a.tube = attached.tube and a.tbl = attached.tbl
     returning a.* into attached;
     if found then
+        perform tube.fail_backfills(attached.tube, attached.tbl, 'the predicate was changed');
         perform tube.place_functions(attached);
     end if;
 end
@@ -197,6 +198,8 @@ begin
         perform pg_advisory_xact_lock(tube.touch_key(tbl));
         perform tube.take_locks(array(select d.relid from tube.descendants(tbl) as d(relid) order by d.relid), 'share row exclusive');
         perform tube.move(known, tbl, shard_before, wanted.shard);
+    elsif wanted.predicate is distinct from before.predicate or wanted.id_column is distinct from tube.id_column(tbl, known.name) then
+        perform tube.fail_backfills(known.name, tbl, format('%s was attached with another predicate, or by other ids', tbl));
     end if;
     insert into tube.attachment values (wanted.*)
     on conflict on constraint attachment_pkey do update set

@@ -41,7 +41,8 @@ begin
     if array_ndims(ids) > 1 then
         perform tube.refuse(format('the ids have %s dimensions', array_ndims(ids)), 'give an array of one dimension');
     end if;
-    known_ids := array_remove(coalesce(ids, '{}'), null);
+    -- Made anew: one that is given may begin at any number.
+    known_ids := array(select i from unnest(ids) as i where i is not null);
     if shard is null then
         perform tube.refuse('a touch needs a shard', 'give the number under which the table is attached');
     end if;

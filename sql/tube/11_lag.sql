@@ -24,16 +24,19 @@ begin
         return query execute format(
             'select l.seq, l.op, l.shard, l.payload, l.ts,
                     coalesce(l.seq < case when l.op is not distinct from ''B'' then $1 else $2 end, true)
+                    and (cardinality($3) > 0 and l.payload ->> ''type'' = ''backfill_schedule''
+                         and tube.table_named(l.payload ->> ''tbl'') = any ($3)) is not true
              from %1$s as l
              where l.ids = ''{}'' and %2$s = %3$s
              order by %2$s, l.seq limit 1000', known.pods, tube.belongs('l.shard', known.partitions), worker)
-        using first_pod, first_incremental;
+        using first_pod, first_incremental,
+              array(select b.tbl from tube.backfill as b where b.tube = known.name and b.state = 'paused');
     end if;
 end
 $$;
 comment on function tube.due(tube.tube, integer, jsonb) is
     'The first 1000 control pods of a worker, each with whether its turn has come: when the worker''s pods before it are done, '
-    'for one of op B those of backfills too.';
+    'for one of op B those of backfills too; and not while a person has paused the backfill that it asks for.';
 
 create function tube.has_controls(known tube.tube, worker integer) returns boolean
 language plpgsql volatile

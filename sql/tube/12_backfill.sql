@@ -260,6 +260,10 @@ begin
         at := tube.backfill_slice(known, attached, column_name, at, chunk, pod_size);
         exit when at.finished;
     end loop;
+    if tube.attached(tube, tbl, shard) is distinct from attached then
+        perform tube.refuse(
+            format('the predicate or the ids of %s were changed meanwhile', tbl), 'begin again with step 1; nothing was touched');
+    end if;
     perform tube.put_control(known, 'B', attached.shard, jsonb_build_object(
         'type', 'backfill_end', 'tbl', tbl::text, 'start_seq', step1));
 end

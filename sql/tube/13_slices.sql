@@ -1,17 +1,28 @@
 -- The rows of a backfill in their order: chunks by (order column, id), those without an order last; and which rows are wanted.
 
-create function tube.is_composite(tbl regclass, order_col name) returns boolean
+create function tube.base_type(tbl regclass, column_name name) returns pg_type
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     with recursive kind(oid) as (
-        select a.atttypid from pg_attribute as a where a.attrelid = tbl and a.attname = order_col
+        select a.atttypid from pg_attribute as a where a.attrelid = tbl and a.attname = column_name
         union
         select t.typbasetype from kind join pg_type as t on t.oid = kind.oid and t.typtype = 'd'
     )
-    select exists (select from kind join pg_type as t on t.oid = kind.oid and t.typtype = 'c')
+    select t from kind join pg_type as t on t.oid = kind.oid and t.typtype <> 'd'
 $$;
-comment on function tube.is_composite(regclass, name) is 'Whether a column is of a row type, or of a domain over one.';
+comment on function tube.base_type(regclass, name) is 'The type of a column, or that which its domain is over.';
+
+create function tube.has_own_order(kind pg_type) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select exists (
+        select from pg_opclass as o join pg_am as m on m.oid = o.opcmethod and m.amname = 'btree'
+        where o.opcintype = kind.oid and o.opcdefault and o.opcnamespace <> 'pg_catalog'::regnamespace)
+$$;
+comment on function tube.has_own_order(pg_type) is
+    'Whether rows are sorted by operators that are not found in pg_catalog, where a comparison takes those of another type.';
 
 create function tube.order_type(tbl regclass, order_col name) returns text
 language sql stable
@@ -32,15 +43,21 @@ declare
         select a.attname from pg_attribute as a
         where a.attrelid = tbl and a.attnum > 0 and not a.attisdropped and quote_ident(a.attname) in (order_col, quote_ident(order_col))
     );
+    kind pg_type := tube.base_type(tbl, column_name);
 begin
     if column_name is null then
         perform tube.refuse(
             format('%s has no column %s', tbl, coalesce(quote_ident(order_col), 'null')), 'name the column to order by');
     end if;
-    if tube.is_composite(tbl, column_name) then
+    if kind.typtype = 'c' then
         perform tube.refuse(
             format('column %I of %s is a composite: a value that is partly null is neither null nor not null', column_name, tbl),
             'name a column of another type');
+    end if;
+    if tube.has_own_order(kind) then
+        perform tube.refuse(
+            format('column %I of %s is %s, a type with an order of its own', column_name, tbl, format_type(kind.oid, null)),
+            'name a column of one of PostgreSQL''s own types');
     end if;
     begin
         execute format('select from %1$s where %2$I > %2$I order by %2$I limit 0', tbl, column_name);
@@ -165,6 +182,7 @@ declare
     at tube.keyset := row(in_nulls, last_value, last_id, 0, 0, false);
     judged record;
 begin
+    perform tube.check_whole(attached.tbl);
     begin
         execute tube.boundary_sql(
             attached.tbl, order_col,
@@ -200,6 +218,7 @@ declare
     relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
     ids bigint[];
 begin
+    perform tube.check_whole(attached.tbl);
     execute format(
         E'select array(select %1$I::bigint from %2$s as %3$I where %1$I in (select unnest($1)) and (%4$s\n))',
         attached.id_column, attached.tbl, relation, coalesce(attached.predicate, 'true'))

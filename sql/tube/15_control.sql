@@ -55,7 +55,7 @@ declare
     known tube.tube := tube.named(tube);
     control record := tube.control_pod(known, workers, worker, seq);
     relation regclass := tube.table_named(control.payload ->> 'tbl');
-    given bigint[] := array_remove(coalesce(ids, '{}'), null);
+    given bigint[] := array(select i from unnest(ids) as i where i is not null);
 begin
     -- Under the shard that the table has now: under its old one the ids could be in work twice.
     perform pg_advisory_xact_lock_shared(tube.touch_key(relation));

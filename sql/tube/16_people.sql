@@ -160,6 +160,18 @@ as $$
 $$;
 comment on function tube.positions() is 'How many batches each worker of each tube has done.';
 
+create function tube.rests(at tube.worker) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select at.batch is not null
+       and clock_timestamp() <
+           greatest(at.claimed_at, at.updated_at) + least(30 * 2 ^ least(at.attempt - 1, 9), 300) * interval '1 s'
+$$;
+comment on function tube.rests(tube.worker) is
+    'Whether a worker, if it is not at work, has failed a short time ago: half a minute after the first attempt on its batch, '
+    'longer and longer after others, at most 5 minutes.';
+
 create function tube.lag_of_idle(upto integer) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
@@ -178,7 +190,7 @@ begin
         where has_table_privilege(t.pods, 'select')
         order by t.name, k.worker
     loop
-        continue when tube.locked(one.name, one.worker);
+        continue when tube.locked(one.name, one.worker) or tube.rests(tube.worker_now(one.name, one.worker));
         lag := tube.lag(one.name, one.partitions, one.worker, coalesce(tube.position(one.name, one.worker), '{}'), upto);
         ready := ready + (lag ->> 'ready')::bigint;
         waiting := waiting + (lag ->> 'waiting')::bigint;
@@ -192,7 +204,8 @@ begin
 end
 $$;
 comment on function tube.lag_of_idle(integer) is
-    'What is ready for the workers, of all tubes, that are not at work; it stops counting at upto.';
+    'What is ready for the workers, of all tubes, that are not at work and do not rest after a failure; it stops counting at '
+    'upto.';
 
 create function tube.clear_faults(tube text) returns bigint
 language sql

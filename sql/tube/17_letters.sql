@@ -28,7 +28,7 @@ create function tube.note_failure(tube text, worker integer, batch jsonb, error 
 language sql
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    update tube.worker as w set error = note_failure.error
+    update tube.worker as w set error = note_failure.error, updated_at = clock_timestamp()
     where w.tube = note_failure.tube and w.worker = note_failure.worker
       and w.version = (note_failure.batch -> 'bounds' ->> 'from_version')::bigint
       and w.batch ->> 'id' = note_failure.batch ->> 'id' and w.attempt = (note_failure.batch ->> 'attempt')::integer

@@ -180,3 +180,35 @@ def test_a_partition_that_left_can_be_written_when_the_tube_is_gone(connect):
     connection.execute("alter table item detach partition p1")
     connection.execute("select tube.tube_ensure_absent('q')")
     connection.execute("insert into p1 values (2, 2)")
+
+
+def test_stored_columns_are_ids_and_judged_like_any_other(connect):
+    connection = connect()
+    connection.execute(
+        "create table item (n int, id bigint not null generated always as (n * 2) stored, "
+        "kind int generated always as (n + 1) stored)"
+    )
+    make(connection, predicate="kind > 5")
+    attach(connection)
+    connection.execute("insert into item values (1), (6)")
+    connection.execute("update item set n = 7 where n = 1")
+    assert touched(connection) == [12, 14]
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (
+            "n int, id bigint not null generated always as (n * 2) virtual, kind int",
+            "column id of public.item is virtual",
+        ),
+        ("id bigint primary key, kind int generated always as (1) virtual", 'column "kind" does not exist'),
+    ],
+)
+def test_virtual_columns_whose_values_no_trigger_sees_are_refused(connect, table, says):
+    connection = connect()
+    make(connection, predicate="kind > 0")
+    before_18 = one(connection, "select current_setting('server_version_num')::int < 180000")
+    with pytest.raises(psycopg.Error, match="syntax error" if before_18 else says):
+        connection.execute(f"create table item ({table})")
+        attach(connection)

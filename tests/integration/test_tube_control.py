@@ -185,7 +185,7 @@ def test_collected_ids_are_of_the_control_pods_kind(item):
     backfill(item)
     drain(item)
     end = next(row[0] for row in item.execute(ALL) if row[1] == "backfill_end")
-    assert one(item, "select tube.collect('q', 1, 0, %s, array[7, 8, null])", end) == 2
+    assert one(item, "select tube.collect('q', 1, 0, %s, '[0:2]={7,8,null}')", end) == 2
     assert pods(item) == [("B", 0, [7, 8])]
     item.execute("truncate item")
     assert touched(item) == [7, 8]

@@ -188,6 +188,40 @@ def test_of_all_tubes_what_a_worker_is_at_work_on_is_not_ready(connect):
     assert all_tubes(connection, 100).ready == 3
 
 
+def test_of_all_tubes_a_worker_whose_batch_has_failed_rests_longer_each_time_and_the_others_do_not(connect):
+    connection = connect()
+    make(connection, workers=2)
+    touch(connection, 1, shard=0)
+    touch(connection, 2, 3, shard=1)
+    for rest in (30, 60, 120, 240, 300, 300):
+        batch = claim(connection, worker=0, workers=2)
+        connection.execute(
+            "update tube.worker set claimed_at = now() - interval '1 day' where batch is not null"
+        )
+        connection.execute("select tube.note_failure('q', 0, %s, 'it fails')", [json.dumps(batch)])
+        ready = []
+        for seconds in (rest - 15, rest + 1):
+            connection.execute(
+                "update tube.worker set updated_at = now() - make_interval(secs => %s) where batch is not null",
+                [seconds],
+            )
+            ready.append(all_tubes(connection, 100).ready)
+        assert ready == [2, 3]
+
+
+def test_of_all_tubes_a_worker_rests_from_when_it_failed_and_not_from_when_it_began(connect):
+    connection = connect()
+    make(connection)
+    touch(connection, 1)
+    batch = claim(connection)
+    connection.execute(
+        "update tube.worker set claimed_at = now() - interval '1 day', updated_at = now() - interval '1 day'"
+    )
+    assert all_tubes(connection).ready == 1
+    connection.execute("select tube.note_failure('q', 0, %s, 'it fails')", [json.dumps(batch)])
+    assert all_tubes(connection).ready == 0
+
+
 def test_all_tubes_count_no_further_than_they_are_asked(connect):
     connection = connect()
     for tube in ("a", "b"):

@@ -32,6 +32,46 @@ def test_a_column_of_a_row_type_is_refused_as_an_order(connect, kind):
             way(connection)
 
 
+WORD = """
+create type word;
+create function word_in(cstring) returns word language internal immutable strict as 'textin';
+create function word_out(word) returns cstring language internal immutable strict as 'textout';
+create type word (input = word_in, output = word_out, like = text);
+create cast (word as text) without function as implicit;
+create function compared(word, word) returns int language sql immutable as
+    'select pg_catalog.bttextcmp(lower($1::text), lower($2::text))';
+"""
+OPERATORS = {"<": "lower", "<=": "at_most", "=": "alike", ">=": "at_least", ">": "higher"}
+
+
+def test_a_column_of_a_type_with_an_order_of_its_own_is_refused(connect):
+    """Sorted by operators of that type and compared by those of text, rows between two chunks would be missed."""
+    connection = connect()
+    connection.execute(WORD)
+    for sign, name in OPERATORS.items():
+        connection.execute(
+            f"create function {name}(word, word) returns boolean language sql immutable as "
+            f"'select public.compared($1, $2) {sign} 0';"
+            f"create operator {sign} (leftarg = word, rightarg = word, function = {name})"
+        )
+    operators = ", ".join(f"operator {n} {sign}" for n, sign in enumerate(OPERATORS, 1))
+    connection.execute(
+        f"create operator class word_ops default for type word using btree as {operators}, "
+        "function 1 compared(word, word);"
+        "create domain checked_word as word;"
+        "create table item (id bigint primary key, day word, checked checked_word);"
+        "insert into item values (1, 'b', 'b'), (2, 'C', 'C'), (3, 'a', 'a')"
+    )
+    make(connection)
+    attach(connection)
+    for way in (begin, steps):
+        for column in ("day", "checked"):
+            with pytest.raises(
+                psycopg.Error, match=f"column {column} of .* is public.word, a type with an order of its own"
+            ):
+                way(connection, order_col=column)
+
+
 CHANGES = {
     "alter table item alter day type text using (id * 7919 % 1000)::text": "was date and is text",
     "alter table item alter day type timestamp": "was date and is timestamp",

@@ -152,6 +152,16 @@ def test_who_may_not_apply_the_predicate_is_told_who_lets_him(owner, admin, role
     assert touched(admin, "mine") == [1, 2]
 
 
+def test_who_attaches_cannot_take_the_functions_of_anothers_table(owner, admin):
+    admin.execute("create table item_of_admin (id bigint primary key)")
+    attach(admin, "item_of_admin", "mine")
+    theirs = "select token from tube.attachment where tbl = 'item_of_admin'::regclass"
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        owner.execute(
+            "update tube.attachment set token = %s where tbl = 'own.item'::regclass", [one(admin, theirs)]
+        )
+
+
 def test_a_new_owner_of_a_table_does_not_run_the_predicate_before_he_attaches_it(owner, admin):
     admin.execute("alter table own.item owner to postgres")
     assert "who owns it now attaches it anew" in maintain(admin).attention[0] or "another owner" in one(

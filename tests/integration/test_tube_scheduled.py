@@ -12,7 +12,7 @@ from airflow_pgchange import tubes
 from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import ConsumerBusy
 from airflow_pgchange.tubes import work_off
-from tests.tubes import attach, begin, chunk, controls, drain, faults, make_items, one, touched
+from tests.tubes import attach, begin, chunk, controls, drain, faults, lag, make_items, one, touched
 
 FEED = TubeFeed("q")
 SCHEDULE = "select tube.tube_backfill_schedule('q', 'day', 0, 9)"
@@ -108,11 +108,30 @@ def test_a_paused_one_keeps_nobody_waiting_and_goes_on_when_it_is_resumed(db, it
     item.execute("select tube.backfill_pause(%s)", [number])
     item.execute("truncate item; insert into item select generate_series(1, 3)")
     drain(item)
-    told = []
-    done = work_off(FEED, db, nothing, told=told.append)
-    assert [progress.state for progress in told] == ["paused"]
-    assert [each.control.type for each in done] == ["truncate"]
+    assert [each.control.type for each in work_off(FEED, db, nothing)] == ["truncate"]
     assert kinds(item) == ["backfill_schedule"]
+    shown = lag(item)
+    assert (shown["ready"], shown["waiting"]) == (0, 1)
+    item.execute("select tube.backfill_resume(%s)", [number])
+    assert lag(item)["ready"] == 1
+    settle(item, db)
+    assert controls(item) == []
+
+
+def test_one_that_is_paused_at_work_goes_on_when_it_is_resumed(db, item):
+    item.execute(SCHEDULE)
+    number = begin(item)
+    seen = []
+
+    def pause(progress):
+        seen.append(progress.state)
+        if len(seen) == 1:
+            item.execute("select tube.backfill_pause(%s)", [number])
+
+    done = work_off(FEED, db, nothing, told=pause)
+    assert [each.control.type for each in done] == ["backfill_start"]
+    assert seen == ["running", "paused"]
+    assert lag(item)["waiting"] == 1
     item.execute("select tube.backfill_resume(%s)", [number])
     settle(item, db)
     assert controls(item) == []

@@ -46,9 +46,8 @@ def test_a_mirror_follows_inserts_updates_deletes_and_changed_keys(db, planes, p
         "update plane set id = id + 1000 where id = 20",
     ):
         planes.execute(change)
-        if change == "select 1" or not change.startswith("select"):
-            with batch_of(FEED, db) as job:
-                job.merge(job.rows("plane", key="id"), into="mirror", key="id", mode="mirror")
+        with batch_of(FEED, db) as job:
+            job.merge(job.rows("plane", key="id"), into="mirror", key="id", mode="mirror")
         assert same(planes)
 
 

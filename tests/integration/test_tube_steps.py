@@ -168,6 +168,28 @@ def test_a_backfill_that_waited_while_the_shard_changed_goes_under_the_new_one(i
     assert {shard for _, shard, _ in pods(item)} == {5}
 
 
+def test_step_3_fails_where_the_predicate_changes_meanwhile(item, connect):
+    changing = connect(autocommit=False)
+    changing.execute("lock table item in access exclusive mode")
+    told = []
+
+    def fill():
+        try:
+            steps(connect())
+        except psycopg.Error as error:
+            told.append(error)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    while one(item, "select count(*) from pg_locks where relation = 'item'::regclass and not granted") == 0:
+        assert thread.is_alive()
+    make(changing, predicate="id > 500")
+    changing.commit()
+    thread.join()
+    assert "changed meanwhile" in str(told[0])
+    assert pods(item) == []
+
+
 def test_a_truncation_does_not_wait_for_a_backfill_that_waits_for_another_that_waits_for_it(item, connect):
     make(item, tube="r")
     attach(item, tube="r")

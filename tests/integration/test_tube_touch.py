@@ -48,6 +48,11 @@ def test_neither_ids_nor_payload_is_nothing(item):
     assert pods(item) + controls(item) == []
 
 
+def test_an_array_may_begin_at_any_number(item):
+    item.execute("select q_touch(3, '[0:2]={1,2,3}', 'T'), item_touch('[5:6]={4,5}')")
+    assert touched(item) == [1, 2, 3, 4, 5]
+
+
 def test_in_a_backfill_s_session_touches_have_low_priority(item):
     item.execute("set application_name = 'backfill'")
     item.execute("select item_touch(array[1])")

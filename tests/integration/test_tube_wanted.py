@@ -150,6 +150,39 @@ def test_a_copy_gives_up_nothing_that_row_security_hides(hidden, item):
     assert one(item, "select count(*) from copies where payload ->> 'type' = 'backfill_end'") == 1
 
 
+@pytest.fixture
+def owned(item, role, connect_to):
+    """An attached table with a predicate, some of whose rows row security hides from its owner, who applies it."""
+    who = role("owner")
+    item.execute(f"select tube.grant_use('{who.name}'); grant insert on copies to {who.name}")
+    item.execute(f"create schema own authorization {who.name}")
+    connection = connect_to(who.conninfo)
+    connection.execute("create table own.item (id bigint primary key, state text, n int)")
+    attach(connection, "own.item", "copies", 1)
+    item.execute("insert into own.item values (1, 'open', 1), (2, 'open', 2); delete from copies")
+    connection.execute("create policy those on own.item using (n = 1)")
+    connection.execute("alter table own.item enable row level security, force row level security")
+    return who
+
+
+@pytest.mark.parametrize("predicate", ["item.state = 'open'", "1 / (item.n - 1) > 0"])
+def test_who_sees_all_rows_does_not_take_those_for_gone_that_are_hidden_from_the_owner(
+    owned, item, predicate
+):
+    """The owner applies the predicate."""
+    with item.transaction():
+        item.execute("update tube.tube set predicate = %s", [predicate])
+        item.execute(f"set local role {owned.name}")
+        attach(item, "own.item", "copies", 1)
+    told = f"row security hides rows of own.item from {owned.name}"
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=told):
+        item.execute("select tube.wanted('copies', 'own.item', '{1,2}')").fetchall()
+    for run in (tubes.backfill_in_steps, tubes.backfill):
+        with pytest.raises(PermissionDenied, match=told):
+            run(item, "copies", "own.item", "id")
+    assert touched(item, "copies") == []
+
+
 @pytest.mark.parametrize("way", ["chunks", "steps", "chunks begun before"])
 def test_a_backfill_under_row_security_is_refused(hidden, item, way):
     if way == "chunks begun before":

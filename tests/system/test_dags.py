@@ -202,6 +202,14 @@ def test_a_backfill_from_the_form_takes_tables_of_any_name_and_whole_numbers_as_
     ]
 
 
+def test_a_backfill_from_the_form_of_a_tube_without_tables_fails(
+    example: Example, planes: psycopg.Connection[Any]
+) -> None:
+    planes.execute("select tube.tube_ensure_exists('bare')")
+    run = example("tube_backfill").test(run_conf={"tube": "bare"})
+    assert states(run)["tables"] == "failed"
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [
