@@ -133,12 +133,6 @@ class LocalAirflow:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def restart_component(self, name: str) -> None:
-        """Start a component anew; ``runs`` and ``unpause`` need the API server to be up again."""
-        if self.processes[name].poll() is None:
-            self.kill_component(name)
-        self.start_component(name)
-
     def stop(self) -> None:
         """End the components, the way that Airflow wants it, and what they left behind."""
         for process in self.processes.values():
@@ -152,8 +146,8 @@ class LocalAirflow:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def log_tail(self, name: str, lines: int = 20) -> str:
-        return "\n".join((self.home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+    def log_tail(self, name: str) -> str:
+        return "\n".join((self.home / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
 
     def unpause(self, dag_id: str, patience: float = 60) -> None:
         """Unpause a DAG, waiting until the DAG processor has found it, and have it parsed again at once.
