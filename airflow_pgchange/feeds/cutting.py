@@ -29,6 +29,4 @@ def cut(
 def refuse_shard(feed: Feed, shard: int | None) -> None:
     """Raise InvalidArgument where a feed without shards is asked for one."""
     if shard is not None:
-        raise InvalidArgument(
-            f"{feed.name} is a {feed.kind} feed, which has no shards: leave out shard={shard}"
-        )
+        raise InvalidArgument(f"{feed.name}: {feed.kind} feeds have no shards: leave out shard={shard}")

@@ -24,7 +24,7 @@ def refuse_commit(feed: Feed, goal: Goal) -> None:
     """Raise InvalidArgument where a commit is to be waited for in a feed that has none."""
     if "commit_id" in goal:
         raise InvalidArgument(
-            f"{feed.name} is a {feed.kind} feed, which has no commits: wait for a point of it, without commit_id"
+            f"{feed.name}: {feed.kind} feeds have no commits: wait for a point of it, without commit_id"
         )
 
 
