@@ -1,4 +1,4 @@
-"""What a database with our schemas needs from time to time, and what a person should look at."""
+"""What a database with our schemas needs from time to time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange import queues, schema, tubes
+from airflow_pgchange import attention, queues, schema
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.calls import call
@@ -22,11 +22,8 @@ from airflow_pgchange.feeds.errors import (
     translated,
 )
 
-MANY_ATTEMPTS = 3
 MANY_POLLS = 100
 """After so many, what is still published is left to the next time."""
-LONG_WAIT = 300.0
-"""Seconds after which an event that is not dispatched is worth a look at who dispatches."""
 
 Line = TypeVar("Line")
 
@@ -82,14 +79,14 @@ def maintain(
     if "revision" in held:
         report.add(report.done, lambda: _lines(connection, "revision.maintain_partitions", width, ahead))
         report.add(report.done, lambda: _lines(connection, "revision.refresh_tracking"))
-        report.add(report.attention, lambda: _tracking(connection))
+        report.add(report.attention, lambda: attention.tracking(connection))
     if "pubsub" in held:
         if keep is not None:
             report.add(report.done, lambda: consumers.trim(connection, keep))
-        report.add(report.attention, lambda: _consumers(connection))
+        report.add(report.attention, lambda: attention.consumers(connection))
     if "tube" in held:
         _mend_tubes(connection, report)
-        report.add(report.attention, lambda: _tubes(connection))
+        report.add(report.attention, lambda: attention.tubes(connection))
     if "pgmb" in held:
         _keep_log(report, connection)
     if "mbus" in held:
@@ -98,7 +95,7 @@ def maintain(
             report.add(report.done, lambda: queues.forget_sagas(connection, keep_sagas))
         report.add(report.attention, lambda: queues.troubles(connection))
     if "dead_letters" in held:
-        report.add(report.attention, lambda: _letters(connection))
+        report.add(report.attention, lambda: attention.letters(connection))
     if "staging" in held:
         report.add(report.done, lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
     return report
@@ -111,65 +108,12 @@ def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
             report.add(report.done, partial(_lines, connection, f"pgmb.{step}", table))
     for step in ("expire_subscriptions", "forget_faults", "trim_published", "refresh"):
         report.add(report.done, partial(_lines, connection, f"pgmb.{step}"))
-    report.add(report.attention, lambda: _events(connection))
+    report.add(report.attention, lambda: attention.events(connection))
 
 
 def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
     query = sql.SQL("select line::text from {} as line").format(call(function, *arguments))
     return [row[0] for row in connection.execute(query).fetchall()]
-
-
-def _tracking(connection: psycopg.Connection[Any]) -> list[str]:
-    rows = connection.execute(
-        "select tbl::text, untriggered::text[], disabled::text[], key_renamed, faults "
-        "from revision.tracking()"
-    ).fetchall()
-    lines = []
-    for table, untriggered, disabled, key_renamed, faults in rows:
-        if untriggered:
-            lines.append(
-                f"{table}: not captured on {', '.join(untriggered)}; "
-                "as its owner: select revision.refresh_tracking()"
-            )
-        if disabled:
-            lines.append(f"{table}: the capture is disabled on {', '.join(disabled)}")
-        if key_renamed:
-            lines.append(f"{table}: its key column was renamed: track it again under the new name")
-        if faults:
-            lines.append(
-                f"{table}: {faults} commits could not be placed, see revision.fault; "
-                f"when mended: select revision.replay_faults('{table}')"
-            )
-    return lines
-
-
-def _consumers(connection: psycopg.Connection[Any]) -> list[str]:
-    lines = []
-    for consumer in consumers.status(connection):
-        name = f"{consumer.consumer_id}/{consumer.branch_id}"
-        if consumer.ready is None and consumer.held_back_by:
-            lines.append(f"{name}: {consumer.held_back_by}")
-        if consumer.waiting and consumer.held_back_by:
-            lines.append(
-                f"{name}: {consumer.waiting} changes wait for an older transaction: {consumer.held_back_by}"
-            )
-        if (consumer.attempt or 0) >= MANY_ATTEMPTS and not consumer.at_work:
-            lines.append(
-                f"{name}: batch {consumer.batch_id} has failed {consumer.attempt} times; "
-                f"airflow pgchange skip {name} gives it up"
-            )
-    return lines
-
-
-def _letters(connection: psycopg.Connection[Any]) -> list[str]:
-    rows = connection.execute(
-        "select consumer, count(*), min(given_up_at)::timestamptz(0) from dead_letter.letter "
-        "where not on_its_way group by consumer order by consumer"
-    ).fetchall()
-    return [
-        f"{consumer}: {count} dead letters since {since}: airflow pgchange letters list --consumer {consumer}"
-        for consumer, count, since in rows
-    ]
 
 
 def _mend_tubes(connection: psycopg.Connection[Any], report: Report) -> None:
@@ -192,45 +136,6 @@ def _mend_tubes(connection: psycopg.Connection[Any], report: Report) -> None:
             )
 
 
-def _tubes(connection: psycopg.Connection[Any]) -> list[str]:
-    lines = []
-    rows = connection.execute(
-        "select tube, tbl::text, untriggered::text[], disabled::text[], stale, predicate_waits, faults "
-        "from tube.attachments()"
-    ).fetchall()
-    for tube, table, untriggered, disabled, stale, predicate_waits, faults in rows:
-        if untriggered or stale:
-            where = f" on {', '.join(untriggered)}" if untriggered else ""
-            lines.append(f"{table}: not captured for tube {tube}{where}; as its owner: select tube.refresh()")
-        if disabled:
-            lines.append(f"{table}: the capture for tube {tube} is disabled on {', '.join(disabled)}")
-        if predicate_waits:
-            lines.append(
-                f"{table}: tube {tube} has another predicate than its owner agreed to; as its owner: "
-                f"select tube.tube_table_ensure_attached('{tube}', '{table}')"
-            )
-        if faults:
-            lines.append(
-                f"{table}: {faults} statements whose ids tube {tube} could not tell or judge, see tube.fault; "
-                f"when mended: select tube.clear_faults('{tube}')"
-            )
-    rows = connection.execute(
-        "select f.tube, count(*), max(f.message) from tube.fault as f where f.message like 'control pod %' group by 1"
-    ).fetchall()
-    for tube, count, message in rows:
-        lines.append(
-            f"tube {tube}: {count} control pods were given up, such as: {message}; "
-            f"when mended: select tube.clear_faults('{tube}')"
-        )
-    for worker in tubes.status(connection):
-        if (worker.attempt or 0) >= MANY_ATTEMPTS and not worker.at_work:
-            lines.append(
-                f"{worker.feed.name}: batch {worker.batch_id} has failed {worker.attempt} times; "
-                f"airflow pgchange skip {worker.feed.name} gives it up"
-            )
-    return lines
-
-
 def _dispatched(connection: psycopg.Connection[Any]) -> list[str]:
     """Dispatch the events that wait."""
     total = 0
@@ -240,61 +145,3 @@ def _dispatched(connection: psycopg.Connection[Any]) -> list[str]:
         if not done.more:
             break
     return [f"dispatched {total} events"] if total else []
-
-
-def _events(connection: psycopg.Connection[Any]) -> list[str]:
-    lines = []
-    for partition, reason in connection.execute(
-        "select partition::text, reason from pgmb.overdue()"
-    ).fetchall():
-        lines.append(f"{partition} is old and kept: {reason}; who holds what: select * from pgmb.holders()")
-    rows = connection.execute(
-        "select tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], stale, faults "
-        "from pgmb.pushing()"
-    ).fetchall()
-    for table, quoted, untriggered, disabled, stale, faults in rows:
-        if untriggered or stale:
-            where = f" on {', '.join(untriggered)}" if untriggered else ""
-            lines.append(
-                f"{table}: its mutations are not published{where}; as its owner: select pgmb.refresh()"
-            )
-        if disabled:
-            lines.append(f"{table}: publishing its mutations is disabled on {', '.join(disabled)}")
-        if faults:
-            lines.append(
-                f"{table}: {faults} rows could not be made an event, see pgmb.push_fault; "
-                f"when mended: select pgmb.replay_push_faults({quoted})"
-            )
-    groups = connection.execute(
-        "select group_id, quote_literal(group_id), faults, at_work, batch_id, attempt from pgmb.status(1) "
-        "where faults > 0 or attempt >= %s",
-        [MANY_ATTEMPTS],
-    ).fetchall()
-    for group, quoted, faults, at_work, batch, attempt in groups:
-        if faults:
-            lines.append(
-                f"group {group}: its conditions failed for {faults} events, see pgmb.fault; "
-                f"when mended: select pgmb.replay_faults({quoted})"
-            )
-        if (attempt or 0) >= MANY_ATTEMPTS and not at_work:
-            lines.append(
-                f"group {group}: batch {batch} has failed {attempt} times; "
-                f"select pgmb.skip_batch({quoted}, '<reason>') gives it up"
-            )
-    rows = connection.execute(
-        "select restored, astray, at_work, oldest_seconds from pgmb.dispatching()"
-    ).fetchall()
-    for restored, astray, process, waits in rows:
-        if restored is not None:
-            lines.append(f"events: {restored}")
-        if astray:
-            lines.append(
-                f"events: {astray} polls found messages or retries for a subscription that is gone; "
-                "select * from pgmb.fault where group_id is null"
-            )
-        if process is not None and (waits or 0) > LONG_WAIT:
-            lines.append(
-                f"events: one has waited for {waits:.0f} s while process {process} dispatches; if a condition does "
-                f"not end: select pg_cancel_backend({process}), whose error names it"
-            )
-    return lines

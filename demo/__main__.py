@@ -18,7 +18,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import psycopg
@@ -28,7 +27,7 @@ from airflow_pgchange import schema, tubes
 from airflow_pgchange.feeds import CommitFeed, TubeFeed, watching
 from airflow_pgchange.feeds.errors import PgChangeError, UnknownConsumer
 from demo import flights
-from demo.airflow import LocalAirflow
+from demo.airflow import LocalAirflow, airflow_connection, sqlalchemy_url
 from demo.postgres import Cluster, embedded_binaries
 
 FEED = CommitFeed(consumer_id="route_delay", branch_id=0)
@@ -274,24 +273,6 @@ def new_database(cluster: Cluster, name: str) -> str:
     with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
         connection.execute(f'create database "{name}"')
     return cluster.conninfo(name)
-
-
-def airflow_connection(conninfo: str) -> dict[str, Any]:
-    """An Airflow connection of type postgres."""
-    given = conninfo_to_dict(make_conninfo(conninfo))
-    names = {"host": "host", "port": "port", "user": "login", "password": "password", "dbname": "schema"}
-    extra = {key: value for key, value in given.items() if key not in names}
-    fields = {theirs: given[ours] for ours, theirs in names.items() if given.get(ours) is not None}
-    if "port" in fields:
-        fields["port"] = int(str(fields["port"]))
-    return {"conn_type": "postgres", **fields, "extra": extra}
-
-
-def sqlalchemy_url(conninfo: str) -> str:
-    given = conninfo_to_dict(conninfo)
-    return (
-        f"postgresql+psycopg2://{quote(str(given['user']))}@{given['host']}:{given['port']}/{given['dbname']}"
-    )
 
 
 def without_password(conninfo: str) -> str:

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from demo.postgres import free_port
 from demo.spark import clean_environment
@@ -133,12 +135,6 @@ class LocalAirflow:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def restart_component(self, name: str) -> None:
-        """Start a component anew; ``runs`` and ``unpause`` need the API server to be up again."""
-        if self.processes[name].poll() is None:
-            self.kill_component(name)
-        self.start_component(name)
-
     def stop(self) -> None:
         """End the components, the way that Airflow wants it, and what they left behind."""
         for process in self.processes.values():
@@ -152,8 +148,8 @@ class LocalAirflow:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def log_tail(self, name: str, lines: int = 20) -> str:
-        return "\n".join((self.home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+    def log_tail(self, name: str) -> str:
+        return "\n".join((self.home / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
 
     def unpause(self, dag_id: str, patience: float = 60) -> None:
         """Unpause a DAG, waiting until the DAG processor has found it, and have it parsed again at once.
@@ -251,6 +247,25 @@ class LocalAirflow:
             "TMPDIR": str(self.temporary),
             **{f"AIRFLOW__{key}": value for key, value in settings.items()},
         }
+
+
+def airflow_connection(conninfo: str) -> dict[str, Any]:
+    """An Airflow connection of type postgres."""
+    given = conninfo_to_dict(make_conninfo(conninfo))
+    names = {"host": "host", "port": "port", "user": "login", "password": "password", "dbname": "schema"}
+    extra = {key: value for key, value in given.items() if key not in names}
+    fields = {theirs: given[ours] for ours, theirs in names.items() if given.get(ours) is not None}
+    if "port" in fields:
+        fields["port"] = int(str(fields["port"]))
+    return {"conn_type": "postgres", **fields, "extra": extra}
+
+
+def sqlalchemy_url(conninfo: str) -> str:
+    """What Airflow calls its metadata database."""
+    given = conninfo_to_dict(conninfo)
+    return (
+        f"postgresql+psycopg2://{quote(str(given['user']))}@{given['host']}:{given['port']}/{given['dbname']}"
+    )
 
 
 def _airflow() -> list[str]:

@@ -135,8 +135,8 @@ class Cluster:
         # A zombie that nobody has reaped yet would keep its lock file in force.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
-    def restart(self, mode: str = "fast") -> None:
-        self.stop(mode)
+    def restart(self) -> None:
+        self.stop()
         self.start()
 
     def standby(self, settings: Mapping[str, str] | None = None) -> Cluster:

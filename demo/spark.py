@@ -94,11 +94,11 @@ class StandaloneSpark:
         self._start("master", "master.Master", "--port", str(self.port), "--webui-port", str(self.ui_port))
         self._wait("master", 0)
         for number in range(self.workers):
-            self.start_worker(number)
+            self._start_worker(number)
         self._wait("worker-0", self.workers)
 
-    def start_worker(self, number: int) -> None:
-        """Start a worker, or one that was killed; ``alive_workers`` tells when it is registered."""
+    def _start_worker(self, number: int) -> None:
+        """Start a worker; ``alive_workers`` tells when it is registered."""
         work = self.folder / f"worker-{number}"
         self._start(
             work.name,
@@ -106,12 +106,6 @@ class StandaloneSpark:
             *("--cores", "1", "--memory", self.memory, "--webui-port", "0", "--work-dir", str(work)),
             self.master_url,
         )
-
-    def kill_worker(self, number: int) -> None:
-        """SIGKILL a worker and its executors. The master notices an executor's end at once."""
-        process = self.processes[f"worker-{number}"]
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
     def alive_workers(self) -> int:
         """How many workers the master counts as alive; -1 while it does not answer."""
@@ -133,8 +127,8 @@ class StandaloneSpark:
             process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def log_tail(self, name: str, lines: int = 20) -> str:
-        return "\n".join((self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+    def log_tail(self, name: str) -> str:
+        return "\n".join((self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
 
     def _wait(self, name: str, workers: int) -> None:
         deadline = time.monotonic() + START_PATIENCE

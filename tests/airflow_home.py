@@ -1,4 +1,4 @@
-"""An Airflow home of the tests' own, chosen before Airflow is imported."""
+"""An Airflow home of the tests' own, chosen before Airflow is imported, and its connections."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from psycopg.conninfo import conninfo_to_dict
 
 MINE = "PGCHANGE_TEST_HOME_OF"
 DAGS = Path(__file__).parent.parent / "dags"
@@ -27,3 +29,9 @@ def prepare() -> None:
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": f"{home}/logs",
     }
+
+
+def uri(conninfo: str) -> str:
+    """A database of the tests as an Airflow connection, for ``AIRFLOW_CONN_...``."""
+    server = conninfo_to_dict(conninfo)
+    return f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from airflow_pgchange.events import Event, EventHandlers, publish
+from airflow_pgchange.events import Event, EventHandlers, publish, subscribe, topical
 
 SECONDS = 30
 """As long as a test waits for what must come."""
@@ -28,6 +28,12 @@ class Seen:
     @property
     def attempts(self):
         return [delivery.attempt for delivery in self.deliveries]
+
+
+def subscribed(connection):
+    """Subscribe the group g to the topics t and u; the connection."""
+    subscribe(connection, "g", topical(["t", "u"]))
+    return connection
 
 
 def numbered(start, stop, topic="t", **payload):

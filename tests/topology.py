@@ -1,10 +1,16 @@
-"""Catalogues for the tests, and what they hold."""
+"""Catalogues for the tests, and what psql shows of one that a relay tells of."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from typing import Any
 
 import psycopg
+
+ORDER = ["replicaset"] * 2 + ["instance"] * 4 + ["bucket"]
+"""The kinds of events in its snapshot."""
 
 
 def make_catalogue(connection: psycopg.Connection[Any]) -> None:
@@ -19,3 +25,27 @@ def make_catalogue(connection: psycopg.Connection[Any]) -> None:
             )
         connection.execute("select topology.set_master(%s, %s)", [name, f"{name}-i1"])
     connection.execute("select topology.assign_buckets('default', 0, 2999, 'r1')")
+
+
+def psql(url, *queries, **environment):
+    commands = [word for query in queries for word in ("-c", query)]
+    return subprocess.run(
+        ["psql", "-X", url, *commands],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+        timeout=60,
+    )
+
+
+def notices(output):
+    return [
+        json.loads(line.removeprefix("NOTICE:  "))
+        for line in output.splitlines()
+        if line.startswith("NOTICE:")
+    ]
+
+
+def kinds(events):
+    return [event["map"] for event in events]

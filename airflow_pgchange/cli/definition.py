@@ -28,7 +28,7 @@ SOURCE_DSN = _arg("--source-dsn", help="or its libpq connection string")
 SYSTEM = _arg("--system", action="append", dest="systems", help="only this system; may be repeated")
 CONSUMER = _arg(
     "consumer",
-    help="the consumer, as status names it: delays/0, tube:copies/0, events:mails, queue:orders/default",
+    help="the consumer, as status names it: delays/0, tube:copies/0, events:mails, queue:orders/default, topology:router",
 )
 REASON = _arg("--reason", required=True, help="why; it is recorded")
 TO = _arg("--to", required=True, help="beginning, now, or a time such as 2026-01-31T12:00:00+00:00")

@@ -29,11 +29,9 @@ class Course:
     ``checkpoint`` is the number of the last batch that it has done: all before it are done too.
     """
 
-    def __init__(
-        self, group: str, handler: Handler, ended: SimpleQueue[Call | None], checkpoint: int = 0
-    ) -> None:
+    def __init__(self, group: str, handler: Handler, ended: SimpleQueue[Call | None]) -> None:
         self.handler = handler
-        self.checkpoint = checkpoint
+        self.checkpoint = 0
         self.lanes = Lanes(handler, ended)
         self._group = group
         self._waiting: deque[Work] = deque()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,9 +20,8 @@ from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, translated
+from airflow_pgchange.feeds.waiting import succeeds
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between two tries for the lock of a group that another holds."""
 PORTION_BYTES = 8 * 2**20
 """About how many bytes of events one retry or dead letter carries at most; more go in several."""
 MOST_ATTEMPTS = 1_000_000
@@ -182,13 +179,8 @@ def _lock(
 ) -> None:
     """Take the lock that read_next_events takes, before anything is read."""
     lock = sql.SQL("select pg_catalog.pg_try_advisory_lock({})").format(call("pgmb.lock_key", name))
-    ends = math.inf if wait is None else time.monotonic() + wait
-    pause = FIRST_PAUSE
-    while not (ask(connection, lock) or stopped()):
-        if time.monotonic() + pause > ends:
-            raise ConsumerBusy(f"group {name} is held by somebody else: stop that, or wait for it")
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+    if not succeeds(lambda: ask(connection, lock) or stopped(), wait):
+        raise ConsumerBusy(f"group {name} is held by somebody else: stop that, or wait for it")
 
 
 def _copied(retry: Event) -> tuple[Event, ...] | None:

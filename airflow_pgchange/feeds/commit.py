@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
+from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
 from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.cutting import cut, refuse_shard
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 
@@ -86,12 +87,8 @@ class CommitFeed:
         return Batch.from_json({**row, "feed": self.name})
 
     def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        if shard is not None:
-            raise InvalidArgument(f"the commit queue has no shards, so {self.name} has no shard {shard}")
-        return [
-            Partition(self._changes(batch, part).as_string(None), part.count)
-            for part in grouped(batch.slices, n)
-        ]
+        refuse_shard(self, shard)
+        return cut(self, batch.slices, n, lambda part: self._changes(batch, part))
 
     def shards(self, batch: Batch) -> list[int]:
         return []
@@ -118,9 +115,7 @@ class CommitFeed:
         return select("pubsub.passed", self.branch_id, position, goal)
 
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return sql.SQL("select id, queue_id, txid, created_at from {}").format(
-            call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)
-        )
+        return call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)
 
     def _key(self) -> sql.Composed:
         return call("pubsub.lock_key", self.consumer_id, self.branch_id)

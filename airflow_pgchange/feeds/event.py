@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
+from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
 from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.cutting import cut, refuse_shard
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
+from airflow_pgchange.feeds.points import refuse_commit
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FEW = 250
@@ -78,12 +80,8 @@ class EventFeed:
         return Batch.from_json({**row, "feed": self.name})
 
     def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        if shard is not None:
-            raise InvalidArgument(f"the event log has no shards, so {self.name} has no shard {shard}")
-        return [
-            Partition(self._changes(batch, part).as_string(None), part.count)
-            for part in grouped(batch.slices, n)
-        ]
+        refuse_shard(self, shard)
+        return cut(self, batch.slices, n, lambda part: self._changes(batch, part))
 
     def shards(self, batch: Batch) -> list[int]:
         return []
@@ -109,10 +107,7 @@ class EventFeed:
         return select("pgmb.point")
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        if "commit_id" in goal:
-            raise InvalidArgument(
-                f"{self.name}: the event log has no commits: wait for a point of it, without commit_id"
-            )
+        refuse_commit(self, goal)
         return select("pgmb.passed", self.group, position, goal)
 
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
@@ -123,8 +118,7 @@ class EventFeed:
         else:
             # Where each dispatch is of one subscription no order has to be made.
             function = "pgmb.events_alone" if alone else "pgmb.events_shared"
-        columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns)
-        return sql.SQL("select {} from {}").format(columns, call(function, *arguments))
+        return call(function, *arguments)
 
 
 def check_group_name(group: str) -> None:

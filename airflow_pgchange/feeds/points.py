@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Goal, progress_at
 
 
@@ -17,6 +18,14 @@ def point(source: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
     """Everything of the feed that is committed now, as plain JSON."""
     taken: dict[str, Any] = ask(source, feed.point())
     return taken
+
+
+def refuse_commit(feed: Feed, goal: Goal) -> None:
+    """Raise InvalidArgument where a commit is to be waited for in a feed that has none."""
+    if "commit_id" in goal:
+        raise InvalidArgument(
+            f"{feed.name}: {feed.kind} feeds have no commits: wait for a point of it, without commit_id"
+        )
 
 
 def has_passed(

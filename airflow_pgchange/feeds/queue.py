@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
+from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
 from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.cutting import cut, refuse_shard
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
+from airflow_pgchange.feeds.points import refuse_commit
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,8 @@ class QueueFeed:
         return Batch.from_json({**row, "feed": self.name})
 
     def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        if shard is not None:
-            raise InvalidArgument(f"a queue has no shards, so {self.name} has no shard {shard}")
-        return [
-            Partition(self._changes(batch, part).as_string(None), part.count)
-            for part in grouped(batch.slices, n)
-        ]
+        refuse_shard(self, shard)
+        return cut(self, batch.slices, n, lambda part: self._changes(batch, part))
 
     def shards(self, batch: Batch) -> list[int]:
         return []
@@ -97,10 +95,7 @@ class QueueFeed:
         return select("mbus.feed_point", self.queue)
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        if "commit_id" in goal:
-            raise InvalidArgument(
-                f"{self.name}: a queue has no commits: wait for a point of it, without commit_id"
-            )
+        refuse_commit(self, goal)
         return self._select("mbus.feed_passed", goal)
 
     def ack(self, batch: Batch) -> sql.Composed:
@@ -119,11 +114,7 @@ class QueueFeed:
         return select(function, self.queue, self.consumer, *arguments)
 
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns)
-        return sql.SQL("select {} from {}").format(
-            columns,
-            call("mbus.feed_changes", self.queue, self.consumer, batch.bounds, part.after, part.upto),
-        )
+        return call("mbus.feed_changes", self.queue, self.consumer, batch.bounds, part.after, part.upto)
 
 
 FEEDS[QueueFeed.kind] = QueueFeed

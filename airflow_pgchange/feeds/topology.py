@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
+from airflow_pgchange.feeds.batch import Batch, Change, Partition
 from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.cutting import cut, refuse_shard
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
+from airflow_pgchange.feeds.points import refuse_commit
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,8 @@ class TopologyFeed:
         return Batch.from_json({**row, "feed": self.name})
 
     def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        if shard is not None:
-            raise InvalidArgument(f"a catalogue has no shards, so {self.name} has no shard {shard}")
-        return [
-            Partition(self._changes(part).as_string(None), part.count) for part in grouped(batch.slices, n)
-        ]
+        refuse_shard(self, shard)
+        return cut(self, batch.slices, n, lambda part: call("topology.changes", part.after, part.upto))
 
     def shards(self, batch: Batch) -> list[int]:
         return []
@@ -85,10 +84,7 @@ class TopologyFeed:
         return select("topology.point")
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        if "commit_id" in goal:
-            raise InvalidArgument(
-                f"{self.name}: a catalogue has no commits: wait for a point of it, without commit_id"
-            )
+        refuse_commit(self, goal)
         return select("topology.passed", position, goal)
 
     def ack(self, batch: Batch) -> sql.Composed:
@@ -102,10 +98,6 @@ class TopologyFeed:
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return select("topology.skip", self.consumer_id, row, reason)
-
-    def _changes(self, part: Slice) -> sql.Composed:
-        columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns)
-        return sql.SQL("select {} from {}").format(columns, call("topology.changes", part.after, part.upto))
 
 
 FEEDS[TopologyFeed.kind] = TopologyFeed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -30,12 +29,11 @@ from airflow_pgchange.feeds.errors import (
     translated,
 )
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
+from airflow_pgchange.feeds.waiting import succeeds
 
 PING_EVERY = 30.0
 DEADLOCK_TRIES = 5
 CANCEL_WITHIN = 5.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between two tries for a lock that another holds."""
 
 
 class ConsumerTransaction:
@@ -94,7 +92,7 @@ class ConsumerTransaction:
                 ask(self._reader, self.feed.lag(NOWHERE, 1))
                 self._keeper.execute(self.feed.register())
             opened.enter_context(begun(self._keeper))
-            self.busy = not self._take_lock()
+            self.busy = not succeeds(self._try_lock, self._wait)
             self.connection = self._keeper
             if self.feed.progress == "source" and self._results != self._source:
                 self.connection = opened.enter_context(connect(self._results, primary=True))
@@ -256,25 +254,13 @@ class ConsumerTransaction:
             raise BatchNotFinished(f"{self.feed.name}: claim a batch first")
         return self.batch
 
-    def _take_lock(self) -> bool:
-        """Try again and again: a session that waits for a lock would hold a snapshot as long as it waits."""
-        deadline = math.inf if self._wait is None else time.monotonic() + self._wait
-        pause = FIRST_PAUSE
-        while not self._try_lock():
-            self._stop_if_asked()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, LONGEST_PAUSE)
-        return True
-
     def _try_lock(self) -> bool:
         """In a savepoint, so that nothing of a lock that consists of several stays behind."""
         with self._keeper.transaction() as savepoint:
             if ask(self._keeper, self.feed.lock()):
                 return True
             raise psycopg.Rollback(savepoint)
+        self._stop_if_asked()
         return False
 
     def _stop_if_asked(self) -> None:

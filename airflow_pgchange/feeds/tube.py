@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
+from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
 from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.cutting import cut
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
+from airflow_pgchange.feeds.points import refuse_commit
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,7 @@ class TubeFeed:
 
     def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
         wanted = [part for part in batch.slices if shard is None or part.upto[0] == shard]
-        return [
-            Partition(self._changes(batch, part).as_string(None), part.count) for part in grouped(wanted, n)
-        ]
+        return cut(self, wanted, n, lambda part: self._changes(batch, part))
 
     def shards(self, batch: Batch) -> list[int]:
         return sorted({part.upto[0] for part in batch.slices})
@@ -104,10 +104,7 @@ class TubeFeed:
         return select("tube.point", self.tube)
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        if "commit_id" in goal:
-            raise InvalidArgument(
-                f"{self.name}: a tube has no commits: wait for a point of it, without commit_id"
-            )
+        refuse_commit(self, goal)
         return select("tube.passed", self.tube, self.workers, self.worker, position, goal)
 
     def ack(self, batch: Batch) -> sql.Composed:
@@ -123,10 +120,7 @@ class TubeFeed:
         return select("tube.skip", self.tube, self.worker, row, reason)
 
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self.columns)
-        return sql.SQL("select {} from {}").format(
-            columns, call("tube.changes", self.tube, self.worker, batch.bounds, part.after, part.upto)
-        )
+        return call("tube.changes", self.tube, self.worker, batch.bounds, part.after, part.upto)
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,9 @@ class TubeBackfillOperator(_Backfilling):
     """Touches every row of attached tables, behind everything that is touched meanwhile.
 
     In chunks of a transaction each: a run that was killed goes on at the same chunk, and ``tube.backfills()`` shows
-    its progress to everybody. With ``resumable=False`` in the three steps of the manual instead, the last of which is
-    one transaction a table. Tables side by side: map this operator over them. A table whose last backfill the workers
-    have not worked off is refused.
+    its progress to everybody. With ``resumable=False`` by ``tube.tube_backfill_step1`` to ``3`` instead, the last of
+    which is one transaction a table. Tables side by side: map this operator over them. A table whose last backfill the
+    workers have not worked off is refused.
 
     :param tube: the tube (templated)
     :param tables: the attached tables: a list, or a text with commas between; ``schema.table``, in which a part in double

@@ -232,12 +232,11 @@ def whole(conninfo: str, branch: int, report: Report) -> None:
             "create table public.by_hand (carrier text, n bigint, delay bigint);"
             "create table public.by_batch (carrier text primary key, n bigint, delay bigint)"
         )
-    server = conninfo_to_dict(conninfo)
     airflow_home.prepare()
     environment = clean_environment() | {
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(Path(__file__).parent.parent.parent),
-        "AIRFLOW_CONN_HERE": f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}",
+        "AIRFLOW_CONN_HERE": airflow_home.uri(conninfo),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
     }
     with tempfile.TemporaryDirectory(prefix="pgchange-") as name:

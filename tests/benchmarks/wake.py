@@ -9,7 +9,6 @@ import statistics
 import time
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from tests import airflow_home
@@ -21,10 +20,7 @@ FEED = CommitFeed("woken", 0)
 
 def run(conninfo: str, report: Report) -> None:
     airflow_home.prepare()
-    server = conninfo_to_dict(conninfo)
-    os.environ["AIRFLOW_CONN_HERE"] = (
-        f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    )
+    os.environ["AIRFLOW_CONN_HERE"] = airflow_home.uri(conninfo)
     with section("from a commit to the trigger's event"):
         woken = sorted(asyncio.run(wake_ups(conninfo)))
         told = sorted(asyncio.run(notifications(conninfo)))

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from demo.postgres import Cluster
 from demo.spark import clean_environment
+from tests.airflow_home import uri
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = ("claimed", "opened", "reading", "staging", "written", "ended", "merged", "acked", "committed")
@@ -153,8 +153,8 @@ def operator(
     }  # fmt: skip
     host, _, port = master.rpartition(":") if master.startswith("spark:") else (master, "", "")
     environment = clean_environment() | {
-        "AIRFLOW_CONN_RESULTS": _uri(scene.results),
-        "AIRFLOW_CONN_SOURCE": _uri(scene.source),
+        "AIRFLOW_CONN_RESULTS": uri(scene.results.conninfo()),
+        "AIRFLOW_CONN_SOURCE": uri(scene.source.conninfo()),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
             {"conn_type": "spark", "host": host, **({"port": int(port)} if port else {})}
         ),
@@ -170,11 +170,6 @@ def operator(
             yield process
         finally:
             process.kill()
-
-
-def _uri(cluster: Cluster) -> str:
-    server = conninfo_to_dict(cluster.conninfo())
-    return f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
 
 
 def wait_for_step(scene: Scene, process: subprocess.Popen[str], step: str) -> None:

@@ -1,3 +1,37 @@
+"""What several modules of these tests need."""
+
+import pytest
+
 from tests.airflow_home import prepare
+from tests.relay_process import relay_process
+from tests.topology import make_catalogue
 
 prepare()
+
+
+@pytest.fixture(params=["driver", "executors"])
+def path(request, monkeypatch):
+    """Both ways that a batch is read and staged."""
+    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if request.param == "driver" else 0)
+    return request.param
+
+
+@pytest.fixture
+def executors(monkeypatch):
+    """A batch is read and staged by executors, however small it is."""
+    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 0)
+
+
+@pytest.fixture
+def catalogue(connect):
+    """A connection to a database with a catalogue."""
+    connection = connect()
+    make_catalogue(connection)
+    return connection
+
+
+@pytest.fixture
+def relay(db, catalogue):
+    """A relay of that catalogue."""
+    with relay_process(db) as process:
+        yield process

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from airflow.cli.cli_parser import get_parser
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds import (
     CommitFeed,
@@ -26,6 +26,7 @@ from airflow_pgchange.feeds import (
 from airflow_pgchange.schema import SYSTEMS
 from airflow_pgchange.topology import TopologyClient
 from demo.postgres import free_port
+from tests.airflow_home import uri
 from tests.events import publish, subscribe
 from tests.topology import make_catalogue
 from tests.tubes import attach, make
@@ -108,9 +109,7 @@ def test_status_in_a_table_is_for_people(ledger: str, capsys: pytest.CaptureFixt
 def test_an_airflow_connection_names_the_database_too(
     ledger: str, pgchange: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = conninfo_to_dict(ledger)
-    uri = f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri)
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(ledger))
     assert len(pgchange("status", "--conn-id", "airline")) == 1
 
 

@@ -11,13 +11,13 @@ import psycopg
 import pytest
 from airflow.cli.cli_parser import get_parser
 from airflow.sdk.log import mask_secret
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import letters
 from airflow_pgchange.feeds import Batch, Change, CommitFeed, TubeFeed
 from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, UnknownLetter
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.letters import DeadLettersOperator
+from tests.airflow_home import uri
 from tests.commits import FEED, commits, narrow_partitions, use_up_transactions
 from tests.commits import drain as drain_all
 from tests.letters import give_up, only
@@ -43,11 +43,6 @@ def pgchange(capsys: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture
 def connection(connect: Connect) -> psycopg.Connection[Any]:
     return connect()
-
-
-def uri(db: str) -> str:
-    server = conninfo_to_dict(db)
-    return f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
 
 
 @pytest.fixture

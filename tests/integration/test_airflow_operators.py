@@ -1,4 +1,4 @@
-"""The operators, run as a worker runs them, on a real server; no scheduler."""
+"""The batch operators, run as a worker runs them, on a real server; no scheduler."""
 
 from __future__ import annotations
 
@@ -11,59 +11,27 @@ import psycopg
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowSkipException
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import Batch, Change, CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import BatchGivenUp, ConsumerBusy, InvalidArgument, Stopped
 from airflow_pgchange.feeds.feed import to_json
-from airflow_pgchange.operators.batch import BatchOperator
-from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
-from airflow_pgchange.operators.schema import InstallSchemaOperator
+from tests.airflow_home import uri
+from tests.ledger import FEED, Connect, audit, make_ledger, operator, run, writer
 
-Connect = Callable[..., psycopg.Connection[Any]]
 Database = psycopg.Connection[Any]
-FEED = CommitFeed("audit", 0)
-
-
-def uri(db: str) -> str:
-    server = conninfo_to_dict(db)
-    return f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
 
 
 @pytest.fixture
 def conn_id(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> str:
     """An Airflow connection to a database with a ledger that is tracked, and an audit."""
-    connect().execute(
-        "create table ledger (id bigint generated always as identity primary key);"
-        "create table audit (id bigint primary key, batch uuid);"
-        "select revision.track('ledger', branch_id => '0')"
-    )
+    make_ledger(connect())
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
     return "airline"
 
 
 @pytest.fixture
 def write(conn_id: str, connect: Connect) -> Callable[[int], None]:
-    connection = connect()
-
-    def insert(rows: int) -> None:
-        connection.execute("insert into ledger select from generate_series(1, %s)", [rows])
-
-    return insert
-
-
-def audit(batch: Batch, changes: Iterator[Change], connection: Database) -> None:
-    for change in changes:
-        connection.execute("insert into audit values (%s, %s)", [change.id, batch.id])
-
-
-def operator(conn_id: str, **arguments: Any) -> BatchOperator:
-    given = {"process": audit, "feed": FEED, "postgres_conn_id": conn_id, **arguments}
-    return BatchOperator(task_id="audit", **given)
-
-
-def run(task: Any) -> Any:
-    return task.execute({})
+    return writer(connect())
 
 
 def count(connect: Connect, table: str = "audit") -> int:
@@ -383,65 +351,3 @@ def test_an_argument_that_a_decorated_function_has_no_place_for_is_refused(
 
     with pytest.raises(TypeError):
         decorated(keep, "airline", *args, **kwargs)
-
-
-def test_installing_the_schemas_twice_does_nothing(bare_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))
-    task = InstallSchemaOperator(task_id="install", postgres_conn_id="bare")
-    first = run(task)
-    assert first
-    assert run(task) == first
-
-
-def test_maintenance_makes_partitions_ahead(conn_id: str) -> None:
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id, ahead=5))
-    assert any("added partition" in line for line in report["done"]), report
-
-
-def test_maintenance_names_who_holds_consumers_back(
-    own_database: str, connect_to: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(own_database))
-    connection, holder = connect_to(own_database), connect_to(own_database, autocommit=False)
-    connection.execute("select pubsub.register('audit', 0, in_order => true)")
-    holder.execute("select pg_current_xact_id()")
-    connection.execute("insert into revision.commit default values")
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id="airline"))
-    assert any(f"process {holder.info.backend_pid}" in line for line in report["attention"]), report
-
-
-def test_maintenance_names_a_batch_that_fails_again_and_again(
-    conn_id: str, write: Callable[[int], None]
-) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError
-
-    write(1)
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError):
-            run(operator(conn_id, process=fail))
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id))
-    assert any("has failed 3 times" in line for line in report["attention"]), report
-
-
-def test_maintenance_captures_partitions_that_came_later(conn_id: str, connect: Connect) -> None:
-    connect().execute(
-        "create table big (id bigint primary key) partition by range (id);"
-        "select revision.track('big');"
-        "create table big_1 partition of big for values from (0) to (10)"
-    )
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id))
-    assert any("big" in line for line in report["done"]), report
-
-
-def test_maintenance_of_a_database_without_our_schemas_does_nothing(
-    bare_db: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id="bare"))
-    assert report == {"done": [], "attention": []}
-
-
-def test_a_span_that_is_none_is_answered_with_how_to_write_one(conn_id: str) -> None:
-    with pytest.raises(InvalidArgument, match="30 days"):
-        run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id, keep="soon"))

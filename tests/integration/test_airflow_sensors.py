@@ -9,11 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, TaskDeferred
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import InvalidArgument, UnknownBranch
 from airflow_pgchange.sensors.pgchange import FeedSensor, WatermarkSensor
+from tests.airflow_home import uri
+from tests.ledger import make_ledger, writer
 
 Connect = Callable[..., psycopg.Connection[Any]]
 FEED = CommitFeed("delays", 0)
@@ -36,25 +37,14 @@ def context() -> Any:
 
 @pytest.fixture
 def conn_id(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> str:
-    connect().execute(
-        "create table ledger (id bigint generated always as identity primary key);"
-        "select revision.track('ledger', branch_id => '0')"
-    )
-    server = conninfo_to_dict(db)
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_AIRLINE", f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    )
+    make_ledger(connect())
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
     return "airline"
 
 
 @pytest.fixture
 def write(conn_id: str, connect: Connect) -> Callable[[int], None]:
-    connection = connect()
-
-    def insert(rows: int) -> None:
-        connection.execute("insert into ledger select from generate_series(1, %s)", [rows])
-
-    return insert
+    return writer(connect())
 
 
 def process(db: str, limit: int) -> None:

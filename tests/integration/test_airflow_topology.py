@@ -9,13 +9,13 @@ from typing import Any
 import psycopg
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.feeds import TopologyCondition
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Watched, from_uri, to_uri
 from airflow_pgchange.sensors.topology import TopologySensor
+from tests.airflow_home import uri
 from tests.topology import make_catalogue
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -31,9 +31,7 @@ def catalogue(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psy
     """A catalogue in which every condition holds, and Airflow's connection to it."""
     connection = connect()
     make_catalogue(connection)
-    server = conninfo_to_dict(db)
-    url = f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    monkeypatch.setenv("AIRFLOW_CONN_CATALOGUE", url)
+    monkeypatch.setenv("AIRFLOW_CONN_CATALOGUE", uri(db))
     return connection
 
 

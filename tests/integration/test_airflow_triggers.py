@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, points
 from airflow_pgchange.feeds.connect import connect_async
@@ -19,6 +19,7 @@ from airflow_pgchange.triggers.alarm import FIRST_PAUSE
 from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
 from airflow_pgchange.triggers.poller import Clock, Recovered, Subscription, Switchboard, Trouble
 from airflow_pgchange.triggers.watches import BacklogWatch
+from tests.airflow_home import uri
 
 Connect = Callable[..., psycopg.Connection[Any]]
 FEED = CommitFeed("delays", 0)
@@ -28,11 +29,7 @@ NAME = "pgchange-watching"
 @pytest.fixture
 def conn_id(db: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """An Airflow connection to ``db`` that its server can tell from all others."""
-    server = conninfo_to_dict(db)
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_AIRLINE",
-        f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}?application_name={NAME}",
-    )
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", f"{uri(db)}?application_name={NAME}")
     return "airline"
 
 
@@ -193,9 +190,7 @@ async def test_a_deferred_sensor_on_a_connection_that_does_not_exist_is_told_so(
 async def test_a_deferred_sensor_on_a_database_without_our_schemas_is_told_what_to_run(
     bare_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = conninfo_to_dict(bare_db)
-    uri = f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    monkeypatch.setenv("AIRFLOW_CONN_BARE", uri)
+    monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))
     payload = await first(FeedTrigger(FEED, "bare", once=True))
     assert "airflow pgchange install" in payload["error"]
 
@@ -341,9 +336,7 @@ async def test_progress_may_lie_in_another_database_than_the_changes(
     write: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = conninfo_to_dict(other_db)
-    uri = f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", uri)
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", uri(other_db))
     write(3)
     with ConsumerTransaction(FEED, other_db, db) as transaction:
         transaction.claim(2)

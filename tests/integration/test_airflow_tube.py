@@ -9,7 +9,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
@@ -21,6 +20,7 @@ from airflow_pgchange.operators.tube import (
     TubeTouchOperator,
 )
 from airflow_pgchange.tubes import Control
+from tests.airflow_home import uri
 from tests.tubes import controls, pods, touched
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -35,10 +35,7 @@ def conn_id(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> str:
         f"insert into plane select n, n % 7 from generate_series(1, {ROWS}) as n;"
         "create index on plane (built, id)"
     )
-    server = conninfo_to_dict(db)
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_AIRLINE", f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    )
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
     return "airline"
 
 

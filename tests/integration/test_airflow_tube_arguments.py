@@ -8,7 +8,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import TubeFeed
@@ -20,6 +19,7 @@ from airflow_pgchange.operators.tube import (
     TubeTouchOperator,
 )
 from airflow_pgchange.tubes import backfilling
+from tests.airflow_home import uri
 from tests.tubes import attach, faults, make, pods, touched
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -33,10 +33,7 @@ def tube(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psycopg.
     )
     make(connection)
     attach(connection, "plane")
-    server = conninfo_to_dict(db)
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_AIRLINE", f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    )
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
     return connection
 
 

@@ -1,12 +1,8 @@
-"""Handlers of a group: at least once, in order, each at its own pace, and nothing lost by faults."""
+"""Handlers of a group: at least once, in order, each at its own pace."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -16,9 +12,7 @@ import pytest
 from airflow_pgchange import letters
 from airflow_pgchange.events import (
     Event,
-    EventHandlers,
     Handler,
-    lanes,
     publish,
     subscribe,
     topical,
@@ -26,11 +20,7 @@ from airflow_pgchange.events import (
 from airflow_pgchange.events import handlers as handlers_module
 from airflow_pgchange.events.group import Group
 from airflow_pgchange.feeds.errors import (
-    ConnectionLost,
     ConsumerBusy,
-    HandlerFailed,
-    InvalidArgument,
-    UnknownConsumer,
 )
 from tests.handling import (
     LATER,
@@ -43,6 +33,7 @@ from tests.handling import (
     in_thread,
     numbered,
     run_with_retries,
+    subscribed,
     unread,
 )
 
@@ -51,9 +42,7 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExce
 
 @pytest.fixture
 def connection(connect):
-    connection = connect()
-    subscribe(connection, "g", topical(["t", "u"]))
-    return connection
+    return subscribed(connect())
 
 
 def test_every_handler_gets_every_event_in_order(db, connection):
@@ -137,65 +126,6 @@ def test_a_run_ends_when_its_time_is_over_and_finishes_what_it_read(db, connecti
     assert unread(connection) == list(range(done.events, 50))
 
 
-def test_without_retries_a_failure_ends_the_run_and_nothing_passes_it(db, connection):
-    before, after = Seen(), Seen(failing(1))
-    publish(connection, numbered(0, 20))
-    first = group(db, Handler("strict", after, retries=None), chunk_size=10)
-    with pytest.raises(HandlerFailed, match="handler strict failed on 10 events"):
-        first.run("empty")
-    assert unread(connection) == list(range(20))
-    group(db, Handler("strict", after, retries=None), Handler("b", before), chunk_size=10).run("empty")
-    assert after.numbers == list(range(20))
-    assert letters.listed(connection) == []
-
-
-def test_a_call_that_takes_too_long_is_left_alone_and_tried_again(db, connection):
-    released, noted, cancelled = threading.Event(), threading.Event(), []
-
-    def slow(delivery):
-        if delivery.attempt == 1:
-            released.wait(SECONDS)
-            cancelled.append(delivery.cancelled.is_set())
-            noted.set()
-
-    seen = Seen(slow)
-    publish(connection, numbered(0, 3))
-    handlers = group(db, Handler("slow", seen, timeout=0.05, retries=(LATER,)))
-    run_with_retries(handlers, connection)
-    assert seen.attempts == [2]
-    released.set()
-    assert noted.wait(SECONDS)
-    assert cancelled == [True]
-
-
-def test_an_async_call_that_takes_too_long_is_ended(db, connection):
-    ended = threading.Event()
-
-    async def slow(delivery):
-        try:
-            await asyncio.sleep(10 * SECONDS)
-        finally:
-            ended.set()
-
-    publish(connection, numbered(0, 3))
-    done = group(db, Handler("slow", slow, timeout=0.05, retries=())).run("empty")
-    assert ended.wait(SECONDS)
-    assert done.given_up == 1
-    assert "TimeoutError" in letters.listed(connection)[0].error
-
-
-def test_a_handler_whose_calls_never_end_ends_the_run(db, connection, monkeypatch):
-    monkeypatch.setattr(lanes, "MOST_STUCK", 2)
-    released = threading.Event()
-    publish(connection, numbered(0, 10))
-    handlers = group(
-        db, Handler("stuck", lambda delivery: released.wait(SECONDS), timeout=0.02, retries=()), chunk_size=1
-    )
-    with pytest.raises(HandlerFailed, match="3 calls run on past their timeout"):
-        handlers.run("empty")
-    released.set()
-
-
 def test_a_fast_handler_is_ahead_of_a_slow_one_by_so_many_batches_and_no_more(db, connection, monkeypatch):
     monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.01)
     proceed, turns = threading.Event(), threading.Semaphore(0)
@@ -264,17 +194,6 @@ def test_one_that_is_not_reliable_holds_the_cursor_up_for_nobody(db, connection)
     assert loose.numbers == list(range(20))
 
 
-def test_a_failure_of_one_that_is_not_reliable_is_only_logged(db, connection, caplog):
-    publish(connection, numbered(0, 5))
-    done = group(db, Handler("loose", failing(1), reliable=False)).run("empty")
-    assert (done.failed, done.retried, done.given_up) == (1, 0, 0)
-    assert "handler loose failed" in caplog.text
-    assert unread(connection) == []
-    assert connection.execute("select count(*) from pgmb.events where topic = 'pgmb-retry'").fetchone() == (
-        0,
-    )
-
-
 def test_events_of_one_key_come_in_order_and_others_in_parallel(db, connection):
     together = threading.Barrier(4)
 
@@ -291,19 +210,6 @@ def test_events_of_one_key_come_in_order_and_others_in_parallel(db, connection):
         assert len({event.payload["k"] for event in delivery.events}) == 1
         by_key.setdefault(delivery.events[0].payload["k"], []).extend(e.payload["n"] for e in delivery.events)
     assert by_key == {k: list(range(k, 80, 4)) for k in range(4)}
-
-
-def test_a_poisonous_key_takes_no_other_key_with_it(db, connection):
-    def poison(delivery):
-        if delivery.events[0].payload["k"] == 2:
-            raise ValueError("poison")
-
-    seen = Seen(poison)
-    publish(connection, [Event("t", {"n": n, "k": n % 4}) for n in range(40)])
-    group(db, Handler("split", seen, key=lambda event: event.payload["k"], retries=())).run("empty")
-    assert sorted(seen.numbers) == [n for n in range(40) if n % 4 != 2]
-    (letter,) = letters.listed(connection)
-    assert letter.changes == 10
 
 
 def test_a_retry_and_later_events_of_its_key_are_not_in_work_at_once(db, connection):
@@ -370,111 +276,6 @@ def test_the_group_is_free_when_the_run_has_ended(db, connection):
     assert not held(connection)
 
 
-def test_a_stop_finishes_what_runs_and_leaves_the_rest(db, connection, monkeypatch):
-    started, proceed, stopping = threading.Event(), threading.Event(), threading.Event()
-    close = lanes.Lanes.close
-    monkeypatch.setattr(lanes.Lanes, "close", lambda self: (close(self), stopping.set()))
-
-    def wait(delivery):
-        started.set()
-        proceed.wait(SECONDS)
-
-    seen = Seen(wait)
-    publish(connection, numbered(0, 100))
-    handlers = group(db, Handler("a", seen), chunk_size=10)
-    joined = in_thread(handlers.run)
-    assert started.wait(SECONDS)
-    handlers.stop()
-    assert stopping.wait(SECONDS)
-    proceed.set()
-    joined()
-    assert seen.numbers == list(range(10))
-    assert unread(connection) == list(range(10, 100))
-
-
-@pytest.fixture
-def pids(connection):
-    """The backends that hold a group."""
-
-    def find():
-        rows = connection.execute(
-            "select pid from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid() "
-            "and database = (select oid from pg_database where datname = current_database())"
-        )
-        return [pid for (pid,) in rows.fetchall()]
-
-    return find
-
-
-def test_a_lost_connection_is_named_and_nothing_is_lost(db, connection, pids):
-    killed = []
-
-    def kill(delivery):
-        if not killed and delivery.events[0].payload["n"] == 20:
-            killed.extend(pids())
-            connection.execute("select pg_terminate_backend(%s, 10000)", killed)
-
-    publish(connection, numbered(0, 100))
-    seen = Seen(kill)
-    with pytest.raises(ConnectionLost, match="comes again"):
-        group(db, Handler("a", seen), chunk_size=10, read_ahead=1).run("empty")
-    assert len(killed) == 1
-    handled = seen.numbers
-    group(db, Handler("a", seen), chunk_size=10).run("empty")
-    assert sorted(set(seen.numbers)) == list(range(100))
-    assert set(range(20)).isdisjoint(seen.numbers[len(handled) :])
-
-
-def test_who_loses_the_group_is_told_while_its_calls_run(db, connection, pids, monkeypatch):
-    monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.02)
-    told = []
-
-    def wait(delivery):
-        (pid,) = pids()
-        connection.execute("select pg_terminate_backend(%s, 10000)", [pid])
-        told.append(delivery.cancelled.wait(SECONDS))
-
-    publish(connection, numbered(0, 1))
-    with pytest.raises(ConnectionLost):
-        group(db, Handler("a", wait), read_ahead=1).run("empty")
-    assert told == [True]
-
-
-PROGRAM = """
-import sys, time
-import psycopg
-from airflow_pgchange.events import EventHandlers, Handler
-
-def handle(delivery):
-    with psycopg.connect(sys.argv[1]) as own:
-        for event in delivery.events:
-            own.execute("insert into handled values (%s)", [event.payload["n"]])
-    time.sleep(0.02)
-
-EventHandlers("g", [Handler("a", handle)], sys.argv[1], chunk_size=10).run("empty")
-"""
-
-
-def test_a_killed_process_loses_nothing(db, connection):
-    connection.execute("create table handled (n int)")
-    publish(connection, numbered(0, 300))
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, db])
-    while connection.execute("select count(*) from handled").fetchone()[0] < 50:
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    before = connection.execute("select count(distinct n) from handled").fetchone()[0]
-    assert 50 <= before < 300
-    subprocess.run([sys.executable, "-c", PROGRAM.replace("=10)", "=10, wait=30)"), db], check=True)
-    assert connection.execute("select count(distinct n) from handled").fetchone() == (300,)
-
-
-def test_an_unknown_group_is_refused_by_name_and_not_held(db, connection):
-    with pytest.raises(UnknownConsumer, match="nobody"):
-        EventHandlers("nobody", [Handler("a", Seen())], db).run("empty")
-
-
 def test_a_group_keeps_its_subscriptions_alive(db, connection, monkeypatch):
     monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.01)
     connection.execute(
@@ -497,27 +298,6 @@ def test_a_consumers_rights_are_enough(db, connection, role):
     bad = Handler("bad", failing(2), retries=(LATER,))
     run_with_retries(group(other.conninfo, Handler("a", Seen()), bad), connection)
     assert [letter.consumer for letter in letters.listed(connection)] == ["events:g/bad"]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"name": ""},
-        {"run": None},
-        {"timeout": 0},
-        {"timeout": float("inf")},
-        {"retries": (-1,)},
-        {"threads": 0},
-    ],
-)
-def test_what_no_handler_can_be_is_refused(given):
-    with pytest.raises(InvalidArgument):
-        Handler(**{"name": "a", "run": print, **given})
-
-
-def test_two_handlers_of_one_name_are_refused(db):
-    with pytest.raises(InvalidArgument, match="a name of its own"):
-        group(db, Handler("a", print), Handler("a", print))
 
 
 def test_a_run_until_nothing_is_left_is_not_ended_by_what_others_get(db, connection):

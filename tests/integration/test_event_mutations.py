@@ -7,45 +7,14 @@ import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from tests.mutations import events, faults, push, push_items, serialise, stop
 from tests.tubes import one
 
 
 @pytest.fixture
 def item(connect):
     """A table of which every mutation is an event."""
-    connection = connect()
-    connection.execute("create table item (id bigint primary key, kind text, amount int)")
-    push(connection)
-    return connection
-
-
-def push(connection, table="item", **options):
-    given = sql.SQL("").join(sql.SQL(", {} => {}").format(sql.Identifier(k), v) for k, v in options.items())
-    query = sql.SQL("select pgmb.push_table_mutations({}::regclass{})")
-    connection.execute(query.format(sql.Literal(table), given))
-
-
-def stop(connection, table="item"):
-    connection.execute("select pgmb.stop_table_mutations_push(%s)", [table])
-
-
-def events(connection):
-    """(topic, payload, metadata) in the order of the ids, and none of them twice."""
-    rows = connection.execute("delete from pgmb.events returning id, topic, payload, metadata").fetchall()
-    return [row[1:] for row in sorted(rows)]
-
-
-def faults(connection):
-    return connection.execute("select op, message, before, after from pgmb.push_fault order by id").fetchall()
-
-
-def serialise(connection, body):
-    """Replace what events say about a row."""
-    connection.execute(
-        "create or replace function pgmb.serialise_record_for_event("
-        "tabl oid, op text, record record, out serialised jsonb, out emit boolean) "
-        f"language plpgsql stable as $$ begin {body} end $$"
-    )
+    return push_items(connect())
 
 
 def test_an_insert_sends_the_row(item):
@@ -153,25 +122,6 @@ def test_columns_may_have_any_name(connect, names):
     assert faults(connection) == []
 
 
-@pytest.mark.parametrize("name", ["it's", "100%", 'a "b"', "$body$", "Größe", "select", "x" * 63])
-def test_tables_and_schemas_may_have_any_name(connect, name):
-    connection = connect()
-    table = sql.SQL("{0}.{0}").format(sql.Identifier(name))
-    connection.execute(sql.SQL("create schema {}").format(sql.Identifier(name)))
-    connection.execute(sql.SQL("create table {} (id int)").format(table))
-    push(connection, table.as_string(connection))
-    connection.execute(sql.SQL("insert into {} values (1)").format(table))
-    connection.execute(sql.SQL("update {} set id = 2").format(table))
-    assert [topic for topic, _, _ in events(connection)] == [
-        f"{name}.{name}.insert".lower(),
-        f"{name}.{name}.update".lower(),
-    ]
-    stop(connection, table.as_string(connection))
-    connection.execute(sql.SQL("insert into {} values (1)").format(table))
-    assert events(connection) == []
-    assert one(connection, "select count(*) from pg_proc where proname like 'pgchange\\_push%'") == 0
-
-
 def test_only_the_kinds_that_were_asked_for_are_sent_and_that_can_change(item):
     push(item, insert=False, update=False)
     item.execute("insert into item values (1, 'a', 5)")
@@ -213,104 +163,6 @@ def test_what_is_written_in_whatever_way_is_sent(item):
     sent = [(topic.split(".")[2], (was.get("old") or payload)["id"]) for topic, payload, was in events(item)]
     expected = [("insert", n) for n in (1, 2, 3, 4, 5, 6, 8)]
     assert sorted(sent) == sorted([*expected, ("update", 2), ("update", 3), ("delete", 1)])
-
-
-def test_partitions_are_captured_through_the_parent_and_by_themselves(connect):
-    connection = connect()
-    connection.execute("create table item (id int, day int, kind text) partition by range (day)")
-    # The columns of a partition may lie in another order.
-    connection.execute("create table p1 (kind text, gone int, day int, id int)")
-    connection.execute("alter table p1 drop column gone")
-    connection.execute("alter table item attach partition p1 for values from (1) to (10)")
-    push(connection)
-    connection.execute("insert into item values (1, 1, 'a')")
-    connection.execute("insert into p1 (id, day, kind) values (2, 2, 'a')")
-    connection.execute("update p1 set kind = 'b' where id = 1")
-    assert [(topic, payload) for topic, payload, _ in events(connection)] == [
-        ("public.item.insert", {"id": 1, "day": 1, "kind": "a"}),
-        ("public.item.insert", {"id": 2, "day": 2, "kind": "a"}),
-        ("public.item.update", {"kind": "b"}),
-    ]
-
-
-@pytest.fixture
-def parts(connect):
-    connection = connect()
-    connection.execute("create table item (id int, day int, primary key (id, day)) partition by range (day)")
-    connection.execute("create table p1 partition of item for values from (1) to (10)")
-    connection.execute("create table p2 partition of item for values from (10) to (20)")
-    push(connection)
-    return connection
-
-
-def test_a_row_that_moves_to_another_partition_is_an_update(parts):
-    parts.execute("insert into item values (1, 1), (2, 2)")
-    events(parts)
-    parts.execute("update item set day = day + 10 where id = 2")
-    assert events(parts) == [("public.item.update", {"day": 12}, {"old": {"id": 2, "day": 2}})]
-
-
-def test_rows_that_cannot_be_paired_are_sent_whole(parts):
-    parts.execute(
-        "create function swallow() returns trigger language plpgsql as $$ begin "
-        "if new.id = 1 then return null; end if; return new; end $$"
-    )
-    parts.execute("create trigger swallow before insert on p2 for each row execute function swallow()")
-    parts.execute("insert into item values (1, 1), (2, 2), (3, 3)")
-    events(parts)
-    parts.execute("update item set day = day + 10")
-    assert sorted(payload["id"] for _, payload, _ in events(parts)) == [2, 3]
-    assert one(parts, "select count(*) from item") == 2
-
-
-def test_a_partition_that_came_later_is_named_and_then_captured(parts):
-    parts.execute("create table p3 partition of item for values from (20) to (30)")
-    assert one(parts, "select untriggered::text from pgmb.pushing()") == "{p3}"
-    assert "mended" in one(parts, "select pgmb.refresh()")
-    parts.execute("insert into p3 values (1, 20)")
-    assert len(events(parts)) == 1
-    assert parts.execute("select pgmb.refresh()").fetchall() == []
-
-
-def test_a_partition_that_left_is_captured_no_more(parts):
-    parts.execute("alter table item detach partition p1")
-    assert one(parts, "select stale from pgmb.pushing()") is True
-    parts.execute("select pgmb.refresh()")
-    assert one(parts, "select stale from pgmb.pushing()") is False
-    parts.execute("insert into p1 values (1, 1)")
-    assert events(parts) == []
-
-
-def test_a_table_with_a_partition_that_left_can_be_stopped(parts):
-    parts.execute("alter table item detach partition p1")
-    stop(parts)
-    parts.execute("insert into p1 values (1, 1)")
-    assert events(parts) == []
-    assert one(parts, "select count(*) from pg_proc where proname like 'pgchange\\_push%'") == 0
-
-
-def test_a_column_that_came_later_is_sent_and_one_that_went_is_not(item):
-    item.execute("insert into item values (1, 'a', 5)")
-    item.execute("alter table item add column more int default 7")
-    item.execute("alter table item drop column kind")
-    item.execute("update item set more = 8")
-    assert events(item)[1:] == [
-        ("public.item.update", {"more": 8}, {"old": {"id": 1, "amount": 5, "more": 7}})
-    ]
-
-
-def test_a_renamed_table_is_named_stale_and_mended(item):
-    item.execute("alter table item rename to thing")
-    assert one(item, "select stale from pgmb.pushing()") is True
-    item.execute("select pgmb.refresh()")
-    item.execute("insert into thing values (1)")
-    assert events(item)[0][0] == "public.thing.insert"
-    assert item.execute("select pgmb.refresh()").fetchall() == []
-
-
-def test_a_disabled_capture_is_named(item):
-    item.execute("alter table item disable trigger pgmb_push_update")
-    assert one(item, "select disabled::text from pgmb.pushing()") == "{item}"
 
 
 def test_the_owner_of_the_log_may_say_what_is_sent(item):
@@ -438,37 +290,6 @@ def test_a_log_that_somebody_dropped_by_hand_does_not_fail_a_write(item):
     item.execute("drop schema pgmb cascade")
     for statement in ("insert into item values (1)", "update item set amount = 1", "delete from item"):
         item.execute(statement)
-
-
-@pytest.mark.parametrize(
-    ("make", "table", "reason"),
-    [
-        ("create view seen as select 1 as id", "seen", "is not a table"),
-        ("create temporary table passing (id int)", "passing", "is a temporary table"),
-        ("create table whole (id int) partition by range (id); create table part partition of whole default",
-         "part", "is a partition"),
-        ("select 1", "pgmb.config", "is not a table of your own"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_captured_is_refused(connect, make, table, reason):
-    connection = connect()
-    connection.execute(make)
-    with pytest.raises(psycopg.Error, match=reason) as refused:
-        push(connection, table)
-    assert refused.value.sqlstate == "PC008"
-
-
-def test_to_publish_nothing_is_refused(item):
-    with pytest.raises(psycopg.Error, match="no mutation of public.item"):
-        push(item, insert=False, update=False, delete=False)
-
-
-def test_a_capture_does_not_wait_long_for_writers(item, connect):
-    item.execute("create table busy (id int)")
-    writer = connect(autocommit=False)
-    writer.execute("insert into busy values (1)")
-    with pytest.raises(psycopg.errors.LockNotAvailable, match="is being written by transactions"):
-        push(item, "busy")
 
 
 @pytest.mark.parametrize(

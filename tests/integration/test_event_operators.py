@@ -10,7 +10,6 @@ from typing import Any
 import psycopg
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.events import Event, Handler, Selection, publish, subscribe, topical
 from airflow_pgchange.feeds.errors import ConsumerBusy, DispatchEnded, HandlerFailed, InvalidArgument, Stopped
@@ -21,6 +20,7 @@ from airflow_pgchange.operators.events import (
     SubscribeOperator,
 )
 from airflow_pgchange.operators.handlers import EventHandlersOperator
+from tests.airflow_home import uri
 
 Connect = Callable[..., psycopg.Connection[Any]]
 SECONDS = 30
@@ -28,10 +28,7 @@ SECONDS = 30
 
 @pytest.fixture
 def conn_id(db: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    server = conninfo_to_dict(db)
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_AIRLINE", f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    )
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
     return "airline"
 
 

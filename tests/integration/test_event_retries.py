@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange import letters
-from airflow_pgchange.events import Event, Handler, publish, subscribe, topical, unsubscribe
-from tests.handling import LATER, Seen, failing, group, hurry, numbered, run_with_retries, unread
+from airflow_pgchange.events import Event, Handler, publish, subscribe, unsubscribe
+from tests.handling import LATER, Seen, failing, group, hurry, numbered, run_with_retries, subscribed, unread
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 @pytest.fixture
 def connection(connect):
-    connection = connect()
-    subscribe(connection, "g", topical(["t", "u"]))
-    return connection
+    return subscribed(connect())
 
 
 def test_a_failed_call_is_tried_again_by_itself_and_the_others_are_left_alone(db, connection):

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 
 from airflow_pgchange import schema
-from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed, consumers
 from airflow_pgchange.maintenance import maintain
-from tests.commits import drain, until
+from tests.commits import claim_and_fail, commits, drain, until
 from tests.event_keeping import configure, dispatch, kept, narrow, publish, read, subscribe
 from tests.readme import ROOT
 from tests.tubes import attach, make, one, touched
@@ -77,6 +77,25 @@ def test_maintenance_names_a_tube_whose_batch_fails_and_statements_it_could_not_
     attention = maintain(connection).attention
     assert any(line.startswith("item: 1 statements") for line in attention)
     assert any("airflow pgchange skip tube:q/0" in line for line in attention)
+
+
+def test_what_maintenance_advises_can_be_typed_whatever_things_are_called(db, connect):
+    connection, feed = connect(), CommitFeed("yearly audit", 0)
+    connection.execute("""create table "it's" (id bigint primary key, n int)""")
+    connection.execute("""select revision.track('"it''s"', branch_id => '1 / n')""")
+    make(connection, "joe's", predicate="1 / n > 0")
+    attach(connection, '"it\'s"', "joe's")
+    connection.execute("""insert into "it's" values (1, 0)""")
+    commits(connection)
+    for _ in range(3):
+        claim_and_fail(db, feed=feed)
+    attention = "\n".join(maintain(connection).attention)
+    assert """revision.replay_faults('"it''s"')""" in attention
+    assert "tube.clear_faults('joe''s')" in attention
+    assert "airflow pgchange skip 'yearly audit/0'" in attention
+    consumers.skip(connection, connection, feed, "cannot be parsed")
+    attention = "\n".join(maintain(connection).attention)
+    assert "letters list --consumer 'yearly audit/0'" in attention
 
 
 @pytest.fixture

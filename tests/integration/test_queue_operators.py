@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, TaskDeferred
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import queues
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
@@ -21,6 +20,7 @@ from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOpera
 from airflow_pgchange.queues import Message
 from airflow_pgchange.sagas import RollBack
 from airflow_pgchange.triggers.feed import ReplyTrigger
+from tests.airflow_home import uri
 from tests.queues import consume, consumer, fill, make, post, there
 from tests.sagas import TOUR, WORKED, note, prepare
 
@@ -29,9 +29,7 @@ SOON = timedelta(seconds=30)
 
 @pytest.fixture
 def conn_id(db, monkeypatch):
-    server = conninfo_to_dict(db)
-    uri = f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri)
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(db))
     return "shop"
 
 

@@ -17,12 +17,6 @@ from tests.spark_session import batch_of
 FEED = QueueFeed("q")
 
 
-@pytest.fixture(params=["driver", "executors"])
-def path(request, monkeypatch):
-    """Both ways that a batch is read and staged."""
-    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if request.param == "driver" else 0)
-
-
 @pytest.fixture
 def connection(connect):
     connection = connect()

@@ -2,53 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import threading
 from collections import Counter
 
-import pyarrow as pa
 import pytest
-from pyspark import TaskContext
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.batch import Partition
-from airflow_pgchange.feeds.connect import connect as feed_connect
-from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, MergeRefused, ServerUnavailable
-from airflow_pgchange.spark import arrow, sink
-from airflow_pgchange.spark.job import Job
-from airflow_pgchange.spark.types import describe, spark_schema
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.spark import sink
 from airflow_pgchange.spark.wanted import Wanted
+from tests.planes import COUNTS, count_seats, make_planes
 from tests.spark_session import batch_of, spark_session, track
-
-PLANES = "create table plane (id bigint primary key, tail text, seats int, at timestamptz default now())"
-
-
-@pytest.fixture(params=["driver", "executors"])
-def path(request, monkeypatch):
-    """Both ways that a batch is read and staged."""
-    choose(monkeypatch, request.param)
-    return request.param
-
-
-@pytest.fixture
-def executors(monkeypatch):
-    choose(monkeypatch, "executors")
-
-
-def choose(monkeypatch, where):
-    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if where == "driver" else 0)
 
 
 @pytest.fixture
 def planes(connect):
-    """A tracked table of planes 1 to 100 and the feed of its changes."""
+    """A tracked table of planes and the feed of its changes."""
     connection = connect()
-    connection.execute(PLANES)
-    feed = track(connection, "plane")
-    connection.execute("insert into plane select n, 'N' || n, n from generate_series(1, 100) n")
-    return connection, feed
+    return connection, make_planes(connection)
 
 
 def ids(frame):
@@ -134,31 +105,6 @@ def test_options_that_make_no_sense_are_refused(arguments):
         Wanted(**arguments)
 
 
-def counted_wrong(batch):
-    """The batch as if the claim had counted one more change than can be read."""
-    first, *others = batch.slices
-    more = dataclasses.replace(first, count=first.count + 1)
-    return dataclasses.replace(batch, count=batch.count + 1, slices=(more, *others))
-
-
-def test_a_batch_that_is_read_short_fails_where_it_is_read(db, planes, path):
-    _, feed = planes
-    short = "a partition of the batch has 101 changes, its reader found 100"
-    with pytest.raises(Exception, match=short), batch_of(feed, db) as job:
-        request = dataclasses.replace(job._request, batch=counted_wrong(job.batch))
-        Job(job.spark, request).rows("public.plane", key="id").collect()
-
-
-COUNTS = "create table seats (kind text primary key, n bigint, total bigint)"
-
-
-def count_seats(job):
-    kind = f.concat(f.lit("mod "), f.col("seats") % 3).alias("kind")
-    rows = job.rows("public.plane", key="id").groupBy(kind)
-    figures = rows.agg(f.count("*").alias("n"), f.sum("seats").alias("total"))
-    job.merge(figures, into="public.seats", key="kind", mode="add")
-
-
 def test_counts_that_batches_add_up_equal_the_table(db, planes, path):
     connection, feed = planes
     connection.execute(COUNTS)
@@ -229,62 +175,6 @@ def test_an_empty_result_is_merged_as_nothing(db, planes, path):
     assert connection.execute("select from seats").fetchall() == []
 
 
-def test_a_misfit_is_refused_before_anything_is_read_or_staged(db, planes, executors):
-    connection, feed = planes
-    connection.execute(COUNTS)
-    with ConsumerTransaction(feed, db):
-        pass
-    with pytest.raises(MergeRefused, match='no column "color"'), batch_of(feed, db) as job:
-        never = job.spark.range(10).select(f.raise_error(f.lit("was read")).cast("string").alias("color"))
-        job.merge(never, into="public.seats", key=[], mode="append")
-    assert connection.execute("select from pgchange_staging.staged_tables()").fetchall() == []
-
-
-def test_a_task_that_failed_after_it_had_staged_leaves_no_doubled_rows(db, planes, executors, monkeypatch):
-    connection, feed = planes
-    connection.execute("create table log (tail text)")
-    writer = sink._writer
-
-    def failing(results, table):
-        write = writer(results, table)
-
-        def write_and_fail(batches):
-            yield from write(batches)
-            if TaskContext.get().attemptNumber() == 0:
-                raise RuntimeError("failed after its commit")
-
-        return write_and_fail
-
-    monkeypatch.setattr(sink, "_writer", failing)
-    with batch_of(feed, db) as job:
-        job.merge(
-            job.rows("public.plane", key="id", columns=["tail"]).select("tail"),
-            into="public.log",
-            key=[],
-            mode="append",
-        )
-        (staged,) = job.staged
-        there = connection.execute(f"select count(*) from pgchange_staging.{staged.table}").fetchone()
-        assert there == (200,), "the fault did not fire"
-    assert connection.execute("select count(*), count(distinct tail) from log").fetchone() == (100, 100)
-
-
-def test_what_a_rolled_back_attempt_staged_is_not_seen_by_the_next(db, planes, path):
-    connection, feed = planes
-    connection.execute(COUNTS)
-
-    class Failed(Exception):
-        pass
-
-    with pytest.raises(Failed), batch_of(feed, db) as job:
-        count_seats(job)
-        raise Failed
-    with batch_of(feed, db) as job:
-        assert job.batch.attempt == 2
-        count_seats(job)
-    assert connection.execute("select sum(n) from seats").fetchone() == (100,)
-
-
 def test_times_are_staged_as_the_instants_that_spark_holds(db, planes, path):
     connection, feed = planes
     connection.execute("create table seen (id bigint primary key, at timestamptz, clock timestamp)")
@@ -331,102 +221,12 @@ def test_the_session_is_not_told_the_password(planes, db, executors):
     assert not [pair for pair in spark_session().sparkContext.getConf().getAll() if secret in "".join(pair)]
 
 
-def columns_of(conninfo, query):
-    with feed_connect(conninfo) as connection:
-        columns = describe(connection, query)
-    return columns, to_arrow_schema(spark_schema(columns), timezone="UTC")
-
-
-def test_a_reader_on_a_standby_waits_until_it_can_read_the_batch(own_cluster, connect_to, monkeypatch):
-    from airflow_pgchange import schema
-
-    choose(monkeypatch, "driver")
-    primary = connect_to(own_cluster.conninfo())
-    schema.install(primary)
-    primary.execute(PLANES)
-    feed = track(primary, "plane")
-    standby = own_cluster.standby()
-    try:
-        standby.wait_for_replay(own_cluster)
-        replica = connect_to(standby.conninfo())
-        replica.execute("select pg_wal_replay_pause()")
-        primary.execute("insert into plane select n, 'N' || n, n from generate_series(1, 100) n")
-        with ConsumerTransaction(feed, own_cluster.conninfo()) as consumer:
-            batch = consumer.claim(100)
-            (partition,) = feed.partitions(batch, 1)
-            assert replica.execute(f"select count(*) from ({partition.query}) q").fetchone() == (0,)
-            columns, read_schema = columns_of(standby.conninfo(), partition.query)
-            resume = threading.Timer(0.5, replica.execute, ["select pg_wal_replay_resume()"])
-            resume.start()
-            batches = list(arrow.read(standby.conninfo(), batch.lsn, partition, columns, read_schema))
-            resume.join()
-            consumer.ack()
-        assert sum(batch.num_rows for batch in batches) == 100
-    finally:
-        standby.remove()
-
-
-def test_a_query_that_a_standby_cancels_is_read_again(own_cluster, connect_to):
-    primary = connect_to(own_cluster.conninfo())
-    primary.execute("create table plane (id bigint primary key, word text)")
-    primary.execute("insert into plane select n, 'old' from generate_series(1, 1000) n")
-    standby = own_cluster.standby({"max_standby_streaming_delay": "10ms", "hot_standby_feedback": "off"})
-    try:
-        standby.wait_for_replay(own_cluster)
-        query = "select id, word, pg_sleep(0.002)::text as slept from plane order by id"
-        columns, read_schema = columns_of(standby.conninfo(), query)
-        read = []
-        reader = threading.Thread(
-            target=lambda: read.extend(
-                arrow.read(standby.conninfo(), None, Partition(query, 1000), columns, read_schema)
-            )
-        )
-        reader.start()
-        replica = connect_to(standby.conninfo())
-        asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'"
-        while replica.execute(asleep).fetchone() == (0,):
-            assert reader.is_alive()
-        primary.execute("update plane set word = 'new'")
-        primary.execute("vacuum plane")
-        reader.join()
-        conflicts = (
-            "select sum(confl_snapshot + confl_lock + confl_bufferpin) from pg_stat_database_conflicts"
-        )
-        assert replica.execute(conflicts).fetchone()[0] > 0, "the fault did not fire"
-        words = [word for batch in read for word in batch.column("word").to_pylist()]
-        assert Counter(words) == {"new": 1000}
-    finally:
-        standby.remove()
-
-
-def test_a_query_that_a_standby_always_cancels_ends_with_advice(monkeypatch):
-    tried = []
-
-    def cancelled(server, query):
-        tried.append(query)
-        raise OSError("canceling statement due to conflict with recovery")
-        yield pa.RecordBatch.from_pydict({})
-
-    monkeypatch.setattr(arrow, "_stream", cancelled)
-    monkeypatch.setattr(arrow.time, "sleep", lambda seconds: None)
-    with pytest.raises(BatchIncomplete, match="hot_standby_feedback"):
-        arrow._read_whole("", "select 1")
-    assert len(tried) == arrow.STANDBY_TRIES
-
-
 def test_a_feed_without_changes_leaves_a_job_nothing_to_do(db, planes):
     _, feed = planes
     with batch_of(feed, db):
         pass
     with ConsumerTransaction(CommitFeed(feed.consumer_id, feed.branch_id), db) as consumer:
         assert consumer.claim(1) is None
-
-
-def test_a_password_is_not_repeated_in_the_error(own_cluster):
-    secret = "hunter2-of-the-airline"
-    with pytest.raises(ServerUnavailable, match="nowhere") as caught:
-        columns_of(f"{own_cluster.conninfo()} password={secret} dbname=nowhere", "select 1 as a")
-    assert secret not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,6 @@ from tests.spark_session import batch_of, track
 IDS = list(range(1, 4001))
 
 
-@pytest.fixture(params=["driver", "executors"])
-def path(request, monkeypatch):
-    """Both ways that a batch is read."""
-    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if request.param == "driver" else 0)
-
-
 @pytest.fixture(scope="module")
 def primaries(request):
     """Two clusters for tests that do them no harm."""

@@ -87,13 +87,6 @@ COLUMNS = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["driver", "executors"])
-def path(request, monkeypatch):
-    """Both ways that a batch is read and staged."""
-    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if request.param == "driver" else 0)
-    return request.param
-
-
 @pytest.fixture
 def typed(connect):
     """A table with a column of every type: a row of NULLs, and a row for each value."""

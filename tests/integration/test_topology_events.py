@@ -14,16 +14,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from tests.topology import make_catalogue
-
 MASTER = "select topology.set_master(%s, %s)"
-
-
-@pytest.fixture
-def catalogue(connect):
-    connection = connect()
-    make_catalogue(connection)
-    return connection
 
 
 def since(connection: psycopg.Connection[Any], index: int = 0) -> list[dict[str, Any]]:

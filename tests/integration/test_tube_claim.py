@@ -10,8 +10,6 @@ import pytest
 
 from tests.tubes import ack, changes, claim, drain, make, one, pods, take, touch
 
-EVERYTHING = {"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}
-
 
 @pytest.fixture
 def q(connect):

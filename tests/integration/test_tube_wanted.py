@@ -16,12 +16,6 @@ from tests.tubes import attach, make, one, touched
 FEED = TubeFeed("copies")
 
 
-@pytest.fixture(params=["driver", "executors"])
-def path(request, monkeypatch):
-    """Both ways that a batch is read and staged."""
-    monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if request.param == "driver" else 0)
-
-
 @pytest.fixture
 def item(connect):
     connection = connect()

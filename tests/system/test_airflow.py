@@ -15,8 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from demo.__main__ import airflow_connection
-from demo.airflow import LocalAirflow
+from demo.airflow import LocalAirflow, airflow_connection
 from demo.postgres import Cluster
 
 DAGS = Path(__file__).parent / "dags"

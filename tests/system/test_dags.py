@@ -9,10 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from tests.airflow_home import DAGS
+from tests.airflow_home import DAGS, uri
 
 Connect = Callable[..., psycopg.Connection[Any]]
 Example = Callable[[str], Any]
@@ -52,10 +51,7 @@ def airline(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psyco
     """A database with four movements, and Airflow's connection to it."""
     connection = connect()
     connection.execute(AIRLINE)
-    server = conninfo_to_dict(db)
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_AIRLINE", f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
-    )
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", "spark://local%5B2%5D")
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     return connection

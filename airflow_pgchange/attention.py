@@ -1,0 +1,173 @@
+"""What a person should look at in a database with our schemas: a line for each thing, with what to do."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange import tubes as workers
+from airflow_pgchange.feeds import consumers as watermarks
+
+MANY_ATTEMPTS = 3
+"""Failed attempts from which a batch is named."""
+LONG_WAIT = 300.0
+"""Seconds after which an event that is not dispatched is worth a look at who dispatches."""
+
+
+def tracking(connection: psycopg.Connection[Any]) -> list[str]:
+    """Tables whose rows are not all captured, or whose commits could not be placed."""
+    rows = connection.execute(
+        "select tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], key_renamed, faults "
+        "from revision.tracking()"
+    ).fetchall()
+    lines = []
+    for table, quoted, untriggered, disabled, key_renamed, faults in rows:
+        if untriggered:
+            lines.append(
+                f"{table}: not captured on {', '.join(untriggered)}; "
+                "as its owner: select revision.refresh_tracking()"
+            )
+        if disabled:
+            lines.append(f"{table}: the capture is disabled on {', '.join(disabled)}")
+        if key_renamed:
+            lines.append(f"{table}: its key column was renamed: track it again under the new name")
+        if faults:
+            lines.append(
+                f"{table}: {faults} commits could not be placed, see revision.fault; "
+                f"when mended: select revision.replay_faults({quoted})"
+            )
+    return lines
+
+
+def consumers(connection: psycopg.Connection[Any]) -> list[str]:
+    """Consumers of the commit queue that are held back, or that fail again and again."""
+    lines = []
+    for consumer in watermarks.status(connection):
+        name = f"{consumer.consumer_id}/{consumer.branch_id}"
+        if consumer.ready is None and consumer.held_back_by:
+            lines.append(f"{name}: {consumer.held_back_by}")
+        if consumer.waiting and consumer.held_back_by:
+            lines.append(
+                f"{name}: {consumer.waiting} changes wait for an older transaction: {consumer.held_back_by}"
+            )
+        if (consumer.attempt or 0) >= MANY_ATTEMPTS and not consumer.at_work:
+            lines.append(
+                f"{name}: batch {consumer.batch_id} has failed {consumer.attempt} times; "
+                f"airflow pgchange skip {shlex.quote(name)} gives it up"
+            )
+    return lines
+
+
+def tubes(connection: psycopg.Connection[Any]) -> list[str]:
+    """Tables that do not touch their tube as they should, control pods that were given up, and workers that fail."""
+    lines = []
+    rows = connection.execute(
+        "select tube, quote_literal(tube), tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], "
+        "stale, predicate_waits, faults from tube.attachments()"
+    ).fetchall()
+    for tube, quoted, table, quoted_table, untriggered, disabled, stale, predicate_waits, faults in rows:
+        if untriggered or stale:
+            where = f" on {', '.join(untriggered)}" if untriggered else ""
+            lines.append(f"{table}: not captured for tube {tube}{where}; as its owner: select tube.refresh()")
+        if disabled:
+            lines.append(f"{table}: the capture for tube {tube} is disabled on {', '.join(disabled)}")
+        if predicate_waits:
+            lines.append(
+                f"{table}: tube {tube} has another predicate than its owner agreed to; as its owner: "
+                f"select tube.tube_table_ensure_attached({quoted}, {quoted_table})"
+            )
+        if faults:
+            lines.append(
+                f"{table}: {faults} statements whose ids tube {tube} could not tell or judge, see tube.fault; "
+                f"when mended: select tube.clear_faults({quoted})"
+            )
+    rows = connection.execute(
+        "select f.tube, quote_literal(f.tube), count(*), max(f.message) from tube.fault as f "
+        "where f.message like 'control pod %' group by 1"
+    ).fetchall()
+    for tube, quoted, count, message in rows:
+        lines.append(
+            f"tube {tube}: {count} control pods were given up, such as: {message}; "
+            f"when mended: select tube.clear_faults({quoted})"
+        )
+    for worker in workers.status(connection):
+        if (worker.attempt or 0) >= MANY_ATTEMPTS and not worker.at_work:
+            lines.append(
+                f"{worker.feed.name}: batch {worker.batch_id} has failed {worker.attempt} times; "
+                f"airflow pgchange skip {shlex.quote(worker.feed.name)} gives it up"
+            )
+    return lines
+
+
+def events(connection: psycopg.Connection[Any]) -> list[str]:
+    """Partitions that stay, tables whose mutations are not published, groups that fail, a dispatch that does not end."""
+    lines = []
+    for partition, reason in connection.execute(
+        "select partition::text, reason from pgmb.overdue()"
+    ).fetchall():
+        lines.append(f"{partition} is old and kept: {reason}; who holds what: select * from pgmb.holders()")
+    rows = connection.execute(
+        "select tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], stale, faults "
+        "from pgmb.pushing()"
+    ).fetchall()
+    for table, quoted, untriggered, disabled, stale, faults in rows:
+        if untriggered or stale:
+            where = f" on {', '.join(untriggered)}" if untriggered else ""
+            lines.append(
+                f"{table}: its mutations are not published{where}; as its owner: select pgmb.refresh()"
+            )
+        if disabled:
+            lines.append(f"{table}: publishing its mutations is disabled on {', '.join(disabled)}")
+        if faults:
+            lines.append(
+                f"{table}: {faults} rows could not be made an event, see pgmb.push_fault; "
+                f"when mended: select pgmb.replay_push_faults({quoted})"
+            )
+    groups = connection.execute(
+        "select group_id, quote_literal(group_id), faults, at_work, batch_id, attempt from pgmb.status(1) "
+        "where faults > 0 or attempt >= %s",
+        [MANY_ATTEMPTS],
+    ).fetchall()
+    for group, quoted, faults, at_work, batch, attempt in groups:
+        if faults:
+            lines.append(
+                f"group {group}: its conditions failed for {faults} events, see pgmb.fault; "
+                f"when mended: select pgmb.replay_faults({quoted})"
+            )
+        if (attempt or 0) >= MANY_ATTEMPTS and not at_work:
+            lines.append(
+                f"group {group}: batch {batch} has failed {attempt} times; "
+                f"select pgmb.skip_batch({quoted}, '<reason>') gives it up"
+            )
+    rows = connection.execute(
+        "select restored, astray, at_work, oldest_seconds from pgmb.dispatching()"
+    ).fetchall()
+    for restored, astray, process, waits in rows:
+        if restored is not None:
+            lines.append(f"events: {restored}")
+        if astray:
+            lines.append(
+                f"events: {astray} polls found messages or retries for a subscription that is gone; "
+                "select * from pgmb.fault where group_id is null"
+            )
+        if process is not None and (waits or 0) > LONG_WAIT:
+            lines.append(
+                f"events: one has waited for {waits:.0f} s while process {process} dispatches; if a condition does "
+                f"not end: select pg_cancel_backend({process}), whose error names it"
+            )
+    return lines
+
+
+def letters(connection: psycopg.Connection[Any]) -> list[str]:
+    """Consumers that have dead letters."""
+    rows = connection.execute(
+        "select consumer, count(*), min(given_up_at)::timestamptz(0) from dead_letter.letter "
+        "where not on_its_way group by consumer order by consumer"
+    ).fetchall()
+    return [
+        f"{consumer}: {count} dead letters since {since}: "
+        f"airflow pgchange letters list --consumer {shlex.quote(consumer)}"
+        for consumer, count, since in rows
+    ]

@@ -1,0 +1,171 @@
+"""Server-sent events where something is wrong: limits, slow clients, lost connections, the end of the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from airflow_pgchange.events import publish, stream_log, subscribe, topical, unsubscribe
+from airflow_pgchange.events import streams as streams_module
+from airflow_pgchange.events.http import event_router
+from airflow_pgchange.events.streams import EventStreams
+from airflow_pgchange.feeds.errors import InvalidArgument
+from demo.postgres import free_port
+from tests.handling import numbered
+from tests.streaming import may_read, numbers, serving
+from tests.web import SECONDS, listening
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def serve(db):
+    """Serves streams of ``db``; returns them and their address."""
+    with serving(db) as start:
+        yield start
+
+
+def test_one_client_too_many_is_refused_until_another_is_gone(serve, connect):
+    streams, address = serve(max_clients=1, keep_alive=0.05)
+    with listening(f"{address}/t"):
+        answer = httpx.get(f"{address}/t")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        assert "1 clients are connected" in answer.text
+        assert streams.clients == 1
+    for _ in range(1000):
+        if streams.clients == 0:
+            break
+        httpx.get(f"{address}/secret")
+    with listening(f"{address}/t") as client:
+        publish(connect(), numbered(0, 1))
+        assert numbers(client.events(1)) == [0]
+
+
+def test_a_slow_client_is_dropped_with_a_reason_and_loses_nothing(serve, connect):
+    _, address = serve(buffer=2**18)
+    connection, ballast = connect(), "x" * 2**17
+    with listening(f"{address}/t") as slow, listening(f"{address}/t") as quick:
+        for n in range(150):
+            publish(connection, numbered(n, n + 1, ballast=ballast))
+            assert numbers(quick.events(1)) == [n]
+        *seen, last = slow.events()
+        assert (last.type, last.id) == ("dropped", "")
+        assert "connect again" in json.loads(last.data)["reason"]
+        assert len(seen) < 150
+    with listening(f"{address}/t", slow.last_id) as client:
+        seen += client.events(150 - len(seen))
+    assert numbers(seen) == list(range(150))
+
+
+def test_a_client_that_takes_nothing_is_left(serve, connect, caplog):
+    streams, address = serve(buffer=2**18, send_within=0.2)
+    connection = connect()
+    with listening(f"{address}/t"), listening(f"{address}/t") as quick:
+        n = 0
+        while streams.clients == 2:
+            publish(connection, numbered(n, n + 1, ballast="x" * 2**17))
+            quick.events(1)
+            n += 1
+    assert "took nothing for 0.2 s" in caplog.text
+
+
+def test_a_lost_connection_loses_no_event(serve, connect):
+    _, address = serve()
+    connection = connect()
+    with listening(f"{address}/t") as client:
+        publish(connection, numbered(0, 1))
+        assert numbers(client.events(1)) == [0]
+        ended = connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid()"
+        ).fetchall()
+        assert ended == [(True,)]
+        publish(connection, numbered(1, 5))
+        assert numbers(client.events(4)) == [1, 2, 3, 4]
+
+
+def test_a_database_that_does_not_answer_is_away_and_comes_back(serve, connect, monkeypatch, caplog):
+    monkeypatch.setattr(stream_log, "ANSWER_WITHIN", 0.3)
+    _, address = serve()
+    connection, blocking = connect(), connect(autocommit=False)
+    with listening(f"{address}/t") as client:
+        publish(connection, numbered(0, 1))
+        assert numbers(client.events(1)) == [0]
+        blocking.execute("lock table pgmb.subscriptions, pgmb.dispatched")
+        answer = httpx.get(f"{address}/t", timeout=SECONDS)
+        assert (answer.status_code, "pgmb" in answer.text) == (503, False)
+        blocking.rollback()
+        publish(connection, numbered(1, 2))
+        assert numbers(client.events(1)) == [1]
+    assert "wait for the database: the database did not answer within 0.3 s" in caplog.text
+
+
+def test_a_subscription_that_is_gone_drops_its_clients(serve, connect, monkeypatch):
+    monkeypatch.setattr(streams_module, "KEEP_EVERY", 0.01)
+    _, address = serve()
+    connection = connect()
+    with listening(f"{address}/t") as client:
+        [(subscription_id,)] = connection.execute("select id from pgmb.subscriptions").fetchall()
+        assert unsubscribe(connection, subscription_id)
+        [last] = client.events()
+    assert (last.type, "expired" in last.data) == ("dropped", True)
+
+
+def test_the_end_of_the_server_ends_the_streams(db, connect, tmp_path):
+    app = tmp_path / "app.py"
+    app.write_text(
+        "from fastapi import FastAPI\n"
+        "from airflow_pgchange.events import topical\n"
+        "from airflow_pgchange.events.http import event_router\n"
+        "from airflow_pgchange.events.streams import EventStreams\n"
+        f"streams = EventStreams({db!r}, 'web')\n"
+        "app = FastAPI()\n"
+        "app.include_router(event_router(streams, lambda name: topical(name)))\n"
+    )
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port), "--app-dir", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with ExitStack() as stack:
+        server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        stack.enter_context(server)
+        stack.callback(server.kill)
+        assert server.stderr is not None
+        while "Uvicorn running" not in server.stderr.readline():
+            assert server.poll() is None
+        with listening(f"http://127.0.0.1:{port}/t") as client:
+            publish(connect(), numbered(0, 1))
+            client.events(1)
+            server.send_signal(signal.SIGTERM)
+            assert client.events() == []
+        _, errors = server.communicate(timeout=SECONDS)
+    assert "Traceback" not in errors
+    assert "Finished server process" in errors
+
+
+async def test_a_group_of_another_reader_is_refused(db, connect):
+    subscribe(connect(), "g", topical("t"))
+    with pytest.raises(InvalidArgument, match="would lose events"):
+        async with EventStreams(db, "g").running():
+            pytest.fail("it runs")
+
+
+def test_an_idle_client_must_be_told_often_enough(db):
+    with pytest.raises(InvalidArgument, match="keep_alive"):
+        event_router(EventStreams(db, "g", replay_age=timedelta(seconds=10)), may_read, keep_alive=10)
+
+
+@pytest.mark.parametrize(
+    "options", [{"replay_events": 0}, {"buffer": 0}, {"max_clients": 0}, {"replay_age": timedelta()}]
+)
+def test_a_limit_that_is_none_is_refused(db, options):
+    with pytest.raises(InvalidArgument, match=next(iter(options))):
+        EventStreams(db, "g", **options)

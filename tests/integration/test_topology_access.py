@@ -1,0 +1,154 @@
+"""Who may connect to the relay, and how: passwords, TLS, and room for them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import os
+import ssl
+import subprocess
+import threading
+
+import asyncpg
+import pytest
+from psycopg import sql
+
+from airflow_pgchange.feeds.errors import ServerUnavailable
+from airflow_pgchange.topology import InstanceEvent, TopologyClient
+from tests.relay_process import relay_process
+
+LIMITS = {"clients": 3, "startup_seconds": 5}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory):
+    """Options of a relay with one user, ann, whose password is secret, and TLS."""
+    folder = tmp_path_factory.mktemp("secured")
+    users, certificate, key = folder / "users", folder / "cert.pem", folder / "key.pem"
+    salt = os.urandom(16)
+    salted = hashlib.pbkdf2_hmac("sha256", b"secret", salt, 4096)
+    stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    parts = [
+        base64.b64encode(x).decode() for x in (salt, stored, hmac.digest(salted, b"Server Key", "sha256"))
+    ]
+    users.write_text("ann SCRAM-SHA-256$4096:{}${}:{}\n".format(*parts))
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *name]
+    subprocess.run([*make, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return {"users": str(users), "certificate": str(certificate), "key": str(key)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sslmode": "disable"},
+        {"sslmode": "require", "channel_binding": "require"},
+        {"sslmode": "require", "channel_binding": "disable"},
+    ],
+)
+def test_who_knows_the_password_may_connect_with_tls_and_without(db, catalogue, secured, options):
+    with (
+        relay_process(db, **secured) as relay,
+        TopologyClient(relay.conninfo(password="secret", **options)) as client,
+    ):
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+        (event,) = client.receive(30)
+        assert isinstance(event, InstanceEvent)
+        assert client.topology.instances["uuid-r1-i2"].state == "Offline"
+
+
+def test_the_certificate_can_be_verified(db, catalogue, secured):
+    with (
+        relay_process(db, **secured) as relay,
+        TopologyClient(
+            relay.conninfo(password="secret", sslmode="verify-full", sslrootcert=secured["certificate"])
+        ) as client,
+    ):
+        assert len(client.topology.instances) == 4
+
+
+def test_a_large_snapshot_comes_whole_over_tls(db, catalogue, secured):
+    catalogue.execute(
+        "delete from topology._pico_bucket; insert into topology._pico_bucket "
+        "select 'default', 2 * n, 2 * n, 'active', 'r1', 'r1' from generate_series(0, 29999) as n"
+    )
+    with (
+        relay_process(db, **secured) as relay,
+        TopologyClient(relay.conninfo(password="secret", sslmode="require")) as client,
+    ):
+        assert len(client.topology.buckets("default")) == 30_000
+
+
+@pytest.mark.parametrize("user", ["ann", "stranger"])
+def test_a_wrong_password_is_refused_and_logged_once(db, catalogue, secured, user):
+    with relay_process(db, **secured) as relay:
+        with pytest.raises(ServerUnavailable, match=f'password authentication failed for user "{user}"'):
+            TopologyClient(relay.conninfo(user=user, password="wrong", sslmode="require")).connect()
+        with TopologyClient(relay.conninfo(password="secret", sslmode="require")):
+            pass
+        assert relay.stop() == 0
+        assert sum("password authentication failed" in line for line in relay.lines) == 1
+
+
+def test_who_follows_in_vain_is_told_why_and_once(db, catalogue, secured, caplog):
+    with relay_process(db, **secured) as relay:
+        client = TopologyClient(relay.conninfo(password="wrong"))
+        thread = threading.Thread(target=client.follow)
+        thread.start()
+        relay.wait_for("password authentication failed", times=3)
+        client.stop()
+        thread.join(30)
+        client.close()
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "password authentication failed" in record.getMessage()
+
+
+def test_the_relay_needs_no_more_than_to_read(catalogue, role):
+    reader = role("relay")
+    catalogue.execute(sql.SQL("select topology.grant_reader({})").format(reader.name))
+    catalogue.execute("select topology.move_buckets('default', 0, 9, 'copying', 'r2')")
+    with relay_process(reader.conninfo) as relay, TopologyClient(relay.conninfo()) as client:
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+        assert len(client.receive(30)) == 1
+        for state in ("aborting-copy", "active"):
+            catalogue.execute("select topology.move_buckets('default', 0, 9, %s)", [state])
+        with pytest.raises(ServerUnavailable, match="have arrived"):
+            client.receive(30)
+
+
+def test_tls_is_refused_where_the_relay_has_none(relay):
+    with pytest.raises(ServerUnavailable, match="does not support SSL"):
+        TopologyClient(relay.conninfo(sslmode="require")).connect()
+
+
+def test_more_clients_than_there_may_be_are_told_so(db, catalogue):
+    with relay_process(db, limits=LIMITS) as relay:
+        clients = [TopologyClient(relay.conninfo()) for _ in range(3)]
+        for client in clients:
+            client.connect()
+        with pytest.raises(ServerUnavailable, match="there are 3 clients already"):
+            TopologyClient(relay.conninfo()).connect()
+        for client in clients:
+            client.close()
+
+
+def test_asyncpg_signs_in_over_tls(db, catalogue, secured):
+    async def ask(port):
+        connection = await asyncpg.connect(
+            host="127.0.0.1",
+            port=port,
+            user="ann",
+            password="secret",
+            database="any",
+            ssl=ssl.create_default_context(cafile=secured["certificate"]),
+            server_settings={"smart_connector": "0.1"},
+        )
+        try:
+            return await connection.fetchval("select 1")
+        finally:
+            await connection.close()
+
+    with relay_process(db, **secured) as relay:
+        assert asyncio.run(ask(relay.port)) == 1
