@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import hashlib
 import hmac
 import json
@@ -12,9 +13,11 @@ import resource
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 
 import asyncpg
 import pg8000.native
@@ -29,6 +32,7 @@ from tests.topology import make_catalogue
 
 ORDER = ["replicaset"] * 2 + ["instance"] * 4 + ["bucket"]
 LIMITS = {"clients": 3, "startup_seconds": 5}
+OPEN = Path("/proc/self/fd")
 
 
 @pytest.fixture
@@ -398,6 +402,17 @@ def test_more_clients_than_there_may_be_are_told_so(db, catalogue):
             client.close()
 
 
+def test_who_asks_for_tls_and_then_says_nothing_takes_nobodys_place(db, catalogue, secured):
+    with relay_process(db, **secured, limits={"clients": 1, "startup_seconds": 2}) as relay:
+        with socket.create_connection(("127.0.0.1", relay.port), 30) as silent:
+            silent.sendall(struct.pack("!II", 8, 80877103))
+            assert silent.recv(1) == b"S"
+            while silent.recv(1024):
+                pass
+        with TopologyClient(relay.conninfo(password="secret", sslmode="require")) as client:
+            assert len(client.topology.instances) == 4
+
+
 def test_a_server_that_is_silent_does_not_keep_a_client_from_the_next(relay, catalogue):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = f"{silent.getsockname()[1]},{relay.port}"
@@ -414,6 +429,15 @@ def test_of_several_servers_none_of_which_answers_each_is_named(relay):
         place = relay.conninfo(host="127.0.0.1,127.0.0.1", port=f"{port},1", connect_timeout=1)
         with pytest.raises(ServerUnavailable, match=f"port {port} said nothing for 1 s.*port 1 failed"):
             TopologyClient(place).connect()
+
+
+def test_a_client_that_found_no_relay_leaves_nothing_open():
+    client = TopologyClient("host=127.0.0.1 port=1 user=ann")
+    gc.collect()
+    before = len(list(OPEN.iterdir()))
+    with pytest.raises(ServerUnavailable, match="port 1 failed"), client:
+        pass
+    assert len(list(OPEN.iterdir())) == before - 2
 
 
 def test_a_client_may_be_one_of_many_open_files(relay, catalogue):
