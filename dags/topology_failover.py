@@ -1,16 +1,14 @@
 """Failovers: where the master of a replicaset went Offline in the catalogue, its best standby takes over.
 
-Whatever watches your servers says so: ``select topology.set_state('<instance>', 'Offline')``. The new master and the
-progress of this DAG are committed in one transaction. Wants the connections ``catalogue``; ``instances`` (user, password
-and database of any instance); and for the consumers one a replicaset, called like it, whose host lists all of its
-instances as ``a:5432,b:5432``, and ``warehouse``, where their results are.
+Whatever watches your servers says so: ``select topology.set_state('<instance>', 'Offline')``. Wants the connections
+``catalogue``; ``instances`` (user, password and database of any instance); and for the consumers one a replicaset, called
+like it, whose host lists all of its instances as ``a:5432,b:5432``, and ``warehouse``, where their results are.
 """
 
 import logging
 from datetime import timedelta
 
 from airflow.sdk import dag, task
-from psycopg import Connection
 
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.feeds import CommitFeed, TopologyFeed, consumers, watching
@@ -36,10 +34,9 @@ log = logging.getLogger(__name__)
 )
 def topology_failover() -> None:
     @task.pgchange_batch(feed=CATALOGUE, postgres_conn_id="catalogue", max_batches=None)
-    def fail_over(connection: Connection) -> None:
+    def fail_over() -> None:
         """What changed does not matter: the catalogue is looked at as it is now."""
-        for replicaset in failover.without_master(connection):
-            failover.fail_over(connection, PgChangeHook("instances").conninfo(), replicaset)
+        failover.fail_over_all(PgChangeHook("catalogue").conninfo(), PgChangeHook("instances").conninfo())
 
     @task
     def move_consumers() -> None:

@@ -110,7 +110,7 @@ class SchemaVersionMismatch(PgChangeError):
 
 class PermissionDenied(PgChangeError):
     """The role lacks a right. ``pubsub.grant_consumer``, ``revision.grant_tracker``, ``tube.grant_use``,
-    ``pgmb.grant_consumer`` and others like them give what each role needs."""
+    ``pgmb.grant_consumer``, ``topology.grant_reader`` and others like them give what each role needs."""
 
 
 class ServerUnavailable(PgChangeError):
@@ -199,7 +199,8 @@ ADVICE: dict[type[PgChangeError], str] = {
         "`revision.grant_tracker('<role>')`; for tubes `tube.grant_use('<role>')`, with insert on a tube's pods for "
         "who touches and attaches, select and delete for who works them, `tube.grant_keeper('<role>')` for who makes "
         "them; for events `pgmb.grant_publisher('<role>')`, and in its place `grant_subscriber`, `grant_consumer` or "
-        "`grant_keeper`"
+        "`grant_keeper`; for a topology `topology.grant_reader('<role>')`, and in its place `grant_consumer`, "
+        "`grant_operator` or `grant_keeper`"
     ),
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }

@@ -68,20 +68,18 @@ def check_whole(connection: psycopg.Connection[Any], table: str) -> None:
         )
 
 
-def caught_up(
-    connection: psycopg.Connection[Any], lsn: str | None, patience: float = STANDBY_PATIENCE
-) -> None:
-    """Return once this server can read everything up to ``lsn``; BatchIncomplete after ``patience`` seconds."""
+def caught_up(connection: psycopg.Connection[Any], lsn: str | None) -> None:
+    """Return once this server can read everything up to ``lsn``; BatchIncomplete where it lags for too long."""
     if lsn is None:
         return
     replayed = sql.SQL(
         "select not pg_catalog.pg_is_in_recovery() or pg_catalog.pg_last_wal_replay_lsn() >= {}::pg_catalog.pg_lsn"
     ).format(lsn)
-    deadline, pause = time.monotonic() + patience, 0.01
+    deadline, pause = time.monotonic() + STANDBY_PATIENCE, 0.01
     while connection.execute(replayed).fetchone() != (True,):
         if time.monotonic() > deadline:
             raise BatchIncomplete(
-                f"the standby has not replayed {lsn} within {patience:g} s: read from a server that lags less"
+                f"the standby has not replayed {lsn} within {STANDBY_PATIENCE:g} s: read from a server that lags less"
             )
         time.sleep(pause)
         pause = min(2 * pause, 0.5)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import sql
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -26,16 +27,18 @@ from airflow_pgchange.spark.wanted import Rule, Wanted, explained, not_unique
 
 T = TypeVar("T")
 
-BUCKET, STRAY = "pgchange_bucket", "pgchange_stray"
+BUCKET, STRAY, PLACE = OURS = "pgchange_bucket", "pgchange_stray", "pgchange_place"
+"""Columns that are read for us alone. The place is that of a row's change among those that are asked about."""
 IDS_A_QUESTION = 50_000
 """Ids of changes that an instance is asked about at once: their rows are kept until it is sure that they count."""
 LONGEST_PAUSE = 2.0
 """Seconds between two attempts, at most."""
 
 ROWS = """
-    select {wanted}, (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true as pgchange_stray
+    select {wanted}, q.pgchange_place,
+           (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true as pgchange_stray
     from (select r.*, ({bucket})::pg_catalog.int8 as pgchange_bucket from {table} r) t
-    join pg_catalog.unnest({ids}::{type}[]) q (pgchange_id) on {key} = q.pgchange_id
+    join pg_catalog.unnest({ids}::{type}[]) with ordinality q (pgchange_id, pgchange_place) on {key} = q.pgchange_id
     where t.pgchange_bucket <@ {buckets}::pg_catalog.int8multirange
        or (t.pgchange_bucket <@ {all}::pg_catalog.int8multirange) is not true
 """
@@ -89,7 +92,7 @@ class RoutedReading:
 
     def schema(self) -> t.StructType:
         """What comes out, in Spark's types."""
-        return spark_schema([column for column in self.columns if column.name not in (BUCKET, STRAY)])
+        return spark_schema([column for column in self.columns if column.name not in OURS])
 
     def partitions(self, n: int) -> list[RoutedPart]:
         """About ``n`` partitions: some of the changes, and the buckets of one replicaset, each."""
@@ -128,20 +131,21 @@ class RoutedReading:
         server = self._server(share)
         with connect(server) as connection:
             reading.check_whole(connection, self.table)
-        query = self._query(ids, share.buckets)
-        batches = arrow.read_whole(server, query, self.columns, _arrow(self.columns))
-        if sum(batch.num_rows for batch in batches) > len(ids):
-            raise InvalidArgument(not_unique(self.table, self.key))
-        return [self._checked(batch, share) for batch in batches]
+        query, schema = self._query(ids, share.buckets), _arrow(self.columns)
+        batches = arrow.read_whole(server, query, self.columns, schema)
+        self._check(pa.Table.from_batches(batches, schema), share)
+        return [batch.drop_columns(list(OURS)) for batch in batches]
 
-    def _checked(self, batch: pa.RecordBatch, share: Share) -> pa.RecordBatch:
-        strays = batch.filter(batch.column(STRAY))
+    def _check(self, rows: pa.Table, share: Share) -> None:
+        """Raise InvalidArgument where a change names several rows, or one in a bucket that the tier does not have."""
+        if pc.count_distinct(rows.column(PLACE)).as_py() < rows.num_rows:
+            raise InvalidArgument(not_unique(self.table, self.key))
+        strays = rows.filter(rows.column(STRAY))
         if strays.num_rows:
             raise InvalidArgument(
                 f"a row of {self.table} at {share.master} is in bucket {strays.column(BUCKET)[0]}, which nobody owns: "
                 f"tier {self.rule.tier!r} has {self.buckets}; correct the rule, or assign the bucket"
             )
-        return batch.drop_columns([BUCKET, STRAY])
 
     def _describe(self) -> list[Column]:
         def attempt() -> list[Column]:

@@ -18,12 +18,13 @@ from pathlib import Path
 from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
 
 PLAIN, BOUND = "SCRAM-SHA-256", "SCRAM-SHA-256-PLUS"
-BASE64 = r"([A-Za-z0-9+/]+={0,2})"
-VERIFIER = re.compile(rf"SCRAM-SHA-256\$(\d+):{BASE64}\${BASE64}:{BASE64}")
+SALT = r"((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=|[A-Za-z0-9+/]{4}))"
+KEY = r"([A-Za-z0-9+/]{43}=)"
+VERIFIER = re.compile(rf"SCRAM-SHA-256\$(\d+):{SALT}\${KEY}:{KEY}")
 
 NONCE = r"[!-+\--~]+"
 FIRST = re.compile(rf"((n|y|p=[A-Za-z0-9.-]+),,)(n=[^,]*,r=({NONCE})(?:,.*)?)")
-FINAL = re.compile(rf"(c=([A-Za-z0-9+/=]+),r=({NONCE})(?:,.*)?),p=([A-Za-z0-9+/]{{43}}=)")
+FINAL = re.compile(rf"(c=([A-Za-z0-9+/=]+),r=({NONCE})(?:,.*)?),p={KEY}")
 BINDINGS = ("p=tls-server-end-point",)
 NO_BINDINGS = ("n", "y")
 

@@ -50,7 +50,11 @@ class TopologyClient:
         self._wake, self._waker = socket.socketpair()
 
     def __enter__(self) -> Self:
-        self.connect()
+        try:
+            self.connect()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -104,6 +104,8 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
+        if self._leaving:
+            return
         # Who does not take answers is not asked for more questions: what waits for it is bounded.
         self._transport.pause_reading()
         if self._session.state is State.READY:
@@ -111,15 +113,17 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
+        if self._leaving:
+            return
         self._transport.resume_reading()
         if self._session.state is State.READY:
-            self._after(None)
+            self._no_timer()
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leaving = True
         self._pieces.clear()
-        self._after(None)
+        self._no_timer()
         self._keeper.gone(self)
         log.debug("%s: ended: %s", self, exc or "by the client")
 
@@ -129,7 +133,7 @@ class Connection(asyncio.Protocol):
             return
         self.progress, self.lacking = progress, lacking
         self._welcomed_at = asyncio.get_running_loop().time()
-        self._after(None)
+        self._no_timer()
         self._pieces.extend((piece, 0) for piece in snapshot)
         self._follow(self._session.ready())
         if self._paused:
@@ -224,13 +228,15 @@ class Connection(asyncio.Protocol):
     def _stalled(self) -> None:
         self.refuse(ClientRefused("53400", "too slow: it takes nothing", "connect again"))
 
-    def _after(self, seconds: float | None, action: object = None) -> None:
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
         """One timer a connection: what it waits for now."""
+        self._no_timer()
+        self._timer = asyncio.get_running_loop().call_later(seconds, action)
+
+    def _no_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if seconds is not None and callable(action):
-            self._timer = asyncio.get_running_loop().call_later(seconds, action)
 
 
 def cut(messages: Iterable[bytes]) -> list[bytes]:

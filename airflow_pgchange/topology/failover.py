@@ -11,7 +11,7 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import Refused, ServerUnavailable, translated
+from airflow_pgchange.feeds.errors import PgChangeError, Refused, ServerUnavailable, translated
 from airflow_pgchange.feeds.owners import at
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,23 @@ class Standby:
     server: str
     promoted: bool
     received: int
+
+
+def fail_over_all(catalogue: str, instances: str) -> None:
+    """Fail over every replicaset whose master is not Online, each for itself: one that cannot be helped holds up no
+    other.
+
+    Raises an ExceptionGroup of what ``fail_over`` raised, once all have been tried.
+    """
+    troubles: list[Exception] = []
+    with connect(catalogue, primary=True) as connection:
+        for replicaset in without_master(connection):
+            try:
+                fail_over(connection, instances, replicaset)
+            except (PgChangeError, psycopg.Error) as error:
+                troubles.append(error)
+    if troubles:
+        raise ExceptionGroup("; ".join(map(str, troubles)), troubles)
 
 
 def without_master(catalogue: psycopg.Connection[Any]) -> list[str]:

@@ -56,7 +56,7 @@ class Relay:
         self._numbers = itertools.count(1)
         self._open: set[Connection] = set()
         self._told: set[Connection] = set()
-        self._waiting: list[Connection] = []
+        self._waiting: set[Connection] = set()
         self._called = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -87,12 +87,12 @@ class Relay:
         log.info("stopped")
 
     def arrived(self, connection: Connection) -> None:
-        self._waiting.append(connection)
+        self._waiting.add(connection)
         self._called.set()
 
     def gone(self, connection: Connection) -> None:
-        self._open.discard(connection)
-        self._told.discard(connection)
+        for kept in (self._open, self._waiting, self._told):
+            kept.discard(connection)
         if not self._open:
             self._empty.set()
 
@@ -158,6 +158,10 @@ class Relay:
             behind = [connection for connection in self._told if connection.progress < self._at]
             self._let_go(behind, "57P01", TRIMMED)
             return
+        if events and self._term is not None and events[-1].raft.term != self._term.number:
+            # A connection through a pooler may outlive the server behind it.
+            await self._begin(await self._catalogue.connect())
+            return
         self._publish(events)
         if asyncio.get_running_loop().time() >= self._next_look:
             await self._refresh()
@@ -168,13 +172,14 @@ class Relay:
 
     async def _welcome(self) -> None:
         """One snapshot for all who came before it was asked for."""
-        came = len(self._waiting)
+        came = self._waiting.copy()
         snapshot = await self._catalogue.snapshot()
         pieces = cut(replies.notice(event) for event in snapshot.events)
-        welcomed, self._waiting = self._waiting[:came], self._waiting[came:]
         # Without another await: no event can fall between a snapshot and what follows it.
-        for connection in self._open.intersection(welcomed):
-            self._told.add(connection)
+        welcomed = self._waiting & came
+        self._waiting -= welcomed
+        self._told |= welcomed
+        for connection in welcomed:
             connection.welcome(pieces, snapshot.raft, snapshot.lacking)
 
     async def _refresh(self) -> None:

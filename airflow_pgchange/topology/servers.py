@@ -20,8 +20,8 @@ def servers(given: Mapping[str, Any]) -> list[str]:
     they are to be tried. Raises InvalidArgument where hosts and ports do not fit together."""
     known = {one.keyword.decode(): one.val.decode() for one in pq.Conninfo.get_defaults() if one.val}
     lists = {name: str(given.get(name) or known.get(name, "")).split(",") for name in PLACE}
-    if lists["host"] == lists["hostaddr"] == [""]:
-        return [make_conninfo("", **given)]  # A service's, or the local one: libpq knows.
+    if given.get("service") or lists["host"] == lists["hostaddr"] == [""]:
+        return [make_conninfo("", **given)]  # What a service says, or the local one: libpq knows.
     count = max(len(lists["host"]), len(lists["hostaddr"]))
     if len(lists["port"]) == 1:
         lists["port"] *= count

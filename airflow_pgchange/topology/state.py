@@ -20,8 +20,8 @@ MOST_REMEMBERED = 10_000
 class Topology:
     """Applies events, each once however often it comes, and answers questions; no I/O.
 
-    One thread applies, any may ask. Changes of buckets are gathered: the map shows them once there are ``gather_count``
-    of them or the first is ``gather_seconds`` old, whichever is first, so that a burst costs little.
+    One thread applies and rebuilds, any may ask. Changes of buckets are gathered: the map shows them once there are
+    ``gather_count`` of them or the first is ``gather_seconds`` old, whichever is first, so that a burst costs little.
     """
 
     def __init__(

@@ -72,6 +72,19 @@ $$;
 comment on function topology.add_replicaset(text, text, text, double precision) is
     'Add a replicaset, without instances and without a master; returns its uuid.';
 
+create function topology.check_address(address text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    if coalesce(address, '') !~ '^.+:[0-9]{1,5}$' then
+        perform topology.refuse(
+            format('%s is no address of an instance', coalesce(quote_literal(address), 'null')), 'give host:port, or [::1]:port');
+    end if;
+end
+$$;
+comment on function topology.check_address(text) is 'Refuse what nobody could connect to.';
+
 create function topology.add_instance(
     name text, replicaset text, address text, state text default 'Online', uuid text default gen_random_uuid()::text,
     raft_id bigint default null
@@ -83,9 +96,10 @@ declare
     home topology._pico_replicaset := topology.replicaset_named(replicaset);
     number bigint := coalesce(raft_id, (select coalesce(max(i.raft_id), 0) + 1 from topology._pico_instance as i));
 begin
-    if coalesce(name, '') = '' or coalesce(uuid, '') = '' or coalesce(address, '') = '' then
-        perform topology.refuse('an instance needs a name, a uuid and an address', 'give all three; an address is host:port');
+    if coalesce(name, '') = '' or coalesce(uuid, '') = '' then
+        perform topology.refuse('an instance needs a name and a uuid', 'give both');
     end if;
+    perform topology.check_address(address);
     if state is null or state not in ('Online', 'Offline') then
         perform topology.refuse(format('%s is no state of a new instance', coalesce(quote_literal(state), 'null')), 'choose Online or Offline');
     end if;
@@ -173,9 +187,7 @@ as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
 begin
-    if coalesce(address, '') = '' then
-        perform topology.refuse('an address must not be empty', 'give host:port');
-    end if;
+    perform topology.check_address(address);
     insert into topology._pico_peer_address (raft_id, address, connection_type)
     values (chosen.raft_id, set_address.address, 'pgproto')
     on conflict on constraint _pico_peer_address_pkey do update set address = excluded.address;

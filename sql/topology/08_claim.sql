@@ -55,7 +55,7 @@ begin
     if gone.term is not null and began_at > 0 then
         raise exception using errcode = 'PC005',
             message = format('events up to (%s, %s) were trimmed, which topology:%s has not processed', gone.term, gone.index, consumer_id),
-            hint = 'move it: airflow pgchange move';
+            hint = format('move it to now: airflow pgchange move topology:%s --to now, or drop it: then it begins with what is left', consumer_id);
     end if;
     known := greatest(began_at, coalesce((select c.version from topology.claim as c where c.consumer_id = claim.consumer_id), 0)) + 1;
     if jsonb_typeof("position" -> 'letter') = 'object' then

@@ -8,6 +8,7 @@ import resource
 import statistics
 import struct
 import time
+import zlib
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,9 @@ async def _measure(
     report.say(
         f"the last of {POLLERS} who poll every {POLL:g} s, median", statistics.median(polled) * 1000, "ms"
     )
-    writer.execute("update topology._pico_bucket set state = 'copying', target_replicaset_name = 'r2'")
-    await asyncio.sleep(1)
-    for client in clients:
-        client.forget()
+    await _have(clients, _sent(writer, await _move(writer, clients, "copying")))
     await _burst(writer, clients, relay, report)
+    report.say("clients that were sent the same changes", await _agreeing(writer, clients), "", least=CLIENTS)
 
 
 async def _change(writer: psycopg.Connection[Any], clients: list[_Client], number: int) -> float:
@@ -81,16 +80,42 @@ async def _change(writer: psycopg.Connection[Any], clients: list[_Client], numbe
 async def _burst(
     writer: psycopg.Connection[Any], clients: list[_Client], relay: RelayProcess, report: Report
 ) -> None:
-    (last,) = writer.execute("select max(index) from topology.log").fetchone() or (0,)
     began = time.monotonic()
-    await asyncio.to_thread(writer.execute, "update topology._pico_bucket set state = 'copied'")
+    last = await _move(writer, clients, "copied")
     committed = time.monotonic()
-    rows = writer.execute("select event::text from topology.log where index > %s", [last]).fetchall()
-    size = sum(len(replies.notice(event)) for (event,) in rows)
-    await asyncio.gather(*[client.have(size) for client in clients])
+    await _have(clients, _sent(writer, last))
     report.say(f"a burst of {BUCKETS} changes, one statement", committed - began, "s")
     report.say("its commit to the last client that has all of them", time.monotonic() - committed, "s")
     report.say("memory of the relay at its highest", _memory(relay.pid, "VmHWM") / 1024**2, "MB")
+
+
+async def _agreeing(writer: psycopg.Connection[Any], clients: list[_Client]) -> int:
+    """How many clients hear of a burst byte by byte what the log says; this is not timed."""
+    for client in clients:
+        client.sum = 0
+    sent = _sent(writer, await _move(writer, clients, "copying"))
+    await _have(clients, sent)
+    return sum(client.sum == zlib.crc32(sent) for client in clients)
+
+
+async def _move(writer: psycopg.Connection[Any], clients: list[_Client], state: str) -> int:
+    """Every range comes into a state; the number of the last change before."""
+    for client in clients:
+        client.forget()
+    (last,) = writer.execute("select coalesce(max(index), 0) from topology.log").fetchone() or (0,)
+    query = "update topology._pico_bucket set state = %s, target_replicaset_name = 'r2'"
+    await asyncio.to_thread(writer.execute, query, [state])
+    return int(last)
+
+
+def _sent(writer: psycopg.Connection[Any], last: int) -> bytes:
+    """What the relay has to send to each client behind a change."""
+    rows = writer.execute("select event::text from topology.log where index > %s order by index", [last])
+    return b"".join(replies.notice(event) for (event,) in rows)
+
+
+async def _have(clients: list[_Client], sent: bytes) -> None:
+    await asyncio.gather(*[client.have(len(sent)) for client in clients])
 
 
 async def _polled(conninfo: str, writer: psycopg.Connection[Any]) -> list[float]:
@@ -124,7 +149,9 @@ async def _polled(conninfo: str, writer: psycopg.Connection[Any]) -> list[float]
 
 
 class _Client(asyncio.Protocol):
-    """Counts the bytes that come behind the snapshot, and the time of the last."""
+    """Counts the bytes that come behind the snapshot, and the time of the last; sums them up where there is a sum."""
+
+    sum: int | None = None
 
     def __init__(self) -> None:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -144,6 +171,8 @@ class _Client(asyncio.Protocol):
                 self.ready.set_result(None)
             return
         self._bytes += len(data)
+        if self.sum is not None:
+            self.sum = zlib.crc32(data, self.sum)
         if self._heard is not None and self._bytes >= self._wanted:
             self._heard.set_result(time.monotonic())
             self._heard = None

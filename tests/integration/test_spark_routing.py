@@ -246,6 +246,17 @@ def test_a_row_in_a_bucket_that_does_not_exist_is_refused_and_not_lost(db, sprea
         accounts(job, "id")
 
 
+def test_a_key_that_is_not_unique_is_refused_though_each_instance_has_but_a_part(db, spread, feed, path):
+    for primary in spread.primaries.values():
+        with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
+            connection.execute("create view leg as select id as account_id from account union all select 7")
+    with (
+        pytest.raises(Exception, match='"account_id" is not unique in public.leg'),
+        batch_of(feed, db, cluster=spread.reached) as job,
+    ):
+        job.routed("public.leg", "account_id", "account_id % 3000").collect()
+
+
 def test_a_tier_without_buckets_is_named(db, spread, feed):
     with (
         pytest.raises(InvalidArgument, match="no buckets of tier 'cold'"),

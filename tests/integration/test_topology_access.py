@@ -7,7 +7,9 @@ import base64
 import hashlib
 import hmac
 import os
+import socket
 import ssl
+import struct
 import subprocess
 import threading
 
@@ -152,3 +154,14 @@ def test_asyncpg_signs_in_over_tls(db, catalogue, secured):
 
     with relay_process(db, **secured) as relay:
         assert asyncio.run(ask(relay.port)) == 1
+
+
+def test_who_asks_for_tls_and_then_says_nothing_takes_nobodys_place(db, catalogue, secured):
+    with relay_process(db, **secured, limits={"clients": 1, "startup_seconds": 2}) as relay:
+        with socket.create_connection(("127.0.0.1", relay.port), 30) as silent:
+            silent.sendall(struct.pack("!II", 8, 80877103))
+            assert silent.recv(1) == b"S"
+            while silent.recv(1024):
+                pass
+        with TopologyClient(relay.conninfo(password="secret", sslmode="require")) as client:
+            assert len(client.topology.instances) == 4

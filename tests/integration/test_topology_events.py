@@ -233,6 +233,8 @@ def test_a_change_that_is_rolled_back_is_no_event(catalogue):
         ("select topology.set_state('r1-i1', 'Gone')", "no state"),
         ("select topology.set_state('r1-i1', null)", "no state"),
         ("select topology.add_instance('r1-i1', 'r1', 'h:1')", "there is an instance"),
+        ("select topology.add_instance('r1-i9', 'r1', '10.0.0.1')", "'10.0.0.1' is no address"),
+        ("select topology.set_address('r1-i1', ':5432')", "':5432' is no address"),
         ("select topology.add_replicaset('r1')", "there is a replicaset"),
         ("select topology.remove_instance('r1-i1')", "is the master"),
         ("select topology.remove_replicaset('r1')", "has instances"),

@@ -32,7 +32,8 @@ def catalogue(connect, own_cluster, standbys):
 
 
 def master(catalogue):
-    return catalogue.execute("select current_master_name from topology._pico_replicaset").fetchone()[0]
+    query = "select current_master_name from topology._pico_replicaset where name = 'r'"
+    return catalogue.execute(query).fetchone()[0]
 
 
 def test_the_standby_that_has_most_of_the_log_becomes_the_master(catalogue, own_cluster, standbys):
@@ -90,3 +91,16 @@ def test_a_replicaset_without_a_standby_that_answers_says_so(catalogue, own_clus
     with pytest.raises(ServerUnavailable, match="no standby of replicaset r answers"):
         failover.fail_over(catalogue, INSTANCES, "r")
     assert master(catalogue) == "i0"
+
+
+def test_a_replicaset_that_cannot_be_helped_holds_up_no_other(db, catalogue, own_cluster, standbys):
+    own_cluster.kill()
+    catalogue.execute(
+        "select topology.add_replicaset('hopeless'), topology.add_instance('h0', 'hopeless', '127.0.0.1:1'),"
+        "topology.set_master('hopeless', 'h0')"
+    )
+    catalogue.execute("select topology.set_state(name, 'Offline') from unnest(array['h0', 'i0']) name")
+    with pytest.raises(ExceptionGroup, match="no standby of replicaset hopeless answers"):
+        failover.fail_over_all(db, INSTANCES)
+    assert master(catalogue) in ("i1", "i2")
+    assert failover.without_master(catalogue) == ["hopeless"]

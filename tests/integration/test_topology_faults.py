@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_pgchange import schema
 from airflow_pgchange.feeds.errors import ServerUnavailable
 from airflow_pgchange.topology import TopologyClient
+from airflow_pgchange.topology.catalogue import Catalogue
 from demo.postgres import free_port
 from tests.relay_process import RelayProcess, relay_process
 from tests.topology import make_catalogue
@@ -116,7 +117,8 @@ def test_who_takes_changes_too_slowly_is_dropped_with_a_reason_and_holds_up_nobo
             while heard < 5000:
                 heard += len(quick.receive(60))
         assert "client 2" in relay.wait_for("too slow: ")
-        assert quick.topology.owner("default", 60_000) in ("uuid-r1", "uuid-r2")
+        quick.topology.rebuild()
+        assert quick.topology.owner("default", 60_000) == "uuid-r2"
         with TopologyClient(relay.conninfo()) as again:
             assert again.topology.at == quick.topology.at
 
@@ -277,6 +279,25 @@ def test_a_database_without_a_catalogue_is_an_error_that_says_so(bare_db):
     assert "airflow pgchange install" in relay.wait_for("SchemaMissing")
 
 
+def test_a_role_that_may_not_read_the_catalogue_is_an_error_that_says_what_it_needs(catalogue, role):
+    relay = RelayProcess(role("nobody").conninfo, free_port(), {})
+    assert relay.stop(0) != 0
+    assert "topology.grant_reader('<role>')" in relay.wait_for("PermissionDenied")
+
+
+async def test_a_catalogue_that_does_not_answer_counts_as_lost(db, catalogue, monkeypatch):
+    monkeypatch.setattr("airflow_pgchange.topology.catalogue.PATIENCE", 0.5)
+    asked = Catalogue(db)
+    await asked.connect()
+    try:
+        with catalogue.transaction():
+            catalogue.execute("lock table topology.log")
+            with pytest.raises(ServerUnavailable, match=r"did not answer within 0\.5 s"):
+                await asked.now()
+    finally:
+        await asked.close()
+
+
 def test_an_address_that_is_taken_is_an_error_that_says_so(db, catalogue):
     with relay_process(db) as first:
         second = RelayProcess(db, first.port, {})
@@ -293,6 +314,18 @@ def test_a_catalogue_that_restarted_begins_a_new_term_with_a_new_snapshot(own_da
             client.receive(30)
         client.connect()
         assert (client.topology.at.term, len(client.topology.instances)) == (2, 4)
+
+
+def test_a_server_that_was_replaced_behind_a_connection_that_lives_on_is_noticed(db, catalogue):
+    """As a pooler's does: that the server is another one only its term says."""
+    with relay_process(db) as relay, TopologyClient(relay.conninfo()) as client:
+        catalogue.execute("update topology.term set started_at = started_at - interval '1 hour'")
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+        with pytest.raises(ServerUnavailable, match="restarted or failed over"):
+            client.receive(30)
+        client.connect()
+        assert client.topology.at.term == 2
+        assert client.topology.instances["uuid-r1-i2"].state == "Offline"
 
 
 def test_a_new_primary_that_never_got_the_term_before_it_begins_one_that_is_told_apart(

@@ -7,6 +7,7 @@ import pytest
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, points, watching
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
+    HistoryTrimmed,
     InvalidArgument,
     SourceLostTail,
     StaleClaim,
@@ -142,3 +143,14 @@ def test_trimming_keeps_what_a_consumer_has_not_processed(db, catalogue):
     row = catalogue.execute("select topology.trim_log('1 hour')").fetchone()
     assert row == ("trimmed 2 events of the catalogue's log",)
     assert [change.id for change in work(db)] == ["1/3"]
+
+
+def test_a_consumer_before_events_that_were_trimmed_is_told_what_helps(db, catalogue):
+    work(db)
+    catalogue.execute("select topology.trim_log('0')")
+    catalogue.execute("select topology.move_consumer('router', null)")
+    with pytest.raises(HistoryTrimmed, match="topology:router --to now, or drop it"):
+        work(db)
+    catalogue.execute("select topology.drop_consumer('router')")
+    catalogue.execute("select topology.set_master('r1', 'i1')")
+    assert [change.id for change in work(db)] == ["1/4"]

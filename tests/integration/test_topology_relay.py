@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 
 import asyncpg
 import pg8000.native
@@ -21,6 +23,8 @@ from airflow_pgchange.feeds.errors import ServerUnavailable
 from airflow_pgchange.topology import Topology, TopologyClient
 from tests.relay_process import relay_process
 from tests.topology import ORDER, kinds, notices, psql
+
+OPEN = Path("/proc/self/fd")
 
 
 @pytest.mark.parametrize(
@@ -257,6 +261,15 @@ def test_of_several_servers_none_of_which_answers_each_is_named(relay):
         place = relay.conninfo(host="127.0.0.1,127.0.0.1", port=f"{port},1", connect_timeout=1)
         with pytest.raises(ServerUnavailable, match=f"port {port} said nothing for 1 s.*port 1 failed"):
             TopologyClient(place).connect()
+
+
+def test_a_client_that_found_no_relay_leaves_nothing_open():
+    client = TopologyClient("host=127.0.0.1 port=1 user=ann")
+    gc.collect()
+    before = len(list(OPEN.iterdir()))
+    with pytest.raises(ServerUnavailable, match="port 1 failed"), client:
+        pass
+    assert len(list(OPEN.iterdir())) == before - 2
 
 
 def test_a_client_may_be_one_of_many_open_files(relay, catalogue):

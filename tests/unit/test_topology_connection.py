@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import struct
+import weakref
 
 import pytest
 
 from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.topology import connection
+from airflow_pgchange.topology.catalogue import Catalogue
 from airflow_pgchange.topology.connection import Connection, Limits
 from airflow_pgchange.topology.raft import Raft
+from airflow_pgchange.topology.relay import Relay
 from airflow_pgchange.topology.session import Session
 
 
@@ -26,6 +32,7 @@ class Transport:
         self.written = []
         self.reading = True
         self.closed = False
+        self.aborted = asyncio.Event()
         self.full = False
 
     def get_extra_info(self, name):
@@ -49,7 +56,7 @@ class Transport:
         self.closed = True
 
     def abort(self):
-        self.closed = True
+        self.aborted.set()
 
 
 class Keeper:
@@ -111,6 +118,25 @@ async def test_who_was_let_go_while_it_waited_for_its_snapshot_gets_none(transpo
     transport.protocol.refuse(ClientRefused("57P01", "no"))
     transport.protocol.welcome([b"another"], Raft(1, 2), None)
     assert b"another" not in transport.written
+
+
+async def test_who_was_let_go_and_takes_but_a_part_of_what_it_was_sent_is_cut_off(transport, monkeypatch):
+    monkeypatch.setattr(connection, "GRACE", 0.05)
+    transport.full = True
+    transport.protocol.refuse(ClientRefused("57P01", "no"))
+    transport.protocol.resume_writing()
+    await asyncio.wait_for(transport.aborted.wait(), 30)
+
+
+async def test_who_left_while_the_catalogue_was_away_costs_nothing_any_more():
+    relay = Relay(Catalogue(""), None)
+    client = Connection(1, Session(1, None), relay, Limits(), None)
+    relay.arrived(client)
+    relay.gone(client)
+    left = weakref.ref(client)
+    del client
+    gc.collect()
+    assert left() is None
 
 
 async def test_a_client_cannot_write_lines_of_its_own_into_the_log(caplog):

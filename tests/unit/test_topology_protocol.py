@@ -271,6 +271,8 @@ def test_whatever_is_sent_as_a_proof_is_refused(users, first, final):
         ("", "names no user"),
         ("ann md5abc", "line 1: write a name"),
         ("\nann", "line 2: write a name"),
+        ("ann SCRAM-SHA-256$4096:abcde$" + "a" * 43 + "=:" + "a" * 43 + "=", "line 1: write a name"),
+        ("ann SCRAM-SHA-256$4096:abcd$abc:def", "line 1: write a name"),
         ("ann 'x", "line 1"),
         (None, "cannot be read"),
     ],
