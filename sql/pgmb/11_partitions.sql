@@ -34,21 +34,6 @@ $$;
 comment on function pgmb.get_current_partition(oid, timestamptz) is
     'The partition that takes the ids of a time; null where that is the default one.';
 
-create function pgmb.check_append_only(tbl regclass) returns void
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
-        perform pgmb.refuse(
-            format('%s is not a table that is kept by time', coalesce(tbl::text, 'null')),
-            'these are: pgmb.events, pgmb.dispatched');
-    end if;
-    perform pgmb.check_isolation();
-end
-$$;
-comment on function pgmb.check_append_only(regclass) is 'Refuse to maintain any other table than those kept here, or unsafely.';
-
 create function pgmb.default_partition(tbl regclass) returns regclass
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -56,14 +41,6 @@ as $$
     select p.partdefid::regclass from pg_partitioned_table as p where p.partrelid = tbl
 $$;
 comment on function pgmb.default_partition(regclass) is 'The partition that takes what no other one takes.';
-
-create function pgmb.upkeep_key() returns bigint
-language sql immutable
-as $$
-    select pg_catalog.hashtextextended('pgchange upkeep pgmb', 0)
-$$;
-comment on function pgmb.upkeep_key() is
-    'The advisory lock of who makes, empties and drops partitions: one at a time, and who comes meanwhile steps aside.';
 
 create function pgmb.end_of_partition(lower timestamptz, width interval) returns timestamptz
 language sql immutable

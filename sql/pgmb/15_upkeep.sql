@@ -1,5 +1,28 @@
 -- What a scheduler calls every few minutes.
 
+create function pgmb.upkeep_key() returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('pgchange upkeep pgmb', 0)
+$$;
+comment on function pgmb.upkeep_key() is
+    'The advisory lock of who makes, empties and drops partitions: one at a time, and who comes meanwhile steps aside.';
+
+create function pgmb.check_append_only(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
+        perform pgmb.refuse(
+            format('%s is not a table that is kept by time', coalesce(tbl::text, 'null')),
+            'these are: pgmb.events, pgmb.dispatched');
+    end if;
+    perform pgmb.check_isolation();
+end
+$$;
+comment on function pgmb.check_append_only(regclass) is 'Refuse to maintain any other table than those kept here, or unsafely.';
+
 create function pgmb.maintain_append_only_table(tbl regclass, current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
