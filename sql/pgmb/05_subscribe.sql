@@ -92,12 +92,20 @@ $$;
 comment on function pgmb.condition_known(text) is 'The number of a condition that is known; null for another.';
 
 create function pgmb.make_group(gid pgmb.group_id) returns void
-language sql security definer
+language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    insert into pgmb.subscription_groups (id) values (gid) on conflict do nothing
+begin
+    loop
+        insert into pgmb.subscription_groups (id) values (gid) on conflict do nothing;
+        -- One that is just expiring is gone then, and is made anew.
+        perform from pgmb.subscription_groups as g where g.id = gid for key share;
+        exit when found;
+    end loop;
+end
 $$;
-comment on function pgmb.make_group(pgmb.group_id) is 'Make a group if it is not there yet.';
+comment on function pgmb.make_group(pgmb.group_id) is
+    'Make a group if it is not there yet, and keep it from expiring until this transaction ends.';
 
 create function pgmb.subscribing() returns trigger
 language plpgsql

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+
+from tests.commits import until
 from tests.event_keeping import dispatch, kept, lines, maintain, publish, read, subscribe
 from tests.tubes import one
 
@@ -93,6 +96,21 @@ def test_a_subscription_that_comes_while_its_group_expires_is_kept(connect):
     other.commit()
     assert expire(connection) == ["1 subscriptions of group g expired"]
     assert subscriptions(connection) == [new]
+
+
+def test_a_subscription_that_waits_for_its_group_to_expire_makes_it_anew(connect):
+    expiring, subscribing, watching = connect(autocommit=False), connect(), connect()
+    subscribe(watching, "g", "a", expiry_interval="15 minutes")
+    expiring.execute("select from pgmb.subscription_groups where id = 'g' for update")
+    made = []
+    coming = threading.Thread(target=lambda: made.append(subscribe(subscribing, "g", "b")))
+    coming.start()
+    until(watching, "select exists (select from pg_locks where not granted)")
+    assert expire(expiring) == ["1 subscriptions of group g expired, and the group with them"]
+    expiring.commit()
+    coming.join()
+    assert subscriptions(watching) == made != []
+    assert groups(watching) == ["g"]
 
 
 def test_maintenance_expires_subscriptions(connect):
