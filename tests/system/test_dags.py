@@ -202,7 +202,7 @@ def test_a_backfill_from_the_form_of_a_tube_without_tables_fails(
     example: Example, planes: psycopg.Connection[Any]
 ) -> None:
     planes.execute("select tube.tube_ensure_exists('bare')")
-    run = example("tube_backfill").test(run_conf={"tube": "bare"})
+    run = example("tube_backfill").test(run_conf={"tube": "bare", "tables": None})
     assert states(run)["tables"] == "failed"
 
 
