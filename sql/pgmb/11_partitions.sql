@@ -197,7 +197,13 @@ begin
          where p.lower_bound <= pgmb.create_event_id(current_ts, 0)),
         date_bin(width, current_ts, 'epoch'));
     if pgmb.present_in_default(tbl, pgmb.create_event_id(lower, 0)) then
-        lower := pgmb.end_of_partition(pgmb.extract_date_from_event_id(pgmb.present()), width);
+        -- Not the very next one: attaching it may take some seconds.
+        lower := pgmb.end_of_partition(pgmb.extract_date_from_event_id(pgmb.present()) + interval '5 seconds', width);
+        lower := coalesce(
+            (select pgmb.extract_date_from_event_id(p.upper_bound) from pgmb.get_partitions_and_bounds(tbl) as p
+             where p.lower_bound <= pgmb.create_event_id(lower, 0) and p.upper_bound > pgmb.create_event_id(lower, 0)),
+            lower);
+        upto := greatest(upto, lower + width);
     end if;
     while lower < upto loop
         -- Up to the next partition that is there. In which nobody made any, one partition for all of the time.
@@ -218,7 +224,8 @@ end
 $$;
 comment on function pgmb.missing_partitions(regclass, timestamptz) is
     'The spans of time, in their order and up to future_intervals_to_create from now, that still need a partition; where rows '
-    'of the present are in the default one, from the next whole multiple of partition_interval on.';
+    'of the present are in the default one, from a whole multiple of partition_interval on that is some seconds ahead, and one at '
+    'least.';
 
 create function pgmb.make_partitions(
     tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false

@@ -48,6 +48,26 @@ $$;
 comment on function pgmb.trim_partition(regclass, regclass, pgmb.event_id, pgmb.event_id) is
     'Empty one partition that nobody needs; says what it did, or why not.';
 
+create function pgmb.shrink_default(part regclass) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+begin
+    if pg_table_size(part) > 1024 * 1024 and pgmb.empty_ones(array[part]) <> '{}' then
+        execute format('lock table only %s in access exclusive mode', part);
+        if pgmb.empty_ones(array[part]) <> '{}' then
+            execute format('truncate %s', part);
+        end if;
+    end if;
+exception when lock_not_available then
+    null;
+end
+$$;
+comment on function pgmb.shrink_default(regclass) is
+    'Give back the room of a default partition from which all was deleted, unless somebody is at work there: the next partition '
+    'is made after a look through all of it.';
+
 create function pgmb.trim_default(tbl regclass, cut pgmb.event_id) returns setof text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -66,10 +86,11 @@ begin
     get diagnostics gone = row_count;
     return next case when gone > 0 then format('deleted %s rows of %s', gone, part)
                      else format('kept old rows of %s: %s', part, coalesce(pgmb.holder_of(tbl, '', cut), 'they came into use')) end;
+    perform pgmb.shrink_default(part);
 end
 $$;
 comment on function pgmb.trim_default(regclass, pgmb.event_id) is
-    'Delete what is old in the default partition: rows that came with an id before the first partition.';
+    'Delete what is old in the default partition: rows that came while there was no partition for their id.';
 
 create function pgmb.restored() returns boolean
 language sql stable security definer

@@ -157,9 +157,38 @@ def test_rows_that_may_be_being_read_are_not_moved(connect, table):
     now = one(connection, "select now()")
     _, begins, ends = partitions(connection, f"pgmb.{table}")[0]
     assert (begins - datetime(1970, 1, 1, tzinfo=UTC)) % timedelta(minutes=30) == timedelta(0)
-    assert (now < begins <= now + timedelta(minutes=30), ends - begins) == (True, timedelta(minutes=30))
+    assert (now < begins <= now + timedelta(minutes=31), ends - begins) == (True, timedelta(minutes=30))
     assert read(connection) == expected
     assert lines(connection, f"select pgmb.make_partitions('pgmb.{table}')") == []
+
+
+def test_where_another_interval_left_a_partition_in_the_way_the_next_begins_behind_it(connect):
+    connection = connect()
+    drop_all(connection)
+    publish(connection)
+    span = connection.execute("select now() + interval '3 seconds', now() + interval '2 hours'").fetchone()
+    connection.execute("select pgmb.prepare_partition('pgmb.events', tstzrange(%s, %s))", span)
+    connection.execute("select pgmb.attach_partition('pgmb.events', tstzrange(%s, %s))", span)
+    waiting = publish(connection, at="now() + interval '1 hour'")
+    configure(connection, partition_interval="1 minute", future_intervals_to_create="4 hours")
+    lines(connection, "select pgmb.make_partitions('pgmb.events')")
+    assert contiguous(connection)
+    assert len(partitions(connection)) > 100
+    assert kept(connection)[1:] == waiting
+
+
+def test_a_default_partition_from_which_all_is_gone_gives_back_its_room(connect):
+    connection = connect()
+    connection.execute("alter table pgmb.events_default alter column payload set storage plain")
+    connection.execute(
+        "insert into pgmb.events (id, topic, payload) "
+        "select pgmb.create_event_id(now() - interval '1 day', g), 't', jsonb_build_object('x', repeat('x', 7000)) "
+        "from generate_series(1, 300) as g"
+    )
+    dispatch(connection)
+    assert one(connection, "select pg_table_size('pgmb.events_default')") > 2**20
+    assert any("deleted 300 rows" in line for line in maintain(connection))
+    assert one(connection, "select pg_table_size('pgmb.events_default')") < 2**14
 
 
 def test_what_is_dispatched_is_of_the_present_whatever_the_clock_says(connect):
