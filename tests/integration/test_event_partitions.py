@@ -88,10 +88,11 @@ def test_another_interval_holds_from_the_next_maintenance_on(connect, table):
         partition_retention_period="7 days",
         future_intervals_to_create="14 days",
     )
+    now = one(connection, "select now()")
     maintain(connection)
     assert contiguous(connection, table)
     assert max(widths(connection, table)) == timedelta(days=1)
-    assert partitions(connection, table)[-1][2] >= one(connection, "select now()") + timedelta(days=14)
+    assert partitions(connection, table)[-1][2] >= now + timedelta(days=14)
     configure(connection, partition_interval="1 minute", future_intervals_to_create="10 minutes")
     maintain(connection)
     assert contiguous(connection, table)
