@@ -70,16 +70,22 @@ def test_what_a_letter_on_its_way_stands_for_is_not_trimmed(own_database, connec
     assert drain(own_database) == ids
 
 
-def test_a_letter_whose_source_trimmed_its_history_is_refused_before_its_consumer_gets_it(
-    own_database, connect_to, db
-):
-    connection, source = connect_to(db), connect_to(own_database)
+def give_up_and_trim(connection, source, db, own_database):
+    """A letter whose changes its source has trimmed since."""
     narrow_partitions(source)
     letter, _ = give_up(connection, db, source=own_database, at=source)
     use_up_transactions(source)
     commits(source)
     drain(db, own_database)
     trimmed(source)
+    return letter
+
+
+def test_a_letter_whose_source_trimmed_its_history_is_refused_before_its_consumer_gets_it(
+    own_database, connect_to, db
+):
+    connection, source = connect_to(db), connect_to(own_database)
+    letter = give_up_and_trim(connection, source, db, own_database)
     assert letters.listed(connection)[0].hindrance is None
     assert "3 of the 3 changes" in letters.listed(connection, source)[0].hindrance
     with pytest.raises(HistoryTrimmed):
@@ -91,12 +97,7 @@ def test_a_claim_refuses_a_letter_that_was_trimmed_on_its_way_until_it_is_droppe
     own_database, connect_to, db
 ):
     connection, source = connect_to(db), connect_to(own_database)
-    narrow_partitions(source)
-    letter, _ = give_up(connection, db, source=own_database, at=source)
-    use_up_transactions(source)
-    commits(source)
-    drain(db, own_database)
-    trimmed(source)
+    letter = give_up_and_trim(connection, source, db, own_database)
     letters.again(connection, ids=[letter])
     with (
         pytest.raises(HistoryTrimmed, match="letters drop"),
