@@ -181,6 +181,17 @@ $$;
 comment on function pgmb.drop_misfits(regclass, timestamptz, interval) is
     'After the interval became shorter: drop what was made ahead longer and is still empty.';
 
+create function pgmb.end_of_those_begun(tbl regclass, at timestamptz) returns timestamptz
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select pgmb.extract_date_from_event_id(max(p.upper_bound))
+    from pgmb.get_partitions_and_bounds(tbl) as p
+    where p.lower_bound <= pgmb.create_event_id(at, 0)
+$$;
+comment on function pgmb.end_of_those_begun(regclass, timestamptz) is
+    'Where the last of the partitions ends that begin by a time; null where none does.';
+
 create function pgmb.missing_partitions(tbl regclass, current_ts timestamptz) returns setof tstzrange
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -192,18 +203,12 @@ declare
     upper timestamptz;
     covered timestamptz;
 begin
-    lower := coalesce(
-        (select pgmb.extract_date_from_event_id(max(p.upper_bound)) from pgmb.get_partitions_and_bounds(tbl) as p
-         where p.lower_bound <= pgmb.create_event_id(current_ts, 0)),
-        date_bin(width, current_ts, 'epoch'));
+    lower := coalesce(pgmb.end_of_those_begun(tbl, current_ts), date_bin(width, current_ts, 'epoch'));
     if pgmb.present_in_default(tbl, pgmb.create_event_id(lower, 0)) then
         -- Not the very next one: attaching it may take some seconds.
         lower := pgmb.end_of_partition(pgmb.extract_date_from_event_id(pgmb.present()) + interval '5 seconds', width);
-        lower := coalesce(
-            (select pgmb.extract_date_from_event_id(p.upper_bound) from pgmb.get_partitions_and_bounds(tbl) as p
-             where p.lower_bound <= pgmb.create_event_id(lower, 0) and p.upper_bound > pgmb.create_event_id(lower, 0)),
-            lower);
         upto := greatest(upto, lower + width);
+        lower := greatest(lower, pgmb.end_of_those_begun(tbl, lower));
     end if;
     while lower < upto loop
         -- Up to the next partition that is there. In which nobody made any, one partition for all of the time.

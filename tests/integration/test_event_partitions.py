@@ -147,6 +147,7 @@ def drop_all(connection, table="pgmb.events"):
 def test_rows_that_may_be_being_read_are_not_moved(connect, table):
     connection = connect()
     drop_all(connection, f"pgmb.{table}")
+    configure(connection, future_intervals_to_create="30 minutes")
     subscribe(connection)
     expected = publish(connection, 10)
     dispatch(connection)
