@@ -39,6 +39,11 @@ create type mbus.qt_model as (
 );
 comment on type mbus.qt_model is 'A message as it is handed out; times are in the time zone of the session.';
 
+create function mbus.numbered(parts integer) returns integer[]
+language sql immutable
+as $$ select array(select pg_catalog.generate_series(0, parts - 1)) $$;
+comment on function mbus.numbered(integer) is 'The numbers of so many parts.';
+
 create table mbus.queue (
     id integer generated always as identity primary key,
     qname text not null unique,
@@ -46,7 +51,8 @@ create table mbus.queue (
     is_roles_security_model boolean not null default false,
     log oid,
     seq oid,
-    trimmed bigint not null default 0
+    trimmed bigint not null default 0,
+    parts integer[] not null generated always as (mbus.numbered(consumers_cnt)) stored
 );
 comment on table mbus.queue is
     'Every queue: the number of its parts, which are what a consumer locks; its log and the sequence that numbers it. Messages up to '
@@ -133,7 +139,7 @@ create table mbus.receipt (
     txid xid8 not null default pg_current_xact_id()
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 create index on mbus.receipt (queue, id);
-create index on mbus.receipt (queue, consumer, id);
+create index on mbus.receipt (queue, coalesce(consumer, 0), id);
 comment on table mbus.receipt is
     'Messages that were received out of order, by one consumer, or taken from all (consumer is null), of which pending had not '
     'received it.';

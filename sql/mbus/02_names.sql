@@ -44,8 +44,9 @@ create function mbus.queue_named(qname text) returns mbus.queue
 language plpgsql stable
 as $$
 declare
-    known mbus.queue := (select q from mbus.queue as q where q.qname = queue_named.qname);
+    known mbus.queue;
 begin
+    select q.* into known from mbus.queue as q where q.qname = queue_named.qname;
     if known.id is null then
         raise undefined_object using message = format('Queue %s does not exists', qname), hint = 'mbus.create_queue() makes one';
     end if;

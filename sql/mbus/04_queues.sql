@@ -161,20 +161,24 @@ as $$
 $$;
 comment on function mbus.consumer_functions(mbus.queue, mbus.consumer) is 'The names of a consumer''s own functions.';
 
-create function mbus.place(name text, arguments text, returned text, options text, body text, note text) returns void
+create function mbus.place(
+    name text, arguments text, returned text, options text, body text, note text, pinned boolean default true
+) returns void
 language plpgsql
 set search_path from current
 as $$
 declare
     signature text := format('mbus.%I(%s)', mbus.check_length(name), regexp_replace(arguments, ' default [^,]*', '', 'g'));
 begin
-    execute format('create or replace function mbus.%I(%s) returns %s %s set search_path = %s as %L',
-        name, arguments, returned, options, current_setting('search_path'), body);
+    execute format('create or replace function mbus.%I(%s) returns %s %s %s as %L',
+        name, arguments, returned, options,
+        case when pinned then format('set search_path = %s', current_setting('search_path')) end, body);
     execute format('comment on function %s is %L', signature, note);
     execute format('revoke all on function %s from public', signature);
 end
 $$;
-comment on function mbus.place(text, text, text, text, text, text) is 'Write one of the functions of a queue, anew if it is there.';
+comment on function mbus.place(text, text, text, text, text, text, boolean) is
+    'Write one of the functions of a queue, anew if it is there; not pinned, it has the settings of those who call it, search_path too.';
 
 create function mbus.open_door() returns void
 language plpgsql

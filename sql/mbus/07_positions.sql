@@ -85,16 +85,17 @@ create function mbus.keep(
 ) returns void
 language plpgsql
 as $$
-declare
-    whole mbus.position;
 begin
     -- One row does for all parts that are held together, and stand together from now on. Mostly they do already.
     if not cut_late and s.late_xids = '{}' and reached >= s.high then
         if s.whole = all (s.versions) then
-            delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = s.whole returning p.* into whole;
-            insert into mbus.position (consumer, part, version, done, late_xids, late_ids, began)
-            values (c, -1, s.whole + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]),
-                    case when whole.txid = pg_current_xact_id() then whole.began else whole.done end);
+            update mbus.position as p set
+                version = p.version + 1, done = reached, late_xids = open, late_ids = array_fill(0::bigint, array[cardinality(open)]),
+                began = case when p.txid = pg_current_xact_id() then p.began else p.done end,
+                began_xids = case when p.txid = pg_current_xact_id() then p.began_xids else '{}' end,
+                began_ids = case when p.txid = pg_current_xact_id() then p.began_ids else '{}' end,
+                txid = pg_current_xact_id()
+            where p.consumer = c and p.part = -1 and p.version = s.whole;
             return;
         end if;
         with gone as (
@@ -159,7 +160,7 @@ declare
     wanted text := format($sql$
             (t.pgchange_expires is null or t.pgchange_expires > clock_timestamp())
             and (t.pgchange_only is null or %s = any (t.pgchange_only))
-            and t.id <> all (gone)%s$sql$, c.id,
+            and (none_gone or t.id <> all (gone))%s$sql$, c.id,
         case when c.selector is null or safe then '' else format(E' and (%s\n)', c.selector) end);
     verdict text := case when safe then format(
         'mbus.%I((t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data)::mbus.qt_model)',
@@ -176,14 +177,15 @@ begin
         case when safe then 'safe$' else 'look$' end || c.id,
         'stands mbus.standing, horizon bigint, gone bigint[], most integer',
         'mbus.seen',
-        'language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off '
-        'set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan',
+        'language plpgsql stable',
         format($body$
 #variable_conflict use_column
 declare
     seen mbus.seen;
     late xid8[];
     highest bigint;
+    none_gone boolean := gone = '{}';
+    is_level boolean := stands.low = stands.high;
 begin
     -- All of this sees what the statement sees that calls it.
     seen.now := pg_current_snapshot();
@@ -216,7 +218,7 @@ begin
     seen.ids := seen.ids || array(
         select %3$s
         from %1$s as t
-        where t.id > stands.low and t.id <= horizon and t.id > stands.dones[1 + mod(t.id, %4$s)] and %2$s
+        where t.id > stands.low and t.id <= horizon and (is_level or t.id > stands.dones[1 + mod(t.id, %4$s)]) and %2$s
         order by t.id
         limit most - seen.late_count);
     if 0 > any (seen.ids) then
@@ -229,7 +231,8 @@ begin
     return seen;%7$s
 end
 $body$, source, wanted, number, known.consumers_cnt, 'log$' || known.qname, verdict, rescue),
-        format('What consumer %s comes upon in the log of queue %s.', c.name, known.qname));
+        format('What consumer %s comes upon in the log of queue %s.', c.name, known.qname),
+        pinned => false);
 end
 $$;
 comment on function mbus.make_look_function(mbus.queue, mbus.consumer, boolean) is

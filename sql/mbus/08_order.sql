@@ -167,17 +167,22 @@ begin
         ) as n
         where s.step < sample
     ), lowest as (
-        select a.wait_id from mbus.apart as a
-        where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place
-        order by a.wait_id limit sample
+        select x.wait_id from (
+            select a.wait_id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place
+            order by a.wait_id limit 50
+        ) as x
+        limit sample
     )
     select array_agg(s.wait_id) into freed
     from (select h.wait_id from ahead as h union select w.wait_id from lowest as w) as s
-    where case when waited_for = 0 then not exists (select from mbus.dmq as d where d.id = s.wait_id)
-               else place = -1 and not exists (select from mbus.apart as a where a.consumer = waited_for and a.id = s.wait_id)
+    -- Each by itself (offset 0): a plan that hashes all receipts, or all that is apart, costs more with each of them.
+    where case when waited_for = 0 then not exists (select from mbus.dmq as d where d.id = s.wait_id offset 0)
+               else place = -1
+                    and not exists (select from mbus.apart as a where a.consumer = waited_for and a.id = s.wait_id offset 0)
                     or exists (select from mbus.receipt as r where r.id = s.wait_id and (r.consumer is null or r.consumer = waited_for)
                                and r.queue = (select q.id from mbus.consumer as x join mbus.queue as q using (qname)
-                                              where x.id = waited_for)) end;
+                                              where x.id = waited_for) offset 0) end;
     -- One predecessor after another: for all in one condition a plan may walk along everybody who waits.
     return array(
         select w.id from unnest(freed) as f(id) cross join lateral (

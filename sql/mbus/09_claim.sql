@@ -5,9 +5,8 @@ language plpgsql stable
 as $$
 begin
     return array(
-        select r.id from mbus.receipt as r where r.queue = known.id and r.consumer is null and r.id > above
-        union all
-        select r.id from mbus.receipt as r where r.queue = known.id and r.consumer = c and r.id > above);
+        select r.id from mbus.receipt as r
+        where r.queue = known.id and coalesce(r.consumer, 0) = any (array[0, c]) and r.id > above);
 end
 $$;
 comment on function mbus.gone(mbus.queue, integer, bigint) is 'Messages above an id that a consumer received out of order, or that were taken.';
@@ -23,7 +22,27 @@ begin
     return answer.seen;
 end
 $$;
-comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, integer) is 'What a consumer comes upon next.';
+comment on function mbus.look(mbus.queue, integer, mbus.standing, bigint, integer) is
+    'What a consumer comes upon next. Its query is planned with the settings of the functions that receive.';
+
+create function mbus.look_ahead(known mbus.queue, c integer, upto bigint, most integer) returns mbus.seen
+language plpgsql
+set search_path from current
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_mergejoin = off
+set enable_hashjoin = off
+set enable_sort = off
+set jit = off
+set max_parallel_workers_per_gather = 0
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return mbus.look(known, c, mbus.stand(c, known.consumers_cnt, known.parts), upto, most);
+end
+$$;
+comment on function mbus.look_ahead(mbus.queue, integer, bigint, integer) is
+    'What a consumer would come upon next, up to an id, for who does not receive it.';
 
 create function mbus.open_in(now pg_snapshot, bound bigint) returns xid8[]
 language plpgsql stable
@@ -52,8 +71,7 @@ declare
     bound bigint := case when pg_current_xact_id_if_assigned() is null then pg_current_xact_id()::text::bigint else mbus.xid_bound() end;
     stands mbus.standing;
     seen mbus.seen;
-    found bigint[] := '{}';
-    fresh bigint[];
+    found bigint[];
     aside bigint[];
     most integer := amt;
     last_id bigint;
@@ -65,20 +83,21 @@ begin
         stands := mbus.stand(c, known.consumers_cnt, parts);
         seen := mbus.look(known, c, stands, horizon, most);
         is_full := cardinality(seen.ids) = most;
-        fresh := seen.ids;
+        found := seen.ids;
         if seen.special <> '{}' then
             perform mbus.note_fault(known, c, p) from unnest(seen.special) as p where p.ok is null;
             aside := mbus.set_apart(known, c, array(
                 select p from unnest(seen.special) as p where (p.after is not null or p.due is not null) and p.ok))
                 || array(select p.id from unnest(seen.special) as p where p.ok is not true);
-            fresh := array(
+            found := array(
                 select abs(i) from unnest(seen.ids) with ordinality as s(i, n) where abs(i) <> all (aside) order by n);
         end if;
-        is_cut := cardinality(found) + cardinality(fresh) > amt;
-        fresh := fresh[1 : amt - cardinality(found)];
-        found := found || fresh;
+        is_cut := cardinality(found) > amt;
+        if is_cut then
+            found := found[1 : amt];
+        end if;
         -- Up to which message this look counts: the last handed out where there were more, else the last that was seen.
-        last_id := case when is_cut then fresh[cardinality(fresh)] else abs(seen.ids[cardinality(seen.ids)]) end;
+        last_id := case when is_cut then found[amt] else abs(seen.ids[cardinality(seen.ids)]) end;
         ends_late := (is_cut or is_full) and seen.late_count > 0
             and last_id in (select abs(i) from unnest(seen.ids[1 : seen.late_count]) as i);
         perform mbus.keep(
@@ -88,7 +107,7 @@ begin
         if found <> '{}' or not is_full then
             return case when seen.late_count = 0 then found else array(select i from unnest(found) as i order by i) end;
         end if;
-        most := greatest(amt - cardinality(found), 500);
+        most := greatest(amt, 500);
     end loop;
 end
 $$;

@@ -19,7 +19,6 @@ create function mbus.parts_at(
 language plpgsql
 as $$
 declare
-    all_parts integer[] := array(select generate_series(0, known.consumers_cnt - 1));
     stands mbus.standing;
     seen mbus.seen;
     upto bigint := coalesce(pg_sequence_last_value(known.seq::regclass), 0);
@@ -28,12 +27,12 @@ begin
     if amt > 1 and upto >= 4 * known.consumers_cnt
         + (select p.done from mbus.position as p where p.consumer = c order by p.version desc limit 1)
     then
-        parts := all_parts;
+        parts := known.parts;
         return;
     end if;
-    stands := mbus.stand(c, known.consumers_cnt, all_parts);
+    stands := mbus.stand(c, known.consumers_cnt, known.parts);
     seen := mbus.look(known, c, stands, 9223372036854775807, most);
-    free := mbus.set_free(c, all_parts, greatest(amt, most), thorough or seen.ids = '{}');
+    free := mbus.set_free(c, known.parts, greatest(amt, most), thorough or seen.ids = '{}');
     parts := array(
         select h.part from (
             select mod(abs(i), known.consumers_cnt)::integer as part, abs(i) as id from unnest(seen.ids) as i
@@ -47,7 +46,7 @@ begin
         group by h.part order by min(h.id));
     -- Nothing for this consumer in a long stretch: what was looked at once need not be again.
     if parts = '{}' and upto > stands.low + 1000 then
-        parts := all_parts;
+        parts := known.parts;
     end if;
 end
 $$;

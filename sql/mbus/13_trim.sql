@@ -4,15 +4,13 @@ create function mbus.trim_sometimes(known mbus.queue, received integer) returns 
 language plpgsql
 as $$
 begin
-    if random() * 1000 < received then
-        -- Of many consumers each does its share.
-        if random() * (select count(*) from mbus.consumer as c where c.qname = known.qname) < 1 then
-            perform mbus.trim(known, 2000 + 2 * received);
-        end if;
+    if random() * (select count(*) from mbus.consumer as c where c.qname = known.qname) < 1 then
+        perform mbus.trim(known, 2000 + 2 * received);
     end if;
 end
 $$;
-comment on function mbus.trim_sometimes(mbus.queue, integer) is 'Trim a queue about once in a thousand messages received by all.';
+comment on function mbus.trim_sometimes(mbus.queue, integer) is
+    'Trim a queue, if it falls to this one of its consumers, each of which does its share.';
 
 create function mbus.trim(known mbus.queue, most integer) returns bigint
 language plpgsql
@@ -29,7 +27,7 @@ declare
     low bigint;
     late xid8[];
     kept bigint[];
-    trimmed bigint;
+    trimmed bigint := 0;
 begin
     -- Only where somebody receives every message is one that all went past received.
     if not exists (select from mbus.consumer as c where c.qname = known.qname and c.selector is null)
@@ -59,21 +57,24 @@ begin
         union
         select r.id from mbus.receipt as r
         where r.queue = known.id and r.id > begun and r.id <= low and r.txid = pg_current_xact_id());
-    execute format($query$
-        with trimmed as (
-            delete from mbus.%I as l
-            where l.id > $1 and l.id <= $2 and l.txid <> all ($3) and l.txid <> pg_current_xact_id() and l.id <> all ($4)
-            returning 1
-        )
-        select count(*) from trimmed
-        $query$, 'log$' || known.qname)
-    into trimmed using begun, low, late, kept;
-    execute format($query$
-        delete from mbus.receipt as r
-        where r.queue = $1 and r.id > $2 and r.id <= $3 and r.txid <> pg_current_xact_id()
-          and not exists (select from mbus.%I as l where l.id = r.id)
-        $query$, 'log$' || known.qname)
-    using known.id, begun, low;
+    -- Mostly all or nothing of a stretch waits for something.
+    if cardinality(kept) < low - begun then
+        execute format($query$
+            with trimmed as (
+                delete from mbus.%I as l
+                where l.id > $1 and l.id <= $2 and l.txid <> all ($3) and l.txid <> pg_current_xact_id() and l.id <> all ($4)
+                returning 1
+            )
+            select count(*) from trimmed
+            $query$, 'log$' || known.qname)
+        into trimmed using begun, low, late, kept;
+        execute format($query$
+            delete from mbus.receipt as r
+            where r.queue = $1 and r.id > $2 and r.id <= $3 and r.txid <> pg_current_xact_id()
+              and not exists (select from mbus.%I as l where l.id = r.id)
+            $query$, 'log$' || known.qname)
+        using known.id, begun, low;
+    end if;
     insert into mbus.position (consumer, part, version, done)
     select -known.id, 0, coalesce(max(p.version), 0) + 1, low from mbus.position as p where p.consumer = -known.id and p.part = 0;
     delete from mbus.position as p

@@ -13,9 +13,7 @@ language plpgsql
 set search_path from current
 as $$
 declare
-    seen mbus.seen := mbus.look(
-        known, c, mbus.stand(c, known.consumers_cnt, array(select generate_series(0, known.consumers_cnt - 1))),
-        9223372036854775807, upto + 1);
+    seen mbus.seen := mbus.look_ahead(known, c, 9223372036854775807, upto + 1);
 begin
     waiting := array(select s.id from unnest(seen.special) as s where not mbus.can_be_had(s));
     ready := array(select abs(i) from unnest(seen.ids) as i where abs(i) <> all (waiting));
@@ -30,7 +28,7 @@ language plpgsql
 set search_path from current
 as $$
 declare
-    free bigint[] := mbus.set_free(c, array(select generate_series(0, known.consumers_cnt - 1)), upto + 1, true);
+    free bigint[] := mbus.set_free(c, known.parts, upto + 1, true);
 begin
     ready := array(
         select a.id from mbus.apart as a
@@ -136,8 +134,7 @@ declare
     seen mbus.seen;
     found_one boolean;
 begin
-    seen := mbus.look(
-        known, c.id, mbus.stand(c.id, known.consumers_cnt, array(select generate_series(0, known.consumers_cnt - 1))), upto, 1000);
+    seen := mbus.look_ahead(known, c.id, upto, 1000);
     execute format(
         'select cardinality($1) = 1000 or exists (select from mbus.%1$I as l where l.id = any ($1) and l.id <= $4 and pg_visible_in_snapshot(l.txid, $2)) '
         'or exists (select from mbus.apart as a join mbus.%1$I as l on l.id = a.id '

@@ -94,6 +94,12 @@ def test_a_repeatable_read_transaction_is_told_that_it_cannot_consume(q):
         consume(q)
 
 
+def rows_read(connection, table):
+    """How many rows of a table this transaction has read so far."""
+    query = "select idx_tup_fetch + seq_tup_read from pg_stat_xact_user_tables where relname = %s"
+    return one(connection, query, table) or 0
+
+
 def test_a_claim_does_not_walk_along_those_that_wait(connect):
     connection = connect(autocommit=False)
     make(connection, "q", "r")
@@ -106,7 +112,36 @@ def test_a_claim_does_not_walk_along_those_that_wait(connect):
     connection.execute("analyze mbus.apart")
     fill(connection, range(10))
     connection.commit()
-    read = "select idx_tup_fetch + seq_tup_read from pg_stat_xact_user_tables where relname = 'apart'"
-    before = one(connection, read) or 0
+    before = rows_read(connection, "apart")
     assert len(consumen(connection, 10)) == 10
-    assert one(connection, read) - before < 300
+    assert rows_read(connection, "apart") - before < 300
+
+
+def test_a_claim_does_not_walk_along_those_that_were_received_out_of_order(connect):
+    connection = connect(autocommit=False)
+    make(connection, "q", "r")
+    post(connection, 1, after=[post(connection, 0, "r")])
+    assert drain(connection) == []
+    connection.execute(
+        "insert into mbus.receipt (queue, id, consumer) select q.id, g, c.id "
+        "from mbus.queue as q join mbus.consumer as c using (qname), generate_series(1000, 4000) as g where qname = 'r'"
+    )
+    connection.commit()
+    connection.execute("analyze mbus.receipt, mbus.apart")
+    assert consume(connection) is None
+    assert rows_read(connection, "receipt") < 300
+
+
+def test_trimming_does_not_walk_along_messages_that_all_wait(connect):
+    connection = connect(autocommit=False)
+    make(connection, "q", "r")
+    first = post(connection, 0, "r")
+    connection.execute(
+        "select mbus.post('q', 'n=>0', hstore('consume_after', %s)) from generate_series(1, 3000)", [first]
+    )
+    assert drain(connection) == []
+    connection.commit()
+    before = rows_read(connection, "log$q")
+    assert one(connection, "select mbus.trim(q, 2000) from mbus.queue as q where qname = 'q'") == 0
+    assert rows_read(connection, "log$q") - before < 300
+    assert one(connection, "select max(done) from mbus.position where consumer < 0") == 2000
