@@ -38,21 +38,21 @@ def topology_failover() -> None:
         """What changed does not matter: the catalogue is looked at as it is now."""
         failover.fail_over_all(PgChangeHook("catalogue").conninfo(), PgChangeHook("instances").conninfo())
 
-    @task
-    def move_consumers() -> None:
-        """Their connections find the new master. Who has seen what it never got goes on from the last that it has."""
-        for replicaset, feeds in CONSUMERS.items():
-            with (
-                PgChangeHook("warehouse").get_conn(primary=True) as results,
-                PgChangeHook(replicaset).get_conn(primary=True) as source,
-            ):
-                for feed in feeds:
-                    try:
-                        watching.lag(results, source, feed)
-                    except SourceLostTail:
-                        log.warning("%s goes on, %s", feed.name, consumers.repair(results, source, feed))
+    @task(trigger_rule="all_done")
+    def move_consumers(replicaset: str) -> None:
+        """Their connections find the new master. Who has seen what it never got goes on from the last that it has.
+        Each replicaset for itself: also where another could not be failed over."""
+        with (
+            PgChangeHook("warehouse").get_conn(primary=True) as results,
+            PgChangeHook(replicaset).get_conn(primary=True) as source,
+        ):
+            for feed in CONSUMERS[replicaset]:
+                try:
+                    watching.lag(results, source, feed)
+                except SourceLostTail:
+                    log.warning("%s goes on, %s", feed.name, consumers.repair(results, source, feed))
 
-    fail_over() >> move_consumers()
+    fail_over() >> move_consumers.expand(replicaset=list(CONSUMERS))
 
 
 topology_failover()

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pwd
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,10 +13,11 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange import schema
-from demo.postgres import Cluster, embedded_binaries, free_port, system_binaries
+from demo.postgres import Cluster, embedded_binaries, system_binaries
+from tests.pooler import pooler
 
 BINARIES = {"system": system_binaries, "embedded": embedded_binaries}
 TEMPLATE = "pgchange_template"
@@ -171,35 +168,5 @@ def role(db: str, cluster: Cluster) -> Iterator[Callable[[str], Role]]:
 @pytest.fixture
 def pgbouncer(db: str) -> Iterator[str]:
     """A pooler in transaction mode before ``db``; its connection string."""
-    target = conninfo_to_dict(db)
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="pgchange-") as folder:
-        users, settings = Path(folder, "users"), Path(folder, "settings")
-        users.write_text('"postgres" ""\n')
-        settings.write_text(
-            f"[databases]\n* = host={target['host']} port={target['port']}\n"
-            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = trust\n"
-            f"auth_file = {users}\npool_mode = transaction\nunix_socket_dir =\n"
-            "ignore_startup_parameters = extra_float_digits\ndefault_pool_size = 5\n"
-        )
-        user = None
-        if os.geteuid() == 0:
-            user = pwd.getpwnam("nobody").pw_name
-            subprocess.run(["chown", "-R", user, folder], check=True)
-        program = "/usr/sbin/pgbouncer"
-        process = subprocess.Popen([program, "-q", str(settings)], user=user, stderr=subprocess.DEVNULL)
-        conninfo = make_conninfo(db, port=port)
-        try:
-            deadline = time.monotonic() + 10
-            while True:
-                try:
-                    psycopg.connect(conninfo).close()
-                    break
-                except psycopg.OperationalError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.05)
-            yield conninfo
-        finally:
-            process.terminate()
-            process.wait()
+    with pooler(db) as conninfo:
+        yield conninfo

@@ -26,7 +26,10 @@ SNAPSHOT = """
 """
 TERM = "select term, system_identifier, timeline, started_at from topology.term order by term desc limit 1"
 LACKING = "select buckets::text, term, index, arrived, settled from topology.lacking(%s::jsonb, %s, %s)"
-EVENTS = "select e.term, e.index, e.event::text from topology.events(%s, %s, %s) as e"
+EVENTS = """
+    select s.started_at, e.term, e.index, e.event::text
+    from pg_catalog.pg_postmaster_start_time() as s(started_at) left join topology.events(%s, %s, %s) as e on true
+"""
 
 
 class Term(NamedTuple):
@@ -79,6 +82,7 @@ class Catalogue:
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._started_at: datetime | None = None
 
     async def connect(self) -> Term:
         """Connect to whichever server takes writes now, and return its term.
@@ -91,7 +95,9 @@ class Catalogue:
             self._connection = await connect_async(self._conninfo, primary=True)
         await self._rows("select topology.begin_term()")
         rows = await self._rows(TERM)
-        return Term(*rows[0])
+        term = Term(*rows[0])
+        self._started_at = term.started_at
+        return term
 
     async def snapshot(self) -> Snapshot:
         """The picture now, all of one moment."""
@@ -103,9 +109,12 @@ class Catalogue:
 
     async def events(self, after: Raft) -> list[Logged]:
         """What happened behind ``after``, in order, at most ``MOST_EVENTS``. Raises HistoryTrimmed where some of it is
-        gone."""
+        gone, ServerUnavailable where another server answers than ``connect`` has found."""
         rows = await self._rows(EVENTS, [after.term, after.index, MOST_EVENTS])
-        return [Logged(Raft(term, index), event) for term, index, event in rows]
+        if rows[0][0] != self._started_at:
+            # A connection to a pooler outlives the server behind it.
+            raise ServerUnavailable("another server than before answers: wait until the relay knows its term")
+        return [Logged(Raft(term, index), event) for _, term, index, event in rows if event is not None]
 
     async def now(self) -> Raft:
         """The last event that there is."""

@@ -8,7 +8,8 @@ from airflow_pgchange.feeds.errors import ClientRefused
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.protocol import Fields
 
-ONE = re.compile(r"\s*select\s+1\s*;?\s*", re.IGNORECASE)
+# Each matches blanks in one way only: a second would cost the square of their number, and hold up all clients.
+ONE = re.compile(r"\s*select\s+1\s*(?:;\s*)?", re.IGNORECASE)
 EMPTY = re.compile(r"[\s;]*")
 MOST_NAMES = 100
 """Statements and portals that a client may have at once."""

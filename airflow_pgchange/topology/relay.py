@@ -32,7 +32,7 @@ LOOK = 0.5
 PARTING = 2.0
 """Seconds that clients have to take what they were sent when the relay stops."""
 
-NEW_TERM = "the catalogue was restarted or failed over: what it tells now begins with a new snapshot"
+NEW_TERM = "the catalogue was restarted, restored or failed over: a new snapshot has what is left"
 TRIMMED = "events of the catalogue's log were trimmed before the relay had read them: a new snapshot has what they said"
 ARRIVED = "ranges of buckets that were on their way have arrived: a new snapshot has them"
 STOPPING = "the relay is stopping"
@@ -96,7 +96,7 @@ class Relay:
         if not self._open:
             self._empty.set()
 
-    def _accept(self) -> asyncio.Protocol:
+    def _accept(self) -> Connection:
         number = next(self._numbers)
         full = len(self._open) >= self._limits.clients
         session = Session(
@@ -137,12 +137,13 @@ class Relay:
         self._logged = text
 
     async def _begin(self, term: Term) -> None:
+        now = await self._catalogue.now()
         self._logged = ""
-        if term == self._term:
+        # One that was restored from a dump is in the term of the dump, and before what clients were told.
+        if term == self._term and self._at <= now:
             log.info("the catalogue is back, in the same term %s", term.number)
             return
-        self._at = await self._catalogue.now()
-        self._term = term
+        self._term, self._at = term, now
         log.info("the catalogue is in term %s", term.number)
         self._let_go(self._told, "57P01", NEW_TERM)
 
@@ -157,10 +158,6 @@ class Relay:
             self._at = await self._catalogue.now()
             behind = [connection for connection in self._told if connection.progress < self._at]
             self._let_go(behind, "57P01", TRIMMED)
-            return
-        if events and self._term is not None and events[-1].raft.term != self._term.number:
-            # A connection through a pooler may outlive the server behind it.
-            await self._begin(await self._catalogue.connect())
             return
         self._publish(events)
         if asyncio.get_running_loop().time() >= self._next_look:

@@ -83,6 +83,28 @@ def test_a_large_snapshot_comes_whole_over_tls(db, catalogue, secured):
         assert len(client.topology.buckets("default")) == 30_000
 
 
+def test_who_says_much_at_once_over_tls_is_understood(db, catalogue, secured):
+    hello = b"user\0ann\0smart_connector\x000.1\0\0"
+    tls = ssl.create_default_context(cafile=secured["certificate"])
+    with (
+        relay_process(db, certificate=secured["certificate"], key=secured["key"]) as relay,
+        socket.create_connection(("127.0.0.1", relay.port), 30) as plain,
+    ):
+        plain.sendall(struct.pack("!II", 8, 80877103))
+        assert plain.recv(1) == b"S"
+        with tls.wrap_socket(plain, server_hostname="localhost") as encrypted:
+            encrypted.sendall(struct.pack("!II", 8 + len(hello), 3 << 16) + hello)
+            told = b""
+            while not told.endswith(b"Z\0\0\0\5I"):
+                told += encrypted.recv(65536)
+            for _ in range(500):
+                encrypted.sendall(b"S\0\0\0\4" * 7)
+            answered = b""
+            while len(answered) < 6 * 3500 and (more := encrypted.recv(65536)):
+                answered += more
+    assert answered == b"Z\0\0\0\5I" * 3500
+
+
 @pytest.mark.parametrize("user", ["ann", "stranger"])
 def test_a_wrong_password_is_refused_and_logged_once(db, catalogue, secured, user):
     with relay_process(db, **secured) as relay:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import socket
 import struct
 import threading
 from contextlib import ExitStack, closing, contextmanager
 
-import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange import schema
 from airflow_pgchange.feeds.errors import ServerUnavailable
 from airflow_pgchange.topology import TopologyClient
-from airflow_pgchange.topology.catalogue import Catalogue
+from airflow_pgchange.topology.protocol import LONGEST_MESSAGE
 from demo.postgres import free_port
 from tests.relay_process import RelayProcess, relay_process
-from tests.topology import make_catalogue
 
 HELLO = b"user\0ann\0smart_connector\x000.1\0\0"
 PACKET = struct.pack("!II", 8 + len(HELLO), 3 << 16) + HELLO
-
-
-@pytest.fixture
-def catalogue(connect):
-    connection = connect()
-    make_catalogue(connection)
-    return connection
 
 
 @contextmanager
@@ -89,6 +76,18 @@ def test_what_is_malformed_is_refused_logged_once_and_troubles_nobody_else(db, c
         assert len(other.receive(30)) == 1
         relay.stop()
         assert sum("let go" in line and "client 2" in line for line in relay.lines) == 1
+
+
+def test_a_query_of_many_blanks_holds_up_nobody(db, catalogue):
+    query = b"select 1" + b" " * (LONGEST_MESSAGE - 14) + b"x\0"
+    blanks = b"Q" + struct.pack("!I", 4 + len(query)) + query
+    with relay_process(db) as relay, TopologyClient(relay.conninfo()) as other, raw(relay) as sock:
+        sock.sendall(PACKET)
+        until_ready(sock)
+        sock.sendall(b"Q\0\0\0\5\0" + 4 * blanks)
+        assert sock.recv(1) == b"I"
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+        assert len(other.receive(30)) == 1
 
 
 @pytest.mark.parametrize("said", [b"", PACKET[:9]])
@@ -179,43 +178,6 @@ def test_a_client_that_is_cut_off_does_not_take_half_a_snapshot_for_a_whole_one(
         assert (client.topology.at, len(client.topology.buckets("default"))) == before
 
 
-def test_a_connection_to_the_catalogue_that_is_lost_loses_nothing(db, catalogue):
-    with relay_process(db) as relay, TopologyClient(relay.conninfo()) as client:
-        killed = catalogue.execute(
-            "select count(pg_terminate_backend(pid)) from pg_stat_activity "
-            "where datname = current_database() and pid <> pg_backend_pid()"
-        ).fetchone()
-        assert killed[0] >= 1
-        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
-        relay.wait_for("back, in the same term")
-        (event,) = client.receive(30)
-        assert event.current_state == "Offline"
-
-
-def test_who_would_miss_events_that_were_trimmed_before_the_relay_read_them_begins_anew(db, catalogue):
-    others = (
-        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() "
-        "and state <> 'idle'"
-    )
-    with relay_process(db) as relay, TopologyClient(relay.conninfo()) as client:
-        os.kill(relay.pid, signal.SIGSTOP)
-        try:
-            while catalogue.execute(others).fetchone() != (0,):
-                pass
-            catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
-            (trimmed,) = catalogue.execute("select topology.trim_log('0')").fetchone()
-        finally:
-            os.kill(relay.pid, signal.SIGCONT)
-        assert trimmed is not None
-        with pytest.raises(ServerUnavailable, match="were trimmed before the relay had read them"):
-            client.receive(30)
-        client.connect()
-        assert client.topology.instances["uuid-r1-i2"].state == "Offline"
-        catalogue.execute("select topology.set_state('r1-i2', 'Online')")
-        (event,) = client.receive(30)
-        assert event.current_state == "Online"
-
-
 def test_there_is_room_for_as_many_clients_as_there_may_be(db, catalogue):
     with relay_process(db, files=[40, 400], limits={"clients": 200}) as relay, ExitStack() as opened:
         for _ in range(60):
@@ -255,126 +217,8 @@ def test_a_relay_that_is_killed_is_found_again_by_whoever_follows(db, catalogue)
         second.kill()
 
 
-def test_a_relay_waits_for_a_catalogue_that_is_not_there_yet(own_cluster):
-    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
-        schema.install(connection)
-        make_catalogue(connection)
-    own_cluster.stop()
-    relay = RelayProcess(own_cluster.conninfo(), free_port(), {"limits": {"startup_seconds": 0.5}})
-    try:
-        relay.wait_for("the catalogue is lost")
-        with pytest.raises(ServerUnavailable, match="the catalogue cannot be reached now"):
-            TopologyClient(relay.conninfo()).connect()
-        own_cluster.start()
-        relay.wait_for("in term")
-        with TopologyClient(relay.conninfo()) as client:
-            assert len(client.topology.instances) == 4
-    finally:
-        relay.kill()
-
-
-def test_a_database_without_a_catalogue_is_an_error_that_says_so(bare_db):
-    relay = RelayProcess(bare_db, free_port(), {})
-    assert relay.stop(0) != 0
-    assert "airflow pgchange install" in relay.wait_for("SchemaMissing")
-
-
-def test_a_role_that_may_not_read_the_catalogue_is_an_error_that_says_what_it_needs(catalogue, role):
-    relay = RelayProcess(role("nobody").conninfo, free_port(), {})
-    assert relay.stop(0) != 0
-    assert "topology.grant_reader('<role>')" in relay.wait_for("PermissionDenied")
-
-
-async def test_a_catalogue_that_does_not_answer_counts_as_lost(db, catalogue, monkeypatch):
-    monkeypatch.setattr("airflow_pgchange.topology.catalogue.PATIENCE", 0.5)
-    asked = Catalogue(db)
-    await asked.connect()
-    try:
-        with catalogue.transaction():
-            catalogue.execute("lock table topology.log")
-            with pytest.raises(ServerUnavailable, match=r"did not answer within 0\.5 s"):
-                await asked.now()
-    finally:
-        await asked.close()
-
-
 def test_an_address_that_is_taken_is_an_error_that_says_so(db, catalogue):
     with relay_process(db) as first:
         second = RelayProcess(db, first.port, {})
         assert second.stop(0) != 0
         assert f"127.0.0.1:{first.port}" in second.wait_for("InvalidArgument: nothing can listen on")
-
-
-def test_a_catalogue_that_restarted_begins_a_new_term_with_a_new_snapshot(own_database, own_cluster):
-    with psycopg.connect(own_database, autocommit=True) as connection:
-        make_catalogue(connection)
-    with relay_process(own_database) as relay, TopologyClient(relay.conninfo()) as client:
-        own_cluster.restart()
-        with pytest.raises(ServerUnavailable, match="restarted or failed over"):
-            client.receive(30)
-        client.connect()
-        assert (client.topology.at.term, len(client.topology.instances)) == (2, 4)
-
-
-def test_a_server_that_was_replaced_behind_a_connection_that_lives_on_is_noticed(db, catalogue):
-    """As a pooler's does: that the server is another one only its term says."""
-    with relay_process(db) as relay, TopologyClient(relay.conninfo()) as client:
-        catalogue.execute("update topology.term set started_at = started_at - interval '1 hour'")
-        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
-        with pytest.raises(ServerUnavailable, match="restarted or failed over"):
-            client.receive(30)
-        client.connect()
-        assert client.topology.at.term == 2
-        assert client.topology.instances["uuid-r1-i2"].state == "Offline"
-
-
-def test_a_new_primary_that_never_got_the_term_before_it_begins_one_that_is_told_apart(
-    own_database, own_cluster
-):
-    with psycopg.connect(own_database, autocommit=True) as connection:
-        make_catalogue(connection)
-    standby = own_cluster.standby()
-    servers = make_conninfo(
-        own_database, host="127.0.0.1,127.0.0.1", port=f"{own_cluster.port},{standby.port}"
-    )
-    try:
-        standby.wait_for_replay(own_cluster)
-        standby.stop()
-        own_cluster.restart()
-        with relay_process(servers) as relay, TopologyClient(relay.conninfo()) as client:
-            with psycopg.connect(own_database, autocommit=True) as connection:
-                connection.execute("select topology.set_state('r1-i2', 'Offline')")
-            assert client.receive(30)[0].raft.term == 2
-            own_cluster.kill()
-            standby.start()
-            standby.promote()
-            with pytest.raises(ServerUnavailable, match="restarted or failed over"):
-                client.receive(60)
-            client.connect()
-            assert client.topology.at.term == 2
-            assert client.topology.instances["uuid-r1-i2"].state == "Online"
-    finally:
-        standby.remove()
-
-
-def test_a_catalogue_that_failed_over_is_followed_to_its_new_primary(own_database, own_cluster):
-    with psycopg.connect(own_database, autocommit=True) as connection:
-        make_catalogue(connection)
-    standby = own_cluster.standby()
-    servers = make_conninfo(
-        own_database, host="127.0.0.1,127.0.0.1", port=f"{own_cluster.port},{standby.port}"
-    )
-    try:
-        with relay_process(servers) as relay, TopologyClient(relay.conninfo()) as client:
-            standby.wait_for_replay(own_cluster)
-            own_cluster.kill()
-            standby.promote()
-            with pytest.raises(ServerUnavailable, match="restarted or failed over"):
-                client.receive(60)
-            with psycopg.connect(standby.conninfo(), autocommit=True) as connection:
-                connection.execute("select topology.set_master('r1', 'r1-i2')")
-            client.connect()
-            assert client.topology.at.term == 2
-            assert client.topology.master("default", 1).uuid == "uuid-r1-i2"
-    finally:
-        standby.remove()

@@ -14,15 +14,18 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.errors import SourceLostTail
 from airflow_pgchange.topology import TopologyClient
 from demo.postgres import Cluster
 from tests.conftest import BINARIES
 from tests.relay_process import relay_process
-from tests.replicasets import BUCKETS, RULE, Replicasets, replicasets, standbys_of, two_primaries
+from tests.replicasets import BUCKETS, NAMES, RULE, Replicasets, replicasets, standbys_of, two_primaries
 from tests.spark_session import batch_of, track
 
 Example = Callable[[str], Any]
 IDS = range(1, BUCKETS + 1)
+LOST = "delete from pubsub.claim"
+"""What a new master has not of the batches that the old one gave out."""
 SLOW = "create view slow as select id, cents, pg_sleep(0.001)::text as slept from account where id <= 3000"
 PATIENCE = 120.0
 
@@ -157,6 +160,12 @@ def drain(found: Replicasets, name: str) -> list[int]:
     return [id for ids in iter(lambda: consume(found, name), []) for id in ids]
 
 
+def states(run: Any) -> dict[str, str]:
+    """How the failover ended, and for each replicaset how the move of its consumers did."""
+    tasks = run.get_task_instances()
+    return {ti.task_id if ti.map_index < 0 else NAMES[ti.map_index]: str(ti.state) for ti in tasks}
+
+
 def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
     example: Example, cluster_of_two: Replicasets, db: str
 ) -> None:
@@ -194,10 +203,7 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
             client.stop()
             follower.join()
         master = client.topology.master("default", 0)
-    assert {ti.task_id: str(ti.state) for ti in failed_over.get_task_instances()} == {
-        "fail_over": "success",
-        "move_consumers": "success",
-    }
+    assert states(failed_over) == {"fail_over": "success", "r1": "success", "r2": "success"}
     assert writer.failures > 0, "the fault did not fire"
     assert master is not None
     assert master.address == f"127.0.0.1:{found.standbys['r1'].port}"
@@ -209,3 +215,20 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
     # One row may have been written without an answer.
     assert {*IDS, *writer.acknowledged} <= {*there["r1"], *there["r2"]}
     assert sorted(consumed + drain(found, "r1")) == there["r1"]
+
+
+def test_consumers_are_moved_though_another_replicaset_cannot_be_helped(
+    example: Example, cluster_of_two: Replicasets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, dag = cluster_of_two, example("topology_failover")
+    monkeypatch.setattr(dag.get_task("fail_over"), "retries", 0)
+    monkeypatch.setitem(dag.get_task("move_consumers").partial_kwargs, "retries", 0)
+    processed = consume(found, "r2")
+    run(found.primaries["r2"], LOST)
+    with pytest.raises(SourceLostTail):
+        consume(found, "r2")
+    found.primaries["r1"].kill()
+    found.standbys["r1"].stop()
+    found.run("select topology.set_state('r1-1', 'Offline')")
+    assert states(dag.test()) == {"fail_over": "failed", "r1": "failed", "r2": "success"}
+    assert consume(found, "r2") == processed

@@ -128,6 +128,30 @@ async def test_who_was_let_go_and_takes_but_a_part_of_what_it_was_sent_is_cut_of
     await asyncio.wait_for(transport.aborted.wait(), 30)
 
 
+async def test_who_says_much_at_once_is_heard_in_turns_with_the_others(monkeypatch):
+    heard, much = [], b"S\0\0\0\4" * 60_000
+    receive = Session.receive
+
+    def listen(session, data):
+        heard.append(len(data))
+        return receive(session, data)
+
+    loop = asyncio.get_running_loop()
+    made = Connection(1, Session(1, None), Keeper(), Limits(), None)
+    server = await loop.create_server(lambda: made, "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(startup(user="ann", smart_connector="0.1"))
+        await reader.readuntil(b"K\0\0\0\x0c")
+        made.welcome([], Raft(1, 1), None)
+        monkeypatch.setattr(Session, "receive", listen)
+        writer.write(much)
+        await reader.readexactly(8 + 6 * 60_001)
+        writer.close()
+    assert sum(heard) == len(much)
+    assert max(heard) <= connection.MOUTHFUL
+
+
 async def test_who_left_while_the_catalogue_was_away_costs_nothing_any_more():
     relay = Relay(Catalogue(""), None)
     client = Connection(1, Session(1, None), relay, Limits(), None)
