@@ -15,8 +15,7 @@ begin
     return query
         select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(tube.table_named(d.payload ->> 'tbl')::text, d.payload ->> 'tbl'),
                d.payload, d.ts
-        from tube.due(known, worker, coalesce(
-            tube.position(tube, worker), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')) as d
+        from tube.due(known, worker, tube.or_start(tube.position(tube, worker))) as d
         where d.is_due
         order by d.seq;
 end

@@ -22,7 +22,7 @@ begin
             from generate_series(0, known.partitions - 1) as k(worker)
             left join lateral tube.worker_now(known.name, k.worker) as w on true
             cross join lateral tube.lag(
-                known.name, known.partitions, k.worker, coalesce(tube.position(known.name, k.worker), '{}'), upto) as l(lag);
+                known.name, known.partitions, k.worker, tube.position(known.name, k.worker), upto) as l(lag);
     end loop;
 end
 $$;
@@ -143,7 +143,7 @@ begin
                      where o.relname = t.relname and o.shard = t.shard and o.tbl <> t.tbl)
         ) order by t.shard, t.nspname, t.relname), '[]')
         from tables as t
-        where mod(mod(t.shard, workers) + workers, workers) = worker);
+        where tube.worker_of(t.shard, workers) = worker);
 end
 $$;
 comment on function tube.attached_to(text, integer, integer) is
