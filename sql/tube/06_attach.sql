@@ -54,7 +54,7 @@ as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using errcode = 'PC007',
-            message = format('what touches a tube is changed in a read committed transaction only, and this one is %s',
+            message = format('tubes are changed and backfilled in a read committed transaction only, and this one is %s',
                              current_setting('transaction_isolation')),
             hint = 'begin isolation level read committed, or alter role ... set default_transaction_isolation';
     end if;

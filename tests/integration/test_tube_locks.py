@@ -133,6 +133,9 @@ def test_a_detach_waits_for_a_chunk_of_a_backfill_before_it_locks_the_table(item
         "select tube.tube_table_ensure_detached('q', 'item')",
         "select tube.tube_ensure_exists('q', 2)",
         "select tube.tube_ensure_absent('q')",
+        "select tube.tube_backfill_step3('1', 'q', 'item', 'id')",
+        "select tube.backfill_begin('q', 'item', 'id')",
+        "select tube.backfill_chunk(1)",
     ],
 )
 def test_a_role_whose_transactions_are_repeatable_read_is_told(item, connect, call):
