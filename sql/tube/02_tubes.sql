@@ -233,6 +233,8 @@ begin
         perform tube.hold_capture(attached);
     end loop;
     perform tube.hold_still(in_tube);
+    -- Who is attaching a table ends first, so that it is detached too; who comes later finds no tube.
+    perform from tube.tube as t where t.name = in_tube for update;
     perform tube.detach(in_tube, null, pods);
     delete from dead_letter.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
     delete from tube.tube as t where t.name = in_tube;

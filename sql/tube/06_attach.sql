@@ -173,10 +173,17 @@ declare
     before tube.attachment;
     shard_before integer;
     wanted tube.attachment;
+    held oid;
 begin
     perform tube.check_level();
     perform tube.check_table(tbl);
-    perform tube.hold_capture(tbl);
+    -- Its children's too, for of who attaches one of them meanwhile check_family would not see it. Nobody attaches a partition.
+    for held in
+        select c.oid from tube.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
+        where not c.relispartition order by c.oid
+    loop
+        perform tube.hold_capture(held);
+    end loop;
     known := tube.named(tube);
     select a.* into before from tube.attachment as a where a.tube = known.name and a.tbl = attach.tbl;
     shard_before := coalesce(before.shard, (
