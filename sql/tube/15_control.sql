@@ -108,6 +108,18 @@ comment on function tube.give_up(text, integer, integer, bigint, text) is
     'Take away a control pod that can never be worked off, and note it in tube.fault; in the transaction that holds the '
     'worker''s lock.';
 
+create function tube.note_controls(tube text, worker integer, failed boolean) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    update tube.worker as w set
+        control_attempt = case when failed then w.control_attempt + 1 else 0 end,
+        control_failed_at = case when failed then clock_timestamp() end
+    where w.tube = note_controls.tube and w.worker = note_controls.worker and (failed or w.control_attempt > 0)
+$$;
+comment on function tube.note_controls(text, integer, boolean) is
+    'Note whether any of a worker''s control pods failed for now; in the transaction that holds its lock.';
+
 create function tube.backfill_scheduled(tube text, workers integer, worker integer, seq bigint) returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
