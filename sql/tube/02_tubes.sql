@@ -119,14 +119,18 @@ language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    pods text := format('%I.%I', schema_name, tube);
+    pods text;
 begin
     if octet_length(tube) > 57 then
         perform tube.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
     end if;
-    if schema_name is null or starts_with(schema_name, 'pg_') then
-        perform tube.refuse('there is no schema to make the tube in', 'set search_path to the schema that is to hold it');
+    -- What is in schema tube has no schema in its name here, and would be looked for under the search_path of each writer.
+    if schema_name is null or schema_name = 'tube' or starts_with(schema_name, 'pg_') then
+        perform tube.refuse(
+            format('a tube cannot be made in %s', coalesce('schema ' || quote_ident(schema_name), 'no schema')),
+            'set search_path to the schema that is to hold it');
     end if;
+    pods := format('%I.%I', schema_name, tube);
     if to_regclass(pods) is not null then
         perform tube.refuse(format('there is a relation %s already', pods), 'choose another name, or another schema');
     end if;
