@@ -189,6 +189,11 @@ begin
     perform tube.named(tube);
     if predicate is not null and wanted is distinct from known.predicate then
         update tube.tube as t set predicate = wanted where t.name = make.tube;
+        if not found then
+            raise insufficient_privilege using
+                message = format('only the owner of %s may change tube %I', known.pods, tube),
+                hint = 'ask its owner, or set role to it';
+        end if;
         for attached in
             select a.* from tube.attachment as a join pg_class as c on c.oid = a.tbl where a.tube = make.tube order by a.tbl
         loop
@@ -244,7 +249,7 @@ begin
     delete from tube.tube as t where t.name = in_tube;
     for function in
         select p.oid from pg_proc as p
-        where p.proname = in_tube || '_touch'
+        where p.proname = in_tube || '_touch' and pg_has_role(current_user, p.proowner, 'usage')
           and obj_description(p.oid, 'pg_proc') = format('Touch ids of a shard in tube %s.', in_tube)
     loop
         execute format('drop function %s', function);
