@@ -61,7 +61,8 @@ def consumers(connection: psycopg.Connection[Any]) -> list[str]:
 
 
 def tubes(connection: psycopg.Connection[Any]) -> list[str]:
-    """Tables that do not touch their tube as they should, control pods that were given up, and workers that fail."""
+    """Tables that do not touch their tube as they should or were dropped, control pods that were given up or fail, and
+    batches that fail."""
     lines = []
     rows = connection.execute(
         "select tube, quote_literal(tube), tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], "
@@ -84,6 +85,15 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
                 f"when mended: select tube.clear_faults({quoted})"
             )
     rows = connection.execute(
+        "select tube, quote_literal(tube), quote_literal(tbl::oid::text) from tube.attachment "
+        "where tube.schema_of(tbl) is null"
+    ).fetchall()
+    for tube, quoted, dropped in rows:
+        lines.append(
+            f"tube {tube}: a table that touched it was dropped; as the owner of its pods: "
+            f"select tube.tube_table_ensure_detached({quoted}, {dropped})"
+        )
+    rows = connection.execute(
         "select f.tube, quote_literal(f.tube), count(*), max(f.message) from tube.fault as f "
         "where f.message like 'control pod %' group by 1"
     ).fetchall()
@@ -91,6 +101,14 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
         lines.append(
             f"tube {tube}: {count} control pods were given up, such as: {message}; "
             f"when mended: select tube.clear_faults({quoted})"
+        )
+    rows = connection.execute(
+        "select tube, worker, control_attempt from tube.worker where control_attempt >= %s", [MANY_ATTEMPTS]
+    ).fetchall()
+    for tube, number, attempt in rows:
+        lines.append(
+            f"tube:{tube}/{number}: its control pods have failed {attempt} times; "
+            "the log of the task that works them off says why"
         )
     for worker in workers.status(connection):
         if (worker.attempt or 0) >= MANY_ATTEMPTS and not worker.at_work:

@@ -127,8 +127,9 @@ class TubeFeed:
 class AllTubes:
     """Every worker of every tube of a database, to wait for: ready is what is ready for workers that are not at work.
 
-    Tubes that are made later are among them. A worker whose batch has just failed is not, for half a minute, and longer
-    each time that it fails again, up to five: so it neither runs again and again nor keeps the others waiting.
+    Tubes that are made later are among them. A worker whose batch has just failed, or its control pods where it has
+    nothing else to do, is not, for half a minute, and longer each time that it fails again, up to five minutes: so it
+    neither runs again and again nor keeps the others waiting.
     """
 
     kind: ClassVar[str] = "tubes"

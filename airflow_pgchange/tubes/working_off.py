@@ -82,6 +82,8 @@ def work_off(
                 continue
             if one is not None:
                 done.append(one)
+        with translated():
+            ask(consumer.connection, select("tube.note_controls", feed.tube, feed.worker, bool(turn.failed)))
     if turn.failed:
         raise turn.failed[0]
     return done

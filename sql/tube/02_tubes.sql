@@ -119,14 +119,18 @@ language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    pods text := format('%I.%I', schema_name, tube);
+    pods text;
 begin
     if octet_length(tube) > 57 then
         perform tube.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
     end if;
-    if schema_name is null or starts_with(schema_name, 'pg_') then
-        perform tube.refuse('there is no schema to make the tube in', 'set search_path to the schema that is to hold it');
+    -- What is in schema tube has no schema in its name here, and would be looked for under the search_path of each writer.
+    if schema_name is null or schema_name = 'tube' or starts_with(schema_name, 'pg_') then
+        perform tube.refuse(
+            format('a tube cannot be made in %s', coalesce('schema ' || quote_ident(schema_name), 'no schema')),
+            'set search_path to the schema that is to hold it');
     end if;
+    pods := format('%I.%I', schema_name, tube);
     if to_regclass(pods) is not null then
         perform tube.refuse(format('there is a relation %s already', pods), 'choose another name, or another schema');
     end if;
@@ -185,6 +189,11 @@ begin
     perform tube.named(tube);
     if predicate is not null and wanted is distinct from known.predicate then
         update tube.tube as t set predicate = wanted where t.name = make.tube;
+        if not found then
+            raise insufficient_privilege using
+                message = format('only the owner of %s may change tube %I', known.pods, tube),
+                hint = 'ask its owner, or set role to it';
+        end if;
         for attached in
             select a.* from tube.attachment as a join pg_class as c on c.oid = a.tbl where a.tube = make.tube order by a.tbl
         loop
@@ -233,12 +242,14 @@ begin
         perform tube.hold_capture(attached);
     end loop;
     perform tube.hold_still(in_tube);
+    -- Who is attaching a table ends first, so that it is detached too; who comes later finds no tube.
+    perform from tube.tube as t where t.name = in_tube for update;
     perform tube.detach(in_tube, null, pods);
     delete from dead_letter.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
     delete from tube.tube as t where t.name = in_tube;
     for function in
         select p.oid from pg_proc as p
-        where p.proname = in_tube || '_touch'
+        where p.proname = in_tube || '_touch' and pg_has_role(current_user, p.proowner, 'usage')
           and obj_description(p.oid, 'pg_proc') = format('Touch ids of a shard in tube %s.', in_tube)
     loop
         execute format('drop function %s', function);

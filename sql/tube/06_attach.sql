@@ -54,7 +54,7 @@ as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using errcode = 'PC007',
-            message = format('what touches a tube is changed in a read committed transaction only, and this one is %s',
+            message = format('tubes are changed and backfilled in a read committed transaction only, and this one is %s',
                              current_setting('transaction_isolation')),
             hint = 'begin isolation level read committed, or alter role ... set default_transaction_isolation';
     end if;
@@ -173,10 +173,17 @@ declare
     before tube.attachment;
     shard_before integer;
     wanted tube.attachment;
+    held oid;
 begin
     perform tube.check_level();
     perform tube.check_table(tbl);
-    perform tube.hold_capture(tbl);
+    -- Its children's too, for of who attaches one of them meanwhile check_family would not see it. Nobody attaches a partition.
+    for held in
+        select c.oid from tube.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
+        where not c.relispartition order by c.oid
+    loop
+        perform tube.hold_capture(held);
+    end loop;
     known := tube.named(tube);
     select a.* into before from tube.attachment as a where a.tube = known.name and a.tbl = attach.tbl;
     shard_before := coalesce(before.shard, (

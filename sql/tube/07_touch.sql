@@ -119,6 +119,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     relation name := (select c.relname from pg_class as c where c.oid = tbl);
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
     is_attached boolean := exists (select from tube.attachment as a where a.tbl = place_touch.tbl);
     function text;
     signature text;
@@ -155,10 +156,11 @@ begin
     execute format('revoke all on function %s from public', signature);
     execute format(
         'comment on function %s is %L', signature, format('Touch ids of %s in every tube that it is attached to.', tbl));
+    execute format('alter function %s owner to %I', signature, owner_name);
 end
 $$;
 comment on function tube.place_touch(regclass) is
-    'Make a table''s own function <table>_touch beside it, or drop it where the table is attached to nothing.';
+    'Make a table''s own function <table>_touch beside it, for its owner, or drop it where the table is attached to nothing.';
 
 create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
 language plpgsql

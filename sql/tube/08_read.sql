@@ -68,6 +68,14 @@ end
 $$;
 comment on function tube.position(text, integer) is 'How far a worker has come; null for one that has not begun.';
 
+create function tube.or_start("position" jsonb) returns jsonb
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(nullif("position", '{}'), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')
+$$;
+comment on function tube.or_start(jsonb) is 'A position, and that of a worker that has not begun where there is none.';
+
 create function tube.unread_sql(
     known tube.tube, worker integer, backfill boolean, "position" jsonb, upto pg_snapshot, high bigint, most bigint,
     extra text default 'true'

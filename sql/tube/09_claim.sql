@@ -61,6 +61,13 @@ end
 $$;
 comment on function tube.register(text, integer, integer) is 'Make a worker''s position, at zero, if it is not there yet.';
 
+create function tube.worker_of(shard integer, partitions integer) returns integer
+language sql immutable
+as $$
+    select pg_catalog.mod(pg_catalog.mod(shard, partitions) operator(pg_catalog.+) partitions, partitions)
+$$;
+comment on function tube.worker_of(integer, integer) is 'The worker that a shard belongs to, as tube.belongs() has it in SQL.';
+
 create function tube.is_left(known tube.tube, move tube.moved) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
@@ -71,14 +78,14 @@ set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    old_worker integer := mod(mod(move.from_shard, known.partitions) + known.partitions, known.partitions);
-    at jsonb := tube.position(known.name, old_worker);
+    old_worker integer := tube.worker_of(move.from_shard, known.partitions);
+    at jsonb := tube.or_start(tube.position(known.name, old_worker));
     kind text;
     is_left boolean;
 begin
     foreach kind in array array['incremental', 'backfill'] loop
         execute 'select exists (' || tube.unread_sql(
-            known, old_worker, kind = 'backfill', coalesce(at -> kind, '["1:1:", 0]'), pg_current_snapshot(), move.upto, 1,
+            known, old_worker, kind = 'backfill', at -> kind, pg_current_snapshot(), move.upto, 1,
             'l.shard = ' || move.from_shard) || ')'
         into is_left;
         exit when is_left;
@@ -101,8 +108,8 @@ begin
         select coalesce(jsonb_agg(jsonb_build_array(m.to_shard, m.upto)), '[]')
         from tube.moved as m
         where m.tube = known.name
-          and mod(mod(m.to_shard, known.partitions) + known.partitions, known.partitions) = worker
-          and mod(mod(m.from_shard, known.partitions) + known.partitions, known.partitions) <> worker
+          and tube.worker_of(m.to_shard, known.partitions) = worker
+          and tube.worker_of(m.from_shard, known.partitions) <> worker
           and tube.is_left(known, m));
 end
 $$;

@@ -80,7 +80,7 @@ set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    at jsonb := tube.position(known.name, worker);
+    at jsonb := tube.or_start(tube.position(known.name, worker));
     found_one boolean;
 begin
     execute format(

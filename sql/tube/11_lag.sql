@@ -101,7 +101,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
-    at jsonb := coalesce(nullif("position", '{}'), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}');
+    at jsonb := tube.or_start("position");
     held jsonb;
     ready record;
     waiting record;
@@ -144,8 +144,7 @@ set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    at jsonb := coalesce(
-        tube.position(known.name, worker) -> case when backfill then 'backfill' else 'incremental' end, '["1:1:", 0]');
+    at jsonb := tube.or_start(tube.position(known.name, worker)) -> case when backfill then 'backfill' else 'incremental' end;
     counted bigint;
 begin
     execute 'select count(*), min(seq), max(seq), min(ts), max(ts) from (select seq, ts from (' || tube.unread_sql(
@@ -183,12 +182,10 @@ begin
         return query
             select known.name, known.predicate, k.worker,
                    (select count(distinct a.shard)::integer from tube.attachment as a
-                    where a.tube = known.name
-                      and mod(mod(a.shard, known.partitions) + known.partitions, known.partitions) = k.worker),
+                    where a.tube = known.name and tube.worker_of(a.shard, known.partitions) = k.worker),
                    i.*, b.*,
                    (select case when count(*) >= 1000 then '1000+' else count(*)::text end
-                    from tube.due(known, k.worker, coalesce(
-                        tube.position(known.name, k.worker), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')))
+                    from tube.due(known, k.worker, tube.or_start(tube.position(known.name, k.worker))))
             from generate_series(0, known.partitions - 1) as k(worker)
             cross join lateral tube.stats_of(known, k.worker, false) as i
             cross join lateral tube.stats_of(known, k.worker, true) as b;
@@ -224,7 +221,7 @@ set enable_bitmapscan = off
 as $$
 declare
     known tube.tube := tube.named(tube);
-    at jsonb := coalesce(nullif("position", '{}'), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}');
+    at jsonb := tube.or_start("position");
     is_left boolean;
 begin
     perform tube.check_workers(known, workers, worker);

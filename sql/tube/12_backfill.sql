@@ -61,6 +61,7 @@ as $$
 declare
     found_row tube.attachment;
 begin
+    perform tube.check_level();
     loop
         found_row := tube.attached(tube, tbl, shard);
         perform pg_advisory_xact_lock(tube.backfill_key(tbl, found_row.shard));

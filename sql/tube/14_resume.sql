@@ -124,10 +124,7 @@ declare
     waited boolean;
     reason text;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'PC007', message = 'a backfill''s transactions must be read committed',
-            hint = 'begin isolation level read committed';
-    end if;
+    perform tube.check_level();
     -- Into another tube the same table may be backfilled at once, chunk by chunk in turn.
     perform pg_advisory_xact_lock(tube.backfill_key(job.tbl, job.shard));
     job := (select b from tube.backfill as b where b.id = backfill_chunk.id);

@@ -15,8 +15,7 @@ begin
     return query
         select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(tube.table_named(d.payload ->> 'tbl')::text, d.payload ->> 'tbl'),
                d.payload, d.ts
-        from tube.due(known, worker, coalesce(
-            tube.position(tube, worker), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')) as d
+        from tube.due(known, worker, tube.or_start(tube.position(tube, worker))) as d
         where d.is_due
         order by d.seq;
 end
@@ -108,6 +107,18 @@ $$;
 comment on function tube.give_up(text, integer, integer, bigint, text) is
     'Take away a control pod that can never be worked off, and note it in tube.fault; in the transaction that holds the '
     'worker''s lock.';
+
+create function tube.note_controls(tube text, worker integer, failed boolean) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    update tube.worker as w set
+        control_attempt = case when failed then w.control_attempt + 1 else 0 end,
+        control_failed_at = case when failed then clock_timestamp() end
+    where w.tube = note_controls.tube and w.worker = note_controls.worker and (failed or w.control_attempt > 0)
+$$;
+comment on function tube.note_controls(text, integer, boolean) is
+    'Note whether any of a worker''s control pods failed for now; in the transaction that holds its lock.';
 
 create function tube.backfill_scheduled(tube text, workers integer, worker integer, seq bigint) returns bigint
 language plpgsql volatile

@@ -22,7 +22,7 @@ begin
             from generate_series(0, known.partitions - 1) as k(worker)
             left join lateral tube.worker_now(known.name, k.worker) as w on true
             cross join lateral tube.lag(
-                known.name, known.partitions, k.worker, coalesce(tube.position(known.name, k.worker), '{}'), upto) as l(lag);
+                known.name, known.partitions, k.worker, tube.position(known.name, k.worker), upto) as l(lag);
     end loop;
 end
 $$;
@@ -143,7 +143,7 @@ begin
                      where o.relname = t.relname and o.shard = t.shard and o.tbl <> t.tbl)
         ) order by t.shard, t.nspname, t.relname), '[]')
         from tables as t
-        where mod(mod(t.shard, workers) + workers, workers) = worker);
+        where tube.worker_of(t.shard, workers) = worker);
 end
 $$;
 comment on function tube.attached_to(text, integer, integer) is
@@ -160,17 +160,15 @@ as $$
 $$;
 comment on function tube.positions() is 'How many batches each worker of each tube has done.';
 
-create function tube.rests(at tube.worker) returns boolean
+create function tube.rests(attempt integer, since timestamptz) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select at.batch is not null
-       and clock_timestamp() <
-           greatest(at.claimed_at, at.updated_at) + least(30 * 2 ^ least(at.attempt - 1, 9), 300) * interval '1 s'
+    select attempt > 0 and clock_timestamp() < since + least(30 * 2 ^ least(attempt - 1, 9), 300) * interval '1 s'
 $$;
-comment on function tube.rests(tube.worker) is
-    'Whether a worker, if it is not at work, has failed a short time ago: half a minute after the first attempt on its batch, '
-    'longer and longer after others, at most 5 minutes.';
+comment on function tube.rests(integer, timestamptz) is
+    'Whether what has failed did so a short time ago: half a minute after the first attempt, longer and longer after others, at '
+    'most 5 minutes.';
 
 create function tube.lag_of_idle(upto integer) returns jsonb
 language plpgsql volatile
@@ -178,6 +176,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     one record;
+    at tube.worker;
     lag jsonb;
     ready bigint := 0;
     waiting bigint := 0;
@@ -185,13 +184,17 @@ declare
     faults bigint := 0;
 begin
     for one in
-        select t.name, t.partitions, k.worker
+        select t as known, t.name, t.partitions, k.worker
         from tube.tube as t cross join lateral generate_series(0, t.partitions - 1) as k(worker)
         where has_table_privilege(t.pods, 'select')
         order by t.name, k.worker
     loop
-        continue when tube.locked(one.name, one.worker) or tube.rests(tube.worker_now(one.name, one.worker));
-        lag := tube.lag(one.name, one.partitions, one.worker, coalesce(tube.position(one.name, one.worker), '{}'), upto);
+        at := tube.worker_now(one.name, one.worker);
+        continue when tube.locked(one.name, one.worker)
+            or tube.rests(at.attempt, greatest(at.claimed_at, at.updated_at))
+            -- Pods with ids do not wait for control pods that fail.
+            or tube.rests(at.control_attempt, at.control_failed_at) and not tube.has_unread(one.known, one.worker);
+        lag := tube.lag(one.name, one.partitions, one.worker, tube.position(one.name, one.worker), upto);
         ready := ready + (lag ->> 'ready')::bigint;
         waiting := waiting + (lag ->> 'waiting')::bigint;
         age := greatest(age, (lag ->> 'ready_age')::double precision);
@@ -204,8 +207,8 @@ begin
 end
 $$;
 comment on function tube.lag_of_idle(integer) is
-    'What is ready for the workers, of all tubes, that are not at work and do not rest after a failure; it stops counting at '
-    'upto.';
+    'What is ready for the workers, of all tubes, that are not at work and do not rest after their batch failed, nor, where '
+    'they have nothing else to do, after their control pods did; it stops counting at upto.';
 
 create function tube.clear_faults(tube text) returns bigint
 language sql

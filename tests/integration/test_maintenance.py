@@ -10,6 +10,7 @@ import pytest
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed, consumers
 from airflow_pgchange.maintenance import maintain
+from airflow_pgchange.tubes import work_off
 from tests.commits import claim_and_fail, commits, drain, until
 from tests.event_keeping import configure, dispatch, kept, narrow, publish, read, subscribe
 from tests.readme import ROOT
@@ -77,6 +78,35 @@ def test_maintenance_names_a_tube_whose_batch_fails_and_statements_it_could_not_
     attention = maintain(connection).attention
     assert any(line.startswith("item: 1 statements") for line in attention)
     assert any("airflow pgchange skip tube:q/0" in line for line in attention)
+
+
+def test_maintenance_names_a_dropped_table_that_touched_a_tube_until_it_is_detached(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key)")
+    make(connection, "joe's")
+    attach(connection, tube="joe's")
+    assert maintain(connection).attention == []
+    connection.execute("drop table item")
+    (line,) = maintain(connection).attention
+    assert line.startswith("tube joe's: a table that touched it was dropped")
+    connection.execute("select " + line.split(": select ")[1])
+    assert maintain(connection).attention == []
+
+
+def test_maintenance_names_a_worker_whose_control_pods_fail(db, connect):
+    connection = connect()
+    make(connection)
+    connection.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
+
+    def fail(control):
+        raise RuntimeError("the search index is down")
+
+    for _ in range(3):
+        assert maintain(connection).attention == []
+        with pytest.raises(RuntimeError, match="search index"):
+            work_off(TubeFeed("q"), db, fail)
+    (line,) = maintain(connection).attention
+    assert line.startswith("tube:q/0: its control pods have failed 3 times")
 
 
 def test_what_maintenance_advises_can_be_typed_whatever_things_are_called(db, connect):

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from airflow_pgchange.feeds import AllTubes, watching
+from airflow_pgchange.feeds import AllTubes, TubeFeed, watching
 from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.tubes import work_off
 from tests.tubes import attach, claim, lag, make, one, take, touch
 
 
@@ -220,6 +221,49 @@ def test_of_all_tubes_a_worker_rests_from_when_it_failed_and_not_from_when_it_be
     assert all_tubes(connection).ready == 1
     connection.execute("select tube.note_failure('q', 0, %s, 'it fails')", [json.dumps(batch)])
     assert all_tubes(connection).ready == 0
+
+
+def fail(control):
+    raise RuntimeError("the search index is down")
+
+
+def controls_failed(connection, seconds):
+    connection.execute(
+        "update tube.worker set control_failed_at = now() - make_interval(secs => %s)", [seconds]
+    )
+
+
+@pytest.fixture
+def failing(q, db):
+    """A tube whose control pod has failed, of a worker that has nothing else to do."""
+    q.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
+    assert all_tubes(q).ready == 1
+    with pytest.raises(RuntimeError, match="search index"):
+        work_off(TubeFeed("q"), db, fail)
+    return q
+
+
+def test_of_all_tubes_a_worker_whose_control_pods_fail_rests_longer_each_time(failing, db):
+    assert all_tubes(failing).ready == 0
+    for rest in (30, 60, 120):
+        ready = []
+        for seconds in (rest - 15, rest + 1):
+            controls_failed(failing, seconds)
+            ready.append(all_tubes(failing).ready)
+        assert ready == [0, 1]
+        with pytest.raises(RuntimeError, match="search index"):
+            work_off(TubeFeed("q"), db, fail)
+
+
+def test_of_all_tubes_pods_do_not_wait_for_control_pods_that_fail(failing):
+    touch(failing, 1)
+    assert all_tubes(failing).ready > 0
+
+
+def test_of_all_tubes_control_pods_that_are_worked_off_are_as_if_they_had_never_failed(failing, db):
+    work_off(TubeFeed("q"), db, lambda control: None)
+    failing.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
+    assert all_tubes(failing).ready == 1
 
 
 def test_all_tubes_count_no_further_than_they_are_asked(connect):

@@ -126,6 +126,37 @@ def test_a_detach_waits_for_a_chunk_of_a_backfill_before_it_locks_the_table(item
     assert detaching.errors == []
 
 
+@pytest.mark.parametrize(("first", "second"), [("item", "child"), ("child", "item")])
+def test_of_a_table_and_its_child_that_are_attached_at_once_the_second_is_refused(
+    item, connect, first, second
+):
+    item.execute("create table child (primary key (id)) inherits (item)")
+    make(item, "r")
+    attaching = connect(autocommit=False)
+    attach(attaching, first, "r", shard=1)
+    other = Doing(connect(), f"select tube.tube_table_ensure_attached('r', '{second}', 2)")
+    other.wait_until_it_waits(item)
+    attaching.commit()
+    other.join()
+    assert [error.sqlstate for error in other.errors] == ["PC008"]
+    assert f"rows in common with public.{first}" in str(other.errors[0])
+    item.execute("insert into child values (11)")
+    assert pods(item, "r") == [("I", 1, [11])]
+
+
+def test_a_table_that_is_attached_while_its_tube_is_removed_is_detached_too(item, connect):
+    item.execute("create table other (id bigint primary key)")
+    attaching = connect(autocommit=False)
+    attach(attaching, "other")
+    removing = Doing(connect(), "select tube.tube_ensure_absent('q')")
+    removing.wait_until_it_waits(item)
+    attaching.commit()
+    removing.join()
+    assert removing.errors == []
+    assert one(item, "select count(*) from tube.tube") == 0
+    assert one(item, "select count(*) from pg_trigger where tgrelid = 'other'::regclass") == 0
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -133,6 +164,9 @@ def test_a_detach_waits_for_a_chunk_of_a_backfill_before_it_locks_the_table(item
         "select tube.tube_table_ensure_detached('q', 'item')",
         "select tube.tube_ensure_exists('q', 2)",
         "select tube.tube_ensure_absent('q')",
+        "select tube.tube_backfill_step3('1', 'q', 'item', 'id')",
+        "select tube.backfill_begin('q', 'item', 'id')",
+        "select tube.backfill_chunk(1)",
     ],
 )
 def test_a_role_whose_transactions_are_repeatable_read_is_told(item, connect, call):

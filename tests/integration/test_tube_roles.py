@@ -97,8 +97,9 @@ def test_select_looks_and_does_not_work(session, admin):
         connection.execute("insert into tube.worker (tube, worker) values ('q', 7)")
 
 
-def test_a_role_cannot_change_what_is_anothers(session, admin):
-    connection = session("select", "insert", "delete")
+@pytest.mark.parametrize("keeper", [False, True])
+def test_a_role_cannot_change_what_is_anothers(session, admin, keeper):
+    connection = session("select", "insert", "delete", keeper=keeper)
     for call in [
         "select tube.tube_ensure_exists('q', 5)",
         "select tube.tube_ensure_exists('q', predicate => 'false')",
@@ -135,6 +136,18 @@ def test_an_owner_attaches_backfills_and_detaches_its_own_table(session, admin):
     assert admin.execute("select tbl::text from tube.tube_list()").fetchall() == [("item",), (None,)]
 
 
+def test_an_owner_touches_attaches_anew_and_detaches_a_table_that_another_has_attached(session, admin):
+    owner = session("insert")
+    admin.execute(f"create schema own authorization {one(owner, 'select current_user::text')}")
+    owner.execute("create table own.mine (id bigint primary key)")
+    attach(admin, "own.mine")
+    owner.execute("select own.mine_touch('{9}')")
+    assert touched(admin) == [9]
+    attach(owner, "own.mine")
+    owner.execute("select tube.tube_table_ensure_detached('q', 'own.mine')")
+    assert admin.execute("select tbl::text from tube.tube_list()").fetchall() == [("item",), (None,)]
+
+
 def test_an_owner_whose_pods_are_anothers_is_told_what_to_grant(session, admin):
     connection = session("select")
     name = one(connection, "select current_user::text")
@@ -160,6 +173,18 @@ def test_a_keeper_makes_changes_and_removes_tubes_of_its_own(session, admin):
     assert row == ("cannot be done", 1, name)
     connection.execute("select tube.tube_ensure_absent('mine')")
     assert admin.execute("select name from tube.tube order by 1").fetchall() == [("q",), ("r",)]
+
+
+def test_anothers_function_that_looks_like_a_tubes_does_not_keep_its_keeper_from_removing_it(session, admin):
+    keeper = session(keeper=True)
+    admin.execute(f"create schema own authorization {one(keeper, 'select current_user::text')}")
+    keeper.execute("set search_path = own")
+    make(keeper, "mine")
+    admin.execute("create function public.mine_touch() returns void language sql as 'select'")
+    admin.execute("comment on function public.mine_touch() is 'Touch ids of a shard in tube mine.'")
+    keeper.execute("select tube.tube_ensure_absent('mine')")
+    names = "select pronamespace::regnamespace::text from pg_proc where proname = 'mine_touch'"
+    assert admin.execute(names).fetchall() == [("public",)]
 
 
 def test_a_keeper_cannot_make_a_tube_where_it_may_not_create_tables(session):
