@@ -110,7 +110,12 @@ begin
     if keep is null or keep < interval '0' then
         raise invalid_parameter_value using message = 'keep is how much history stays, such as interval ''30 days''';
     end if;
+    perform pubsub.check_isolation();
     perform pubsub.check_origin();
+    if not pg_try_advisory_xact_lock(revision.upkeep_key()) then
+        return next 'postponed trimming the queue: another maintenance is at work';
+        return;
+    end if;
     if pubsub.default_at_rest(settled) and not pubsub.has_commits('revision.commit_queue_default', now() - keep) then
         return next pubsub.trim_partition('revision.commit_queue_default', keep);
     end if;
