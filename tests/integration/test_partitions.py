@@ -168,6 +168,18 @@ def test_a_partition_of_ids_that_the_default_one_holds_is_refused(queue):
     assert in_default(queue) == 1
 
 
+def test_a_trim_does_not_read_all_that_a_consumer_has_not_processed(queue, own_database, connect_to):
+    connection = connect_to(own_database, autocommit=False)
+    drain(own_database)
+    commits(queue, 1000)
+    use_up_transactions(queue)
+    partition = oldest_partition(queue)
+    (told,) = connection.execute("select pubsub.trim_commit_queue('0 s')").fetchone()
+    assert told == f"kept {partition}: test/0 has not processed it"
+    query = f"select pg_stat_get_xact_tuples_returned('revision.{partition}'::regclass)"
+    assert connection.execute(query).fetchone()[0] < 100
+
+
 def test_the_default_partition_is_read_once_for_all_partitions_that_are_made(queue):
     for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
         queue.execute(f"drop table {partition}")
