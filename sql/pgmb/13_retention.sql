@@ -74,11 +74,9 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     part regclass := pgmb.default_partition(tbl);
-    old boolean;
     gone bigint;
 begin
-    execute format('select exists (select from %s where id < %L)', part, cut) into old;
-    if old then
+    if pgmb.default_holds(tbl, '', cut) then
         -- In one statement the rows and who needs them are seen at one moment.
         execute format('delete from %s where id < $1 and (select pgmb.holder_of($2, '''', $1)) is null', part) using cut, tbl;
         get diagnostics gone = row_count;
