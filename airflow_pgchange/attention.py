@@ -119,13 +119,25 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
     return lines
 
 
+def partitions(connection: psycopg.Connection[Any]) -> list[str]:
+    """Partitions of the event log that stay although they are old, or that are made only when somebody says so."""
+    overdue = connection.execute("select partition::text, reason from pgmb.overdue()").fetchall()
+    crowded = connection.execute(
+        "select t.name, c.reason from unnest(array['pgmb.dispatched', 'pgmb.events']) as t(name) "
+        "cross join lateral pgmb.crowded_default(t.name::regclass) as c(reason) where c.reason is not null"
+    ).fetchall()
+    return [
+        *(
+            f"{part} is old and kept: {reason}; who holds what: select * from pgmb.holders()"
+            for part, reason in overdue
+        ),
+        *(f"{table} needs partitions: {reason}" for table, reason in crowded),
+    ]
+
+
 def events(connection: psycopg.Connection[Any]) -> list[str]:
-    """Partitions that stay, tables whose mutations are not published, groups that fail, a dispatch that does not end."""
+    """Tables whose mutations are not published, groups that fail, a dispatch that does not end."""
     lines = []
-    for partition, reason in connection.execute(
-        "select partition::text, reason from pgmb.overdue()"
-    ).fetchall():
-        lines.append(f"{partition} is old and kept: {reason}; who holds what: select * from pgmb.holders()")
     rows = connection.execute(
         "select tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], stale, faults "
         "from pgmb.pushing()"

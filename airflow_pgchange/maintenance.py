@@ -108,6 +108,7 @@ def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
             report.add(report.done, partial(_lines, connection, f"pgmb.{step}", table))
     for step in ("expire_subscriptions", "forget_faults", "trim_published", "refresh"):
         report.add(report.done, partial(_lines, connection, f"pgmb.{step}"))
+    report.add(report.attention, lambda: attention.partitions(connection))
     report.add(report.attention, lambda: attention.events(connection))
 
 

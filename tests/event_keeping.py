@@ -33,6 +33,17 @@ def publish(connection: Connection, n: int = 1, topic: str = "t", at: str | None
     return [row[0] for row in connection.execute(query, [topic, n]).fetchall()]
 
 
+def fill_default(connection: Connection, n: int, at: str) -> None:
+    """``n`` events of 7 kB each for a time of which the log has no partition."""
+    connection.execute("alter table pgmb.events_default alter column payload set storage plain")
+    connection.execute(
+        "insert into pgmb.events (id, topic, payload) "
+        f"select pgmb.create_event_id({at}, g), 't', jsonb_build_object('x', repeat('x', 7000)) "
+        "from generate_series(1, %s) as g",
+        [n],
+    )
+
+
 def subscribe(connection: Connection, group: str = "g", topic: str | None = None, **columns: Any) -> str:
     """A subscription to one topic, or to all; its id."""
     if topic is not None:

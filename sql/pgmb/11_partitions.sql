@@ -2,9 +2,11 @@
 --
 -- The default partition stays, so that no publisher fails whatever its id. A new partition is made beside the table and
 -- attached, and rows of the default one that belong in it are moved before. Only such as lie in the future: a reader under way
--- would look for rows where they were. So where the default one holds rows of the present, the new one begins behind them. A
--- publisher who was sent to the default one meanwhile would fail, as its row no longer belongs there: so for the moment of
--- attaching there is none at work.
+-- would look for rows where they were. So where the default one holds rows of the present, new ones begin behind them, and what
+-- is written until then goes into the default one, where retention deletes it.
+--
+-- A publisher who was sent to the default one meanwhile would fail, as its row no longer belongs there: so for the moment of
+-- attaching there is none at work. The default one is read before that moment, once, unless all is written there.
 
 create function pgmb.get_partitions_and_bounds(table_id oid)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
@@ -64,47 +66,60 @@ $$;
 comment on function pgmb.present() is
     'What is published or dispatched by now has an id below this one, unless it is to be delivered later.';
 
-create function pgmb.present_in_default(tbl regclass, lower_id pgmb.event_id) returns boolean
+create function pgmb.default_holds(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id) returns boolean
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     held boolean;
 begin
-    execute format('select exists (select from %s where id >= %L and id < %L)', pgmb.default_partition(tbl), lower_id, pgmb.present())
+    execute format('select exists (select from %s where id >= %L and id < %L)', pgmb.default_partition(tbl), lower_id, upper_id)
     into held;
     return held;
 end
 $$;
-comment on function pgmb.present_in_default(regclass, pgmb.event_id) is
-    'Whether the default partition holds rows, from an id on, that somebody may be reading.';
+comment on function pgmb.default_holds(regclass, pgmb.event_id, pgmb.event_id) is
+    'Whether the default partition holds rows from an id on to before another. Those before pgmb.present() somebody may be reading.';
 
-create function pgmb.fill_partition(tbl regclass, name text, lower_id pgmb.event_id, upper_id pgmb.event_id) returns bigint
+create function pgmb.fill_partitions(tbl regclass, spans tstzrange[]) returns bigint[]
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
     rest regclass := pgmb.default_partition(tbl);
-    moved bigint;
+    lower_id pgmb.event_id := pgmb.create_event_id(lower(spans[1]), 0);
+    upper_id pgmb.event_id := pgmb.create_event_id(upper(spans[cardinality(spans)]), 0);
+    span tstzrange;
+    held boolean;
+    n bigint;
+    moved bigint[] := '{}';
 begin
     execute format('lock table %s in access exclusive mode', rest);
-    if pgmb.present_in_default(tbl, lower_id) then
+    if pgmb.default_holds(tbl, lower_id, pgmb.present()) then
         raise object_in_use using message = format('the default partition of %s holds rows that may be being read', tbl),
             hint = 'they stay there: select pgmb.make_partitions() makes partitions behind them';
     end if;
-    execute format(
-        'with moved as (delete from %s where id >= %L and id < %L returning *) insert into pgmb.%I select * from moved',
-        rest, lower_id, upper_id, name);
-    get diagnostics moved = row_count;
-    -- This reads the default partition now, so that attaching, which holds everybody up, need not.
+    held := pgmb.default_holds(tbl, lower_id, upper_id);
+    foreach span in array spans loop
+        n := 0;
+        if held then
+            execute format(
+                'with moved as (delete from %s where id >= %L and id < %L returning *) insert into pgmb.%I select * from moved',
+                rest, pgmb.create_event_id(lower(span), 0), pgmb.create_event_id(upper(span), 0), pgmb.partition_name(tbl, span));
+            get diagnostics n = row_count;
+        end if;
+        moved := moved || n;
+    end loop;
+    -- This reads the default partition now, and once, so that attaching, which holds everybody up, need not. What lies between
+    -- two of the spans has a partition already.
     execute format('alter table %s add constraint pgchange_moved check (id < %L or id >= %L)', rest, lower_id, upper_id);
     return moved;
 end
 $$;
-comment on function pgmb.fill_partition(regclass, text, pgmb.event_id, pgmb.event_id) is
-    'Move the rows of the default partition that belong in a new one; returns how many. Refused where some of them may be being '
-    'read.';
+comment on function pgmb.fill_partitions(regclass, tstzrange[]) is
+    'Move the rows of the default partition that belong in new ones, given in their order; returns how many into each. Refused '
+    'where some of them may be being read.';
 
 create function pgmb.partition_name(tbl regclass, span tstzrange) returns text
 language sql stable
@@ -131,16 +146,15 @@ $$;
 comment on function pgmb.prepare_partition(regclass, tstzrange) is
     'Make the table of a partition beside the one that it is to belong to: nobody waits for that.';
 
-create function pgmb.attach_partition(tbl regclass, span tstzrange) returns text
+create function pgmb.attach_partitions(tbl regclass, spans tstzrange[]) returns setof text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
-    name text := pgmb.partition_name(tbl, span);
-    lower_id pgmb.event_id := pgmb.create_event_id(lower(span), 0);
-    upper_id pgmb.event_id := pgmb.create_event_id(upper(span), 0);
-    moved bigint;
+    name text;
+    span tstzrange;
+    moved bigint[];
 begin
     -- Before any other lock that polls take, as they do.
     perform pg_advisory_xact_lock(pgmb.layout_key());
@@ -148,49 +162,24 @@ begin
         -- Everybody writes into the default partition now: they must not be on their way there.
         execute format('lock table only %s in share row exclusive mode', tbl);
     end if;
-    moved := pgmb.fill_partition(tbl, name, lower_id, upper_id);
+    moved := pgmb.fill_partitions(tbl, spans);
     execute format('lock table only %s in share row exclusive mode', tbl);
-    execute format('alter table %s attach partition pgmb.%I for values from (%L) to (%L)', tbl, name, lower_id, upper_id);
+    for i in 1..cardinality(spans) loop
+        span := spans[i];
+        name := pgmb.partition_name(tbl, span);
+        execute format(
+            'alter table %s attach partition pgmb.%I for values from (%L) to (%L)', tbl, name,
+            pgmb.create_event_id(lower(span), 0), pgmb.create_event_id(upper(span), 0));
+        execute format('alter table pgmb.%I drop constraint pgchange_bounds', name);
+        return next format('added pgmb.%s, up to %s, %s rows moved into it', name, upper(span), moved[i]);
+    end loop;
     execute format('alter table %s drop constraint pgchange_moved', pgmb.default_partition(tbl));
-    execute format('alter table pgmb.%I drop constraint pgchange_bounds', name);
-    return format('added pgmb.%s, up to %s, %s rows moved into it', name, upper(span), moved);
 end
 $$;
-comment on function pgmb.attach_partition(regclass, tstzrange) is
-    'Attach a partition that was prepared, with the rows of the default one that belong in it. Who writes into the table waits '
-    'while that is done, a moment, and who writes into the default one while its rows are moved; it gives up where it would have '
-    'to wait for others.';
-
-create function pgmb.drop_misfits(tbl regclass, current_ts timestamptz, width interval) returns setof text
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    unwanted regclass[] := pgmb.empty_ones(array(
-        select p.partition_id from pgmb.get_partitions_and_bounds(tbl) as p
-        where p.lower_bound > pgmb.create_event_id(current_ts, 0)
-          and pgmb.extract_date_from_event_id(p.upper_bound) > pgmb.end_of_partition(
-              pgmb.extract_date_from_event_id(p.lower_bound), width)
-    ));
-begin
-    if unwanted <> '{}' then
-        return query select * from pgmb.drop_partitions(tbl, unwanted);
-    end if;
-end
-$$;
-comment on function pgmb.drop_misfits(regclass, timestamptz, interval) is
-    'After the interval became shorter: drop what was made ahead longer and is still empty.';
-
-create function pgmb.end_of_those_begun(tbl regclass, at timestamptz) returns timestamptz
-language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select pgmb.extract_date_from_event_id(max(p.upper_bound))
-    from pgmb.get_partitions_and_bounds(tbl) as p
-    where p.lower_bound <= pgmb.create_event_id(at, 0)
-$$;
-comment on function pgmb.end_of_those_begun(regclass, timestamptz) is
-    'Where the last of the partitions ends that begin by a time; null where none does.';
+comment on function pgmb.attach_partitions(regclass, tstzrange[]) is
+    'Attach partitions that were prepared, in their order, with the rows of the default one that belong in them. Who writes into '
+    'the table waits while that is done, a moment, and who writes into the default one while its rows are moved; it gives up where '
+    'it would have to wait for others.';
 
 create function pgmb.missing_partitions(tbl regclass, current_ts timestamptz) returns setof tstzrange
 language plpgsql stable
@@ -201,29 +190,31 @@ declare
     upto timestamptz := current_ts + greatest(width, pgmb.setting_as_interval('future_intervals_to_create'));
     lower timestamptz;
     upper timestamptz;
-    covered timestamptz;
+    part record;
 begin
-    lower := coalesce(pgmb.end_of_those_begun(tbl, current_ts), date_bin(width, current_ts, 'epoch'));
-    if pgmb.present_in_default(tbl, pgmb.create_event_id(lower, 0)) then
+    select coalesce(pgmb.extract_date_from_event_id(max(p.upper_bound)), date_bin(width, current_ts, 'epoch')) into lower
+    from pgmb.get_partitions_and_bounds(tbl) as p
+    where p.lower_bound <= pgmb.create_event_id(current_ts, 0);
+    if pgmb.default_holds(tbl, pgmb.create_event_id(lower, 0), pgmb.present()) then
         -- Not the very next one: attaching it may take some seconds.
         lower := pgmb.end_of_partition(pgmb.extract_date_from_event_id(pgmb.present()) + interval '5 seconds', width);
         upto := greatest(upto, lower + width);
-        lower := greatest(lower, pgmb.end_of_those_begun(tbl, lower));
     end if;
-    while lower < upto loop
-        -- Up to the next partition that is there. In which nobody made any, one partition for all of the time.
-        select case when min(p.lower_bound) > pgmb.create_event_id(lower, 0)
-                    then pgmb.extract_date_from_event_id(min(p.lower_bound)) end,
-               pgmb.extract_date_from_event_id(min(p.upper_bound) filter (
-                   where p.lower_bound = pgmb.create_event_id(lower, 0)))
-        into upper, covered
+    for part in
+        select pgmb.extract_date_from_event_id(p.lower_bound) as begins, pgmb.extract_date_from_event_id(p.upper_bound) as ends
         from pgmb.get_partitions_and_bounds(tbl) as p
-        where p.lower_bound >= pgmb.create_event_id(lower, 0);
-        if covered is null then
-            upper := least(upper, pgmb.end_of_partition(greatest(lower, current_ts), width));
+        where p.upper_bound > pgmb.create_event_id(lower, 0)
+        union all
+        select 'infinity', 'infinity'
+        order by 1
+    loop
+        while lower < least(part.begins, upto) loop
+            -- Where nobody made any, one partition for all of the time.
+            upper := least(part.begins, pgmb.end_of_partition(greatest(lower, current_ts), width));
             return next tstzrange(lower, upper);
-        end if;
-        lower := coalesce(covered, upper);
+            lower := upper;
+        end loop;
+        lower := greatest(lower, part.ends);
     end loop;
 end
 $$;
@@ -231,6 +222,20 @@ comment on function pgmb.missing_partitions(regclass, timestamptz) is
     'The spans of time, in their order and up to future_intervals_to_create from now, that still need a partition; where rows '
     'of the present are in the default one, from a whole multiple of partition_interval on that is some seconds ahead, and one at '
     'least.';
+
+create function pgmb.crowded_default(tbl regclass, current_ts timestamptz default now()) returns text
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select format(
+        'all that is written goes into the default one, and publishers would wait while its %s are read; when they may: '
+        'select pgmb.make_partitions(%L, stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
+    from pg_table_size(pgmb.default_partition(tbl)) as d(bytes)
+    where d.bytes > 16 * 1024 * 1024 and pgmb.get_current_partition(tbl, clock_timestamp()) is null
+      and exists (select from pgmb.missing_partitions(tbl, current_ts))
+$$;
+comment on function pgmb.crowded_default(regclass, timestamptz) is
+    'Why partitions that a table needs are made only when somebody says that publishers may be stopped; else null.';
 
 create function pgmb.make_partitions(
     tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
@@ -242,7 +247,7 @@ declare
     -- Who has locked something keeps it to the end: others would wait while this one rests.
     tries integer := case when pg_current_xact_id_if_assigned() is null then 8 else 1 end;
     missing tstzrange[];
-    span tstzrange;
+    crowded text;
 begin
     perform pgmb.check_append_only(tbl);
     if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
@@ -253,41 +258,33 @@ begin
     if found then
         tries := 1;
     end if;
+    crowded := pgmb.crowded_default(tbl, current_ts);
+    if crowded is not null and not stop_publishers then
+        return next format('postponed the partitions of %s: %s', tbl, crowded);
+        return;
+    end if;
     missing := array(select m from pgmb.missing_partitions(tbl, current_ts) as m);
-    if missing <> '{}' and pgmb.get_current_partition(tbl, clock_timestamp()) is null and not stop_publishers
-       and pg_table_size(pgmb.default_partition(tbl)) > 16 * 1024 * 1024
-    then
-        return next format(
-            'postponed the partitions of %s: all that is written goes into the default one, and publishers would wait while '
-            'its %s are read; when they may: select pgmb.make_partitions(%L, stop_publishers => true)',
-            tbl, pg_size_pretty(pg_table_size(pgmb.default_partition(tbl))), tbl);
+    if missing = '{}' then
         return;
     end if;
     -- All of them before the first is attached: from then on publishers wait.
     perform pgmb.prepare_partition(tbl, m) from unnest(missing) as m;
-    foreach span in array missing loop
-        loop
-            begin
-                return next pgmb.attach_partition(tbl, span);
-                tries := 1;
-                exit;
-            exception
-                when lock_not_available then
-                    tries := tries - 1;
-                when object_in_use then
-                    tries := 0;
-            end;
-            if tries = 0 then
-                execute (
-                    select string_agg(format('drop table pgmb.%I', pgmb.partition_name(tbl, m)), '; ')
-                    from unnest(missing) as m where m >= span);
-                return next format('postponed the partition of %s from %s: it is being written', tbl, lower(span));
-                return;
-            end if;
-            -- Who comes waits behind each try: in between everybody gets much longer.
-            perform pg_sleep(0.5);
-        end loop;
+    loop
+        begin
+            return query select pgmb.attach_partitions(tbl, missing);
+            return;
+        exception
+            when lock_not_available then
+                tries := tries - 1;
+            when object_in_use then
+                tries := 0;
+        end;
+        exit when tries = 0;
+        -- Who comes waits behind each try: in between everybody gets much longer.
+        perform pg_sleep(0.5);
     end loop;
+    execute (select string_agg(format('drop table pgmb.%I', pgmb.partition_name(tbl, m)), '; ') from unnest(missing) as m);
+    return next format('postponed the partitions of %s from %s on: it is being written', tbl, lower(missing[1]));
 end
 $$;
 comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is

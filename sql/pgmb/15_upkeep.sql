@@ -46,8 +46,13 @@ begin
     return query select * from pgmb.expire_subscriptions(current_ts);
     return query select * from pgmb.forget_faults(current_ts);
     return query select * from pgmb.trim_published();
-    return query select * from pgmb.maintain_append_only_table('pgmb.dispatched', current_ts);
-    return query select * from pgmb.maintain_append_only_table('pgmb.events', current_ts);
+    -- What locks a whole table comes last for both, as locks are kept to the end.
+    return query select * from pgmb.trim_partitions('pgmb.dispatched', current_ts);
+    return query select * from pgmb.trim_partitions('pgmb.events', current_ts);
+    return query select * from pgmb.make_partitions('pgmb.dispatched', current_ts);
+    return query select * from pgmb.make_partitions('pgmb.events', current_ts);
+    return query select * from pgmb.drop_emptied('pgmb.dispatched', current_ts);
+    return query select * from pgmb.drop_emptied('pgmb.events', current_ts);
 end
 $$;
 comment on function pgmb.maintain_events_table(timestamptz) is

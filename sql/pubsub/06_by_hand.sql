@@ -7,13 +7,13 @@ as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using errcode = 'PC007',
-            message = 'the consumer''s transaction must be read committed: under a stricter level it would not see what '
-                      'another holder of the lock has just committed',
+            message = 'this is done in a read committed transaction only: under a stricter level one would not see what '
+                      'another has just committed',
             hint = 'begin isolation level read committed';
     end if;
 end
 $$;
-comment on function pubsub.check_isolation() is 'Refuse a transaction that cannot see what the previous consumer committed.';
+comment on function pubsub.check_isolation() is 'Refuse a transaction that cannot see what others have just committed: a consumer, a writer.';
 
 create function pubsub.lock_watermark(consumer_id text, branch_id bigint, accept_trimmed boolean default false)
 returns pubsub.watermark

@@ -205,6 +205,7 @@ begin
     if here = old then
         return 'nothing to do: the transaction ids are this cluster''s own';
     end if;
+    perform pubsub.check_isolation();
     lock table revision.commit_queue, pubsub.watermark, pubsub.claim in access exclusive mode;
     if not txids_kept then
         perform pubsub.note_positions(old);

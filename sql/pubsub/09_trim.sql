@@ -89,6 +89,20 @@ $$;
 comment on function pubsub.has_commits(regclass, timestamptz) is
     'Whether a partition has a commit that was written after a time. It ends at the first one.';
 
+create function pubsub.first_commit_at(partition regclass) returns timestamptz
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    found_at timestamptz;
+begin
+    execute format('select created_at from %s limit 1', partition) into found_at;
+    return found_at;
+end
+$$;
+comment on function pubsub.first_commit_at(regclass) is
+    'When the commit of a partition was written that lies first in it, mostly the oldest; null where it is empty.';
+
 create function pubsub.default_at_rest(settled bigint) returns boolean
 language sql stable
 set search_path = pg_catalog, revision, pg_temp
@@ -106,18 +120,26 @@ as $$
 declare
     settled bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     part record;
+    first_at timestamptz;
 begin
     if keep is null or keep < interval '0' then
         raise invalid_parameter_value using message = 'keep is how much history stays, such as interval ''30 days''';
     end if;
+    perform pubsub.check_isolation();
     perform pubsub.check_origin();
+    if not pg_try_advisory_xact_lock(revision.upkeep_key()) then
+        return next 'postponed trimming the queue: another maintenance is at work';
+        return;
+    end if;
     if pubsub.default_at_rest(settled) and not pubsub.has_commits('revision.commit_queue_default', now() - keep) then
         return next pubsub.trim_partition('revision.commit_queue_default', keep);
     end if;
     for part in select * from revision.partitions() as p where p.upper <= settled order by p.lower loop
-        -- The partitions behind one that is too young are younger.
-        exit when pubsub.has_commits(part.relid, now() - keep);
-        if pubsub.has_commits(part.relid, '-infinity') then
+        first_at := pubsub.first_commit_at(part.relid);
+        -- The partitions behind one that is too young are younger. All of one is read only where nobody needs it.
+        exit when first_at > now() - keep
+            or pubsub.needed_by(part.relid) is null and pubsub.has_commits(part.relid, now() - keep);
+        if first_at is not null then
             return next pubsub.trim_partition(part.relid, keep);
         end if;
     end loop;

@@ -14,39 +14,66 @@ as $$
 $$;
 comment on function revision.partitions() is 'The partitions of the queue with their range of transaction ids, the default one excepted.';
 
-create function revision.add_partition(lower bigint, upper bigint) returns text
+create function revision.upkeep_key() returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('pgchange upkeep revision', 0)
+$$;
+comment on function revision.upkeep_key() is
+    'The advisory lock of who makes, trims and drops partitions: one at a time, and who comes meanwhile steps aside.';
+
+create function revision.add_partitions(bounds bigint[]) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, revision, pg_temp
 set lock_timeout = '200ms'
 as $$
 declare
-    name text := 'commit_queue_' || lower;
+    n integer := cardinality(bounds);
 begin
-    if lower < 0 or upper <= lower then
-        raise invalid_parameter_value using message = format('no range of transaction ids: %s to %s', lower, upper);
-    end if;
-    execute format('create table revision.%I (like revision.commit_queue including defaults including indexes)', name);
-    if lower < pg_snapshot_xmax(pg_current_snapshot())::text::bigint + (upper - lower) / 2 then
+    for i in 2..n loop
+        if bounds[i - 1] < 0 or bounds[i] <= bounds[i - 1] then
+            raise invalid_parameter_value using
+                message = format('no range of transaction ids: %s to %s', bounds[i - 1], bounds[i]);
+        end if;
+        execute format(
+            'create table revision.%I (like revision.commit_queue including defaults including indexes)',
+            'commit_queue_' || bounds[i - 1]);
+    end loop;
+    if bounds[1] < pg_snapshot_xmax(pg_current_snapshot())::text::bigint + (bounds[2] - bounds[1]) / 2 then
         -- Writers may be on their way to the default partition, where their row will not belong any more.
         lock table only revision.commit_queue in share row exclusive mode;
     end if;
     lock table revision.commit_queue_default in access exclusive mode;
-    if exists (
-        select from revision.commit_queue_default as q
-        where q.txid >= add_partition.lower::text::xid8 and q.txid < add_partition.upper::text::xid8)
-    then
+    begin
+        -- This reads the default partition, once for all of them.
+        execute format(
+            'alter table revision.commit_queue_default add constraint pgchange_free check (txid < %L or txid >= %L)',
+            bounds[1], bounds[n]);
+    exception when check_violation then
         raise object_in_use using
-            message = format('the default partition holds commits of transactions %s to %s', lower, upper - 1),
+            message = format('the default partition holds commits of transactions %s to %s', bounds[1], bounds[n] - 1),
             hint = 'they stay there, where readers look for them: select revision.maintain_partitions() begins behind them';
-    end if;
-    execute format(
-        'alter table revision.commit_queue attach partition revision.%I for values from (%L) to (%L)', name, lower, upper);
-    return format('added partition %s up to transaction %s', name, upper);
+    end;
+    for i in 2..n loop
+        execute format(
+            'alter table revision.commit_queue attach partition revision.%I for values from (%L) to (%L)',
+            'commit_queue_' || bounds[i - 1], bounds[i - 1], bounds[i]);
+        return next format('added partition commit_queue_%s up to transaction %s', bounds[i - 1], bounds[i]);
+    end loop;
+    alter table revision.commit_queue_default drop constraint pgchange_free;
 end
 $$;
-comment on function revision.add_partition(bigint, bigint) is
-    'Add the partition of the transaction ids from lower to below upper, none of which the default partition may hold. Writers '
-    'are held up, for a moment, only where the ids are those of today.';
+comment on function revision.add_partitions(bigint[]) is
+    'Add the partitions of the transaction ids from each bound to below the next, none of which the default partition may hold. '
+    'Writers are held up, while that is read, only where the ids are those of today.';
+
+create function revision.add_partition(lower bigint, upper bigint) returns text
+language sql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select * from revision.add_partitions(array[lower, upper])
+$$;
+comment on function revision.add_partition(bigint, bigint) is 'Add one partition, as revision.add_partitions does.';
 
 create function revision.end_of_default(lower bigint) returns bigint
 language plpgsql
@@ -54,16 +81,15 @@ set search_path = pg_catalog, revision, pg_temp
 set lock_timeout = '200ms'
 as $$
 declare
-    held boolean := exists (select from revision.commit_queue_default as q where q.txid >= end_of_default.lower::text::xid8);
+    -- Before the lock, as this reads all of it: what comes meanwhile is of a transaction that has begun.
+    last bigint := (select max(q.txid)::text::bigint from revision.commit_queue_default as q);
 begin
-    if not held then
+    if last is null or last < lower then
         return lower;
     end if;
     -- No more of them until the partition is there.
     lock table only revision.commit_queue in share row exclusive mode;
-    return (
-        select greatest(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, max(q.txid::text::bigint) + 1)
-        from revision.commit_queue_default as q);
+    return greatest(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, last + 1);
 end
 $$;
 comment on function revision.end_of_default(bigint) is
@@ -81,6 +107,10 @@ declare
     empty regclass[] := '{}';
     done text[] := '{}';
 begin
+    if not pg_try_advisory_xact_lock(revision.upkeep_key()) then
+        return next 'postponed dropping empty partitions: another maintenance is at work';
+        return;
+    end if;
     for part in select * from revision.partitions() as p where p.upper <= settled loop
         execute format('select exists (select from %s)', part.relid) into filled;
         if not filled then
@@ -114,31 +144,35 @@ set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     now_at bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-    lower bigint := (select max(p.upper) from revision.partitions() as p);
+    lower bigint;
     upper bigint;
+    bounds bigint[];
 begin
     if width < 1 or ahead < 1 then
         raise invalid_parameter_value using message = 'width and ahead must be at least 1';
     end if;
+    if not pg_try_advisory_xact_lock(revision.upkeep_key()) then
+        return next 'postponed partitions: another maintenance is at work';
+        return;
+    end if;
     begin
-        lower := revision.end_of_default(coalesce(lower, now_at));
-    exception when lock_not_available then
-        return next 'postponed partitions: the queue is being written, all of it into the default one';
+        lower := revision.end_of_default(coalesce((select max(p.upper) from revision.partitions() as p), now_at));
+        bounds := array[lower];
+        while lower < now_at + ahead * width loop
+            upper := (greatest(lower, now_at) / width + 1) * width;
+            if upper - lower < width / 2 and lower > now_at then
+                upper := upper + width;
+            end if;
+            bounds := bounds || upper;
+            lower := upper;
+        end loop;
+        if cardinality(bounds) > 1 then
+            return query select * from revision.add_partitions(bounds);
+        end if;
+    exception when lock_not_available or object_in_use then
+        return next 'postponed partitions: the queue is being written';
         return;
     end;
-    while lower < now_at + ahead * width loop
-        upper := (greatest(lower, now_at) / width + 1) * width;
-        if upper - lower < width / 2 and lower > now_at then
-            upper := upper + width;
-        end if;
-        begin
-            return next revision.add_partition(lower, upper);
-        exception when lock_not_available or object_in_use then
-            return next format('postponed the partition from transaction %s: the queue is being written', lower);
-            return;
-        end;
-        lower := upper;
-    end loop;
     return query select * from revision.drop_empty_partitions();
 end
 $$;

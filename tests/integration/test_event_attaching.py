@@ -33,7 +33,7 @@ def test_a_partition_is_postponed_and_nobody_waits_while_a_publisher_is_at_work(
     expected = publish(publisher, at=at)
     connection.execute("set statement_timeout = '20s'")
     before = partitions(connection)
-    assert any("postponed the partition of events" in line for line in maintain(connection, "5 hours"))
+    assert any("postponed the partitions of events" in line for line in maintain(connection, "5 hours"))
     assert partitions(connection) == before
     expected += publish(publisher, at=at)
     publisher.commit()
@@ -183,7 +183,7 @@ def test_who_holds_locks_does_not_rest(connect, db):
     made.set()
     watching.join()
     assert any("added pgmb.dispatched" in line for line in told)
-    assert "postponed the partition of events" in told[-1]
+    assert "postponed the partitions of events" in told[-1]
 
 
 @pytest.mark.parametrize("step", ["make_partitions", "trim_partitions", "drop_emptied"])

@@ -11,6 +11,7 @@ from tests.event_keeping import (
     configure,
     contiguous,
     dispatch,
+    fill_default,
     kept,
     lines,
     maintain,
@@ -170,7 +171,7 @@ def test_where_another_interval_left_a_partition_in_the_way_the_next_begins_behi
     publish(connection)
     span = connection.execute("select now() + interval '3 seconds', now() + interval '2 hours'").fetchone()
     connection.execute("select pgmb.prepare_partition('pgmb.events', tstzrange(%s, %s))", span)
-    connection.execute("select pgmb.attach_partition('pgmb.events', tstzrange(%s, %s))", span)
+    connection.execute("select pgmb.attach_partitions('pgmb.events', array[tstzrange(%s, %s)])", span)
     waiting = publish(connection, at="now() + interval '1 hour'")
     configure(connection, partition_interval="1 minute", future_intervals_to_create="4 hours")
     lines(connection, "select pgmb.make_partitions('pgmb.events')")
@@ -179,18 +180,28 @@ def test_where_another_interval_left_a_partition_in_the_way_the_next_begins_behi
     assert kept(connection)[1:] == waiting
 
 
+SIZE = "select pg_table_size('pgmb.events_default')"
+
+
 def test_a_default_partition_from_which_all_is_gone_gives_back_its_room(connect):
     connection = connect()
-    connection.execute("alter table pgmb.events_default alter column payload set storage plain")
-    connection.execute(
-        "insert into pgmb.events (id, topic, payload) "
-        "select pgmb.create_event_id(now() - interval '1 day', g), 't', jsonb_build_object('x', repeat('x', 7000)) "
-        "from generate_series(1, 300) as g"
-    )
+    fill_default(connection, 300, "now() - interval '1 day'")
     dispatch(connection)
-    assert one(connection, "select pg_table_size('pgmb.events_default')") > 2**20
+    assert one(connection, SIZE) > 2**20
     assert any("deleted 300 rows" in line for line in maintain(connection))
-    assert one(connection, "select pg_table_size('pgmb.events_default')") < 2**14
+    assert one(connection, SIZE) < 2**14
+
+
+def test_a_default_partition_gives_back_its_room_later_where_somebody_was_at_work_there(connect):
+    connection, reader = connect(), connect(autocommit=False)
+    fill_default(connection, 300, "now() - interval '1 day'")
+    dispatch(connection)
+    reader.execute("select from pgmb.events_default limit 0")
+    assert any("deleted 300 rows" in line for line in maintain(connection))
+    assert one(connection, SIZE) > 2**20
+    reader.rollback()
+    maintain(connection)
+    assert one(connection, SIZE) < 2**14
 
 
 def test_what_is_dispatched_is_of_the_present_whatever_the_clock_says(connect):
@@ -222,7 +233,9 @@ def test_a_partition_into_which_somebody_was_quicker_is_refused(connect):
     connection.execute("select pgmb.prepare_partition('pgmb.events', tstzrange(%s, %s))", [lower, upper])
     publish(connection, at="now() - interval '1 minute'")
     with pytest.raises(psycopg.errors.ObjectInUse, match="may be being read"):
-        connection.execute("select pgmb.attach_partition('pgmb.events', tstzrange(%s, %s))", [lower, upper])
+        connection.execute(
+            "select pgmb.attach_partitions('pgmb.events', array[tstzrange(%s, %s)])", [lower, upper]
+        )
     assert partitions(connection) == []
     assert one(connection, DEFAULT) == 1
 
@@ -230,11 +243,7 @@ def test_a_partition_into_which_somebody_was_quicker_is_refused(connect):
 def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(connect):
     connection = connect()
     drop_all(connection)
-    connection.execute("alter table pgmb.events_default alter column payload set storage plain")
-    connection.execute(
-        "insert into pgmb.events (topic, payload) "
-        "select 't', jsonb_build_object('x', repeat('x', 7000)) from generate_series(1, 3000)"
-    )
+    fill_default(connection, 3000, "now()")
     before = kept(connection)
     (told,) = lines(connection, "select pgmb.make_partitions('pgmb.events')")
     assert "stop_publishers => true" in told
@@ -245,16 +254,32 @@ def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(
     assert kept(connection) == before
 
 
-def test_attaching_does_not_read_the_default_partition(connect):
+def test_the_default_partition_is_read_once_before_anything_is_attached(connect):
     connection = connect()
     publish(connection, 10, at="now() + interval '5 days'")
     told = []
     connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
     connection.execute("set client_min_messages = debug1")
-    assert any("added" in line for line in maintain(connection, "3 hours"))
+    added = [line for line in maintain(connection, "3 hours") if "added pgmb.events" in line]
+    assert len(added) > 1
+    assert told.count('verifying table "events_default"') == 1
     implied = [line for line in told if "partition constraint for" in line]
-    assert implied != []
+    assert len(implied) > len(added)
     assert all("is implied by existing constraints" in line for line in implied)
+
+
+def test_a_maintenance_has_emptied_what_is_old_before_it_locks_a_whole_table(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection)
+    dispatch(connection)
+    read(connection)
+    told = maintain(connection, "5 hours")
+    emptied = [n for n, line in enumerate(told) if "emptied events" in line]
+    added = [n for n, line in enumerate(told) if "added" in line]
+    assert emptied
+    assert added
+    assert max(emptied) < min(added)
 
 
 def test_partitions_have_what_the_table_has(connect):

@@ -12,7 +12,17 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed, co
 from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.tubes import work_off
 from tests.commits import claim_and_fail, commits, drain, until
-from tests.event_keeping import configure, dispatch, kept, narrow, publish, read, subscribe
+from tests.event_keeping import (
+    configure,
+    dispatch,
+    fill_default,
+    kept,
+    narrow,
+    partitions,
+    publish,
+    read,
+    subscribe,
+)
 from tests.readme import ROOT
 from tests.tubes import attach, make, one, touched
 
@@ -47,7 +57,7 @@ def test_a_step_of_maintenance_that_fails_stops_no_other(db, connect, role):
         connection.execute(f"grant select on {name}.installed to {keeper.name}")
     with psycopg.connect(keeper.conninfo, autocommit=True) as as_keeper:
         report = maintain(as_keeper)
-    assert len(report.failed) == (19 if "mbus" in held(connection) else 17)
+    assert len(report.failed) == (20 if "mbus" in held(connection) else 18)
 
 
 def test_maintenance_mends_the_capture_of_partitions_that_came_later(db, connect):
@@ -168,6 +178,18 @@ def test_maintenance_names_who_holds_an_old_partition_and_lets_it_go_when_it_is_
     read(log)
     assert attention(log, "is old and kept") == []
     assert kept(log) == []
+
+
+def test_maintenance_names_a_log_whose_partitions_are_made_only_while_publishers_are_stopped(connect):
+    connection = connect()
+    for name, _, _ in partitions(connection):
+        connection.execute(f"drop table {name}")
+    fill_default(connection, 3000, "now()")
+    (line,) = attention(connection, "needs partitions")
+    assert line.startswith("pgmb.events needs partitions")
+    (advised,) = re.findall("select .*", line)
+    assert connection.execute(advised).fetchall() != []
+    assert attention(connection, "needs partitions") == []
 
 
 def test_maintenance_expires_subscriptions(log):

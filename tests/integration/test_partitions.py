@@ -168,6 +168,57 @@ def test_a_partition_of_ids_that_the_default_one_holds_is_refused(queue):
     assert in_default(queue) == 1
 
 
+def test_a_trim_does_not_read_all_that_a_consumer_has_not_processed(queue, own_database, connect_to):
+    connection = connect_to(own_database, autocommit=False)
+    drain(own_database)
+    commits(queue, 1000)
+    use_up_transactions(queue)
+    partition = oldest_partition(queue)
+    (told,) = connection.execute("select pubsub.trim_commit_queue('0 s')").fetchone()
+    assert told == f"kept {partition}: test/0 has not processed it"
+    query = f"select pg_stat_get_xact_tuples_returned('revision.{partition}'::regclass)"
+    assert connection.execute(query).fetchone()[0] < 100
+
+
+def test_the_default_partition_is_read_once_for_all_partitions_that_are_made(queue):
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    commits(queue, 3)
+    told = []
+    queue.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    queue.execute("set client_min_messages = debug1")
+    assert len(queue.execute("select revision.maintain_partitions(50, 3)").fetchall()) > 2
+    assert told.count('verifying table "commit_queue_default"') == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "revision.maintain_partitions(50, 40)",
+        "revision.drop_empty_partitions(0)",
+        "pubsub.trim_commit_queue('0 s')",
+    ],
+)
+def test_a_second_maintenance_steps_aside_while_another_is_at_work(queue, own_database, connect_to, step):
+    first = connect_to(own_database, autocommit=False)
+    commits(queue)
+    drain(own_database)
+    use_up_transactions(queue)
+    assert "added" in first.execute("select revision.maintain_partitions(50, 20)").fetchone()[0]
+    queue.execute("set statement_timeout = '20s'")
+    (told,) = queue.execute(f"select {step}").fetchone()
+    assert "another maintenance is at work" in told
+    first.commit()
+    assert "another" not in str(queue.execute(f"select {step}").fetchone())
+
+
+def test_a_trim_that_would_not_see_who_came_meanwhile_is_refused(queue):
+    queue.execute("set default_transaction_isolation = 'repeatable read'")
+    with pytest.raises(psycopg.Error, match="read committed") as refused:
+        queue.execute("select pubsub.trim_commit_queue('0 s')")
+    assert refused.value.sqlstate == "PC007"
+
+
 def test_a_writer_of_the_default_partition_outlives_that_its_row_gets_one(queue, own_database, connect_to):
     for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
         queue.execute(f"drop table {partition}")
