@@ -7,6 +7,9 @@
 --
 -- A publisher who was sent to the default one meanwhile would fail, as its row no longer belongs there: so for the moment of
 -- attaching there is none at work. The default one is read before that moment, once, unless all is written there.
+--
+-- A query planned before does not miss what a new partition gets: it reads the default one too, and that is locked for the
+-- attaching. So it has it locked already, and nothing is attached, or it must lock it, and is planned anew.
 
 create function pgmb.get_partitions_and_bounds(table_id oid)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
