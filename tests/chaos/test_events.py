@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos import event_log
 from tests.chaos.crew import crew
-from tests.chaos.event_log import GROUPS, RIGHT, commit_late, drain, inversions, judge
+from tests.chaos.event_log import GROUPS, RIGHT, Verdict, commit_late, drain, inversions, judge
 from tests.chaos.event_publishers import maintaining, publish, publishing, wait_for_more
 from tests.chaos.event_worker import Consumer, command
 from tests.chaos.harness import FULL, Campaign
@@ -136,3 +136,31 @@ def test_the_campaign_catches_a_cursor_by_id_alone(db, tmp_path):
     verdict = judge(db, db, [late])
     assert verdict.lost > 0
     assert (verdict.doubled, verdict.strayed, verdict.forgotten) == (0, 0, 0)
+
+
+AGAIN = "insert into effect (group_id, event_id, position) select {}, event_id, position from {}"
+
+
+@pytest.mark.parametrize(
+    ("harm", "forgotten", "verdict"),
+    [
+        ("delete from effect where n = 1", [], Verdict(lost=1)),
+        (AGAIN.format("group_id", "effect where n = 1"), [], Verdict(doubled=1, disordered=2)),
+        (AGAIN.format("'direct'", "effect where n = 1"), [], Verdict(strayed=1)),
+        (
+            f"with gone as (delete from effect where n = 1 returning *) {AGAIN.format('group_id', 'gone')}",
+            [],
+            Verdict(disordered=2),
+        ),
+        ("select 1", ["pm"], Verdict(forgotten=1)),
+    ],
+)
+def test_the_verdict_says_what_is_wrong(db, harm, forgotten, verdict):
+    event_log.set_up(db, db)
+    with psycopg.connect(db, autocommit=True) as connection:
+        ids = publish(connection, "plain", [{"publisher": "1", "n": n} for n in range(5)])
+    drain(db, db)
+    assert judge(db, db, ids) == RIGHT
+    with psycopg.connect(db) as connection:
+        connection.execute(harm)
+    assert judge(db, db, [*ids, *forgotten]) == verdict

@@ -7,10 +7,12 @@ import threading
 import psycopg
 import pytest
 
+from tests.commits import until
 from tests.event_keeping import dispatch, kept, lines, maintain, narrow, partitions, publish, read, subscribe
 from tests.tubes import one
 
 LATER = "5 hours"
+TRIM = f"select pgmb.trim_partitions('pgmb.events', now() + interval '{LATER}')"
 
 
 @pytest.fixture
@@ -34,6 +36,30 @@ def test_an_event_written_while_the_partition_is_about_to_go_stays(log, connect)
     assert kept(log) == [*ids, *late]
     dispatch(log)
     assert read(log) == late
+
+
+def test_an_event_that_is_committed_while_retention_waits_for_its_partition_stays(log, connect, db):
+    ids = publish(log)
+    dispatch(log)
+    read(log)
+    log.execute(
+        "alter function pgmb.trim_partition(regclass, regclass, pgmb.event_id, pgmb.event_id) "
+        "set lock_timeout = '60s'"
+    )
+    publisher, told = connect(autocommit=False), []
+    late = publish(publisher)
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as trimming:
+            told.extend(lines(trimming, TRIM))
+
+    trimming = threading.Thread(target=work)
+    trimming.start()
+    until(log, "select exists (select from pg_locks where locktype = 'relation' and not granted)")
+    publisher.commit()
+    trimming.join()
+    assert any("not all in it is dispatched" in line for line in told)
+    assert kept(log) == [*ids, *late]
 
 
 def test_retention_does_not_wait_for_a_long_reader_and_nobody_for_retention(log, connect):

@@ -38,6 +38,19 @@ def test_a_late_commit_with_an_older_id_is_read(connect):
     assert drain(connection) == old
 
 
+def test_what_is_dispatched_after_the_clock_stepped_back_is_read(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    drain(connection)
+    # As if that had been dispatched and read while the clock was an hour ahead.
+    ahead = one(connection, "select pgmb.create_event_id(now() + interval '1 hour', 1)")
+    connection.execute("update pgmb.dispatcher set last_id = %s", [ahead])
+    connection.execute("update pgmb.subscription_groups set last_read_event_id = %s", [ahead])
+    ids = publish(connection, "b")
+    assert drain(connection) == ids
+
+
 def test_what_the_polling_transaction_publishes_is_not_passed_over(connect):
     connection, mixed = connect(), connect(autocommit=False)
     subscribe(connection)

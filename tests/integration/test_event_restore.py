@@ -10,6 +10,7 @@ from psycopg.types.json import Jsonb
 
 from airflow_pgchange import schema
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
+from airflow_pgchange.feeds.errors import Refused
 from tests.events import drain, poll, poll_all, publish, publish_at, read, subscribe
 from tests.tubes import one
 
@@ -179,6 +180,22 @@ def test_uninstalling_refuses_to_take_what_others_built_on_it(bare_db, connect_t
         connection.execute((schema.sql_folder() / "pgmb" / "uninstall" / "uninstall.sql").read_bytes())
     assert refused.value.sqlstate == "PC008"
     assert one(connection, "select count(*) from pgmb.events") == 0
+
+
+def test_uninstalling_refuses_to_take_an_extension_that_somebody_has_put_there(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    schema.install(connection)
+    name = one(
+        connection,
+        "select name from pg_available_extension_versions "
+        "where relocatable and not installed and requires is null order by name limit 1",
+    )
+    connection.execute(f'create extension "{name}" schema pgmb')
+    with pytest.raises(Refused, match=f"used by others: extension {name}"):
+        schema.uninstall(connection, ["pgmb"])
+    connection.execute(f'alter extension "{name}" set schema public')
+    assert schema.uninstall(connection, ["pgmb"]) == ["pgmb"]
+    assert one(connection, "select count(*) from pg_extension where extname = %s", name) == 1
 
 
 def test_a_standby_that_is_promoted_loses_nothing_that_it_had(own_cluster, own_database, connect_to):

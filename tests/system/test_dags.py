@@ -10,8 +10,11 @@ import psycopg
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, watching
+from airflow_pgchange.feeds.errors import SourceLostTail
 from tests.airflow_home import DAGS, uri
+from tests.commits import commits, drain
+from tests.topology import make_catalogue
 
 Connect = Callable[..., psycopg.Connection[Any]]
 Example = Callable[[str], Any]
@@ -257,3 +260,20 @@ def test_tour_booking_books_all_or_nothing(
     assert airline.execute("select state from tour").fetchone() == (state,)
     assert airline.execute("select count(*) from booking where tour_id = 7").fetchone() == (bookings,)
     assert airline.execute("select sum(free) from offer").fetchone() == (4 + free - bookings,)
+
+
+def test_topology_failover_lets_consumers_go_on_that_have_seen_what_a_new_master_never_got(
+    example: Example, db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, feed = connect(), CommitFeed("accounts of r1", 0)
+    make_catalogue(connection)
+    for name in ("CATALOGUE", "INSTANCES", "WAREHOUSE", "R1", "R2"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", uri(db))
+    commits(connection)
+    drain(db, feed=feed)
+    connection.execute("delete from pubsub.claim")
+    with pytest.raises(SourceLostTail):
+        watching.lag(connection, connection, feed)
+    run = example("topology_failover").test()
+    assert states(run) == {"fail_over": "success", "move_consumers": "success"}
+    assert set(commits(connection)) <= set(drain(db, feed=feed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import struct
 import weakref
 
@@ -20,8 +21,13 @@ from airflow_pgchange.topology.session import Session
 
 
 class Socket:
-    def setsockopt(self, *_):
-        pass
+    """Remembers what it was told."""
+
+    def __init__(self):
+        self.options = {}
+
+    def setsockopt(self, level, name, value):
+        self.options[level, name] = value
 
 
 class Transport:
@@ -34,9 +40,10 @@ class Transport:
         self.closed = False
         self.aborted = asyncio.Event()
         self.full = False
+        self.socket = Socket()
 
     def get_extra_info(self, name):
-        return Socket() if name == "socket" else ("10.0.0.1", 5)
+        return self.socket if name == "socket" else ("10.0.0.1", 5)
 
     def set_write_buffer_limits(self, high):
         pass
@@ -112,6 +119,12 @@ async def test_a_client_is_not_asked_for_more_while_it_takes_no_answers(transpor
     transport.full = False
     transport.protocol.resume_writing()
     assert transport.reading
+
+
+async def test_a_peer_that_vanished_without_a_word_is_looked_for(transport):
+    known = transport.socket.options
+    assert known[socket.SOL_SOCKET, socket.SO_KEEPALIVE] == 1
+    assert known[socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT] == 60_000
 
 
 async def test_who_was_let_go_while_it_waited_for_its_snapshot_gets_none(transport):

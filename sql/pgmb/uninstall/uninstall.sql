@@ -21,9 +21,15 @@ begin
     with ours as (
         select d.classid, d.objid from pg_catalog.pg_depend as d
         where d.refclassid = 'pg_catalog.pg_namespace'::regclass and d.refobjid = 'pgmb'::regnamespace
+          and not exists (
+              select from pg_catalog.pg_depend as m where (m.classid, m.objid) = (d.classid, d.objid) and m.deptype = 'e')
     ), using_ours as (
-        select distinct d.classid, d.objid, d.objsubid from pg_catalog.pg_depend as d
+        select d.classid, d.objid, d.objsubid from pg_catalog.pg_depend as d
         join ours as o on (o.classid, o.objid) = (d.refclassid, d.refobjid)
+        where d.deptype <> 'e'
+        union
+        -- An extension that somebody has put into the schema stands for all that belongs to it.
+        select o.classid, o.objid, 0 from ours as o where o.classid = 'pg_catalog.pg_extension'::regclass
     )
     select string_agg(distinct i.type || ' ' || i.identity, ', ') into theirs
     from using_ours as u

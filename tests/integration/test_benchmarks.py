@@ -1,0 +1,28 @@
+"""Benchmarks are a check: who misses a goal is told so, and fails the run."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.benchmarks.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("figures", "code", "missed"),
+    [
+        ([(4.5, {"most": 4.5}), (0.55, {"least": 0.55}), (9, {})], 0, 0),
+        ([(4.6, {"most": 4.5}), (4.4, {"most": 4.5})], 1, 1),
+        ([(0.54, {"least": 0.55}), (4.6, {"most": 4.5})], 1, 2),
+    ],
+)
+def test_a_goal_that_is_missed_fails_the_run(monkeypatch, capsys, figures, code, missed):
+    def run(conninfo, report):
+        for figure, goal in figures:
+            report.say("speed", figure, "x", **goal)
+
+    monkeypatch.setitem(sys.modules, "tests.benchmarks.planted", SimpleNamespace(run=run))
+    assert main(["planted"]) == code
+    assert capsys.readouterr().out.count("MISSED") == missed
