@@ -24,7 +24,6 @@ PIECE = 65_536
 """Bytes that are handed to the kernel at once, about."""
 MOUTHFUL = 2048
 """Bytes that one client is heard at once, before it is the turn of the others."""
-NOTHING = memoryview(b"")
 GRACE = 5.0
 """Seconds that a client whom we let go has to take what it was sent."""
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
@@ -79,7 +78,8 @@ class Connection(asyncio.BufferedProtocol):
         self._peer = "?"
         self._timer: asyncio.TimerHandle | None = None
         self._encrypting: asyncio.Task[None] | None = None
-        self._inbox = NOTHING
+        # A view, as TLS fills it in parts: those of a bytearray would be copies.
+        self._inbox = memoryview(bytearray(MOUTHFUL))
         self._early = b""
 
     def __str__(self) -> str:
@@ -94,13 +94,10 @@ class Connection(asyncio.BufferedProtocol):
         self._after(self._limits.startup_seconds, self._late)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        # A view, as TLS fills it in parts: those of a bytearray would be copies.
-        self._inbox = memoryview(bytearray(MOUTHFUL))
         return self._inbox
 
     def buffer_updated(self, nbytes: int) -> None:
-        data, self._inbox = bytes(self._inbox[:nbytes]), NOTHING
-        self.data_received(data)
+        self.data_received(bytes(self._inbox[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         if self._encrypting is not None:
