@@ -50,6 +50,8 @@ comment on function pgmb.default_partition(regclass) is 'The partition that take
 create function pgmb.end_of_partition(lower timestamptz, width interval) returns timestamptz
 language sql immutable
 set search_path = pg_catalog, pg_temp
+-- A day has 24 hours, also where the clocks of whoever asks change.
+set timezone = 'UTC'
 as $$
     select date_bin(width, lower, 'epoch') + width
 $$;
@@ -227,15 +229,19 @@ comment on function pgmb.missing_partitions(regclass, timestamptz) is
     'least.';
 
 create function pgmb.crowded_default(tbl regclass, current_ts timestamptz default now()) returns text
-language sql stable security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select format(
-        'all that is written goes into the default one, and publishers would wait while its %s are read; when they may: '
-        'select pgmb.make_partitions(%L, stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
-    from pg_table_size(pgmb.default_partition(tbl)) as d(bytes)
-    where d.bytes > 16 * 1024 * 1024 and pgmb.get_current_partition(tbl, clock_timestamp()) is null
-      and exists (select from pgmb.missing_partitions(tbl, current_ts))
+begin
+    perform pgmb.check_append_only(tbl);
+    return (
+        select format(
+            'all that is written goes into the default one, and publishers would wait while its %s are read; when they may: '
+            'select pgmb.make_partitions(%L, stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
+        from pg_table_size(pgmb.default_partition(tbl)) as d(bytes)
+        where d.bytes > 16 * 1024 * 1024 and pgmb.get_current_partition(tbl, clock_timestamp()) is null
+          and exists (select from pgmb.missing_partitions(tbl, current_ts)));
+end
 $$;
 comment on function pgmb.crowded_default(regclass, timestamptz) is
     'Why partitions that a table needs are made only when somebody says that publishers may be stopped; else null.';

@@ -318,10 +318,12 @@ def test_the_manual_s_spelling_of_maintenance_works_and_call_says_what_does(conn
     assert "use SELECT" in refused.value.diag.message_hint
 
 
+@pytest.mark.parametrize("function", ["maintain_append_only_table", "crowded_default", "make_partitions"])
 @pytest.mark.parametrize("table", ["pgmb.config", None])
-def test_a_table_that_is_not_kept_by_time_is_refused(connect, table):
+def test_a_table_that_is_not_kept_by_time_is_refused(connect, function, table):
+    """These run with the rights of the log's owner: whatever somebody else's table calls would, too."""
     with pytest.raises(psycopg.Error, match="not a table that is kept by time"):
-        connect().execute("select pgmb.maintain_append_only_table(%s)", [table])
+        connect().execute(f"select pgmb.{function}(%s)", [table])
 
 
 def test_maintenance_that_could_not_look_twice_is_refused(connect):
@@ -345,4 +347,17 @@ def test_bounds_are_whole_multiples_of_the_interval(connect):
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     assert all(
         (upper - epoch) % timedelta(minutes=30) == timedelta(0) for _, _, upper in partitions(connection)
+    )
+
+
+@pytest.mark.parametrize("width", ["1 day", "7 days"])
+def test_a_partition_ends_at_the_same_time_wherever_clocks_change(connect, width):
+    """There a day of 23 hours would end before it began: partitions of no length without end."""
+    connection = connect()
+    query = "select pgmb.end_of_partition('2026-03-29 00:00Z', %s) > '2026-03-29 23:00Z'"
+    assert one(connection, query, width)
+    connection.execute("set timezone = 'Europe/Berlin'")
+    assert one(connection, query, width)
+    assert one(connection, "select pgmb.end_of_partition('2026-03-29 23:00Z', '1 day')") == datetime(
+        2026, 3, 30, tzinfo=UTC
     )
