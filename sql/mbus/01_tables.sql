@@ -55,8 +55,8 @@ create table mbus.queue (
     parts integer[] not null generated always as (mbus.numbered(consumers_cnt)) stored
 );
 comment on table mbus.queue is
-    'Every queue: the number of its parts, which are what a consumer locks; its log and the sequence that numbers it. Messages up to '
-    'trimmed were looked at by mbus.trim().';
+    'Every queue: the number of its parts, which are what a consumer locks, and their numbers; its log and the sequence that '
+    'numbers it. Messages up to trimmed were looked at by mbus.trim().';
 
 create table mbus.consumer (
     id integer generated always as identity primary key,

@@ -6,8 +6,8 @@ set search_path from current
 as $$
     select array(
         select p.done
-        from generate_series(0, (
-            select q.consumers_cnt - 1 from mbus.consumer as c join mbus.queue as q using (qname) where c.id = dones.consumer)) as g(part)
+        from unnest((
+            select q.parts from mbus.consumer as c join mbus.queue as q using (qname) where c.id = dones.consumer)) as g(part)
         left join mbus.stands_at(dones.consumer, g.part) as p on true
         order by g.part)
 $$;
@@ -20,7 +20,7 @@ as $$
     select c.id, g.part, l.xid, l.upto
     from mbus.queue as q
     join mbus.consumer as c using (qname)
-    cross join generate_series(0, q.consumers_cnt - 1) as g(part)
+    cross join unnest(q.parts) as g(part)
     cross join mbus.stands_at(c.id, g.part) as p
     cross join unnest(p.late_xids, p.late_ids) as l(xid, upto)
     where q.qname = lates.queue

@@ -167,6 +167,7 @@ begin
         ) as n
         where s.step < sample
     ), lowest as (
+        -- Fifty are a number that a plan knows: behind sample alone it expects a tenth of all who wait.
         select x.wait_id from (
             select a.wait_id from mbus.apart as a
             where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place

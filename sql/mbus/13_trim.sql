@@ -42,7 +42,7 @@ begin
         select case when m.mine then p.began else p.done end as done,
                case when m.mine then p.began_xids || p.late_xids else p.late_xids end as late
         from unnest(consumers) as c
-        cross join generate_series(0, known.consumers_cnt - 1) as g(part)
+        cross join unnest(known.parts) as g(part)
         cross join mbus.stands_at(c, g.part) as p
         cross join lateral (select coalesce(p.txid = pg_current_xact_id_if_assigned(), false) as mine) as m
     )

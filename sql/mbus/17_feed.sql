@@ -91,7 +91,7 @@ as $$
     select jsonb_build_object(
         'schema', (select max(i.version) from mbus.installed as i), 'consumer', c.id,
         'slot', (select min(h.slot) from mbus.held_slots(qname, cname) as h where h.mine),
-        'version', (select sum(p.version) from generate_series(0, q.consumers_cnt - 1) as g(part) cross join mbus.stands_at(c.id, g.part) as p))
+        'version', (select sum(p.version) from unnest(q.parts) as g(part) cross join mbus.stands_at(c.id, g.part) as p))
     from mbus.consumer as c join mbus.queue as q using (qname) where c.qname = feed_position.qname and c.name = cname
 $$;
 comment on function mbus.feed_position(text, text) is 'A consumer, the slot that this session holds, and version, which is another after each claim of new messages; null where there is '

@@ -94,13 +94,9 @@ def test_a_repeatable_read_transaction_is_told_that_it_cannot_consume(q):
         consume(q)
 
 
-def rows_read(connection, table):
-    """How many rows of a table this transaction has read so far."""
-    query = "select idx_tup_fetch + seq_tup_read from pg_stat_xact_user_tables where relname = %s"
-    return one(connection, query, table) or 0
-
-
-def test_a_claim_does_not_walk_along_those_that_wait(connect):
+@pytest.fixture
+def crowd(connect):
+    """A connection, out of autocommit, to a queue q of which 3,000 messages wait for one of r."""
     connection = connect(autocommit=False)
     make(connection, "q", "r")
     first = post(connection, 0, "r")
@@ -109,12 +105,22 @@ def test_a_claim_does_not_walk_along_those_that_wait(connect):
     )
     assert drain(connection) == []
     connection.commit()
-    connection.execute("analyze mbus.apart")
-    fill(connection, range(10))
-    connection.commit()
-    before = rows_read(connection, "apart")
-    assert len(consumen(connection, 10)) == 10
-    assert rows_read(connection, "apart") - before < 300
+    return connection
+
+
+def rows_read(connection, table):
+    """How many rows of a table this transaction has read so far."""
+    query = "select idx_tup_fetch + seq_tup_read from pg_stat_xact_user_tables where relname = %s"
+    return one(connection, query, table) or 0
+
+
+def test_a_claim_does_not_walk_along_those_that_wait(crowd):
+    crowd.execute("analyze mbus.apart")
+    fill(crowd, range(10))
+    crowd.commit()
+    before = rows_read(crowd, "apart")
+    assert len(consumen(crowd, 10)) == 10
+    assert rows_read(crowd, "apart") - before < 300
 
 
 def test_a_claim_does_not_walk_along_those_that_were_received_out_of_order(connect):
@@ -132,16 +138,8 @@ def test_a_claim_does_not_walk_along_those_that_were_received_out_of_order(conne
     assert rows_read(connection, "receipt") < 300
 
 
-def test_trimming_does_not_walk_along_messages_that_all_wait(connect):
-    connection = connect(autocommit=False)
-    make(connection, "q", "r")
-    first = post(connection, 0, "r")
-    connection.execute(
-        "select mbus.post('q', 'n=>0', hstore('consume_after', %s)) from generate_series(1, 3000)", [first]
-    )
-    assert drain(connection) == []
-    connection.commit()
-    before = rows_read(connection, "log$q")
-    assert one(connection, "select mbus.trim(q, 2000) from mbus.queue as q where qname = 'q'") == 0
-    assert rows_read(connection, "log$q") - before < 300
-    assert one(connection, "select max(done) from mbus.position where consumer < 0") == 2000
+def test_trimming_does_not_walk_along_messages_that_all_wait(crowd):
+    before = rows_read(crowd, "log$q")
+    assert one(crowd, "select mbus.trim(q, 2000) from mbus.queue as q where qname = 'q'") == 0
+    assert rows_read(crowd, "log$q") - before < 300
+    assert one(crowd, "select max(done) from mbus.position where consumer < 0") == 2000
