@@ -147,7 +147,7 @@ as $$
     select array(
         select mbus.function_name(kind, known.qname)
         from unnest(array['post', 'postn', 'peek', 'clear_queue', 'run_on']) as kind)
-        || array['copy$' || known.id, 'entries$' || known.id]
+        || array['copy$' || known.id, 'entries$' || known.id, 'awaited$' || known.id]
 $$;
 comment on function mbus.queue_functions(mbus.queue) is 'The names of a queue''s own functions, without those of its consumers.';
 

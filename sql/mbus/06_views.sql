@@ -27,25 +27,46 @@ as $$
 $$;
 comment on function mbus.lates(text) is 'The transactions whose messages consumers of a queue went past before they could see them.';
 
+create function mbus.as_message(known mbus.queue) returns text
+language sql immutable
+set search_path from current
+as $$
+    select format($sql$
+        cross join lateral (
+            select row(l.id, l.added::timestamp, coalesce(l.iid, %L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null,
+                       l.headers, l.properties, l.data)::mbus.qt_model as message
+        ) as m$sql$, known.qname || '.')
+$$;
+comment on function mbus.as_message(mbus.queue) is 'The join that gives m.message, as consumers see it, for l, a message of the log.';
+
 create function mbus.wanted_by(known mbus.queue) returns text
 language plpgsql stable
 set search_path from current
 as $$
 begin
-    return format($sql$
-        cross join lateral (
-            select row(l.id, l.added::timestamp, coalesce(l.iid, %1$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null,
-                       l.headers, l.properties, l.data)::mbus.qt_model as message
-        ) as m
-        cross join lateral (select array_remove(array[%2$s]::integer[], null) as wanted offset 0) as w$sql$,
-        known.qname || '.', (
+    return mbus.as_message(known) || format($sql$
+        cross join lateral (select array_remove(array[%s]::integer[], null) as wanted offset 0) as w$sql$, (
             select string_agg(format(
                 'case when (l.only_for is null or %1$s = any (l.only_for)) and %2$s then %1$s end', c.id,
                 case when c.selector is null then 'true' else format('coalesce(mbus.%I(m.message), true)', 'match$' || c.id) end),
-                ', ' order by c.id) from mbus.consumer as c where c.qname = known.qname));
+                ', ' order by c.id)
+            from mbus.consumer as c where c.qname = known.qname));
 end
 $$;
 comment on function mbus.wanted_by(mbus.queue) is 'The joins that give w.wanted for l, a message of the log: the consumers whom it is for.';
+
+create function mbus.matches(c integer, message mbus.qt_model) returns boolean
+language plpgsql stable
+as $$
+declare
+    verdict boolean;
+begin
+    execute format('select coalesce(mbus.%I($1), true)', 'match$' || c) into verdict using message;
+    return verdict;
+end
+$$;
+comment on function mbus.matches(integer, mbus.qt_model) is
+    'Whether a consumer''s selector matches a message, or fails on it. Where few are asked, a query that calls each by name costs more.';
 
 create function mbus.make_views(known mbus.queue) returns void
 language plpgsql
@@ -92,70 +113,120 @@ end
 $$;
 comment on function mbus.make_views(mbus.queue) is 'Write the views of a queue, and the query of single messages, as its consumers are now.';
 
-create function mbus.received(known mbus.queue, consumers integer[], id bigint, txid xid8) returns integer[]
-language plpgsql stable
+create function mbus.reception(queue integer, consumers integer[], part integer, id bigint, txid xid8)
+returns table (consumer integer, received boolean)
+language sql stable
 as $$
-declare
-    part integer := mod(id, known.consumers_cnt);
-begin
-    return array(
-        select c from unnest(consumers) as c
-        where exists (select from mbus.receipt as r where r.queue = known.id and r.consumer = c and r.id = received.id)
-           or exists (
+    -- Each by itself (offset 0): a plan that hashes what is apart costs more with each message there.
+    select c,
+           exists (
                select from mbus.stands_at(c, part) as p
-               where mbus.passed(received.id, received.txid, p.done, p.late_xids, p.late_ids))
-              and not exists (select from mbus.apart as a where a.consumer = c and a.id = received.id));
-end
+               where mbus.passed(reception.id, reception.txid, p.done, p.late_xids, p.late_ids))
+           and not exists (select from mbus.apart as a where a.consumer = c and a.id = reception.id offset 0)
+           or exists (
+               select from mbus.receipt as r
+               where r.queue = reception.queue and coalesce(r.consumer, 0) = c and r.id = reception.id offset 0)
+    from unnest(consumers) as c
 $$;
-comment on function mbus.received(mbus.queue, integer[], bigint, xid8) is
-    'Which of these consumers have received a message: what the view says of all messages, for one.';
+comment on function mbus.reception(integer, integer[], integer, bigint, xid8) is
+    'Which of these consumers have received a message: what the view says of all messages, for one. A query that asks for the first '
+    'does not look at the others.';
 
 create function mbus.make_entries_function(known mbus.queue) returns void
 language plpgsql
 set search_path from current
 as $$
+declare
+    options text := 'language plpgsql stable set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan';
+    entries text := format($sql$(
+            select x.* from mbus.%1$I as x where x.id = $1 and x.iid is null
+            union all
+            select x.* from mbus.%1$I as x where x.iid = $2
+        )$sql$, 'log$' || known.qname);
+    consumers integer[] := array(select c.id from mbus.consumer as c where c.qname = known.qname order by c.id);
+    unselective integer[] := array(select c.id from mbus.consumer as c where c.qname = known.qname and c.selector is null);
 begin
-    -- One session after another asks this, often: a query of the view would be planned anew each time.
+    -- One session after another asks these, often: a query of the view would be planned anew each time.
     perform mbus.place('entries$' || known.id, 'number bigint, iid text',
         'table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean)',
-        'language plpgsql stable set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan',
+        options,
         format($body$
 #variable_conflict use_column
-declare
-    known mbus.queue := mbus.queue_named(%1$L);
 begin
     return query
     select l.id, l.txid, w.wanted, s.received,
-           exists (select from mbus.receipt as r where r.queue = %3$s and r.id = l.id and r.consumer is null)
+           exists (select from mbus.receipt as r where r.queue = %2$s and r.id = l.id and r.consumer is null)
            or case when w.wanted = '{}' then l.only_for is not null else w.wanted <@ s.received end,
            coalesce(l.expires < clock_timestamp(), false)
-    from (
-        select x.* from mbus.%2$I as x where x.id = $1 and x.iid is null
-        union all
-        select x.* from mbus.%2$I as x where x.iid = $2
-    ) as l%4$s
-    cross join lateral (select mbus.received(known, w.wanted, l.id, l.txid) as received offset 0) as s
+    from %1$s as l%4$s
+    cross join lateral (
+        select array(
+            select r.consumer from mbus.reception(%2$s, w.wanted, mod(l.id, %3$s)::integer, l.id, l.txid) as r where r.received
+        ) as received offset 0
+    ) as s
     order by l.id;
 end
-$body$, known.qname, 'log$' || known.qname, known.id, mbus.wanted_by(known)),
+$body$, entries, known.id, known.consumers_cnt, mbus.wanted_by(known)),
         format('The messages of queue %s with an iid, or a number and no iid.', known.qname));
+    perform mbus.place('awaited$' || known.id, 'number bigint, iid text', 'table (id bigint, consumer integer)', options,
+        format($body$
+#variable_conflict use_column
+begin
+    return query
+    select l.id, f.consumer
+    from %1$s as l%4$s
+    cross join lateral (
+        -- Their selectors are asked last, and one at a time.
+        select r.consumer
+        from (
+            select x.consumer from mbus.reception(%2$s, %5$L, mod(l.id, %3$s)::integer, l.id, l.txid) as x where not x.received offset 0
+        ) as r
+        where (l.only_for is null or r.consumer = any (l.only_for))
+          and (r.consumer = any (%6$L) or mbus.matches(r.consumer, m.message))
+          -- Who claimed it before it expired goes on with it.
+          and (l.expires is null or l.expires >= clock_timestamp() or exists (
+              select from mbus.apart as a where a.consumer = r.consumer and a.id = l.id and a.batch is not null))
+        limit 1
+    ) as f
+    where not exists (
+        select from mbus.receipt as r where r.queue = %2$s and r.id = l.id and coalesce(r.consumer, 0) = 0 offset 0)
+    order by l.id
+    limit 1;
+end
+$body$, entries, known.id, known.consumers_cnt, mbus.as_message(known), consumers, unselective),
+        format('The first message of queue %s with an iid, or a number and no iid, that a consumer is still to receive.', known.qname));
 end
 $$;
-comment on function mbus.make_entries_function(mbus.queue) is 'Write the query that mbus.entries() asks of a queue.';
+comment on function mbus.make_entries_function(mbus.queue) is 'Write the queries that mbus.entries() and mbus.awaited() ask of a queue.';
+
+create function mbus.number_in(qname text, iid text) returns bigint
+language sql immutable
+as $$ select case when iid like qname || '.%' then substring(iid from '\.([0-9]{1,18})$')::bigint end $$;
+comment on function mbus.number_in(text, text) is 'The number that an id has which was given to a message of a queue, not by who posted it.';
 
 create function mbus.entries(known mbus.queue, iid text)
 returns table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean)
 language plpgsql stable
 set search_path from current
 as $$
-declare
-    number bigint := case when iid like known.qname || '.%' then substring(iid from '\.([0-9]{1,18})$') end;
 begin
-    return query execute format('select * from mbus.%I($1, $2)', 'entries$' || known.id) using number, iid;
+    return query execute format('select * from mbus.%I($1, $2)', 'entries$' || known.id)
+    using mbus.number_in(known.qname, iid), iid;
 end
 $$;
 comment on function mbus.entries(mbus.queue, text) is
     'The messages of a queue''s log with an iid: one, and one for each time that it was put back.';
+
+create function mbus.awaited(known mbus.queue, iid text, out id bigint, out consumer integer)
+language plpgsql stable
+as $$
+begin
+    execute format('select * from mbus.%I($1, $2)', 'awaited$' || known.id) into id, consumer
+    using mbus.number_in(known.qname, iid), iid;
+end
+$$;
+comment on function mbus.awaited(mbus.queue, text) is
+    'The first message with an iid that a consumer of its queue is still to receive, and the first of these; null where there is none.';
 
 create function mbus.is_msg_exists(msgiid text) returns boolean
 language plpgsql stable security definer

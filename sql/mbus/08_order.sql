@@ -19,27 +19,19 @@ declare
     each_iid text;
     known mbus.queue;
     e record;
-    c integer;
     found bigint;
 begin
     foreach each_iid in array coalesce(after, '{}') loop
         known := mbus.queue_of(each_iid);
         if known.id is not null then
-            for e in select * from mbus.entries(known, each_iid) as x where not x.gone loop
-                -- Who claimed it before it expired goes on with it.
-                c := (select min(w) from unnest(e.wanted) as w
-                      where w <> all (e.received) and (not e.expired or exists (
-                          select from mbus.apart as a where a.consumer = w and a.id = e.id and a.batch is not null)));
-                if c is null then
-                    -- Nobody will ever receive it.
-                    continue;
-                end if;
+            e := mbus.awaited(known, each_iid);
+            if e.id is not null then
                 return row(
-                    c,
-                    case when exists (select from mbus.apart as a where a.consumer = c and a.id = e.id) then -1
+                    e.consumer,
+                    case when exists (select from mbus.apart as a where a.consumer = e.consumer and a.id = e.id) then -1
                          else mod(e.id, known.consumers_cnt) end,
                     e.id)::mbus.obstacle;
-            end loop;
+            end if;
         end if;
         found := (select min(d.id) from mbus.dmq as d where d.iid = each_iid);
         if found is not null then

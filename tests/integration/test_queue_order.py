@@ -256,3 +256,21 @@ def test_what_freed_messages_wait_for_is_looked_for_once_each(connect):
         "select calls from pg_stat_user_functions where schemaname = 'mbus' and funcname = 'obstacle'",
     )
     assert 100 <= calls <= 200
+
+
+def test_one_selector_is_asked_of_those_that_are_still_to_receive_a_predecessor(connect):
+    connection = connect()
+    make(connection)
+    for name in ("a", "b", "c", "d"):
+        consumer(connection, name, selector="true")
+    post(connection, 2, after=[post(connection, 1)])
+    assert consumen(connection, 10) == ["1"]
+    connection.execute("set track_functions = 'all'")
+    assert consume(connection) is None
+    connection.execute("select pg_stat_force_next_flush()")
+    calls = one(
+        connection,
+        "select coalesce(sum(calls), 0) from pg_stat_user_functions "
+        "where schemaname = 'mbus' and funcname like 'match$%%'",
+    )
+    assert calls == 1
