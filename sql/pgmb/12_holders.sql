@@ -104,6 +104,34 @@ $$;
 comment on function pgmb.holder_of(regclass, pgmb.event_id, pgmb.event_id) is
     'One reason why a range of events, or of dispatches, may not go; null where there is none.';
 
+create function pgmb.default_spans(tbl regclass, upto pgmb.event_id default 'pn')
+returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    width interval := pgmb.setting_as_interval('partition_interval');
+begin
+    partition_id := pgmb.default_partition(tbl);
+    upper_bound := '';
+    loop
+        execute format('select id from %s where id >= $1 and id < $2 order by id limit 1', partition_id)
+        into lower_bound using upper_bound, upto;
+        exit when lower_bound is null;
+        upper_bound := least(
+            upto, (select min(p.lower_bound) from pgmb.get_partitions_and_bounds(tbl) as p where p.lower_bound > default_spans.lower_bound),
+            -- The last time that an id can say is no end: ids of it lie behind.
+            nullif(
+                pgmb.create_event_id(pgmb.end_of_partition(pgmb.extract_date_from_event_id(lower_bound), width), 0),
+                pgmb.create_event_id('infinity', 0)));
+        return next;
+    end loop;
+end
+$$;
+comment on function pgmb.default_spans(regclass, pgmb.event_id) is
+    'The default partition by the spans of ids below upto (beyond every id) from which it holds rows: each as long as a partition '
+    'would be, and none with ids that another partition takes.';
+
 create function pgmb.holders()
 returns table (partition regclass, reason text, holder text, events bigint, oldest_event_id text, since timestamptz)
 language sql stable security definer
@@ -115,12 +143,16 @@ set jit = off
 as $$
     select p.partition_id, n.kind, n.holder, count(distinct n.event_id), min(n.event_id),
            coalesce(min(n.since), pgmb.extract_date_from_event_id(min(n.event_id)))
-    from pgmb.get_partitions_and_bounds('pgmb.events'::regclass) as p
+    from (
+        select * from pgmb.get_partitions_and_bounds('pgmb.events'::regclass)
+        union all
+        select * from pgmb.default_spans('pgmb.events')
+    ) as p
     cross join lateral pgmb.needs(p.lower_bound, p.upper_bound) as n
     group by 1, 2, 3
     order by 1, 2, 3
 $$;
 comment on function pgmb.holders() is
-    'Who holds which partition of the events, and why: undispatched events, groups that have not read theirs (unread), failed '
+    'Who holds which partition of the events, the default one too, and why: undispatched events, groups that have not read theirs (unread), failed '
     'conditions (fault), retries to come (retry); how many events, the oldest of them, and since when. Counts every event: '
     'not for a sensor.';

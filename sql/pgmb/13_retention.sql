@@ -74,22 +74,32 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     part regclass := pgmb.default_partition(tbl);
-    gone bigint;
+    span record;
+    deleted bigint;
+    gone bigint := 0;
+    holders text[] := '{}';
 begin
-    if pgmb.default_holds(tbl, '', cut) then
+    for span in select * from pgmb.default_spans(tbl, cut) loop
         -- In one statement the rows and who needs them are seen at one moment.
-        execute format('delete from %s where id < $1 and (select pgmb.holder_of($2, '''', $1)) is null', part) using cut, tbl;
-        get diagnostics gone = row_count;
-        return next case
-            when gone > 0 then format('deleted %s rows of %s', gone, part)
-            else format('kept old rows of %s: %s', part, coalesce(pgmb.holder_of(tbl, '', cut), 'they came into use')) end;
+        execute format('delete from %s where id >= $2 and id < $3 and (select pgmb.holder_of($1, $2, $3)) is null', part)
+        using tbl, span.lower_bound, span.upper_bound;
+        get diagnostics deleted = row_count;
+        gone := gone + deleted;
+        if deleted = 0 then
+            holders := holders || coalesce(pgmb.holder_of(tbl, span.lower_bound, span.upper_bound), 'they came into use');
+        end if;
+    end loop;
+    if gone > 0 then
+        return next format('deleted %s rows of %s', gone, part);
     end if;
+    return query select distinct format('kept old rows of %s: %s', part, h) from unnest(holders) as h;
     -- In any case: when the last of them went somebody may have been at work there.
     perform pgmb.shrink_default(part);
 end
 $$;
 comment on function pgmb.trim_default(regclass, pgmb.event_id) is
-    'Delete what is old in the default partition: rows that came while there was no partition for their id.';
+    'Delete what is old in the default partition: rows that came while there was no partition for their id. They go by spans as '
+    'long as partitions are, each when nobody needs anything in it.';
 
 create function pgmb.restored() returns boolean
 language sql stable security definer
@@ -100,6 +110,14 @@ $$;
 comment on function pgmb.restored() is
     'Whether this is a copy in another cluster that has not dispatched yet: till then nobody can tell what was dispatched.';
 
+create function pgmb.retained_from(current_ts timestamptz) returns pgmb.event_id
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select pgmb.create_event_id(current_ts - pgmb.setting_as_interval('partition_retention_period'), 0)
+$$;
+comment on function pgmb.retained_from(timestamptz) is 'The id below which rows are older than partition_retention_period.';
+
 create function pgmb.past_retention(tbl regclass, current_ts timestamptz default now())
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
 language sql stable
@@ -107,8 +125,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select p.*
     from pgmb.get_partitions_and_bounds(tbl) as p
-    where p.upper_bound <= pgmb.create_event_id(
-        current_ts - pgmb.setting_as_interval('partition_retention_period'), 0)
+    where p.upper_bound <= pgmb.retained_from(current_ts)
 $$;
 comment on function pgmb.past_retention(regclass, timestamptz) is
     'The partitions that are older than partition_retention_period, with their bounds.';
@@ -117,14 +134,20 @@ create function pgmb.overdue(current_ts timestamptz default now()) returns table
 language sql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select p.partition_id, n.reason
-    from pgmb.past_retention('pgmb.events', current_ts) as p
+    select distinct p.partition_id, n.reason
+    from (
+        select r.* from pgmb.past_retention('pgmb.events', current_ts) as r
+        where pgmb.empty_ones(array[r.partition_id]) = '{}'
+        union all
+        select * from pgmb.default_spans('pgmb.events', pgmb.retained_from(current_ts))
+    ) as p
     cross join lateral pgmb.holder_of('pgmb.events', p.lower_bound, p.upper_bound) as n(reason)
-    where n.reason is not null and pgmb.empty_ones(array[p.partition_id]) = '{}'
+    where n.reason is not null
+    order by 1, 2
 $$;
 comment on function pgmb.overdue(timestamptz) is
-    'The partitions of events that are kept although they are older than partition_retention_period, each with one reason; '
-    'pgmb.holders() says all.';
+    'The partitions of events that are kept although they are older than partition_retention_period, each with one reason, and '
+    'the default one for what it holds that is; pgmb.holders() says all.';
 
 create function pgmb.trim_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
@@ -147,8 +170,7 @@ begin
             return next pgmb.trim_partition(tbl, part.partition_id, part.lower_bound, part.upper_bound);
         end if;
     end loop;
-    return query select * from pgmb.trim_default(tbl, pgmb.create_event_id(
-        current_ts - pgmb.setting_as_interval('partition_retention_period'), 0));
+    return query select * from pgmb.trim_default(tbl, pgmb.retained_from(current_ts));
 end
 $$;
 comment on function pgmb.trim_partitions(regclass, timestamptz) is

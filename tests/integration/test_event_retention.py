@@ -106,6 +106,42 @@ def test_events_with_an_old_id_are_delivered_and_go_when_they_are_read(log):
     assert kept(log) == []
 
 
+def test_who_holds_rows_of_the_default_partition_is_said(log):
+    ids = publish(log, 3, at="now() - interval '3 days'")
+    dispatch(log)
+    assert holders(log) == [("unread", "g", 3, ids[0])]
+    assert log.execute("select partition::text, reason from pgmb.overdue()").fetchall() == [
+        ("pgmb.events_default", "group g has not read it")
+    ]
+
+
+def test_an_event_that_is_needed_keeps_nothing_of_another_time_in_the_default_partition(log):
+    publish(log, 3, at="now() - interval '3 days'")
+    dispatch(log)
+    read(log)
+    needed = publish(log, 1, at="now() - interval '2 days'")
+    assert any("deleted 3 rows" in line for line in maintain(log))
+    assert kept(log) == needed
+
+
+def test_a_group_keeps_nothing_of_the_default_partition_for_what_it_has_not_read_of_another(log):
+    publish(log, 3, at="now() - interval '3 days'")
+    dispatch(log)
+    read(log)
+    subscribe(log, "behind")
+    unread = publish(log, 1)
+    dispatch(log)
+    assert any("deleted 3 rows" in line for line in maintain(log, LATER))
+    assert kept(log) == unread
+
+
+def test_who_holds_an_event_of_the_last_microsecond_that_an_id_can_say_is_said(log):
+    event = "pm" + 13 * "f" + "000000001"
+    log.execute("insert into pgmb.events (id, topic, payload) values (%s, 't', '{}')", [event])
+    log.execute("set statement_timeout = '20s'")
+    assert holders(log) == [("undispatched", None, 1, event)]
+
+
 def test_an_event_for_which_a_condition_failed_stays(log):
     subscription = subscribe(log, "h", conditions_sql="1 / (e.payload ->> 'n')::int > 0")
     (event,) = publish(log)
