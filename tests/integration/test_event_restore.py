@@ -198,6 +198,19 @@ def test_uninstalling_refuses_to_take_an_extension_that_somebody_has_put_there(b
     assert one(connection, "select count(*) from pg_extension where extname = %s", name) == 1
 
 
+def test_uninstalling_refuses_to_take_an_extension_of_which_somebody_has_moved_a_part_there(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    schema.install(connection)
+    connection.execute("create function public.mine() returns int as 'select 1' language sql")
+    connection.execute("alter extension plpgsql add function public.mine()")
+    connection.execute("alter function public.mine() set schema pgmb")
+    with pytest.raises(Refused, match="used by others: extension plpgsql"):
+        schema.uninstall(connection, ["pgmb"])
+    connection.execute("alter function pgmb.mine() set schema public")
+    assert schema.uninstall(connection, ["pgmb"]) == ["pgmb"]
+    assert one(connection, "select public.mine()") == 1
+
+
 def test_a_standby_that_is_promoted_loses_nothing_that_it_had(own_cluster, own_database, connect_to):
     connection = connect_to(own_database)
     subscribe(connection)

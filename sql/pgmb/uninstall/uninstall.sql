@@ -18,18 +18,23 @@ begin
         end;
     end loop;
 
-    with ours as (
+    with inside as (
         select d.classid, d.objid from pg_catalog.pg_depend as d
         where d.refclassid = 'pg_catalog.pg_namespace'::regclass and d.refobjid = 'pgmb'::regnamespace
-          and not exists (
-              select from pg_catalog.pg_depend as m where (m.classid, m.objid) = (d.classid, d.objid) and m.deptype = 'e')
+    ), of_extensions as (
+        select i.classid, i.objid, d.refobjid as extension from inside as i
+        join pg_catalog.pg_depend as d on (d.classid, d.objid) = (i.classid, i.objid) and d.deptype = 'e'
+    ), ours as (
+        select i.classid, i.objid from inside as i except select e.classid, e.objid from of_extensions as e
     ), using_ours as (
         select d.classid, d.objid, d.objsubid from pg_catalog.pg_depend as d
         join ours as o on (o.classid, o.objid) = (d.refclassid, d.refobjid)
         where d.deptype <> 'e'
         union
-        -- An extension that somebody has put into the schema stands for all that belongs to it.
+        -- An extension that somebody has put into the schema, whole or a part of it, stands for all that belongs to it.
         select o.classid, o.objid, 0 from ours as o where o.classid = 'pg_catalog.pg_extension'::regclass
+        union
+        select 'pg_catalog.pg_extension'::regclass, e.extension, 0 from of_extensions as e
     )
     select string_agg(distinct i.type || ' ' || i.identity, ', ') into theirs
     from using_ours as u
