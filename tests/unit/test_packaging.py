@@ -7,6 +7,7 @@ import hashlib
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -78,6 +79,12 @@ def test_pyspark_and_pyspark_client_hold_identical_files():
 def test_the_constraints_pin_every_package_without_an_address():
     lines = (ROOT / "constraints.txt").read_text().split()
     assert all("==" in line and "://" not in line for line in lines)
+
+
+def test_the_oldest_psycopg_that_is_taken_is_the_one_that_is_tested():
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (floor,) = (need.split(">=")[1] for need in needs if need.startswith("psycopg["))
+    assert f"psycopg=={floor}" in (ROOT / "constraints.txt").read_text().split()
 
 
 def test_no_file_is_installed_that_differs_from_both_wheels():
