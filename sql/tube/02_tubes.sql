@@ -65,6 +65,15 @@ as $$
 $$;
 comment on function tube.schema_of(regclass) is 'The schema that a relation is in; null where the relation is gone.';
 
+create function tube.full_name(rel oid) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('%I.%I', n.nspname, c.relname) from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
+$$;
+comment on function tube.full_name(oid) is
+    'Today''s name of a relation with its schema, whatever search_path it will be read under; null where it is gone.';
+
 create function tube.belongs(shard text, partitions integer) returns text
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp

@@ -91,7 +91,7 @@ create function tube.attached_name(rel oid, tube text) returns text
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select (tube.attachment_of(rel, tube)).tbl::text
+    select tube.full_name((tube.attachment_of(rel, tube)).tbl)
 $$;
 comment on function tube.attached_name(oid, text) is
     'Today''s name, with its schema, of the attached table that a relation is or is a partition of.';

@@ -20,7 +20,7 @@ create function tube.pods_named(tube text) returns text
 language sql stable security definer
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select c.oid::regclass::text from tube.tube as t join pg_class as c on c.oid = t.pods where t.name = pods_named.tube
+    select tube.full_name(t.pods) from tube.tube as t where t.name = pods_named.tube
 $$;
 comment on function tube.pods_named(text) is
     'Today''s name, with its schema, of the table of a tube''s pods: a body that was written before it changed asks for it.';
@@ -59,7 +59,7 @@ begin
     end if;
     return null;
 end
-$body$, attached.shard, attached.tube, attached.tbl::text)
+$body$, attached.shard, attached.tube, tube.full_name(attached.tbl))
 $$;
 comment on function tube.truncate_body(tube.attachment) is
     'The body of the trigger function for TRUNCATE: one control pod a transaction, that names the table.';
@@ -134,7 +134,7 @@ $body$,
         case when attached.predicate is not null then format(
             E'select (%s\n) into strict pgchange_wanted\n'
             '                    from pg_catalog.jsonb_populate_record(null::%s, pg_catalog.to_jsonb(pgchange_row)) as %I;',
-            attached.predicate, attached.tbl, (select c.relname from pg_class as c where c.oid = attached.tbl)) end,
+            attached.predicate, tube.full_name(attached.tbl), (select c.relname from pg_class as c where c.oid = attached.tbl)) end,
         attached.shard)
 $$;
 comment on function tube.row_by_row_body(tube.attachment, text, text) is
@@ -146,7 +146,7 @@ language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    known tube.tube := tube.named(attached.tube);
+    pods text := tube.full_name((tube.named(attached.tube)).pods);
     kind text := format(
         'case when pg_catalog.strpos(pg_catalog.current_setting(''application_name''), ''backfill'') operator(pg_catalog.>) 0 '
         'then ''B'' else %L end', upper(left(op, 1)));
@@ -187,9 +187,9 @@ begin
 end
 $body$,
         format('pg_catalog.has_table_privilege(%L::pg_catalog.regclass, ''insert'') '
-               'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')', known.pods),
+               'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')', pods),
         case op when 'delete' then removed else added end,
-        known.pods,
+        pods,
         kind,
         attached.shard,
         case op when 'update' then format($update$pgchange_before := %s;

@@ -152,10 +152,10 @@ begin
         ) returns void
         language sql
         as %L
-    $function$, function, format('select tube.touch_table(%L, ids, op, payload, chunk_size)', tbl::text));
+    $function$, function, format('select tube.touch_table(%L, ids, op, payload, chunk_size)', tube.full_name(tbl)));
     execute format('revoke all on function %s from public', signature);
     execute format(
-        'comment on function %s is %L', signature, format('Touch ids of %s in every tube that it is attached to.', tbl));
+        'comment on function %s is %L', signature, format('Touch ids of %s in every tube that it is attached to.', tube.full_name(tbl)));
     execute format('alter function %s owner to %I', signature, owner_name);
 end
 $$;

@@ -166,7 +166,7 @@ as $$
         where (l.op = 'B') is %2$s and %3$s = %4$s and l.seq > (select tube.done(%5$L, %4$s, %2$s))
         order by l.op = 'B', %3$s, l.seq
     )$query$,
-        known.pods, case when backfill then 'true' else 'false' end, tube.belongs('l.shard', known.partitions), worker,
+        tube.full_name(known.pods), case when backfill then 'true' else 'false' end, tube.belongs('l.shard', known.partitions), worker,
         known.name)
 $$;
 comment on function tube.by_hand_sql(tube.tube, integer, boolean) is
@@ -186,7 +186,7 @@ begin
     if partitions <> known.partitions then
         return format(
             'select seq, op, shard, ids, payload, ts from %s where %s = %s%s order by op = ''B'', seq',
-            known.pods, tube.belongs('shard', partitions), "partition", case when exclude_backfill then ' and op <> ''B''' end);
+            tube.full_name(known.pods), tube.belongs('shard', partitions), "partition", case when exclude_backfill then ' and op <> ''B''' end);
     end if;
     return 'select seq, op, shard, ids, payload, ts from (' || tube.by_hand_sql(known, "partition", false)
         || case when exclude_backfill then '' else ' union all ' || tube.by_hand_sql(known, "partition", true) end || ') as pods';

@@ -124,7 +124,7 @@ begin
     loop
         if not tube.has_control(known, each_one.tbl, each_one.shard, array['backfill_schedule', 'backfill_end']) then
             perform tube.put_control(known, 'B', each_one.shard, jsonb_build_object(
-                'type', 'backfill_schedule', 'tbl', each_one.tbl::text, 'order_col', tube.check_order(each_one.tbl, order_col)));
+                'type', 'backfill_schedule', 'tbl', tube.full_name(each_one.tbl), 'order_col', tube.check_order(each_one.tbl, order_col)));
             scheduled := scheduled + 1;
         end if;
     end loop;
@@ -256,7 +256,7 @@ begin
     -- Without an index each read sorts the table: then in few large ones.
     chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size else greatest(fetch_chunk_size, 1000000) end;
     perform tube.put_control(known, 'T', attached.shard, jsonb_build_object(
-        'type', 'backfill_start', 'tbl', tbl::text, 'start_seq', step1));
+        'type', 'backfill_start', 'tbl', tube.full_name(tbl), 'start_seq', step1));
     loop
         at := tube.backfill_slice(known, attached, column_name, at, chunk, pod_size);
         exit when at.finished;
@@ -266,7 +266,7 @@ begin
             format('the predicate or the ids of %s were changed meanwhile', tbl), 'begin again with step 1; nothing was touched');
     end if;
     perform tube.put_control(known, 'B', attached.shard, jsonb_build_object(
-        'type', 'backfill_end', 'tbl', tbl::text, 'start_seq', step1));
+        'type', 'backfill_end', 'tbl', tube.full_name(tbl), 'start_seq', step1));
 end
 $$;
 comment on function tube.tube_backfill_step3(text, text, regclass, text, integer, integer, integer) is

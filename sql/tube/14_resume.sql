@@ -152,7 +152,7 @@ begin
         perform tube.check_whole(job.tbl);
         if job.state = 'scheduled' then
             perform tube.put_control(known, 'T', job.shard, jsonb_build_object(
-                'type', 'backfill_start', 'tbl', job.tbl::text, 'start_seq', job.start_seq::text));
+                'type', 'backfill_start', 'tbl', tube.full_name(job.tbl), 'start_seq', job.start_seq::text));
             job.updated_at := began;
         end if;
         at := tube.backfill_slice(
@@ -160,7 +160,7 @@ begin
         touched := at.touched;
         if at.finished then
             perform tube.put_control(known, 'B', job.shard, jsonb_build_object(
-                'type', 'backfill_end', 'tbl', job.tbl::text, 'start_seq', job.start_seq::text));
+                'type', 'backfill_end', 'tbl', tube.full_name(job.tbl), 'start_seq', job.start_seq::text));
         end if;
         update tube.backfill as b set
             state = case when at.finished then 'done' else 'running' end,

@@ -13,7 +13,7 @@ declare
 begin
     perform tube.check_workers(known, workers, worker);
     return query
-        select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(tube.table_named(d.payload ->> 'tbl')::text, d.payload ->> 'tbl'),
+        select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(tube.full_name(tube.table_named(d.payload ->> 'tbl')), d.payload ->> 'tbl'),
                d.payload, d.ts
         from tube.due(known, worker, tube.or_start(tube.position(tube, worker))) as d
         where d.is_due

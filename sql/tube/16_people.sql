@@ -72,7 +72,7 @@ create function tube.to_mend() returns table (tube text, tbl regclass, name text
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select a.tube, a.tbl, a.tbl::text from tube.attachments() as a join pg_class as c on c.oid = a.tbl
+    select a.tube, a.tbl, tube.full_name(a.tbl) from tube.attachments() as a join pg_class as c on c.oid = a.tbl
     where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
 $$;
 comment on function tube.to_mend() is 'The tables that the caller owns whose capture tube.mend() is to mend, with their full names.';
@@ -139,7 +139,7 @@ begin
             'shard', t.shard, 'schema', t.nspname, 'name', t.relname, 'id_column', t.id_column, 'predicate', t.predicate,
             'shared', exists (select from tables as o where o.relname = t.relname and o.tbl <> t.tbl)
                 or exists (select from former as f where f.relname = t.relname and f.shard <> t.shard),
-            'twin', (select min(format('%I.%I', o.nspname, o.relname)) from tables as o
+            'twin', (select min(tube.full_name(o.tbl)) from tables as o
                      where o.relname = t.relname and o.shard = t.shard and o.tbl <> t.tbl)
         ) order by t.shard, t.nspname, t.relname), '[]')
         from tables as t

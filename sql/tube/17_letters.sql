@@ -66,8 +66,9 @@ begin
             hint = 'stop it, or wait until its batch has ended';
     end if;
     content := jsonb_build_object('touches', tube.touches(tube, worker, batch -> 'bounds'), 'tables', (
-        select coalesce(jsonb_agg(jsonb_build_array(a.shard, format('%I.%I', tube.schema_of(a.tbl), c.relname))), '[]')
-        from tube.attachment as a join pg_class as c on c.oid = a.tbl where a.tube = skip.tube));
+        select coalesce(jsonb_agg(jsonb_build_array(a.shard, c.name)), '[]')
+        from tube.attachment as a cross join lateral tube.full_name(a.tbl) as c(name)
+        where a.tube = skip.tube and c.name is not null));
     perform tube.ack(tube, worker, batch);
     return dead_letter.write(
         'tube', format('tube:%s/%s', tube, worker), jsonb_build_object('tube', tube), content, (batch ->> 'count')::bigint,

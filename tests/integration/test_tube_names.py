@@ -129,7 +129,12 @@ def test_a_tube_is_not_made_where_writers_would_not_find_it(connection, path):
 @PREDICATES
 @pytest.mark.parametrize(
     "renaming",
-    ["alter schema s1 rename to s2", "alter table s1.q rename to r", "alter table s1.q set schema public"],
+    [
+        "alter schema s1 rename to s2",
+        "alter table s1.q rename to r",
+        "alter table s1.q set schema public",
+        "alter table s1.q set schema tube",
+    ],
 )
 def test_pods_that_get_another_name_go_on_being_touched(connect, role, renaming, predicate):
     connection = connect()
@@ -153,3 +158,6 @@ def test_pods_that_get_another_name_go_on_being_touched(connect, role, renaming,
     assert one(connection, "select stale from tube.attachments()") is True
     connection.execute("select tube.refresh()")
     assert one(connection, "select stale from tube.attachments()") is False
+    with psycopg.connect(writer.conninfo, autocommit=True) as session:
+        session.execute("insert into public.item values (4)")
+    assert 4 in touched(connection, name)
