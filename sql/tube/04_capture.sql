@@ -209,13 +209,45 @@ comment on function tube.capture_body(tube.attachment, text) is
     'The body of a trigger function of one table: an update touches the ids before and after it, if the predicate holds for '
     'either; a row for which the predicate fails is touched all the same, and counted in tube.fault.';
 
+create function tube.placed(attached tube.attachment, kind text) returns pg_proc
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select p
+    from (
+        select p, t.relowner,
+               exists (select from tube.captures(attached.tbl, attached.tube) as c where c.function = p.oid) as is_called,
+               p.pronamespace = t.relnamespace as is_beside
+        from pg_class as t join pg_proc as p on p.proname = tube.function_name(attached.token, kind)
+        where t.oid = attached.tbl
+    ) as named(p, relowner, is_called, is_beside)
+    where is_called or is_beside or (p).proowner = relowner
+    order by is_called desc, (p).proowner = relowner desc
+    limit 1
+$$;
+comment on function tube.placed(tube.attachment, text) is
+    'One of the functions of an attachment, where it is now: nothing that another has called so in a schema of his own.';
+
+create function tube.is_anothers(attached tube.attachment) returns boolean
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select exists (
+        select from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
+        cross join lateral tube.placed(attached, k.kind) as p
+        join pg_class as t on t.oid = attached.tbl
+        where p.proowner <> t.relowner)
+$$;
+comment on function tube.is_anothers(tube.attachment) is
+    'Whether functions of an attachment are not of the table''s owner, as it has got another, who may not write them anew.';
+
 create function tube.placed_name(attached tube.attachment, kind text) returns text
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
     select coalesce(
-        (select p.oid::regproc::text from pg_proc as p where p.proname = tube.function_name(attached.token, kind)
-         order by exists (select from tube.captures(attached.tbl, attached.tube) as c where c.function = p.oid) desc limit 1),
+        (select format('%I.%I', n.nspname, p.proname)
+         from tube.placed(attached, kind) as p join pg_namespace as n on n.oid = p.pronamespace),
         format('%I.%I', tube.schema_of(attached.tbl), tube.function_name(attached.token, kind)))
 $$;
 comment on function tube.placed_name(tube.attachment, text) is

@@ -147,7 +147,9 @@ language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
-    if not pg_has_role(current_user, (select c.relowner from pg_class as c where c.oid = attached.tbl), 'usage') then
+    if tube.is_anothers(attached)
+       or not pg_has_role(current_user, (select c.relowner from pg_class as c where c.oid = attached.tbl), 'usage')
+    then
         raise notice '% goes on with the predicate that its owner has agreed to: it takes the new one when he attaches it again',
             attached.tbl;
         return;
@@ -163,6 +165,30 @@ end
 $$;
 comment on function tube.adopt(tube.attachment, text) is
     'Put another predicate in force for a table of the caller''s; that of another owner keeps the one that he has agreed to.';
+
+create function tube.take_off(attached tube.attachment) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    captured record;
+    function regprocedure;
+begin
+    for captured in select c.* from tube.captures(attached.tbl, attached.tube) as c loop
+        execute format('drop trigger %I on %s', captured.trigger, captured.relid);
+    end loop;
+    -- Those of a former owner are left to him: they do nothing without their triggers.
+    for function in
+        select p.oid from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
+        join pg_proc as p on p.proname = tube.function_name(attached.token, k.kind)
+        where not exists (select from pg_trigger as t where t.tgfoid = p.oid) and pg_has_role(current_user, p.proowner, 'usage')
+    loop
+        execute format('drop function %s', function);
+    end loop;
+end
+$$;
+comment on function tube.take_off(tube.attachment) is
+    'Drop the triggers and the functions of an attachment, once nobody uses their tables.';
 
 create function tube.attach(tube text, tbl regclass, shard integer, id_column name, agreed boolean) returns void
 language plpgsql
@@ -194,7 +220,8 @@ begin
         known.name, tbl, coalesce(shard, before.shard, tube.inferred_shard(tbl)),
         coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0,
         case when agreed or before.tube is null then known.predicate else before.predicate end,
-        coalesce(before.token, left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12)), now());
+        case when before.token is null or tube.is_anothers(before)
+             then left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12) else before.token end, now());
     wanted.id_number := tube.check_key(tbl, wanted.id_column);
     if shard_before <> wanted.shard then
         -- Nobody may go on touching under the old shard once the new one counts: neither a worker nor a backfill nor a hand.
@@ -208,9 +235,15 @@ begin
     elsif wanted.predicate is distinct from before.predicate or wanted.id_column is distinct from tube.id_column(tbl, known.name) then
         perform tube.fail_backfills(known.name, tbl, format('%s was attached with another predicate, or by other ids', tbl));
     end if;
+    if before.token <> wanted.token then
+        perform tube.take_locks(array(
+            select c.relid from tube.captures(before.tbl, before.tube) as c group by 1 order by 1), 'access exclusive');
+        perform tube.take_off(before);
+    end if;
     insert into tube.attachment values (wanted.*)
     on conflict on constraint attachment_pkey do update set
-        shard = excluded.shard, id_column = excluded.id_column, id_number = excluded.id_number, predicate = excluded.predicate;
+        shard = excluded.shard, id_column = excluded.id_column, id_number = excluded.id_number, predicate = excluded.predicate,
+        token = excluded.token;
     delete from tube.detached as d where d.tube = known.name and d.tbl = attach.tbl;
     if found then
         raise notice 'what changed in % while it was detached is in no pod: a backfill brings it', tbl;
@@ -244,8 +277,6 @@ as $$
 declare
     going tube.attachment[];
     each_one tube.attachment;
-    captured record;
-    function regprocedure;
 begin
     perform tube.check_level();
     for each_one in
@@ -261,16 +292,7 @@ begin
         select c.relid from unnest(going) as g cross join lateral tube.captures(g.tbl, g.tube) as c group by 1 order by 1
     ) || array_remove(array[beside], null), 'access exclusive');
     foreach each_one in array coalesce(going, '{}') loop
-        for captured in select c.* from tube.captures(each_one.tbl, each_one.tube) as c loop
-            execute format('drop trigger %I on %s', captured.trigger, captured.relid);
-        end loop;
-        for function in
-            select p.oid from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
-            join pg_proc as p on p.proname = tube.function_name(each_one.token, k.kind)
-            where not exists (select from pg_trigger as t where t.tgfoid = p.oid) and pg_has_role(current_user, p.proowner, 'usage')
-        loop
-            execute format('drop function %s', function);
-        end loop;
+        perform tube.take_off(each_one);
         with gone as (
             delete from tube.attachment as a where a.tube = each_one.tube and a.tbl = each_one.tbl returning a.*
         )

@@ -142,6 +142,11 @@ begin
         end if;
         return;
     end if;
+    if not pg_has_role(current_user, (select p.proowner from pg_proc as p where p.oid = known), 'usage') then
+        raise notice '% is of another owner, and stays as it is', signature using
+            hint = format('let its owner drop it; who attaches %s then makes it anew', tbl);
+        return;
+    end if;
     if not is_attached then
         execute format('drop function if exists %s', signature);
         return;

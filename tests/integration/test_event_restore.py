@@ -198,7 +198,9 @@ def test_uninstalling_refuses_to_take_an_extension_that_somebody_has_put_there(b
     assert one(connection, "select count(*) from pg_extension where extname = %s", name) == 1
 
 
-def test_uninstalling_refuses_to_take_an_extension_of_which_somebody_has_moved_a_part_there(bare_db, connect_to):
+def test_uninstalling_refuses_to_take_an_extension_of_which_somebody_has_moved_a_part_there(
+    bare_db, connect_to
+):
     connection = connect_to(bare_db)
     schema.install(connection)
     connection.execute("create function public.mine() returns int as 'select 1' language sql")

@@ -191,3 +191,65 @@ def test_a_keeper_cannot_make_a_tube_where_it_may_not_create_tables(session):
     connection = session(keeper=True)
     with pytest.raises(DENIED):
         make(connection, "mine")
+
+
+@pytest.fixture
+def handed_over(session, admin):
+    """(former owner, owner) of a table own.mine that was attached to q before it changed hands."""
+    former, owner = session("insert"), session("insert")
+    names = [one(each, "select current_user::text") for each in (former, owner)]
+    admin.execute("create schema own")
+    admin.execute(f"grant all on schema own to {', '.join(names)}")
+    former.execute("create table own.mine (id bigint primary key)")
+    attach(former, "own.mine", shard=5)
+    admin.execute(f"alter table own.mine owner to {names[1]}")
+    return former, owner
+
+
+def test_a_new_owner_attaches_a_table_anew_that_another_had_attached(handed_over, admin):
+    _, owner = handed_over
+    attach(owner, "own.mine", shard=None)
+    owner.execute("insert into own.mine values (1)")
+    assert touched(admin) == [1]
+    assert owner.execute("select stale, untriggered from tube.attachments()").fetchone() == (False, [])
+    theirs = (
+        "select every(pg_get_userbyid(p.proowner) = current_user) from pg_trigger as t join pg_proc as p on "
+    )
+    assert one(owner, theirs + "p.oid = t.tgfoid where tgrelid = 'own.mine'::regclass")
+
+
+def test_a_table_that_changed_hands_is_mended_by_its_new_owner(handed_over, admin):
+    _, owner = handed_over
+    assert one(owner, "select tube.refresh()") == "own.mine: its capture for tube q was mended"
+    assert one(owner, "select tube.refresh()") is None
+
+
+def test_a_new_owner_detaches_a_table_that_another_had_attached(handed_over, admin):
+    _, owner = handed_over
+    owner.execute("select tube.tube_table_ensure_detached('q', 'own.mine')")
+    owner.execute("insert into own.mine values (1)")
+    assert touched(admin) == []
+
+
+def test_a_new_owner_is_told_of_the_touch_function_that_is_anothers(handed_over):
+    _, owner = handed_over
+    told = []
+    owner.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    attach(owner, "own.mine", shard=5)
+    assert any("own.mine_touch" in message and "of another owner" in message for message in told)
+
+
+def test_a_function_of_anothers_that_is_called_like_ours_keeps_nobody_from_attaching(session, admin):
+    owner, other = session("insert"), session("insert")
+    names = [one(each, "select current_user::text") for each in (owner, other)]
+    admin.execute(
+        f"create schema own authorization {names[0]}; create schema others authorization {names[1]}"
+    )
+    owner.execute("create table own.mine (id bigint primary key)")
+    attach(owner, "own.mine")
+    token = one(admin, "select token from tube.attachment where tbl = 'own.mine'::regclass")
+    other.execute(f"create function others.pgchange_judge_{token}() returns int as 'select 1' language sql")
+    admin.execute("update tube.tube set predicate = 'id > 0' where name = 'q'")
+    attach(owner, "own.mine")
+    owner.execute("insert into own.mine values (-1), (1)")
+    assert touched(admin) == [1]
