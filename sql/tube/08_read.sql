@@ -284,7 +284,9 @@ begin
         snapshot = case when incremental >= coalesce(at.done, 0) then upto else at.snapshot end,
         done = greatest(incremental, at.done),
         backfill_snapshot = case when backfill >= coalesce(at.backfill_done, 0) then upto else at.backfill_snapshot end,
-        backfill_done = greatest(backfill, at.backfill_done)
+        backfill_done = greatest(backfill, at.backfill_done),
+        control_attempt = coalesce(at.control_attempt, 0),
+        control_failed_at = at.control_failed_at
     where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
     delete from tube.worker as w where w.tube = known.name and w.worker = advance.worker and w.version = at.version;
 end

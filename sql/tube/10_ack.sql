@@ -136,8 +136,11 @@ begin
         at.backfill_snapshot := bounds ->> 'upto';
         at.backfill_done := bounds ->> 'backfill';
     end if;
-    insert into tube.worker (tube, worker, version, snapshot, done, backfill_snapshot, backfill_done)
-    values (at.tube, at.worker, (ack.batch ->> 'version')::bigint, at.snapshot, at.done, at.backfill_snapshot, at.backfill_done);
+    insert into tube.worker (
+        tube, worker, version, snapshot, done, backfill_snapshot, backfill_done, control_attempt, control_failed_at)
+    values (
+        at.tube, at.worker, (ack.batch ->> 'version')::bigint, at.snapshot, at.done, at.backfill_snapshot, at.backfill_done,
+        at.control_attempt, at.control_failed_at);
     return (batch ->> 'version')::bigint;
 end
 $$;

@@ -260,6 +260,19 @@ def test_of_all_tubes_pods_do_not_wait_for_control_pods_that_fail(failing):
     assert all_tubes(failing).ready > 0
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_control_pods_that_fail_again_behind_a_batch_are_counted_on(failing, db, by_hand):
+    touch(failing, 1)
+    if by_hand:
+        failing.execute("select tube.tube_pods_delete('q', 1, 0, array(select seq from q where ids <> '{}'))")
+    else:
+        assert take(failing) == [1]
+    assert all_tubes(failing).ready == 0
+    with pytest.raises(RuntimeError, match="search index"):
+        work_off(TubeFeed("q"), db, fail)
+    assert one(failing, "select control_attempt from tube.worker") == 2
+
+
 def test_of_all_tubes_control_pods_that_are_worked_off_are_as_if_they_had_never_failed(failing, db):
     work_off(TubeFeed("q"), db, lambda control: None)
     failing.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
