@@ -1,8 +1,10 @@
 -- Which tables belong together, what they, their functions and triggers are called today, and the shard that a name says.
 
 create function tube.attachment_of(rel oid, tube text) returns tube.attachment
-language sql stable security definer
+language sql stable
 set search_path = pg_catalog, tube, pg_temp
+-- Asked by captures too, whatever a writer has set.
+set row_security = on
 as $$
     with recursive line(relid, up) as (
         select rel, 0

@@ -17,8 +17,10 @@ comment on function tube.ids_of(text, regclass, name, text) is
     'The expression of the ids in a transition table: up to ten million, as an array may not pass a gigabyte.';
 
 create function tube.pods_named(tube text) returns text
-language sql stable security definer
+language sql stable
 set search_path = pg_catalog, tube, pg_temp
+-- Asked by captures too, whatever a writer has set.
+set row_security = on
 as $$
     select tube.full_name(t.pods) from tube.tube as t where t.name = pods_named.tube
 $$;
@@ -72,6 +74,7 @@ as $$
         declare
             pgchange_pods pg_catalog.text;
             pgchange_open boolean := false;
+            pgchange_column pg_catalog.text;
             pgchange_row pg_catalog.record;
             pgchange_id bigint;
             pgchange_wanted boolean;
@@ -83,6 +86,7 @@ as $$
                 pgchange_pods := tube.pods_named(%2$L);
                 pgchange_open := pg_catalog.has_table_privilege(pgchange_pods, 'insert')
                     and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
+                pgchange_column := tube.id_column(tg_relid, %2$L);
             exception when others or assert_failure then
                 pgchange_message := sqlerrm;
             end;
@@ -96,8 +100,7 @@ as $$
                 pgchange_id := null;
                 pgchange_wanted := true;
                 begin
-                    pgchange_id := pg_catalog.to_jsonb(pgchange_row)
-                        operator(pg_catalog.->>) tube.id_column(tg_relid, %2$L)::pg_catalog.text;
+                    pgchange_id := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.->>) pgchange_column;
                     %4$s
                 exception when others or assert_failure then
                     pgchange_wanted := true;

@@ -253,3 +253,32 @@ def test_a_function_of_anothers_that_is_called_like_ours_keeps_nobody_from_attac
     attach(owner, "own.mine")
     owner.execute("insert into own.mine values (-1), (1)")
     assert touched(admin) == [1]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "(tube.attachment_of('public.item'::regclass, 'q')).token",
+        "tube.attached_name('public.item'::regclass, 'q')",
+        "tube.id_column('public.item'::regclass, 'q')",
+        "tube.pods_named('q')",
+    ],
+)
+def test_a_role_learns_nothing_of_a_tube_that_it_does_not_see(session, asked):
+    assert one(session("insert"), f"select {asked}") is not None
+    assert one(session(), f"select {asked}") is None
+
+
+@pytest.mark.parametrize("statement", ["truncate public.item", "insert into public.item values (1)"])
+def test_a_session_without_row_security_is_captured(admin, role, connect_to, statement):
+    owner = role("owner")
+    admin.execute(
+        f"grant usage, create on schema public to {owner.name}; grant usage on schema tubes to {owner.name}"
+    )
+    admin.execute(f"grant insert on tubes.q to {owner.name}; select tube.grant_use('{owner.name}')")
+    admin.execute(f"alter table public.item owner to {owner.name}; select tube.refresh()")
+    admin.execute("alter table tubes.q rename to p")
+    connection = connect_to(owner.conninfo)
+    connection.execute("set row_security = off")
+    connection.execute(statement)
+    assert one(admin, "select count(*) from tubes.p") == 1
