@@ -68,6 +68,23 @@ $$;
 comment on function tube.touch_key(regclass) is
     'The advisory lock of touching a table by hand: shared by who touches, exclusive for who changes its shard.';
 
+create function tube.hold_shard(tbl regclass) returns void
+language plpgsql security definer
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform pg_advisory_xact_lock_shared(tube.touch_key(tbl));
+    if current_setting('transaction_isolation') <> 'read committed' then
+        -- Who does not see what was committed before gets a serialization failure, as for any row that is not what it sees.
+        perform from tube.attachment as a where a.tbl = hold_shard.tbl for share;
+        perform from tube.detached as d where d.tbl = hold_shard.tbl for share;
+    end if;
+end
+$$;
+comment on function tube.hold_shard(regclass) is
+    'Keep the shard that a table has from being changed until the transaction ends. Where it was changed behind the snapshot of '
+    'a repeatable read transaction, that one is to be repeated.';
+
 create function tube.touch_table(tbl text, ids bigint[], op text, payload jsonb, chunk_size integer) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -75,7 +92,7 @@ as $$
 declare
     relation regclass := to_regclass(tbl);
 begin
-    perform pg_advisory_xact_lock_shared(tube.touch_key(relation));
+    perform tube.hold_shard(relation);
     perform tube.touch(a.tube, a.shard, ids, op, payload, chunk_size)
     from tube.attachment as a
     where a.tbl = relation

@@ -57,7 +57,7 @@ declare
     given bigint[] := array(select i from unnest(ids) as i where i is not null);
 begin
     -- Under the shard that the table has now: under its old one the ids could be in work twice.
-    perform pg_advisory_xact_lock_shared(tube.touch_key(relation));
+    perform tube.hold_shard(relation);
     perform tube.insert_pods(
         array[known.pods], control.op, coalesce(
             (select a.shard from tube.attachment as a where a.tube = known.name and a.tbl = relation),

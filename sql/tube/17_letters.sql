@@ -144,7 +144,7 @@ begin
     for each_tbl in
         select distinct to_regclass(t.attached ->> 1) as tbl from jsonb_array_elements(wanted.tables) as t(attached) order by 1
     loop
-        perform pg_advisory_xact_lock_shared(tube.touch_key(each_tbl));
+        perform tube.hold_shard(each_tbl);
     end loop;
     perform tube.touch(wanted.tube, s.shard, t.ids, t.op, t.payload)
     from (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import psycopg
 import pytest
 
 from tests.tubes import attach, controls, make, one, pods, touched
@@ -113,3 +114,18 @@ def test_a_touch_by_hand_during_a_change_of_shard_is_under_the_old_shard_and_bef
     assert one(
         item, "select upto > (select min(seq) from q) and upto < (select max(seq) from q) from tube.moved"
     )
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_transaction_that_does_not_see_a_change_of_shard_is_to_be_repeated(item, connect, level):
+    toucher = connect()
+    with pytest.raises(psycopg.errors.SerializationFailure), toucher.transaction():
+        toucher.execute(f"set transaction isolation level {level}")
+        toucher.execute("select from item")
+        attach(item, shard=4)
+        toucher.execute("select item_touch(array[1])")
+    assert pods(item) == []
+    with toucher.transaction():
+        toucher.execute(f"set transaction isolation level {level}")
+        toucher.execute("select item_touch(array[1])")
+    assert pods(item) == [("T", 4, [1])]
