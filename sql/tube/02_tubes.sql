@@ -74,6 +74,24 @@ $$;
 comment on function tube.full_name(oid) is
     'Today''s name of a relation with its schema, whatever search_path it will be read under; null where it is gone.';
 
+create function tube.check_owner(rel regclass, deed text) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    owner_name name := (
+        select pg_get_userbyid(c.relowner) from pg_class as c
+        where c.oid = rel and not pg_has_role(current_user, c.relowner, 'usage'));
+begin
+    if owner_name is not null then
+        raise insufficient_privilege using
+            message = format('only the owner of %s, %I, may %s', rel, owner_name, deed),
+            hint = format('connect as %I, or set role %I', owner_name, owner_name);
+    end if;
+end
+$$;
+comment on function tube.check_owner(regclass, text) is 'Refuse, saying who may do it, what only the owner of a relation may.';
+
 create function tube.belongs(shard text, partitions integer) returns text
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
@@ -197,12 +215,8 @@ begin
     perform tube.check_level();
     perform tube.named(tube);
     if predicate is not null and wanted is distinct from known.predicate then
+        perform tube.check_owner(known.pods, format('change tube %I', tube));
         update tube.tube as t set predicate = wanted where t.name = make.tube;
-        if not found then
-            raise insufficient_privilege using
-                message = format('only the owner of %s may change tube %I', known.pods, tube),
-                hint = 'ask its owner, or set role to it';
-        end if;
         for attached in
             select a.* from tube.attachment as a join pg_class as c on c.oid = a.tbl where a.tube = make.tube order by a.tbl
         loop
@@ -210,6 +224,7 @@ begin
         end loop;
     end if;
     if partitions <> known.partitions then
+        perform tube.check_owner(known.pods, format('change tube %I', tube));
         perform tube.hold_still(tube);
         perform tube.index_pods(known.pods, partitions);
         update tube.tube as t set partitions = make.partitions where t.name = make.tube;
@@ -247,6 +262,7 @@ begin
     if known.name is null then
         return;
     end if;
+    perform tube.check_owner(pods, format('remove tube %I', in_tube));
     for attached in select a.tbl from tube.attachment as a where a.tube = in_tube order by a.tbl loop
         perform tube.hold_capture(attached);
     end loop;

@@ -30,11 +30,7 @@ begin
     then
         perform tube.refuse(format('%s is not a table of your own', tbl), 'attach one that is');
     end if;
-    if not pg_has_role(current_user, class.relowner, 'usage') then
-        raise insufficient_privilege using
-            message = format('only the owner of %s, %I, may attach it', tbl, owner_name),
-            hint = format('connect as %I, or set role %I', owner_name, owner_name);
-    end if;
+    perform tube.check_owner(tbl, 'attach it');
     if not has_schema_privilege(owner_name, class.relnamespace, 'create') then
         perform tube.refuse(
             format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, tube.schema_of(tbl)),

@@ -283,6 +283,7 @@ begin
         select a.* from tube.attachment as a
         where (detach.tube is null or a.tube = detach.tube) and (detach.tbl is null or a.tbl = detach.tbl) order by a.tbl, a.tube
     loop
+        perform tube.check_owner(each_one.tbl, 'detach it');
         perform tube.hold_capture(each_one.tbl);
         -- A chunk of a backfill keeps its row until it has read the table.
         perform tube.fail_backfills(each_one.tube, each_one.tbl, 'the table was detached');

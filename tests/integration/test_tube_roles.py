@@ -117,6 +117,26 @@ def test_a_role_cannot_change_what_is_anothers(session, admin, keeper):
     ]
 
 
+@pytest.mark.parametrize(
+    ("call", "deed"),
+    [
+        (
+            "select tube.tube_table_ensure_detached('q', 'public.item')",
+            "public.item, postgres, may detach it",
+        ),
+        ("select tube.tube_table_ensure_detached(null, null)", "public.item, postgres, may detach it"),
+        ("select tube.tube_ensure_absent('q')", "tubes.q, postgres, may remove tube q"),
+        ("select tube.tube_ensure_exists('q', 5)", "tubes.q, postgres, may change tube q"),
+        ("select tube.tube_ensure_exists('q', predicate => 'false')", "tubes.q, postgres, may change tube q"),
+    ],
+)
+@pytest.mark.parametrize("keeper", [False, True])
+def test_who_owns_neither_table_nor_tube_is_told_who_may(session, call, deed, keeper):
+    with pytest.raises(DENIED, match=f"only the owner of {deed}") as told:
+        session("select", "insert", "delete", keeper=keeper).execute(call)
+    assert told.value.diag.message_hint == "connect as postgres, or set role postgres"
+
+
 def test_an_owner_attaches_backfills_and_detaches_its_own_table(session, admin):
     connection = session("insert", "select")
     name = one(connection, "select current_user::text")
