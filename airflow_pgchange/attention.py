@@ -103,7 +103,10 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
             f"when mended: select tube.clear_faults({quoted})"
         )
     rows = connection.execute(
-        "select tube, worker, control_attempt from tube.worker where control_attempt >= %s", [MANY_ATTEMPTS]
+        "select w.tube, w.worker, w.control_attempt from tube.worker as w join tube.tube as t on t.name = w.tube "
+        "where w.control_attempt >= %s and case when has_table_privilege(t.pods, 'select') "
+        "then tube.has_controls(t, w.worker) else true end",
+        [MANY_ATTEMPTS],
     ).fetchall()
     for tube, number, attempt in rows:
         lines.append(

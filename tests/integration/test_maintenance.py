@@ -103,7 +103,7 @@ def test_maintenance_names_a_dropped_table_that_touched_a_tube_until_it_is_detac
     assert maintain(connection).attention == []
 
 
-def test_maintenance_names_a_worker_whose_control_pods_fail(db, connect):
+def test_maintenance_names_a_worker_whose_control_pods_fail_as_long_as_there_are_any(db, connect):
     connection = connect()
     make(connection)
     connection.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
@@ -117,6 +117,8 @@ def test_maintenance_names_a_worker_whose_control_pods_fail(db, connect):
             work_off(TubeFeed("q"), db, fail)
     (line,) = maintain(connection).attention
     assert line.startswith("tube:q/0: its control pods have failed 3 times")
+    connection.execute("delete from q")
+    assert maintain(connection).attention == []
 
 
 def test_what_maintenance_advises_can_be_typed_whatever_things_are_called(db, connect):
