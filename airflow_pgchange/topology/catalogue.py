@@ -24,21 +24,20 @@ SNAPSHOT = """
     select a.term, a.index, (select topology.unsettled()::text), s.event::text
     from topology.now_at() as a left join topology.snapshot() as s on true
 """
-TERM = "select term, system_identifier, timeline, started_at from topology.term order by term desc limit 1"
+TERM = "select term, began_at from topology.begin_term()"
 LACKING = "select buckets::text, term, index, arrived, settled from topology.lacking(%s::jsonb, %s, %s)"
 EVENTS = """
-    select s.started_at, e.term, e.index, e.event::text
-    from pg_catalog.pg_postmaster_start_time() as s(started_at) left join topology.events(%s, %s, %s) as e on true
+    select t.term, t.began_at, e.term, e.index, e.event::text
+    from topology.begin_term() as t left join topology.events(%s, %s, %s) as e on true
 """
 
 
 class Term(NamedTuple):
-    """A term of the catalogue and the server that began it: one that never got a term may begin another of its number."""
+    """A term of the catalogue: a server that never got one may begin another of its number, as may a catalogue that was
+    installed anew."""
 
     number: int
-    system_identifier: int
-    timeline: int
-    started_at: datetime
+    began_at: datetime
 
 
 class Logged(NamedTuple):
@@ -82,7 +81,7 @@ class Catalogue:
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
         self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._started_at: datetime | None = None
+        self._term: Term | None = None
 
     async def connect(self) -> Term:
         """Connect to whichever server takes writes now, and return its term.
@@ -93,11 +92,9 @@ class Catalogue:
         await self.close()
         with translated():
             self._connection = await connect_async(self._conninfo, primary=True)
-        await self._rows("select topology.begin_term()")
         rows = await self._rows(TERM)
-        term = Term(*rows[0])
-        self._started_at = term.started_at
-        return term
+        self._term = Term(*rows[0])
+        return self._term
 
     async def snapshot(self) -> Snapshot:
         """The picture now, all of one moment."""
@@ -109,12 +106,12 @@ class Catalogue:
 
     async def events(self, after: Raft) -> list[Logged]:
         """What happened behind ``after``, in order, at most ``MOST_EVENTS``. Raises HistoryTrimmed where some of it is
-        gone, ServerUnavailable where another server answers than ``connect`` has found."""
+        gone, ServerUnavailable where the term is another than ``connect`` has found."""
         rows = await self._rows(EVENTS, [after.term, after.index, MOST_EVENTS])
-        if rows[0][0] != self._started_at:
-            # A connection to a pooler outlives the server behind it.
-            raise ServerUnavailable("another server than before answers: wait until the relay knows its term")
-        return [Logged(Raft(term, index), event) for _, term, index, event in rows if event is not None]
+        if Term(*rows[0][:2]) != self._term:
+            # A connection outlives a catalogue that is restored in its place, and one to a pooler the server behind it.
+            raise ServerUnavailable("another catalogue than before answers: wait until the relay knows its term")
+        return [Logged(Raft(term, index), event) for *_, term, index, event in rows if event is not None]
 
     async def now(self) -> Raft:
         """The last event that there is."""

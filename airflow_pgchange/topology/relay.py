@@ -137,13 +137,11 @@ class Relay:
         self._logged = text
 
     async def _begin(self, term: Term) -> None:
-        now = await self._catalogue.now()
         self._logged = ""
-        # One that was restored from a dump is in the term of the dump, and before what clients were told.
-        if term == self._term and self._at <= now:
+        if term == self._term:
             log.info("the catalogue is back, in the same term %s", term.number)
             return
-        self._term, self._at = term, now
+        self._term, self._at = term, await self._catalogue.now()
         log.info("the catalogue is in term %s", term.number)
         self._let_go(self._told, "57P01", NEW_TERM)
 

@@ -74,11 +74,14 @@ create table topology.term (
     system_identifier bigint not null,
     timeline bigint not null,
     started_at timestamptz not null,
+    database oid not null,
+    log_file oid not null,
     began_at timestamptz not null default clock_timestamp()
 );
 comment on table topology.term is
-    'Terms of the catalogue: a new one begins when its server was promoted, restored or started again, for then events that '
-    'clients heard of may be lost. An event of a later term is later, whatever its index.';
+    'Terms of the catalogue: a new one begins when its server was promoted, restored or started again, or its log was restored '
+    'into another database or another file, for then events that clients heard of may be lost. An event of a later term is '
+    'later, whatever its index. began_at tells a term from one of the same number in a catalogue that was installed anew.';
 
 create sequence topology.event_index;
 comment on sequence topology.event_index is 'Numbers the events, by one writer at a time. Gaps are normal.';

@@ -25,33 +25,55 @@ $$;
 comment on function topology.take_turn() is
     'Catalogue writers commit one after the other, so that the order of the log is the order of commit.';
 
-create function topology.begin_term() returns bigint
-language plpgsql security definer
+create function topology.here(
+    out system_identifier bigint, out timeline bigint, out started_at timestamptz, out database oid, out log_file oid
+)
+language sql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select s.system_identifier,
+           -- The control file names the new timeline only at the first checkpoint behind a promotion.
+           ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint,
+           pg_postmaster_start_time(),
+           (select d.oid from pg_database as d where d.datname = current_database()),
+           pg_relation_filenode('topology.log')
+    from pg_control_system() as s
+$$;
+comment on function topology.here() is 'Where the log is now: its server since when, its database, its file. On a primary.';
+
+create function topology.current_term() returns topology.term
+language sql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select t
+    from topology.term as t join topology.here() as h using (system_identifier, timeline, started_at, database, log_file)
+    where t.term = (select max(o.term) from topology.term as o)
+$$;
+comment on function topology.current_term() is 'The latest term, if the log is still where that began; else null.';
+
+create function topology.begin_term() returns topology.term
+language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
-    -- The control file names the new timeline only at the first checkpoint behind a promotion.
-    here_timeline bigint := ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint;
-    here_identifier bigint := (select s.system_identifier from pg_control_system() as s);
-    latest topology.term;
+    found_term topology.term := topology.current_term();
 begin
-    select t.* into latest from topology.term as t order by t.term desc limit 1;
-    if (latest.system_identifier, latest.timeline, latest.started_at)
-       is not distinct from (here_identifier, here_timeline, pg_postmaster_start_time()) then
-        return latest.term;
+    if found_term.term is null then
+        perform pg_advisory_xact_lock(topology.lock_key());
+        -- Another may have begun it meanwhile.
+        found_term := topology.current_term();
     end if;
-    perform pg_advisory_xact_lock(topology.lock_key());
-    insert into topology.term as t (term, system_identifier, timeline, started_at)
-    select coalesce(max(o.term), 0) + 1, here_identifier, here_timeline, pg_postmaster_start_time()
-    from topology.term as o
-    having coalesce(
-        (select (n.system_identifier, n.timeline, n.started_at) from topology.term as n order by n.term desc limit 1)
-        is distinct from (here_identifier, here_timeline, pg_postmaster_start_time()), true);
-    return (select max(t.term) from topology.term as t);
+    if found_term.term is null then
+        insert into topology.term as t (term, system_identifier, timeline, started_at, database, log_file)
+        select (select coalesce(max(o.term), 0) + 1 from topology.term as o), h.* from topology.here() as h
+        returning t.* into found_term;
+    end if;
+    return found_term;
 end
 $$;
 comment on function topology.begin_term() is
-    'The term of this server, a new one if it was promoted, restored or started again since the last; on a primary.';
+    'The term of this catalogue, a new one if its server was promoted, restored or started again since the last, or its log lies '
+    'elsewhere; on a primary.';
 
 create type topology.change as (op text, map text, fields json);
 comment on type topology.change is
@@ -85,7 +107,7 @@ begin
     if current_setting('synchronous_commit') = 'off' then
         perform set_config('synchronous_commit', 'on', true);
     end if;
-    now_term := topology.begin_term();
+    now_term := (topology.begin_term()).term;
     insert into topology.log (term, index, event, written_at)
     select now_term, n.index, topology.event(n.change, at, now_term, n.index), at
     from (

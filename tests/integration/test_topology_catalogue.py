@@ -138,7 +138,7 @@ def test_a_server_that_was_replaced_behind_a_pooler_is_noticed_though_nothing_ha
             own_cluster.restart()
         with pytest.raises(ServerUnavailable, match=NEW_TERM):
             client.receive(30)
-        relay.wait_for("another server than before answers")
+        relay.wait_for("another catalogue than before answers")
         client.connect()
         assert (client.topology.at.term, len(client.topology.instances)) == (2, 4)
 
