@@ -21,7 +21,10 @@ from airflow_pgchange.topology.session import Send, Session, State, Wish
 log = logging.getLogger(__name__)
 
 PIECE = 65_536
-"""Bytes that are handed to the kernel at once, about."""
+"""Bytes that are handed to the kernel at once, at most."""
+RECORD = 8192
+"""Bytes of one record of TLS, at most. A client's libpq has room for so many at any time. Of a longer record it may leave a
+part behind, inside TLS, where no wait for its socket finds it; newer ones do not."""
 MOUTHFUL = 2048
 """Bytes that one client is heard at once, before it is the turn of the others."""
 GRACE = 5.0
@@ -87,7 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         return f"client {self.number} ({self._peer}{who})"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._take(cast(asyncio.Transport, transport))
+        self._take(cast(asyncio.Transport, transport), PIECE)
         peer = transport.get_extra_info("peername")
         self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"
         _keep_alive(transport.get_extra_info("socket"))
@@ -210,19 +213,21 @@ class Connection(asyncio.BufferedProtocol):
             plain.abort()
             self.connection_lost(None)
         else:
-            self._take(encrypted)
+            self._take(encrypted, RECORD)
             self._encrypting = None
             self.data_received(self._early)
 
-    def _take(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def _take(self, transport: asyncio.Transport, most: int) -> None:
+        """From here on write there, so many bytes at once at most."""
+        self._transport, self._most = transport, most
         transport.set_write_buffer_limits(high=PIECE)
 
     def _flush(self) -> None:
         while self._pieces and not self._paused:
             piece, counted = self._pieces.popleft()
             self._behind -= counted
-            self._transport.write(piece)
+            for start in range(0, len(piece), self._most):
+                self._transport.write(piece[start : start + self._most])
 
     def _leave(self) -> None:
         self._leaving = True
@@ -250,14 +255,14 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def cut(messages: Iterable[bytes]) -> list[bytes]:
-    """Whole messages, joined to pieces of about ``PIECE`` bytes."""
-    pieces, piece, size = [], [], 0
+    """Whole messages, joined to pieces of at most ``PIECE`` bytes, but where one alone is longer."""
+    pieces, piece, size = [], list[bytes](), 0
     for message in messages:
-        piece.append(message)
-        size += len(message)
-        if size >= PIECE:
+        if piece and size + len(message) > PIECE:
             pieces.append(b"".join(piece))
             piece, size = [], 0
+        piece.append(message)
+        size += len(message)
     return [*pieces, b"".join(piece)] if piece else pieces
 
 

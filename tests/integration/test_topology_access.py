@@ -11,7 +11,9 @@ import socket
 import ssl
 import struct
 import subprocess
+import sys
 import threading
+from contextlib import contextmanager
 
 import asyncpg
 import pytest
@@ -19,6 +21,8 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.errors import ServerUnavailable
 from airflow_pgchange.topology import InstanceEvent, TopologyClient
+from airflow_pgchange.topology.connection import RECORD
+from airflow_pgchange.topology.replies import READY
 from tests.relay_process import relay_process
 
 LIMITS = {"clients": 3, "startup_seconds": 5}
@@ -83,7 +87,9 @@ def test_a_large_snapshot_comes_whole_over_tls(db, catalogue, secured):
         assert len(client.topology.buckets("default")) == 30_000
 
 
-def test_who_says_much_at_once_over_tls_is_understood(db, catalogue, secured):
+@contextmanager
+def encrypted(db, secured):
+    """A socket to a relay that trusts, through TLS, whose startup packet has been sent."""
     hello = b"user\0ann\0smart_connector\x000.1\0\0"
     tls = ssl.create_default_context(cafile=secured["certificate"])
     with (
@@ -92,17 +98,82 @@ def test_who_says_much_at_once_over_tls_is_understood(db, catalogue, secured):
     ):
         plain.sendall(struct.pack("!II", 8, 80877103))
         assert plain.recv(1) == b"S"
-        with tls.wrap_socket(plain, server_hostname="localhost") as encrypted:
-            encrypted.sendall(struct.pack("!II", 8 + len(hello), 3 << 16) + hello)
-            told = b""
-            while not told.endswith(b"Z\0\0\0\5I"):
-                told += encrypted.recv(65536)
-            for _ in range(500):
-                encrypted.sendall(b"S\0\0\0\4" * 7)
-            answered = b""
-            while len(answered) < 6 * 3500 and (more := encrypted.recv(65536)):
-                answered += more
-    assert answered == b"Z\0\0\0\5I" * 3500
+        with tls.wrap_socket(plain, server_hostname="localhost") as found:
+            found.sendall(struct.pack("!II", 8 + len(hello), 3 << 16) + hello)
+            yield found
+
+
+def test_who_says_much_at_once_over_tls_is_understood(db, catalogue, secured):
+    with encrypted(db, secured) as tls:
+        told = b""
+        while not told.endswith(READY):
+            told += tls.recv(65536)
+        for _ in range(500):
+            tls.sendall(b"S\0\0\0\4" * 7)
+        answered = b""
+        while len(answered) < 6 * 3500 and (more := tls.recv(65536)):
+            answered += more
+    assert answered == READY * 3500
+
+
+BURSTS = range(120, 150)
+"""One of them ends a little short of whole records of TLS, as long as OpenSSL makes them."""
+WAIT_ON_THE_SOCKET_ALONE = """
+import select, sys, psycopg
+heard = []
+with psycopg.connect(sys.argv[1], autocommit=True) as connection:
+    connection.add_notice_handler(heard.append)
+    while line := (print(len(heard), flush=True), sys.stdin.readline())[1]:
+        while len(heard) < int(line) and select.select([connection.pgconn.socket], [], [], 10)[0]:
+            connection.pgconn.consume_input()
+            connection.pgconn.notifies()
+            connection.pgconn.is_busy()
+"""
+
+
+def test_a_client_that_waits_for_its_socket_alone_gets_the_last_event_of_a_burst_over_tls(
+    db, catalogue, secured
+):
+    catalogue.execute(
+        "delete from topology._pico_bucket; insert into topology._pico_bucket "
+        "select 'default', n, n, 'copied', 'r1', 'r1' from generate_series(1000, 1999) as n"
+    )
+    with relay_process(db, **secured) as relay:
+        place = relay.conninfo(password="secret", sslmode="require", options="smart_connector=0.1")
+        with subprocess.Popen(
+            [sys.executable, "-c", WAIT_ON_THE_SOCKET_ALONE, place],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # The system's libpq, which may be an older one.
+            env=os.environ | {"PSYCOPG_IMPL": "python"},
+        ) as client:
+            sent = 0
+            assert client.stdout.readline() == "0\n"
+            for burst in BURSTS:
+                catalogue.execute(
+                    "update topology._pico_bucket set current_replicaset_name = 'r' || %s, target_replicaset_name = 'r2' "
+                    "where bucket_id_start < 1000 + %s",
+                    [1 + burst % 2, burst],
+                )
+                sent += burst
+                client.stdin.write(f"{sent}\n")
+                client.stdin.flush()
+                assert client.stdout.readline() == f"{sent}\n"
+            client.stdin.close()
+
+
+def test_no_record_of_tls_is_longer_than_any_client_can_take(db, catalogue, secured):
+    catalogue.execute(
+        "delete from topology._pico_bucket; insert into topology._pico_bucket "
+        "select 'default', 2 * n, 2 * n, 'active', 'r1', 'r1' from generate_series(0, 999) as n"
+    )
+    with encrypted(db, secured) as tls:
+        records = [b""]
+        while not records[-1].endswith(READY):
+            records.append(tls.recv(65536))
+            assert records[-1]
+    assert max(map(len, records)) <= RECORD < sum(map(len, records))
 
 
 @pytest.mark.parametrize("user", ["ann", "stranger"])
