@@ -110,7 +110,9 @@ class Catalogue:
         rows = await self._rows(EVENTS, [after.term, after.index, MOST_EVENTS])
         if Term(*rows[0][:2]) != self._term:
             # A connection outlives a catalogue that is restored in its place, and one to a pooler the server behind it.
-            raise ServerUnavailable("another catalogue than before answers: wait until the relay knows its term")
+            raise ServerUnavailable(
+                "another catalogue than before answers: wait until the relay knows its term"
+            )
         return [Logged(Raft(term, index), event) for *_, term, index, event in rows if event is not None]
 
     async def now(self) -> Raft:

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 PIECE = 65_536
 """Bytes that are handed to the kernel at once, at most."""
 RECORD = 8192
-"""Bytes of one record of TLS, at most. A client's libpq has room for so many at any time. Of a longer record it may leave a
-part behind, inside TLS, where no wait for its socket finds it; newer ones do not."""
+"""Bytes of one record of TLS, at most: any client's libpq has room for so many. Of a longer record an older one may leave
+a part behind, inside TLS, where no wait for its socket finds it."""
 MOUTHFUL = 2048
 """Bytes that one client is heard at once, before it is the turn of the others."""
 GRACE = 5.0

@@ -13,6 +13,9 @@ LONGEST_STARTUP = 10_000
 LONGEST_MESSAGE = 65_536
 """Bytes of any later message: a client of the relay has little to say."""
 
+LONGEST_NAME = 63
+"""Bytes of what a client names to be kept, as of PostgreSQL's own names."""
+
 MAJOR = 3
 CANCEL, SSL, GSS = 80877102, 80877103, 80877104
 INT32 = struct.Struct("!I")
@@ -109,11 +112,22 @@ class Fields:
         self._at = 0
 
     def string(self) -> str:
+        return text(self._terminated())
+
+    def name(self) -> str:
+        found = self._terminated()
+        if len(found) > LONGEST_NAME:
+            raise ClientRefused(
+                "42622", f"a name of {len(found)} bytes: this server takes up to {LONGEST_NAME}"
+            )
+        return text(found)
+
+    def _terminated(self) -> bytes:
         end = self._body.find(b"\0", self._at)
         if end < 0:
             raise _cut_short()
         found, self._at = self._body[self._at : end], end + 1
-        return text(found)
+        return found
 
     def take(self, count: int) -> bytes:
         if count < 0 or self._at + count > len(self._body):

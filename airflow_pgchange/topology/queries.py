@@ -59,7 +59,7 @@ class Queries:
         return replies.EMPTY
 
     def _parse(self, fields: Fields) -> bytes:
-        name, query = fields.string(), fields.string()
+        name, query = fields.name(), fields.string()
         rows = selects_one(query)
         if rows is None:
             return self._fail("0A000", NO_SQL)
@@ -69,7 +69,7 @@ class Queries:
         return replies.PARSED
 
     def _bind(self, fields: Fields) -> bytes:
-        portal, name = fields.string(), fields.string()
+        portal, name = fields.name(), fields.name()
         fields.int16s()
         for _ in range(fields.int16()):
             fields.take(max(fields.int32(), 0))
@@ -83,7 +83,7 @@ class Queries:
         return replies.BOUND
 
     def _describe(self, fields: Fields) -> bytes:
-        kind, name = fields.take(1), fields.string()
+        kind, name = fields.take(1), fields.name()
         if kind == b"S" and name in self._statements:
             described = replies.one_described() if self._statements[name] else replies.NO_DATA
             return replies.NO_PARAMETERS + described
@@ -93,14 +93,14 @@ class Queries:
         return self._fail("26000", f"there is nothing {name!r} to describe")
 
     def _execute(self, fields: Fields) -> bytes:
-        name = fields.string()
+        name = fields.name()
         if name not in self._portals:
             return self._fail("34000", f"there is no portal {name!r}")
         rows, format = self._portals[name]
         return replies.one_row(format) + replies.ONE_SELECTED if rows else replies.EMPTY
 
     def _close(self, fields: Fields) -> bytes:
-        kind, name = fields.take(1), fields.string()
+        kind, name = fields.take(1), fields.name()
         (self._statements if kind == b"S" else self._portals).pop(name, None)
         return replies.CLOSED
 

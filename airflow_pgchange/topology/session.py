@@ -12,7 +12,6 @@ from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.auth import Exchange, Users
 from airflow_pgchange.topology.protocol import (
     CANCEL,
-    LONGEST_MESSAGE,
     SSL,
     Asked,
     Fields,
@@ -22,6 +21,9 @@ from airflow_pgchange.topology.protocol import (
 )
 from airflow_pgchange.topology.queries import Queries
 from airflow_pgchange.topology.words import check_word
+
+EARLY = 2048
+"""Bytes that a client may say before it has its snapshot. They are answered at once then, so they are few."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Session:
                     return
                 yield from self._asked(packet) if isinstance(packet, Asked) else self._begin(packet)
             elif self.state is State.WAITING:
-                if len(self._frames) > LONGEST_MESSAGE:
-                    raise ClientRefused("08P01", "messages before the snapshot was sent")
+                if len(self._frames) > EARLY:
+                    raise ClientRefused("08P01", f"more than {EARLY} bytes before the snapshot was sent")
                 return
             else:
                 found = self._frames.message()

@@ -1,4 +1,4 @@
-"""Catalogues that were restored or installed anew and have caught up: their events are others than those that clients heard."""
+"""Catalogues that were restored or installed anew and have caught up: their events are not those that clients heard."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from scramp import ScramClient
 from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
 from airflow_pgchange.topology.auth import read_users
 from airflow_pgchange.topology.protocol import CANCEL, GSS, LONGEST_MESSAGE, SSL
-from airflow_pgchange.topology.session import Send, Session, State, Wish
+from airflow_pgchange.topology.session import EARLY, Send, Session, State, Wish
 from airflow_pgchange.topology.words import check_word, options_of
 
 WORD = {"user": "ann", "smart_connector": "0.1"}
@@ -333,13 +333,26 @@ def test_what_is_asked_before_the_snapshot_is_answered_after_it():
 def test_who_asks_too_much_before_the_snapshot_is_refused():
     session = trusting()
     list(session.receive(packet(WORD)))
-    assert "before the snapshot" in str(refused(session, b"Q" * (LONGEST_MESSAGE + 1)))
+    few = message(b"Q", bytes(EARLY - 5))
+    assert list(session.receive(few)) == []
+    assert "before the snapshot" in str(refused(session, b"Q"))
 
 
 def test_names_are_bounded():
     session = registered()
     many = b"".join(message(b"P", f"s{n}\0select 1\0".encode() + b"\0\0") for n in range(101))
     assert kinds(sent(session.receive(many))[0]) == b"1" * 100 + b"E"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"), [(b"P", b"%s\0select 1\0\0\0"), (b"B", b"%s\0s\0" + bytes(6)), (b"D", b"S%s\0")]
+)
+def test_a_name_is_no_longer_than_one_of_postgresql(kind, body):
+    known = message(b"P", b"s\0select 1\0\0\0") + message(b"P", b"%s\0select 1\0\0\0" % (b"n" * 63))
+    session = registered()
+    list(session.receive(known))
+    assert kinds(sent(session.receive(message(kind, body % (b"n" * 63))))[0]) != b"E"
+    assert "a name of 64 bytes" in str(refused(session, message(kind, body % (b"n" * 64))))
 
 
 def test_portals_end_with_their_transaction():
