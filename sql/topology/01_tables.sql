@@ -36,7 +36,8 @@ create table topology._pico_instance (
     uuid text not null unique check (uuid <> ''),
     raft_id bigint not null unique check (raft_id >= 0),
     replicaset_name text not null,
-    current_state jsonb not null check (jsonb_typeof(current_state) = 'array'),
+    current_state jsonb not null check (
+        jsonb_typeof(current_state) = 'array' and coalesce(jsonb_typeof(current_state -> 0), '') = 'string'),
     target_state jsonb not null check (jsonb_typeof(target_state) = 'array'),
     failure_domain jsonb not null default '{}',
     tier text not null,

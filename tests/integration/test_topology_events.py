@@ -87,6 +87,12 @@ def test_another_incarnation_of_a_state_is_no_event(catalogue):
     assert told(catalogue, """update topology._pico_instance set current_state = '["Online", 7]'""") == []
 
 
+@pytest.mark.parametrize("state", ["[]", "[null, 1]", "[1]", '"Online"', '{"0": "Online"}'])
+def test_an_instance_has_a_state_whatever_is_written(catalogue, state):
+    with pytest.raises(errors.CheckViolation):
+        catalogue.execute("update topology._pico_instance set current_state = %s", [state])
+
+
 def test_another_master_tells_both_by_uuid(catalogue):
     assert told(catalogue, MASTER, "r1", "r1-i2") == [
         {
