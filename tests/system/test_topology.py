@@ -161,9 +161,10 @@ def drain(found: Replicasets, name: str) -> list[int]:
 
 
 def states(run: Any) -> dict[str, str]:
-    """How the failover ended, and for each replicaset how the move of its consumers did."""
-    tasks = run.get_task_instances()
-    return {ti.task_id if ti.map_index < 0 else NAMES[ti.map_index]: str(ti.state) for ti in tasks}
+    """How the run and the failover ended, and for each replicaset how the move of its consumers did."""
+    tasks = [task for task in run.get_task_instances() if task.task_id != "failed_over"]
+    ends = {ti.task_id if ti.map_index < 0 else NAMES[ti.map_index]: str(ti.state) for ti in tasks}
+    return {"run": str(run.state), **ends}
 
 
 def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
@@ -203,7 +204,12 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
             client.stop()
             follower.join()
         master = client.topology.master("default", 0)
-    assert states(failed_over) == {"fail_over": "success", "r1": "success", "r2": "success"}
+    assert states(failed_over) == {
+        "run": "success",
+        "fail_over": "success",
+        "r1": "success",
+        "r2": "success",
+    }
     assert writer.failures > 0, "the fault did not fire"
     assert master is not None
     assert master.address == f"127.0.0.1:{found.standbys['r1'].port}"
@@ -230,5 +236,15 @@ def test_consumers_are_moved_though_another_replicaset_cannot_be_helped(
     found.primaries["r1"].kill()
     found.standbys["r1"].stop()
     found.run("select topology.set_state('r1-1', 'Offline')")
-    assert states(dag.test()) == {"fail_over": "failed", "r1": "failed", "r2": "success"}
+    assert states(dag.test()) == {"run": "failed", "fail_over": "failed", "r1": "failed", "r2": "success"}
     assert consume(found, "r2") == processed
+
+
+def test_a_failover_that_fails_shows_in_its_run_though_all_consumers_were_moved(
+    example: Example, cluster_of_two: Replicasets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dag = example("topology_failover")
+    monkeypatch.setattr(dag.get_task("fail_over"), "retries", 0)
+    # It still takes writes, so that nothing may be promoted.
+    cluster_of_two.run("select topology.set_state('r1-1', 'Offline')")
+    assert states(dag.test()) == {"run": "failed", "fail_over": "failed", "r1": "success", "r2": "success"}
