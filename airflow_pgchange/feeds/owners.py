@@ -5,7 +5,10 @@ Sets of buckets are PostgreSQL's multiranges as text, such as ``{[0,1000),[2000,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import psycopg
@@ -50,15 +53,24 @@ SHARES = """
     order by h.replicaset
 """
 
-MOVED = """
-    select n.term <> {term} or n.index < {index} or exists (
-        select from topology.events({term}, {index}) as e
-        where case e.event ->> 'map'
-            when 'replicaset' then true
-            when 'bucket' then e.event ->> 'tier' = {tier} and {asked}::pg_catalog.int8multirange && pg_catalog.int8range(
-                (e.event -> 'bucket_id' ->> 'start')::int8, (e.event -> 'bucket_id' ->> 'end')::int8, '[]')
-            else false end)
-    from topology.now_at() as n
+LOST = """
+    with was(replicaset, buckets, master, state, address) as (values {was}), told as (
+        select pg_catalog.bool_or(e.event ->> 'map' = 'replicaset') as failed_over,
+               pg_catalog.range_agg(pg_catalog.int8range(
+                   (e.event -> 'bucket_id' ->> 'start')::int8, (e.event -> 'bucket_id' ->> 'end')::int8, '[]'))
+               filter (where e.event ->> 'map' = 'bucket' and e.event ->> 'tier' = {tier}) as buckets
+        from topology.events({term}, {index}) as e
+    ), kept as (
+        select pg_catalog.range_agg(w.buckets::pg_catalog.int8multirange * s.buckets::pg_catalog.int8multirange)
+               as buckets
+        from was as w join ({shares}) as s(replicaset, buckets, master, state, address)
+             using (replicaset, master, state, address)
+    )
+    select nullif(({asked}::pg_catalog.int8multirange - case
+        when n.term = {term} and n.index >= {index} and t.failed_over is not true
+        then coalesce(k.buckets, '{{}}') - coalesce(t.buckets, '{{}}')
+        else '{{}}' end)::text, '{{}}')
+    from topology.now_at() as n cross join told as t cross join kept as k
 """
 
 ALL = """
@@ -114,15 +126,36 @@ def now(connection: psycopg.Connection[Any]) -> tuple[int, int]:
     return term, index
 
 
-def moved(connection: psycopg.Connection[Any], tier: str, buckets: str, since: tuple[int, int]) -> bool:
-    """Whether some of the buckets got another owner behind a point, or any replicaset another master: also where all is
-    again as it was, for who owned them meanwhile may have deleted rows or written some."""
+def lost(
+    connection: psycopg.Connection[Any],
+    tier: str,
+    buckets: str,
+    were: Sequence[Share],
+    since: tuple[int, int],
+) -> str | None:
+    """Those of the buckets whose owners, which they ``were`` at a point, may have been others meanwhile; None for none.
+    All of them where a replicaset got another master. A range that is back where it was is lost, too: who owned it may
+    have deleted rows, or written some."""
     term, index = since
-    query = sql.SQL(MOVED).format(term=term, index=index, tier=tier, asked=buckets)
+    query = sql.SQL(LOST).format(
+        term=term,
+        index=index,
+        tier=tier,
+        asked=buckets,
+        shares=sql.SQL(SHARES).format(owned=sql.SQL(OWNED).format(tier=tier), asked=buckets),
+        was=sql.SQL(", ").join(sql.SQL("({})").format(sql.SQL(", ").join(astuple(one))) for one in were),
+    )
     try:
-        return bool(ask(connection, query))
+        found = ask(connection, query)
     except HistoryTrimmed:
-        return True
+        return buckets
+    return None if found is None else str(found)
+
+
+def among(numbers: Iterable[int], buckets: str) -> list[int]:
+    """Those of the numbers that are in a set of buckets."""
+    ends = [int(end) for end in re.findall("[0-9]+", buckets)]
+    return [number for number in numbers if bisect_right(ends, number) % 2]
 
 
 def all_buckets(connection: psycopg.Connection[Any], tier: str) -> str:

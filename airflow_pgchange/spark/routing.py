@@ -110,31 +110,34 @@ class RoutedReading:
             yield from self._rows(ids.slice(place, IDS_A_QUESTION).to_pylist(), part.buckets)
 
     def _rows(self, ids: Sequence[object], buckets: str) -> list[pa.RecordBatch]:
-        """The rows of these changes in these buckets, read anew until their owners were the same all the while: one that
-        has lost a range may have deleted its rows by then."""
+        """The rows of these changes in these buckets. What was read of a bucket counts if its owner was the same all the
+        while, for one that has lost it may have deleted its rows by then; the others are read anew."""
+        found, left = list[pa.RecordBatch](), buckets
 
-        def attempt() -> list[pa.RecordBatch]:
+        def attempt() -> None:
+            nonlocal left
             with self._catalogue() as connection:
                 began = owners.now(connection)
-                shares = owners.shares(connection, self.rule.tier, buckets)
-            rows = [batch for share in shares for batch in self._share(share, ids)]
+                shares = owners.shares(connection, self.rule.tier, left)
+            rows = pa.concat_tables(self._share(share, ids) for share in shares)
             with self._catalogue() as connection:
-                moved = owners.moved(connection, self.rule.tier, buckets, began)
-                same = owners.shares(connection, self.rule.tier, buckets) == shares
-            if moved or not same:
+                lost = owners.lost(connection, self.rule.tier, left, shares, began)
+            found.extend(_outside(rows, lost).drop_columns(list(OURS)).to_batches())
+            if lost is not None:
+                left = lost
                 raise ServerUnavailable("buckets moved, or a master changed, while they were read")
-            return rows
 
-        return self._patiently(attempt, buckets)
+        self._patiently(attempt, buckets)
+        return found
 
-    def _share(self, share: Share, ids: Sequence[object]) -> list[pa.RecordBatch]:
+    def _share(self, share: Share, ids: Sequence[object]) -> pa.Table:
         server = self._server(share)
         with connect(server) as connection:
             reading.check_whole(connection, self.table)
         query, schema = self._query(ids, share.buckets), _arrow(self.columns)
-        batches = arrow.read_whole(server, query, self.columns, schema)
-        self._check(pa.Table.from_batches(batches, schema), share)
-        return [batch.drop_columns(list(OURS)) for batch in batches]
+        rows = pa.Table.from_batches(arrow.read_whole(server, query, self.columns, schema), schema)
+        self._check(rows, share)
+        return rows
 
     def _check(self, rows: pa.Table, share: Share) -> None:
         """Raise InvalidArgument where a change names several rows, or one in a bucket that the tier does not have."""
@@ -204,6 +207,14 @@ class RoutedReading:
 def _ids(partition: Partition) -> Partition:
     query = sql.SQL("select c.id from ({}) c").format(sql.SQL(partition.query))
     return Partition(query.as_string(None), partition.count)
+
+
+def _outside(rows: pa.Table, buckets: str | None) -> pa.Table:
+    """The rows that are in none of these buckets."""
+    if buckets is None:
+        return rows
+    inside = owners.among(rows.column(BUCKET).unique().to_pylist(), buckets)
+    return rows.filter(pc.invert(pc.is_in(rows.column(BUCKET), pa.array(inside, pa.int64()))))
 
 
 def _arrow(columns: Sequence[Column]) -> pa.Schema:

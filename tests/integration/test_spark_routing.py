@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
 from airflow_pgchange.feeds.owners import Cluster
@@ -165,6 +166,28 @@ def test_a_range_that_moves_while_it_is_read_is_read_from_its_new_owner(db, spre
     reads = Reads(monkeypatch, move)
     with batch_of(feed, db, cluster=spread.reached) as job:
         assert accounts(job) == [(n, 100 * n) for n in IDS]
+    assert reads.begun > 2, "the fault did not fire"
+
+
+def test_of_what_was_read_only_a_range_that_moved_is_read_again(db, spread, feed, monkeypatch):
+    def move(number):
+        """Each read finds that another bucket of r1 goes meanwhile, and its row with it."""
+        if number < 1000:
+            row = "delete from account where id % 3000 = {} returning id, cents"
+            with (
+                psycopg.connect(spread.primaries["r1"].conninfo()) as first,
+                psycopg.connect(spread.primaries["r2"].conninfo()) as second,
+            ):
+                gone = first.execute(sql.SQL(row).format(number)).fetchall()
+                second.cursor().executemany("insert into account values (%s, %s)", gone)
+            for state, goal in (("copying", "r2"), ("copied", None)):
+                spread.run(
+                    "select topology.move_buckets('default', %s, %s, %s, %s)", number, number, state, goal
+                )
+
+    reads = Reads(monkeypatch, move)
+    with batch_of(feed, db, cluster=spread.reached) as job:
+        assert accounts(job, patience=10) == [(n, 100 * n) for n in IDS]
     assert reads.begun > 2, "the fault did not fire"
 
 
