@@ -195,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
             self.refuse(refusal)
 
     async def _encrypt(self) -> None:
-        if self._encryption is None:
+        if self._encryption is None or self._leaving:
             return
         plain, loop = self._transport, asyncio.get_running_loop()
         try:
@@ -207,7 +207,9 @@ class Connection(asyncio.BufferedProtocol):
                 ssl_handshake_timeout=self._limits.startup_seconds,
             )
         except OSError as error:
-            log.warning("%s: let go: no TLS: %s", self, error)
+            log.warning("%s: let go: no TLS: %s", self, str(error) or "it ended the connection")
+            # It and the future that it failed hold each other, and with them all that TLS had reserved.
+            error.__traceback__ = None
             encrypted = None
         if encrypted is None:
             plain.abort()
@@ -223,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=PIECE)
 
     def _flush(self) -> None:
-        while self._pieces and not self._paused:
+        while self._pieces and not self._paused and not self._transport.is_closing():
             piece, counted = self._pieces.popleft()
             self._behind -= counted
             for start in range(0, len(piece), self._most):

@@ -6,8 +6,11 @@ import asyncio
 import gc
 import logging
 import socket
+import ssl
 import struct
+import subprocess
 import weakref
+from asyncio.sslproto import SSLProtocol
 
 import pytest
 
@@ -15,6 +18,8 @@ from airflow_pgchange.feeds.errors import ClientRefused
 from airflow_pgchange.topology import connection
 from airflow_pgchange.topology.catalogue import Catalogue
 from airflow_pgchange.topology.connection import Connection, Limits
+from airflow_pgchange.topology.encryption import Encryption, load_encryption
+from airflow_pgchange.topology.protocol import SSL
 from airflow_pgchange.topology.raft import Raft
 from airflow_pgchange.topology.relay import Relay
 from airflow_pgchange.topology.session import Session
@@ -58,6 +63,9 @@ class Transport:
 
     def resume_reading(self):
         self.reading = True
+
+    def is_closing(self):
+        return self.closed
 
     def close(self):
         self.closed = True
@@ -163,6 +171,54 @@ async def test_who_says_much_at_once_is_heard_in_turns_with_the_others(monkeypat
         writer.close()
     assert sum(heard) == len(much)
     assert max(heard) <= connection.MOUTHFUL
+
+
+async def test_tls_is_not_begun_with_who_is_gone_already(monkeypatch):
+    """asyncio would wait for such a one for ever, and keep what it needs to."""
+    begun = []
+
+    async def begin(*arguments, **options):
+        begun.append(arguments)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "start_tls", begin)
+    made, encryption = Transport(), Encryption(ssl.create_default_context(), None)
+    made.protocol = Connection(1, Session(1, None, encrypts=True), Keeper(), Limits(), encryption)
+    made.protocol.connection_made(made)
+    made.protocol.data_received(struct.pack("!II", 8, SSL))
+    made.protocol.connection_lost(ConnectionResetError())
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+    assert begun == []
+
+
+async def test_of_who_ends_in_the_middle_of_tls_nothing_is_left_though_nobody_collects_garbage(tmp_path):
+    name = ["-subj", "/CN=localhost", "-keyout", tmp_path / "key", "-out", tmp_path / "cert"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *name]
+    subprocess.run(make, check=True, capture_output=True)
+    encryption, gone = load_encryption(tmp_path / "cert", tmp_path / "key"), asyncio.Event()
+    session, keeper = Session(1, None, encrypts=True), Keeper()
+    keeper.gone = lambda connection: gone.set()
+    made = Connection(1, session, keeper, Limits(), encryption)
+    server = await asyncio.get_running_loop().create_server(lambda: made, "127.0.0.1", 0)
+    gc.collect()
+    gc.disable()
+    try:
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(struct.pack("!II", 8, SSL))
+            assert await reader.readexactly(1) == b"S"
+            writer.close()
+            await gone.wait()
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        assert [one for one in gc.get_objects() if isinstance(one, SSLProtocol)] == []
+    finally:
+        gc.enable()
+
+
+async def test_nothing_is_written_to_who_is_gone(transport):
+    before = len(transport.written)
+    transport.closed = True
+    transport.protocol.data_received(b"S\0\0\0\4" * 3)
+    assert len(transport.written) == before
 
 
 async def test_who_left_while_the_catalogue_was_away_costs_nothing_any_more():
