@@ -175,14 +175,17 @@ class Connection(asyncio.BufferedProtocol):
         self._leave()
 
     def _follow(self, steps: Iterable[Send | Wish]) -> None:
-        """What the session asks for, until it asks to leave."""
+        """What the session asks for, until it asks to leave. What it says goes out in one: each write has its price."""
         if self._leaving:
             return
+        said = list[bytes]()
         try:
             for step in steps:
                 if isinstance(step, Send):
-                    self.offer([step.data])
-                elif step is Wish.REGISTER:
+                    said.append(step.data)
+                    continue
+                self._say(said)
+                if step is Wish.REGISTER:
                     self._keeper.arrived(self)
                 elif step is Wish.ENCRYPT:
                     self._transport.pause_reading()
@@ -191,8 +194,15 @@ class Connection(asyncio.BufferedProtocol):
                     self._leave()
                 if self._leaving:
                     return
+            self._say(said)
         except ClientRefused as refusal:
+            self._say(said)
             self.refuse(refusal)
+
+    def _say(self, said: list[bytes]) -> None:
+        if said:
+            self.offer([b"".join(said)])
+            said.clear()
 
     async def _encrypt(self) -> None:
         if self._encryption is None or self._leaving:
@@ -225,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=PIECE)
 
     def _flush(self) -> None:
-        while self._pieces and not self._paused and not self._transport.is_closing():
+        while self._pieces and not self._paused:
             piece, counted = self._pieces.popleft()
             self._behind -= counted
             for start in range(0, len(piece), self._most):

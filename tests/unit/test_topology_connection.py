@@ -22,6 +22,7 @@ from airflow_pgchange.topology.encryption import Encryption, load_encryption
 from airflow_pgchange.topology.protocol import SSL
 from airflow_pgchange.topology.raft import Raft
 from airflow_pgchange.topology.relay import Relay
+from airflow_pgchange.topology.replies import READY
 from airflow_pgchange.topology.session import Session
 
 
@@ -63,9 +64,6 @@ class Transport:
 
     def resume_reading(self):
         self.reading = True
-
-    def is_closing(self):
-        return self.closed
 
     def close(self):
         self.closed = True
@@ -214,11 +212,15 @@ async def test_of_who_ends_in_the_middle_of_tls_nothing_is_left_though_nobody_co
         gc.enable()
 
 
-async def test_nothing_is_written_to_who_is_gone(transport):
-    before = len(transport.written)
-    transport.closed = True
+async def test_what_is_answered_to_one_mouthful_is_one_write(transport):
     transport.protocol.data_received(b"S\0\0\0\4" * 3)
-    assert len(transport.written) == before
+    assert transport.written[-1] == READY * 3
+
+
+async def test_who_is_refused_has_the_answers_to_what_it_said_before(transport):
+    transport.protocol.data_received(b"S\0\0\0\4" * 3 + b"!")
+    assert transport.written[-2] == READY * 3
+    assert b"FATAL" in transport.written[-1]
 
 
 async def test_who_left_while_the_catalogue_was_away_costs_nothing_any_more():
