@@ -70,7 +70,7 @@ class Relay:
         where the catalogue is none; one that cannot be reached is waited for."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(self._accept, host, port, backlog=1024)
-        following = asyncio.create_task(self._follow())
+        following = asyncio.create_task(self._follow(stop))
         stopping = asyncio.create_task(stop.wait())
         log.info("listening on %s", ", ".join("{}:{}".format(*s.getsockname()) for s in server.sockets))
         try:
@@ -113,14 +113,15 @@ class Relay:
         self._empty.clear()
         return connection
 
-    async def _follow(self) -> None:
-        """Tell what happens, whichever server of the catalogue it happens on."""
+    async def _follow(self, stop: asyncio.Event) -> None:
+        """Tell what happens, whichever server of the catalogue it happens on. To be cancelled is not enough to end it:
+        before Python 3.12 that is lost where what is waited for comes at the same moment."""
         reached = False
-        while True:
+        while not stop.is_set():
             try:
                 await self._begin(await self._catalogue.connect())
                 reached = True
-                while True:
+                while not stop.is_set():
                     await self._round()
             except (PgChangeError, psycopg.Error) as error:
                 # While a server is restored it may lack what it had and will have again.

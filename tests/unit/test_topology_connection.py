@@ -11,12 +11,14 @@ import struct
 import subprocess
 import weakref
 from asyncio.sslproto import SSLProtocol
+from contextlib import suppress
+from datetime import UTC, datetime
 
 import pytest
 
 from airflow_pgchange.feeds.errors import ClientRefused
 from airflow_pgchange.topology import connection
-from airflow_pgchange.topology.catalogue import Catalogue
+from airflow_pgchange.topology.catalogue import Catalogue, Term
 from airflow_pgchange.topology.connection import Connection, Limits
 from airflow_pgchange.topology.encryption import Encryption, load_encryption
 from airflow_pgchange.topology.protocol import SSL
@@ -232,6 +234,37 @@ async def test_who_left_while_the_catalogue_was_away_costs_nothing_any_more():
     del client
     gc.collect()
     assert left() is None
+
+
+class Deaf(Catalogue):
+    """Answers when it is cancelled, once, as a wait does whose end comes at that moment."""
+
+    def __init__(self):
+        self.asked = asyncio.Event()
+
+    async def connect(self):
+        return Term(1, datetime.now(UTC))
+
+    async def now(self):
+        return Raft(1, 1)
+
+    async def events(self, after):
+        if not self.asked.is_set():
+            self.asked.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        return []
+
+    async def close(self):
+        pass
+
+
+async def test_a_relay_that_is_to_stop_stops_though_its_catalogue_answers_at_that_moment():
+    catalogue, stop = Deaf(), asyncio.Event()
+    serving = asyncio.create_task(Relay(catalogue, None).serve("127.0.0.1", 0, stop))
+    await catalogue.asked.wait()
+    stop.set()
+    await asyncio.wait_for(serving, 30)
 
 
 async def test_a_client_cannot_write_lines_of_its_own_into_the_log(caplog):
