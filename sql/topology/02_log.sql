@@ -25,29 +25,40 @@ $$;
 comment on function topology.take_turn() is
     'Catalogue writers commit one after the other, so that the order of the log is the order of commit.';
 
+-- In PL/pgSQL, which keeps its plans: relays ask many times a second.
+
 create function topology.here(
     out system_identifier bigint, out timeline bigint, out started_at timestamptz, out database oid, out log_file oid
 )
-language sql volatile security definer
+language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select s.system_identifier,
-           -- The control file names the new timeline only at the first checkpoint behind a promotion.
-           ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint,
-           pg_postmaster_start_time(),
-           (select d.oid from pg_database as d where d.datname = current_database()),
-           pg_relation_filenode('topology.log')
-    from pg_control_system() as s
+begin
+    system_identifier := (select s.system_identifier from pg_control_system() as s);
+    -- The control file names the new timeline only at the first checkpoint behind a promotion.
+    timeline := ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint;
+    started_at := pg_postmaster_start_time();
+    database := (select d.oid from pg_database as d where d.datname = current_database());
+    log_file := pg_relation_filenode('topology.log');
+end
 $$;
 comment on function topology.here() is 'Where the log is now: its server since when, its database, its file. On a primary.';
 
 create function topology.current_term() returns topology.term
-language sql volatile security definer
+language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select t
-    from topology.term as t join topology.here() as h using (system_identifier, timeline, started_at, database, log_file)
-    where t.term = (select max(o.term) from topology.term as o)
+declare
+    latest topology.term;
+    here record := topology.here();
+begin
+    select t.* into latest from topology.term as t order by t.term desc limit 1;
+    if (latest.system_identifier, latest.timeline, latest.started_at, latest.database, latest.log_file)
+       = (here.system_identifier, here.timeline, here.started_at, here.database, here.log_file) then
+        return latest;
+    end if;
+    return null;
+end
 $$;
 comment on function topology.current_term() is 'The latest term, if the log is still where that began; else null.';
 
