@@ -41,6 +41,14 @@ def tracking(connection: psycopg.Connection[Any]) -> list[str]:
     return lines
 
 
+def queue_partitions(connection: psycopg.Connection[Any]) -> list[str]:
+    """Partitions of the commit queue that are made only when somebody says so."""
+    found = connection.execute(
+        "select reason from revision.crowded_default() as c(reason) where reason is not null"
+    ).fetchall()
+    return [f"revision.commit_queue needs partitions: {reason}" for (reason,) in found]
+
+
 def consumers(connection: psycopg.Connection[Any]) -> list[str]:
     """Consumers of the commit queue that are held back, or that fail again and again."""
     lines = []

@@ -108,7 +108,7 @@ language sql stable
 set search_path = pg_catalog, revision, pg_temp
 as $$
     select exists (select from revision.partitions() as p where p.lower <= settled and p.upper > settled)
-       and (select max(q.txid) from revision.commit_queue_default as q) < settled::text::xid8
+       and revision.last_of_default() < settled
 $$;
 comment on function pubsub.default_at_rest(bigint) is
     'Whether the default partition holds commits, and no transaction that is open or to come writes there.';

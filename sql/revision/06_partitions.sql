@@ -75,14 +75,74 @@ as $$
 $$;
 comment on function revision.add_partition(bigint, bigint) is 'Add one partition, as revision.add_partitions does.';
 
+create function revision.last_of_default() returns bigint
+language plpgsql stable
+set search_path = pg_catalog, revision, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+begin
+    -- From one branch to the next by the index: one look for each, whatever the default partition holds.
+    return (
+        with recursive b(id) as (
+            (select q.branch_id from revision.commit_queue_default as q order by q.branch_id limit 1)
+            union all
+            select (
+                select q.branch_id from revision.commit_queue_default as q
+                where q.branch_id > b.id order by q.branch_id limit 1)
+            from b where b.id is not null
+        )
+        select max(latest.txid)::text::bigint
+        from b
+        cross join lateral (
+            select q.txid from revision.commit_queue_default as q
+            where q.branch_id = b.id order by q.branch_id desc, q.txid desc limit 1) as latest
+    );
+end
+$$;
+comment on function revision.last_of_default() is 'The latest transaction id of which the default partition has rows; null where it is empty.';
+
+create function revision.crowded_default() returns text
+language plpgsql stable security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    return (
+        select format(
+            'writers would wait while the %s of the default partition are read; when they may: '
+            'select revision.maintain_partitions(stop_writers => true)', pg_size_pretty(d.bytes))
+        from pg_relation_size('revision.commit_queue_default') as d(bytes)
+        where d.bytes > 16 * 1024 * 1024 and not exists (
+            select from revision.partitions() as p
+            where p.lower <= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+              and p.upper > pg_snapshot_xmax(pg_current_snapshot())::text::bigint));
+end
+$$;
+comment on function revision.crowded_default() is
+    'Why partitions of the queue are made only when somebody says that writers may be stopped; else null.';
+
+create function revision.stop_writers() returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+set lock_timeout = '60s'
+as $$
+begin
+    -- Readers too: who reads first and writes then would wait for us, and we for it.
+    lock table only revision.commit_queue in access exclusive mode;
+end
+$$;
+comment on function revision.stop_writers() is
+    'Have nobody at work in the queue until this transaction ends; it waits up to a minute for those who are.';
+
 create function revision.end_of_default(lower bigint) returns bigint
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
 set lock_timeout = '200ms'
 as $$
 declare
-    -- Before the lock, as this reads all of it: what comes meanwhile is of a transaction that has begun.
-    last bigint := (select max(q.txid)::text::bigint from revision.commit_queue_default as q);
+    -- What comes before the lock is of a transaction that has begun.
+    last bigint := revision.last_of_default();
 begin
     if last is null or last < lower then
         return lower;
@@ -138,7 +198,9 @@ comment on function revision.drop_empty_partitions(integer) is
     'Drop the partitions that trimming emptied, when there are more than spare of them: for a moment it locks the whole '
     'queue, so it is done rarely, and not at all where somebody would have to wait long.';
 
-create function revision.maintain_partitions(width bigint default 1000000, ahead integer default 2) returns setof text
+create function revision.maintain_partitions(
+    width bigint default 1000000, ahead integer default 2, stop_writers boolean default false
+) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, revision, pg_temp
 as $$
@@ -147,6 +209,7 @@ declare
     lower bigint;
     upper bigint;
     bounds bigint[];
+    crowded text;
 begin
     if width < 1 or ahead < 1 then
         raise invalid_parameter_value using message = 'width and ahead must be at least 1';
@@ -155,7 +218,15 @@ begin
         return next 'postponed partitions: another maintenance is at work';
         return;
     end if;
+    crowded := revision.crowded_default();
+    if crowded is not null and not stop_writers then
+        return next format('postponed partitions: %s', crowded);
+        return;
+    end if;
     begin
+        if crowded is not null then
+            perform revision.stop_writers();
+        end if;
         lower := revision.end_of_default(coalesce((select max(p.upper) from revision.partitions() as p), now_at));
         bounds := array[lower];
         while lower < now_at + ahead * width loop
@@ -176,9 +247,10 @@ begin
     return query select * from revision.drop_empty_partitions();
 end
 $$;
-comment on function revision.maintain_partitions(bigint, integer) is
+comment on function revision.maintain_partitions(bigint, integer, boolean) is
     'Keep ahead partitions of width transaction ids each in front of today''s; returns a line for each thing done. What was '
-    'written without a partition stays in the default one, and of emptied partitions a few are kept.';
+    'written without a partition stays in the default one, and of emptied partitions a few are kept. Where much was, it must be '
+    'told that it may stop writers while that is read: then it waits, up to a minute, for those at work.';
 
 create function revision.refresh_tracking() returns setof text
 language plpgsql

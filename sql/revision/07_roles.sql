@@ -37,7 +37,7 @@ begin
         grant usage on schema revision to %1$s;
         grant select on revision.tracked, revision.installed to %1$s;
         grant execute on function
-            revision.maintain_partitions(bigint, integer), revision.partitions(), revision.tracking(),
+            revision.maintain_partitions(bigint, integer, boolean), revision.crowded_default(), revision.partitions(), revision.tracking(),
             revision.refresh_tracking(), revision.descendants(regclass), revision.lock_for_capture(regclass),
             revision.place_triggers(regclass, text)
             to %1$s

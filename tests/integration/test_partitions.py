@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import psycopg
 import pytest
 
+from airflow_pgchange import attention
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.errors import HistoryTrimmed
 from tests.commits import FEED, commits, drain, narrow_partitions, until, use_up_transactions
@@ -189,6 +191,66 @@ def test_the_default_partition_is_read_once_for_all_partitions_that_are_made(que
     queue.execute("set client_min_messages = debug1")
     assert len(queue.execute("select revision.maintain_partitions(50, 3)").fetchall()) > 2
     assert told.count('verifying table "commit_queue_default"') == 1
+
+
+def without_partitions(queue, rows):
+    """A queue that nobody maintained for long, with so much written since."""
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    queue.execute(
+        "insert into revision.commit_queue (commit_id, branch_id) select g, g %% 3 from generate_series(1, %s) as g",
+        [rows],
+    )
+
+
+def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(queue):
+    without_partitions(queue, 300_000)
+    (told,) = queue.execute("select revision.maintain_partitions(50, 2)").fetchone()
+    assert told.startswith("postponed partitions: writers would wait")
+    assert partitions(queue) == []
+    (line,) = attention.queue_partitions(queue)
+    (advised,) = re.findall("select .*", line)
+    assert "added" in queue.execute(advised).fetchone()[0]
+    assert in_default(queue) == 300_000
+    assert attention.queue_partitions(queue) == []
+    assert queue.execute("select revision.maintain_partitions()").fetchall() == []
+
+
+def test_writers_that_may_be_stopped_are_waited_for_and_then_stopped(queue, own_database, connect_to):
+    without_partitions(queue, 300_000)
+    writer, told = connect_to(own_database, autocommit=False), []
+    expected = commits(writer)
+
+    def work():
+        maintaining = connect_to(own_database)
+        told.extend(
+            maintaining.execute("select revision.maintain_partitions(50, 2, stop_writers => true)").fetchall()
+        )
+
+    maintaining = threading.Thread(target=work)
+    maintaining.start()
+    until(queue, "select exists (select from pg_locks where waitstart < now() - interval '1 second')")
+    writer.commit()
+    maintaining.join()
+    assert told
+    assert all("added" in line for (line,) in told)
+    assert expected
+
+
+@pytest.mark.parametrize(
+    "query", ["select revision.end_of_default(0)", "select pubsub.default_at_rest(9000000000)"]
+)
+def test_where_the_default_partition_ends_is_known_without_reading_it(queue, own_database, connect_to, query):
+    without_partitions(queue, 1000)
+    queue.execute("select revision.maintain_partitions(5000000000, 2)")
+    looking = connect_to(own_database, autocommit=False)
+    assert looking.execute(query).fetchone()[0]
+    seen = (
+        "select sum(pg_stat_get_xact_tuples_returned(c) + pg_stat_get_xact_tuples_fetched(c)) "
+        "from unnest(array['', '_branch_id_txid_id_idx']) as t(n) "
+        "cross join lateral cast(('revision.commit_queue_default' || t.n)::regclass as oid) as c"
+    )
+    assert looking.execute(seen).fetchone()[0] < 100
 
 
 @pytest.mark.parametrize(
