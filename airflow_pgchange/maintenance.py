@@ -22,8 +22,8 @@ from airflow_pgchange.feeds.errors import (
     translated,
 )
 
-MANY_POLLS = 100
-"""After so many, what is still published is left to the next time."""
+MANY_STEPS = 100
+"""After so many of one kind, what is still to be dispatched or placed is left to the next time."""
 
 Line = TypeVar("Line")
 
@@ -80,6 +80,7 @@ def maintain(
         report.add(report.done, lambda: _lines(connection, "revision.maintain_partitions", width, ahead))
         report.add(report.done, lambda: _lines(connection, "revision.refresh_tracking"))
         report.add(report.attention, lambda: attention.tracking(connection))
+        report.add(report.attention, lambda: attention.queue_partitions(connection))
     if "pubsub" in held:
         if keep is not None:
             report.add(report.done, lambda: consumers.trim(connection, keep))
@@ -103,7 +104,9 @@ def maintain(
 
 def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
     report.add(report.done, lambda: _dispatched(connection))
-    for step in ("make_partitions", "trim_partitions", "drop_emptied"):
+    report.add(report.done, lambda: _placed(connection))
+    # Trimming gives back the room of a default partition, which is read before the next one is made.
+    for step in ("trim_partitions", "make_partitions", "drop_emptied"):
         for table in ("pgmb.dispatched", "pgmb.events"):
             report.add(report.done, partial(_lines, connection, f"pgmb.{step}", table))
     for step in ("expire_subscriptions", "forget_faults", "trim_published", "refresh"):
@@ -140,9 +143,20 @@ def _mend_tubes(connection: psycopg.Connection[Any], report: Report) -> None:
 def _dispatched(connection: psycopg.Connection[Any]) -> list[str]:
     """Dispatch the events that wait."""
     total = 0
-    for _ in range(MANY_POLLS):
+    for _ in range(MANY_STEPS):
         done = dispatch(connection)
         total += done.events
         if not done.more:
             break
     return [f"dispatched {total} events"] if total else []
+
+
+def _placed(connection: psycopg.Connection[Any]) -> list[str]:
+    """Bring scheduled events to where they belong, so many in a transaction that nobody notices."""
+    total = 0
+    for _ in range(MANY_STEPS):
+        placed = connection.execute("select count from pgmb.place_scheduled() as t(count)").fetchall()[0][0]
+        total += placed
+        if not placed:
+            break
+    return [f"placed {total} scheduled events"] if total else []

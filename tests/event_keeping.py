@@ -44,6 +44,12 @@ def fill_default(connection: Connection, n: int, at: str) -> None:
     )
 
 
+def place(connection: Connection, later: str = "0") -> None:
+    """Set scheduled events aside and take them back until nothing is left to do."""
+    while one(connection, f"select pgmb.place_scheduled(now() + interval '{later}')"):
+        pass
+
+
 def subscribe(connection: Connection, group: str = "g", topic: str | None = None, **columns: Any) -> str:
     """A subscription to one topic, or to all; its id."""
     if topic is not None:
@@ -110,5 +116,6 @@ def narrow(connection: Connection, ahead: str = "2 seconds") -> None:
 
 
 def kept(connection: Connection) -> list[str]:
-    """The ids of the events that are there, in order."""
-    return [row[0] for row in connection.execute("select id from pgmb.events order by id").fetchall()]
+    """The ids of the events that are there or set aside, in order."""
+    query = "select id from pgmb.events union all select id from pgmb.later order by id"
+    return [row[0] for row in connection.execute(query).fetchall()]

@@ -71,6 +71,11 @@ create index events_retries on pgmb.events (id) where topic = 'pgmb-retry';
 create table pgmb.events_default partition of pgmb.events default;
 comment on table pgmb.events_default is 'Takes what no other partition takes, so that no publisher ever fails.';
 
+create table pgmb.later (like pgmb.events including all);
+comment on table pgmb.later is
+    'Events of a time that has no partition yet: maintenance sets them aside, out of the default one, and publishes them when '
+    'theirs is there; whoever dispatches does it at the latest when they are due.';
+
 create table pgmb.published (
     slot smallint not null default ((extract(epoch from statement_timestamp())::bigint / 900) % 4),
     txid xid8 not null default pg_current_xact_id(),

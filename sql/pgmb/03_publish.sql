@@ -2,6 +2,10 @@
 --
 -- The trigger fires on the table that a statement names: events is written by its own name, and nobody but the owner has
 -- rights on a partition.
+--
+-- What is published for later than there are partitions is set aside: a new partition can be attached only when the default one
+-- holds nothing of it. An event is moved together with its row of scheduled, which who dispatches would take: so it is nobody
+-- else's meanwhile.
 
 create function pgmb.publish() returns trigger
 language plpgsql security definer
@@ -33,3 +37,69 @@ comment on function pgmb.publish() is
 create trigger published after insert on pgmb.events
     referencing new table as added
     for each statement execute function pgmb.publish();
+
+create function pgmb.set_aside(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    n bigint;
+begin
+    with found_ids as (
+        -- By the default partition: where nobody may publish meanwhile its size bounds this.
+        select s.event_id from pgmb.events_default as e join pgmb.scheduled as s on s.event_id = e.id
+        where e.id >= lower_id and e.id < upper_id and tbl = 'pgmb.events'::regclass
+        order by e.id limit most
+        for update of s skip locked
+    ), unscheduled as (
+        delete from pgmb.scheduled as s using found_ids as f where s.event_id = f.event_id
+    ), moved as (
+        delete from pgmb.events_default as e using found_ids as f where e.id = f.event_id returning e.*
+    ), put as (
+        -- As in one table: who publishes an id a second time has published it once.
+        insert into pgmb.later select m.* from moved as m on conflict do nothing
+    )
+    select count(*) into n from found_ids;
+    return n;
+end
+$$;
+comment on function pgmb.set_aside(regclass, pgmb.event_id, pgmb.event_id, bigint) is
+    'Put events of the default partition, from an id on to before another, that are to be delivered later into pgmb.later, at '
+    'most so many; returns how many. Of dispatches none is.';
+
+create function pgmb.take_back(before pgmb.event_id, most bigint) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    n bigint;
+begin
+    -- Whoever has nothing to take back is to write nothing.
+    if not exists (select from pgmb.later as x where x.id < before) then
+        return 0;
+    end if;
+    with found_ids as (
+        select x.id from pgmb.later as x where x.id < before order by x.id limit most for update skip locked
+    ), moved as (
+        delete from pgmb.later as x using found_ids as f where x.id = f.id returning x.*
+    ), put as (
+        insert into pgmb.events select m.* from moved as m on conflict do nothing
+    )
+    select count(*) into n from found_ids;
+    return n;
+end
+$$;
+comment on function pgmb.take_back(pgmb.event_id, bigint) is
+    'Publish events of pgmb.later whose ids lie before one, at most so many; returns how many.';

@@ -136,7 +136,9 @@ from pgmb.dispatcher_now() as d
 cross join lateral pgmb.undispatched(d.snapshot, d.partial_txid, d.partial_seq, pg_current_snapshot()) as u
 cross join lateral unnest(u.ids) as i(id)
 union all
-select s.event_id from pgmb.scheduled as s;
+select s.event_id from pgmb.scheduled as s
+union all
+select l.id from pgmb.later as l;
 comment on view pgmb.unread_events is 'Events that are not dispatched yet, those in the future included.';
 
 create function pgmb.check_isolation() returns void

@@ -130,15 +130,6 @@ as $$
 $$;
 comment on function pgmb.dispatch_key() is 'The advisory lock of who dispatches, held until the transaction ends: dispatches are committed in order.';
 
-create function pgmb.layout_key() returns bigint
-language sql immutable
-as $$
-    select pg_catalog.hashtextextended('pgchange layout pgmb', 0)
-$$;
-comment on function pgmb.layout_key() is
-    'The advisory lock of who attaches partitions and moves rows into them that lie in the future; shared by who dispatches, as '
-    'their time may come meanwhile: a statement that was planned before would look for rows where they were.';
-
 create function pgmb.chunk_size() returns integer
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -187,11 +178,15 @@ begin
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         return;
     end if;
-    perform pg_advisory_xact_lock_shared(pgmb.layout_key());
     at := pgmb.dispatcher_now();
     if at.source <> pgmb.system_identifier() then
         -- Another snapshot for another cluster: this transaction has an id now, and the next one dispatches.
         perform pgmb.stamp_anew();
+        more := true;
+        return;
+    end if;
+    if pgmb.take_back(pgmb.create_event_id(clock_timestamp(), 0), 10000) > 0 then
+        -- Nobody has maintained the log for long. This transaction publishes now, and the next one dispatches it.
         more := true;
         return;
     end if;

@@ -1,12 +1,13 @@
 -- Partitions of events and dispatched: made ahead of time, of the length that the settings say now.
 --
 -- The default partition stays, so that no publisher fails whatever its id. A new partition is made beside the table and
--- attached, and rows of the default one that belong in it are moved before. Only such as lie in the future: a reader under way
--- would look for rows where they were. So where the default one holds rows of the present, new ones begin behind them, and what
--- is written until then goes into the default one, where retention deletes it.
+-- attached, which the default one must hold nothing of. What is to come, and so is read by nobody yet, is set aside before:
+-- pgmb.later. Rows of the present stay: a reader under way would look for them where they were. So new ones begin behind them,
+-- and what is written until then goes into the default one, where retention deletes it.
 --
 -- A publisher who was sent to the default one meanwhile would fail, as its row no longer belongs there: so for the moment of
--- attaching there is none at work. The default one is read before that moment, once, unless all is written there.
+-- attaching there is none at work. The table is locked first, as all do, and the default one then. What is done under these
+-- locks has a bound: the default one is read, once and up to 16 MB, and some rows are set aside that have just come.
 --
 -- A query planned before does not miss what a new partition gets: it reads the default one too, and that is locked for the
 -- attaching. So it has it locked already, and nothing is attached, or it must lock it, and is planned anew.
@@ -86,51 +87,13 @@ $$;
 comment on function pgmb.default_holds(regclass, pgmb.event_id, pgmb.event_id) is
     'Whether the default partition holds rows from an id on to before another. Those before pgmb.present() somebody may be reading.';
 
-create function pgmb.fill_partitions(tbl regclass, spans tstzrange[]) returns bigint[]
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-set lock_timeout = '50ms'
-as $$
-declare
-    rest regclass := pgmb.default_partition(tbl);
-    lower_id pgmb.event_id := pgmb.create_event_id(lower(spans[1]), 0);
-    upper_id pgmb.event_id := pgmb.create_event_id(upper(spans[cardinality(spans)]), 0);
-    span tstzrange;
-    held boolean;
-    n bigint;
-    moved bigint[] := '{}';
-begin
-    execute format('lock table %s in access exclusive mode', rest);
-    if pgmb.default_holds(tbl, lower_id, pgmb.present()) then
-        raise object_in_use using message = format('the default partition of %s holds rows that may be being read', tbl),
-            hint = 'they stay there: select pgmb.make_partitions() makes partitions behind them';
-    end if;
-    held := pgmb.default_holds(tbl, lower_id, upper_id);
-    foreach span in array spans loop
-        n := 0;
-        if held then
-            execute format(
-                'with moved as (delete from %s where id >= %L and id < %L returning *) insert into pgmb.%I select * from moved',
-                rest, pgmb.create_event_id(lower(span), 0), pgmb.create_event_id(upper(span), 0), pgmb.partition_name(tbl, span));
-            get diagnostics n = row_count;
-        end if;
-        moved := moved || n;
-    end loop;
-    -- This reads the default partition now, and once, so that attaching, which holds everybody up, need not. What lies between
-    -- two of the spans has a partition already.
-    execute format('alter table %s add constraint pgchange_moved check (id < %L or id >= %L)', rest, lower_id, upper_id);
-    return moved;
-end
-$$;
-comment on function pgmb.fill_partitions(regclass, tstzrange[]) is
-    'Move the rows of the default partition that belong in new ones, given in their order; returns how many into each. Refused '
-    'where some of them may be being read.';
-
 create function pgmb.partition_name(tbl regclass, span tstzrange) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select c.relname || to_char(lower(span) at time zone 'UTC', '_YYYYMMDD_HH24MISS') from pg_class as c where c.oid = tbl
+    select c.relname || to_char(lower(span) at time zone 'UTC', '_YYYYMMDD_HH24MISS')
+           || to_char(upper(span) at time zone 'UTC', '_YYYYMMDD_HH24MISS')
+    from pg_class as c where c.oid = tbl
 $$;
 comment on function pgmb.partition_name(regclass, tstzrange) is 'What the partition of a span of time is called.';
 
@@ -151,40 +114,81 @@ $$;
 comment on function pgmb.prepare_partition(regclass, tstzrange) is
     'Make the table of a partition beside the one that it is to belong to: nobody waits for that.';
 
-create function pgmb.attach_partitions(tbl regclass, spans tstzrange[]) returns setof text
+create function pgmb.attach_partitions(
+    tbl regclass, spans tstzrange[], misfits regclass[] default '{}', stop_publishers boolean default false
+) returns setof text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
+    rest regclass := pgmb.default_partition(tbl);
+    lower_id pgmb.event_id := pgmb.create_event_id(lower(spans[1]), 0);
+    upper_id pgmb.event_id := pgmb.create_event_id(upper(spans[cardinality(spans)]), 0);
     name text;
     span tstzrange;
-    moved bigint[];
+    part regclass;
 begin
-    -- Before any other lock that polls take, as they do.
-    perform pg_advisory_xact_lock(pgmb.layout_key());
-    if pgmb.get_current_partition(tbl, clock_timestamp()) is null then
-        -- Everybody writes into the default partition now: they must not be on their way there.
-        execute format('lock table only %s in share row exclusive mode', tbl);
+    if stop_publishers then
+        perform set_config('lock_timeout', '60s', true);
     end if;
-    moved := pgmb.fill_partitions(tbl, spans);
-    execute format('lock table only %s in share row exclusive mode', tbl);
-    for i in 1..cardinality(spans) loop
-        span := spans[i];
+    -- Who reads first and then publishes would wait for us, and we for it: where this may wait long nobody reads either.
+    execute format(
+        'lock table only %s in %s mode', tbl,
+        case when stop_publishers or misfits <> '{}' then 'access exclusive' else 'share row exclusive' end);
+    foreach part in array misfits loop
+        execute format('lock table %s in access exclusive mode', part);
+        if pgmb.empty_ones(array[part]) = '{}' then
+            raise object_in_use using message = format('%s holds something by now', part);
+        end if;
+        execute format('drop table %s', part);
+        return next format('dropped the empty partition %s', part);
+    end loop;
+    if spans = '{}' then
+        return;
+    end if;
+    execute format('lock table %s in access exclusive mode', rest);
+    -- What came since it was done without the locks.
+    perform pgmb.set_aside(tbl, lower_id, upper_id, 1000);
+    if pgmb.default_holds(tbl, lower_id, upper_id) then
+        raise object_in_use using message = format('the default partition of %s holds rows from %s on', tbl, lower(spans[1])),
+            hint = 'those of the present stay there, and select pgmb.make_partitions() makes partitions behind them; for what '
+                'is to come select pgmb.place_scheduled() makes room';
+    end if;
+    -- This reads the default partition now, and once, for all of them. What lies between two has a partition already.
+    execute format('alter table %s add constraint pgchange_free check (id < %L or id >= %L)', rest, lower_id, upper_id);
+    foreach span in array spans loop
         name := pgmb.partition_name(tbl, span);
         execute format(
             'alter table %s attach partition pgmb.%I for values from (%L) to (%L)', tbl, name,
             pgmb.create_event_id(lower(span), 0), pgmb.create_event_id(upper(span), 0));
         execute format('alter table pgmb.%I drop constraint pgchange_bounds', name);
-        return next format('added pgmb.%s, up to %s, %s rows moved into it', name, upper(span), moved[i]);
+        return next format('added pgmb.%s, up to %s', name, upper(span));
     end loop;
-    execute format('alter table %s drop constraint pgchange_moved', pgmb.default_partition(tbl));
+    execute format('alter table %s drop constraint pgchange_free', rest);
 end
 $$;
-comment on function pgmb.attach_partitions(regclass, tstzrange[]) is
-    'Attach partitions that were prepared, in their order, with the rows of the default one that belong in them. Who writes into '
-    'the table waits while that is done, a moment, and who writes into the default one while its rows are moved; it gives up where '
-    'it would have to wait for others.';
+comment on function pgmb.attach_partitions(regclass, tstzrange[], regclass[], boolean) is
+    'Attach partitions that were prepared, in their order, in the place of some that are empty and too long. Who writes into the '
+    'table waits while that is done, a moment. It gives up where it would have to wait for others, unless it may stop publishers: '
+    'then for a minute at most.';
+
+create function pgmb.misfits(tbl regclass, current_ts timestamptz) returns regclass[]
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    width interval := pgmb.setting_as_interval('partition_interval');
+begin
+    return pgmb.empty_ones(array(
+        select p.partition_id from pgmb.get_partitions_and_bounds(tbl) as p
+        where p.lower_bound > pgmb.create_event_id(current_ts, 0)
+          and pgmb.extract_date_from_event_id(p.upper_bound) > pgmb.end_of_partition(
+              pgmb.extract_date_from_event_id(p.lower_bound), width)));
+end
+$$;
+comment on function pgmb.misfits(regclass, timestamptz) is
+    'The partitions that were made ahead before the interval became shorter, longer than it is now, and are still empty.';
 
 create function pgmb.missing_partitions(tbl regclass, current_ts timestamptz) returns setof tstzrange
 language plpgsql stable
@@ -208,7 +212,7 @@ begin
     for part in
         select pgmb.extract_date_from_event_id(p.lower_bound) as begins, pgmb.extract_date_from_event_id(p.upper_bound) as ends
         from pgmb.get_partitions_and_bounds(tbl) as p
-        where p.upper_bound > pgmb.create_event_id(lower, 0)
+        where p.upper_bound > pgmb.create_event_id(lower, 0) and p.partition_id <> all (pgmb.misfits(tbl, current_ts))
         union all
         select 'infinity', 'infinity'
         order by 1
@@ -227,77 +231,3 @@ comment on function pgmb.missing_partitions(regclass, timestamptz) is
     'The spans of time, in their order and up to future_intervals_to_create from now, that still need a partition; where rows '
     'of the present are in the default one, from a whole multiple of partition_interval on that is some seconds ahead, and one at '
     'least.';
-
-create function pgmb.crowded_default(tbl regclass, current_ts timestamptz default now()) returns text
-language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    perform pgmb.check_append_only(tbl);
-    return (
-        select format(
-            'all that is written goes into the default one, and publishers would wait while its %s are read; when they may: '
-            'select pgmb.make_partitions(%L, stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
-        from pg_table_size(pgmb.default_partition(tbl)) as d(bytes)
-        where d.bytes > 16 * 1024 * 1024 and pgmb.get_current_partition(tbl, clock_timestamp()) is null
-          and exists (select from pgmb.missing_partitions(tbl, current_ts)));
-end
-$$;
-comment on function pgmb.crowded_default(regclass, timestamptz) is
-    'Why partitions that a table needs are made only when somebody says that publishers may be stopped; else null.';
-
-create function pgmb.make_partitions(
-    tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
-) returns setof text
-language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    -- Who has locked something keeps it to the end: others would wait while this one rests.
-    tries integer := case when pg_current_xact_id_if_assigned() is null then 8 else 1 end;
-    missing tstzrange[];
-    crowded text;
-begin
-    perform pgmb.check_append_only(tbl);
-    if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
-        return next format('postponed the partitions of %s: another maintenance is at work', tbl);
-        return;
-    end if;
-    return query select * from pgmb.drop_misfits(tbl, current_ts, pgmb.setting_as_interval('partition_interval'));
-    if found then
-        tries := 1;
-    end if;
-    crowded := pgmb.crowded_default(tbl, current_ts);
-    if crowded is not null and not stop_publishers then
-        return next format('postponed the partitions of %s: %s', tbl, crowded);
-        return;
-    end if;
-    missing := array(select m from pgmb.missing_partitions(tbl, current_ts) as m);
-    if missing = '{}' then
-        return;
-    end if;
-    -- All of them before the first is attached: from then on publishers wait.
-    perform pgmb.prepare_partition(tbl, m) from unnest(missing) as m;
-    loop
-        begin
-            return query select pgmb.attach_partitions(tbl, missing);
-            return;
-        exception
-            when lock_not_available then
-                tries := tries - 1;
-            when object_in_use then
-                tries := 0;
-        end;
-        exit when tries = 0;
-        -- Who comes waits behind each try: in between everybody gets much longer.
-        perform pg_sleep(0.5);
-    end loop;
-    execute (select string_agg(format('drop table pgmb.%I', pgmb.partition_name(tbl, m)), '; ') from unnest(missing) as m);
-    return next format('postponed the partitions of %s from %s on: it is being written', tbl, lower(missing[1]));
-end
-$$;
-comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
-    'Keep partitions of partition_interval ready for future_intervals_to_create from now, one at least; a line for each thing '
-    'done. Where publishers'' transactions are in the way it tries again for a few seconds, unless its transaction has written '
-    'before. Of those made ahead with a longer interval the empty ones are replaced. Where nobody made any for long and the '
-    'default partition has grown, it must be told that it may stop publishers while that is read.';

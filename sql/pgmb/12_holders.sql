@@ -40,11 +40,15 @@ as $$
     union all
     -- A retry that nobody has read yet names events that are to be read again.
     select 'retry', s.group_id, i.id, pgmb.extract_date_from_event_id(e.id)
-    from pgmb.events as e
+    from (
+        select x.* from pgmb.events as x where x.topic = 'pgmb-retry'
+        union all
+        select x.* from pgmb.later as x where x.topic = 'pgmb-retry'
+    ) as e
     join pgmb.subscriptions as s on s.id = e.subscription_id
     cross join lateral pg_catalog.jsonb_array_elements_text(
         case when pg_catalog.jsonb_typeof(e.payload -> 'ids') = 'array' then e.payload -> 'ids' else '[]' end) as i(id)
-    where e.topic = 'pgmb-retry' and i.id >= lower and i.id < upper
+    where i.id >= lower and i.id < upper
       and (
           exists (select from pgmb.unread_events as u where u.event_id = e.id)
           or exists (

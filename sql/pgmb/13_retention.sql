@@ -206,26 +206,6 @@ comment on function pgmb.drop_partitions(regclass, regclass[]) is
     'Drop those of some partitions that are empty. For a moment it locks the whole table, so it is done rarely, and not at all '
     'where somebody would have to wait long.';
 
-create function pgmb.drop_misfits(tbl regclass, current_ts timestamptz, width interval) returns setof text
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    unwanted regclass[] := pgmb.empty_ones(array(
-        select p.partition_id from pgmb.get_partitions_and_bounds(tbl) as p
-        where p.lower_bound > pgmb.create_event_id(current_ts, 0)
-          and pgmb.extract_date_from_event_id(p.upper_bound) > pgmb.end_of_partition(
-              pgmb.extract_date_from_event_id(p.lower_bound), width)
-    ));
-begin
-    if unwanted <> '{}' then
-        return query select * from pgmb.drop_partitions(tbl, unwanted);
-    end if;
-end
-$$;
-comment on function pgmb.drop_misfits(regclass, timestamptz, interval) is
-    'After the interval became shorter: drop what was made ahead longer and is still empty.';
-
 create function pgmb.drop_emptied(tbl regclass, current_ts timestamptz default now(), spare integer default 8)
 returns setof text
 language plpgsql security definer

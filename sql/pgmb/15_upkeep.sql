@@ -23,6 +23,111 @@ end
 $$;
 comment on function pgmb.check_append_only(regclass) is 'Refuse to maintain any other table than those kept here, or unsafely.';
 
+create function pgmb.place_scheduled(current_ts timestamptz default now(), most bigint default 10000) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    edge pgmb.event_id;
+begin
+    perform pgmb.check_isolation();
+    if most not between 1 and 1000000 then
+        raise invalid_parameter_value using message = format('1 to 1000000 events are placed at once, not %s', most);
+    end if;
+    if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
+        return 0;
+    end if;
+    edge := pgmb.create_event_id(coalesce(
+        (select min(lower(m)) from pgmb.missing_partitions('pgmb.events', current_ts) as m),
+        (select pgmb.extract_date_from_event_id(max(p.upper_bound))
+         from pgmb.get_partitions_and_bounds('pgmb.events'::regclass) as p)), 0);
+    return pgmb.set_aside('pgmb.events', edge, 'pmg', most) + pgmb.take_back(edge, most);
+end
+$$;
+comment on function pgmb.place_scheduled(timestamptz, bigint) is
+    'Set aside the events of the default partition for which there is no other one yet, and take back those for which there is '
+    'one by now: at most so many of each; returns how many. Nobody waits for it: call it until nothing is left to do, each time '
+    'in a transaction of its own.';
+
+create function pgmb.crowded_default(tbl regclass, current_ts timestamptz default now()) returns text
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.check_append_only(tbl);
+    return (
+        select format(
+            'publishers would wait while the %s of the default one are read; when they may: '
+            'select pgmb.make_partitions(%L, stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
+        from pg_relation_size(pgmb.default_partition(tbl)) as d(bytes)
+        where d.bytes > 16 * 1024 * 1024 and exists (select from pgmb.missing_partitions(tbl, current_ts)));
+end
+$$;
+comment on function pgmb.crowded_default(regclass, timestamptz) is
+    'Why partitions that a table needs are made only when somebody says that publishers may be stopped; else null.';
+
+create function pgmb.make_partitions(
+    tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
+) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    -- Who has locked something keeps it to the end: others would wait while this one rests.
+    tries integer := case when stop_publishers or pg_current_xact_id_if_assigned() is not null then 1 else 8 end;
+    misfits regclass[];
+    missing tstzrange[];
+    crowded text;
+begin
+    perform pgmb.check_append_only(tbl);
+    if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
+        return next format('postponed the partitions of %s: another maintenance is at work', tbl);
+        return;
+    end if;
+    crowded := pgmb.crowded_default(tbl, current_ts);
+    if crowded is not null and not stop_publishers then
+        return next format('postponed the partitions of %s: %s', tbl, crowded);
+        return;
+    end if;
+    misfits := pgmb.misfits(tbl, current_ts);
+    missing := array(select m from pgmb.missing_partitions(tbl, current_ts) as m);
+    if missing = '{}' and misfits = '{}' then
+        return;
+    end if;
+    -- All of them before the first is attached: from then on publishers wait.
+    perform pgmb.prepare_partition(tbl, m) from unnest(missing) as m;
+    loop
+        -- Most of what is in the way, while nobody has to wait for that.
+        while pgmb.set_aside(
+            tbl, pgmb.create_event_id(lower(missing[1]), 0), pgmb.create_event_id(upper(missing[cardinality(missing)]), 0), 10000)
+            = 10000 and stop_publishers
+        loop
+        end loop;
+        begin
+            return query select pgmb.attach_partitions(tbl, missing, misfits, stop_publishers);
+            return;
+        exception
+            when lock_not_available then
+                tries := tries - 1;
+            when object_in_use then
+                tries := 0;
+        end;
+        exit when tries = 0;
+        -- Who comes waits behind each try: in between everybody gets much longer.
+        perform pg_sleep(0.5);
+    end loop;
+    if missing <> '{}' then
+        execute (select string_agg(format('drop table pgmb.%I', pgmb.partition_name(tbl, m)), '; ') from unnest(missing) as m);
+    end if;
+    return next format('postponed the partitions of %s: it is being written', tbl);
+end
+$$;
+comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
+    'Keep partitions of partition_interval ready for future_intervals_to_create from now, one at least; a line for each thing '
+    'done. Where publishers'' transactions are in the way it tries again for a few seconds, unless its transaction has written '
+    'before. Of those made ahead with a longer interval the empty ones are replaced. Where the default partition has grown, it '
+    'must be told that it may stop publishers while that is read: then it waits, up to a minute, for those at work.';
+
 create function pgmb.maintain_append_only_table(tbl regclass, current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -46,6 +151,7 @@ begin
     return query select * from pgmb.expire_subscriptions(current_ts);
     return query select * from pgmb.forget_faults(current_ts);
     return query select * from pgmb.trim_published();
+    perform pgmb.place_scheduled(current_ts);
     -- What locks a whole table comes last for both, as locks are kept to the end.
     return query select * from pgmb.trim_partitions('pgmb.dispatched', current_ts);
     return query select * from pgmb.trim_partitions('pgmb.events', current_ts);
@@ -57,5 +163,6 @@ end
 $$;
 comment on function pgmb.maintain_events_table(timestamptz) is
     'Look after the log, in one transaction: select pgmb.maintain_events_table(). Subscriptions expire, partitions are made '
-    'ahead, what is old and needed by nobody goes. A line for each thing done, postponed, or kept and for whom. It is a '
+    'ahead, what is old and needed by nobody goes. A line for each thing done, postponed, or kept and for whom. What is locked '
+    'stays so to the end: it tries once where its steps, each in a transaction of its own, try for some seconds. It is a '
     'function: call is for procedures.';

@@ -41,7 +41,7 @@ begin
         grant execute on function
             pgmb.get_partitions_and_bounds(oid), pgmb.get_current_partition(oid, timestamptz), pgmb.holders(),
             pgmb.overdue(timestamptz), pgmb.crowded_default(regclass, timestamptz),
-            pgmb.make_partitions(regclass, timestamptz, boolean),
+            pgmb.place_scheduled(timestamptz, bigint), pgmb.make_partitions(regclass, timestamptz, boolean),
             pgmb.trim_partitions(regclass, timestamptz), pgmb.drop_emptied(regclass, timestamptz, integer),
             pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(timestamptz),

@@ -39,8 +39,10 @@ begin
     end loop;
     select count(*), least(oldest, min(s.event_id)) into later, oldest
     from (
-        select x.event_id from pgmb.scheduled as x where x.event_id > at.scheduled_upto order by x.event_id
-        limit greatest(upto - counted, 0) + 1
+        (select x.event_id from pgmb.scheduled as x where x.event_id > at.scheduled_upto order by x.event_id
+         limit greatest(upto - counted, 0) + 1)
+        union all
+        (select x.id from pgmb.later as x order by x.id limit greatest(upto - counted, 0) + 1)
     ) as s;
     counted := counted + later;
     age := greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(oldest)), 0);

@@ -57,7 +57,7 @@ as $$
 begin
     perform pgmb.grant_dispatcher(role);
     execute format($grants$
-        grant select on pgmb.events, pgmb.dispatched, pgmb.subscription_events, pgmb.subscription_groups, pgmb.subscriptions
+        grant select on pgmb.events, pgmb.later, pgmb.dispatched, pgmb.subscription_events, pgmb.subscription_groups, pgmb.subscriptions
             to %1$s;
         grant execute on function
             pgmb.micros(text), pgmb.rank_of(text), pgmb.cursor_at(bigint, bigint), pgmb.slices(text, text, text),

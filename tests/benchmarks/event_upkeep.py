@@ -110,8 +110,8 @@ def dispatcher(conninfo: str, stop: Any) -> None:
 
 def maintain(connection: psycopg.Connection) -> list[str]:
     """What the maintenance does, a transaction a step."""
-    steps = ["pgmb.trim_published()"]
-    for step in ("make_partitions", "trim_partitions", "drop_emptied"):
+    steps = ["pgmb.trim_published()", "pgmb.place_scheduled()::text"]
+    for step in ("trim_partitions", "make_partitions", "drop_emptied"):
         steps += [f"pgmb.{step}('pgmb.{table}')" for table in ("dispatched", "events")]
     return [row[0] for step in steps for row in connection.execute(f"select {step}").fetchall()]
 

@@ -92,7 +92,9 @@ def drain(source: str, results: str, fault: str = "") -> None:
     for conninfo in (source, results):
         until(lambda conninfo=conninfo: not one(conninfo, busy), "the end of every session")
     until(
-        lambda: not one(source, "select exists (select from pgmb.scheduled) or more from pgmb.dispatch()"),
+        lambda: (
+            not one(source, "select exists (select from pgmb.unread_events) or more from pgmb.dispatch()")
+        ),
         "the due",
     )
     for group in GROUPS:

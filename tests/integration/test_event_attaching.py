@@ -10,6 +10,7 @@ import pytest
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from tests.commits import until
 from tests.event_keeping import (
+    configure,
     contiguous,
     dispatch,
     kept,
@@ -17,13 +18,15 @@ from tests.event_keeping import (
     maintain,
     narrow,
     partitions,
+    place,
     publish,
     subscribe,
 )
 from tests.tubes import one
 
 DEFAULT = "select count(*) from pgmb.events_default"
-WAITING = "select exists (select from pg_locks where locktype = 'relation' and not granted)"
+HERE = "database = (select oid from pg_database where datname = current_database())"
+WAITING = f"select exists (select from pg_locks where {HERE} and locktype = 'relation' and not granted)"
 RESTING = "select exists (select from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep')"
 
 
@@ -200,19 +203,134 @@ def test_a_second_maintenance_steps_aside_while_another_is_at_work(connect, step
     assert contiguous(second)
 
 
-def test_no_partition_is_made_while_publishers_wait_for_another_to_be_attached(connect):
+@pytest.mark.parametrize("shorter", [False, True])
+def test_no_partition_is_made_while_publishers_wait_for_another_to_be_attached(connect, shorter):
     connection = connect()
+    if shorter:
+        configure(connection, partition_interval="2 hours", partition_retention_period="2 hours")
+        maintain(connection, "5 hours")
+        configure(connection, partition_interval="1 hour")
     connection.execute(
         "create table public.made (locked boolean);"
         "create function public.note() returns event_trigger language plpgsql as $$ begin "
         "insert into public.made select exists (select from pg_locks where pid = pg_backend_pid() "
-        "and relation = 'pgmb.events'::regclass and mode = 'ShareRowExclusiveLock'); end $$;"
+        "and relation = 'pgmb.events'::regclass and mode in ('ShareRowExclusiveLock', 'AccessExclusiveLock'));"
+        "end $$;"
         "create event trigger note on ddl_command_end when tag in ('CREATE TABLE') execute function public.note()"
     )
     told = lines(connection, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
     made = [row[0] for row in connection.execute("select locked from public.made").fetchall()]
-    assert len(made) == len(told) > 1
+    assert any("dropped" in line for line in told) == shorter
+    assert len(made) == sum("added" in line for line in told) > 1
     assert not any(made)
+    assert contiguous(connection)
+
+
+def test_what_waits_for_its_time_is_moved_while_nobody_waits_for_that(connect):
+    connection = connect()
+    expected = publish(connection, 2000, at="now() + interval '5 hours'")
+    connection.execute(
+        "create table public.moved (locked boolean);"
+        "create function public.note() returns trigger language plpgsql as $$ begin "
+        "insert into public.moved select exists (select from pg_locks where pid = pg_backend_pid() "
+        "and relation = 'pgmb.events_default'::regclass and mode = 'AccessExclusiveLock'); return null; end $$;"
+        "create trigger note after delete on pgmb.events_default for each row execute function public.note()"
+    )
+    told = lines(connection, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
+    assert any("added" in line for line in told)
+    moved = [row[0] for row in connection.execute("select locked from public.moved").fetchall()]
+    assert len(moved) == 2000
+    assert not any(moved)
+    assert kept(connection) == expected
+
+
+def test_who_waits_to_attach_has_nothing_locked_that_a_publisher_needs(connect, db):
+    """Else that publisher would wait for it, and it for the publisher."""
+    publisher, watching = connect(autocommit=False), connect()
+    be_patient(watching)
+    publish(publisher)
+    told = []
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as maintaining:
+            told.extend(
+                lines(maintaining, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
+            )
+
+    maintaining = threading.Thread(target=work)
+    maintaining.start()
+    until(watching, WAITING)
+    publisher.execute("set lock_timeout = '1s'")
+    expected = publish(publisher, at="now() + interval '5 hours'")
+    publisher.commit()
+    maintaining.join()
+    assert any("added" in line for line in told)
+    assert set(expected) < set(kept(watching))
+
+
+def be_patient(connection):
+    """Attaching waits as long as it takes."""
+    (function,) = connection.execute(
+        "select oid::regprocedure::text from pg_proc where proname = 'attach_partitions'"
+    ).fetchone()
+    connection.execute(f"alter function {function} set lock_timeout = '60s'")
+
+
+def test_publishers_that_may_be_stopped_are_waited_for_and_then_stopped(connect, db):
+    publisher, watching = connect(autocommit=False), connect()
+    expected = publish(publisher)
+    told = []
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as maintaining:
+            told.extend(
+                lines(
+                    maintaining,
+                    "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours', stop_publishers => true)",
+                )
+            )
+
+    maintaining = threading.Thread(target=work)
+    maintaining.start()
+    until(
+        watching,
+        f"select exists (select from pg_locks where {HERE} and waitstart < now() - interval '1 second')",
+    )
+    publisher.commit()
+    maintaining.join()
+    assert told
+    assert all("added" in line for line in told)
+    assert kept(watching) == expected
+
+
+def test_publishers_of_what_is_to_come_keep_no_partition_from_being_attached(connect, db):
+    stop, published = threading.Event(), []
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as publisher:
+            while not stop.is_set():
+                published.extend(publish(publisher, 5, at="now() + interval '5 hours'"))
+
+    publishers = [threading.Thread(target=work) for _ in range(2)]
+    for publisher in publishers:
+        publisher.start()
+    connection = connect()
+    until(connection, DEFAULT.replace("count(*)", "count(*) > 0"))
+    told = lines(connection, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
+    stop.set()
+    for publisher in publishers:
+        publisher.join()
+    assert all("added" in line for line in told)
+    place(connection)
+    assert one(connection, DEFAULT) == 0
+    assert kept(connection) == sorted(published)
+
+
+def test_who_has_nothing_to_dispatch_does_not_wait_for_maintenance_under_way(connect):
+    connection, maintaining = connect(), connect(autocommit=False)
+    assert lines(maintaining, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
+    connection.execute("set lock_timeout = '1s'")
+    assert one(connection, "select pgmb.poll_for_events()") == 0
 
 
 def test_of_partitions_that_cannot_be_attached_nothing_is_left(connect):

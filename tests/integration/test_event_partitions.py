@@ -16,6 +16,7 @@ from tests.event_keeping import (
     lines,
     maintain,
     partitions,
+    place,
     publish,
     read,
     subscribe,
@@ -23,6 +24,7 @@ from tests.event_keeping import (
 from tests.tubes import one
 
 DEFAULT = "select count(*) from pgmb.events_default"
+LATER = "select count(*) from pgmb.later"
 
 
 def widths(connection, table="pgmb.events"):
@@ -126,17 +128,48 @@ def test_an_event_beyond_the_last_partition_or_before_the_first_is_taken(connect
     assert one(connection, DEFAULT) == 2
 
 
-def test_events_of_the_default_partition_are_moved_when_theirs_is_made(connect):
+def test_events_that_wait_in_the_default_partition_are_in_theirs_when_it_is_made(connect):
     connection = connect()
     expected = publish(connection, 100, at="now() + interval '5 hours'")
-    publish(connection, at="now() + interval '5 days'")
+    expected += publish(connection, at="now() + interval '5 days'")
     assert one(connection, DEFAULT) == 101
-    told = maintain(connection, "3 hours")
-    assert any("100 rows moved into it" in line for line in told)
-    assert one(connection, DEFAULT) == 1
-    assert kept(connection)[:100] == expected
-    assert one(connection, "select count(*) from pgmb.scheduled") == 101
+    maintain(connection, "3 hours")
+    assert (one(connection, DEFAULT), one(connection, LATER)) == (0, 101)
+    assert one(connection, "select count(*) from pgmb.unread_events") == 101
+    assert one(connection, "select counted from pgmb.waiting(1000)") == 101
+    place(connection, "3 hours")
+    assert (one(connection, DEFAULT), one(connection, LATER)) == (0, 1)
+    assert kept(connection) == expected
+    assert one(connection, "select count(*) from pgmb.scheduled") == 100
     assert one(connection, "select count(*) from pgmb.published") == 0
+
+
+def test_an_event_that_was_set_aside_is_delivered_although_nobody_maintains_the_log(connect):
+    connection = connect()
+    drop_all(connection)
+    subscribe(connection)
+    expected = publish(connection, at="clock_timestamp() + interval '1 second'")
+    place(connection)
+    assert one(connection, LATER) == 1
+    while not (found := read(connection)):
+        dispatch(connection)
+    assert found == expected
+    assert one(connection, LATER) == 0
+
+
+def test_an_id_that_is_published_again_when_it_was_set_aside_is_delivered_once(connect):
+    connection = connect()
+    (given,) = publish(connection, at="now() + interval '5 hours'")
+    again = "insert into pgmb.events (id, topic, payload) values (%s, 't', '{}')"
+    place(connection)
+    connection.execute(again, [given])
+    place(connection)
+    connection.execute(again, [given])
+    for _ in range(2):
+        maintain(connection, "5 hours")
+    assert one(connection, "select count(*) from pgmb.events") == 1
+    assert one(connection, "select count(*) from pgmb.scheduled") == 1
+    assert one(connection, LATER) == 0
 
 
 def drop_all(connection, table="pgmb.events"):
@@ -155,7 +188,7 @@ def test_rows_that_may_be_being_read_are_not_moved(connect, table):
     places = f"select ctid, tableoid from pgmb.{table} order by id"
     before = connection.execute(places).fetchall()
     (first, *_) = lines(connection, f"select pgmb.make_partitions('pgmb.{table}')")
-    assert "0 rows moved" in first
+    assert "added" in first
     assert connection.execute(places).fetchall() == before
     now = one(connection, "select now()")
     _, begins, ends = partitions(connection, f"pgmb.{table}")[0]
@@ -219,11 +252,12 @@ def test_what_is_dispatched_is_of_the_present_whatever_the_clock_says(connect):
 def test_an_event_that_is_to_come_is_moved_beside_those_of_the_present(connect):
     connection = connect()
     drop_all(connection)
-    publish(connection, 2)
-    publish(connection, 3, at="now() + interval '1 hour'")
-    told = lines(connection, "select pgmb.make_partitions('pgmb.events')")
-    assert sum("3 rows moved into it" in line for line in told) == 1
-    assert one(connection, DEFAULT) == 2
+    expected = publish(connection, 2)
+    expected += publish(connection, 3, at="now() + interval '1 hour'")
+    assert lines(connection, "select pgmb.make_partitions('pgmb.events')")
+    place(connection)
+    assert (one(connection, DEFAULT), one(connection, LATER)) == (2, 0)
+    assert kept(connection) == expected
 
 
 def test_a_partition_into_which_somebody_was_quicker_is_refused(connect):
@@ -232,7 +266,7 @@ def test_a_partition_into_which_somebody_was_quicker_is_refused(connect):
     lower, upper = connection.execute("select now() - interval '1 hour', now()").fetchone()
     connection.execute("select pgmb.prepare_partition('pgmb.events', tstzrange(%s, %s))", [lower, upper])
     publish(connection, at="now() - interval '1 minute'")
-    with pytest.raises(psycopg.errors.ObjectInUse, match="may be being read"):
+    with pytest.raises(psycopg.errors.ObjectInUse, match="holds rows"):
         connection.execute(
             "select pgmb.attach_partitions('pgmb.events', array[tstzrange(%s, %s)])", [lower, upper]
         )
@@ -252,6 +286,27 @@ def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(
     assert contiguous(connection)
     assert partitions(connection)
     assert kept(connection) == before
+
+
+def test_a_default_partition_that_has_grown_is_not_read_beside_a_partition_of_the_present_either(connect):
+    """Readers would wait, and whoever publishes what is older or later than there are partitions for."""
+    connection = connect()
+    fill_default(connection, 3000, "now() - interval '5 hours'")
+    before = partitions(connection)
+    (told,) = lines(connection, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
+    assert "stop_publishers => true" in told
+    assert partitions(connection) == before
+
+
+def test_what_waits_for_its_time_keeps_no_partition_from_being_made(connect):
+    """More than may be read while publishers wait."""
+    connection = connect()
+    fill_default(connection, 3000, "now() + interval '5 hours'")
+    place(connection)
+    told = maintain(connection, "5 hours")
+    assert any("added pgmb.events" in line for line in told)
+    assert not any("postponed" in line for line in told)
+    assert len(kept(connection)) == 3000
 
 
 def test_the_default_partition_is_read_once_before_anything_is_attached(connect):
