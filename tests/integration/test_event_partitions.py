@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
+from tests.commits import until
 from tests.event_keeping import (
     configure,
     contiguous,
@@ -151,9 +152,8 @@ def test_an_event_that_was_set_aside_is_delivered_although_nobody_maintains_the_
     expected = publish(connection, at="clock_timestamp() + interval '1 second'")
     place(connection)
     assert one(connection, LATER) == 1
-    while not (found := read(connection)):
-        dispatch(connection)
-    assert found == expected
+    until(connection, "select pairs = 1 from pgmb.dispatch()")
+    assert read(connection) == expected
     assert one(connection, LATER) == 0
 
 
