@@ -25,6 +25,9 @@ from airflow_pgchange.feeds.errors import (
 MANY_STEPS = 100
 """After so many of one kind, what is still to be dispatched or placed is left to the next time."""
 
+PLACED = 10_000
+"""Scheduled events that are placed in one transaction."""
+
 Line = TypeVar("Line")
 
 
@@ -155,8 +158,9 @@ def _placed(connection: psycopg.Connection[Any]) -> list[str]:
     """Bring scheduled events to where they belong, so many in a transaction that nobody notices."""
     total = 0
     for _ in range(MANY_STEPS):
-        placed = connection.execute("select count from pgmb.place_scheduled() as t(count)").fetchall()[0][0]
+        query = "select count from pgmb.place_scheduled(most => %s) as t(count)"
+        placed = connection.execute(query, [PLACED]).fetchall()[0][0]
         total += placed
-        if not placed:
+        if placed < PLACED:
             break
     return [f"placed {total} scheduled events"] if total else []

@@ -75,6 +75,9 @@ comment on function pgmb.present() is
 create function pgmb.default_holds(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id) returns boolean
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
+-- By the index, also where statistics of before promise a row at once.
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
     held boolean;

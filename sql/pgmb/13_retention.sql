@@ -48,15 +48,20 @@ $$;
 comment on function pgmb.trim_partition(regclass, regclass, pgmb.event_id, pgmb.event_id) is
     'Empty one partition that nobody needs; says what it did, or why not.';
 
-create function pgmb.shrink_default(part regclass) returns void
+create function pgmb.shrink_default(tbl regclass, edge pgmb.event_id) returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
+declare
+    part regclass := pgmb.default_partition(tbl);
 begin
-    if pg_table_size(part) > 1024 * 1024 and pgmb.empty_ones(array[part]) <> '{}' then
+    if pg_table_size(part) > 1024 * 1024 and not pgmb.default_holds(tbl, '', edge) then
+        -- Where somebody publishes what is to come all the time some has come again, and the least of it under the lock.
+        perform pgmb.set_aside(tbl, edge, 'pmg', 10000);
         execute format('lock table only %s in access exclusive mode', part);
-        if pgmb.empty_ones(array[part]) <> '{}' then
+        perform pgmb.set_aside(tbl, edge, 'pmg', 1000);
+        if not pgmb.default_holds(tbl, '', 'pmg') then
             execute format('truncate %s', part);
         end if;
     end if;
@@ -64,9 +69,9 @@ exception when lock_not_available then
     null;
 end
 $$;
-comment on function pgmb.shrink_default(regclass) is
-    'Give back the room of a default partition from which all was deleted, unless somebody is at work there: the next partition '
-    'is made after a look through all of it.';
+comment on function pgmb.shrink_default(regclass, pgmb.event_id) is
+    'Give back the room of a default partition from which all was deleted or, from an id on, set aside, unless somebody is at '
+    'work there: the next partition is made after a look through all of it.';
 
 create function pgmb.trim_default(tbl regclass, cut pgmb.event_id) returns setof text
 language plpgsql
@@ -93,8 +98,6 @@ begin
         return next format('deleted %s rows of %s', gone, part);
     end if;
     return query select distinct format('kept old rows of %s: %s', part, h) from unnest(holders) as h;
-    -- In any case: when the last of them went somebody may have been at work there.
-    perform pgmb.shrink_default(part);
 end
 $$;
 comment on function pgmb.trim_default(regclass, pgmb.event_id) is
@@ -171,6 +174,8 @@ begin
         end if;
     end loop;
     return query select * from pgmb.trim_default(tbl, pgmb.retained_from(current_ts));
+    -- In any case: when the last of its rows went somebody may have been at work there.
+    perform pgmb.shrink_default(tbl, pgmb.placed_from(current_ts));
 end
 $$;
 comment on function pgmb.trim_partitions(regclass, timestamptz) is

@@ -13,6 +13,7 @@ from tests.event_keeping import (
     configure,
     contiguous,
     dispatch,
+    fill_default,
     kept,
     lines,
     maintain,
@@ -324,6 +325,37 @@ def test_publishers_of_what_is_to_come_keep_no_partition_from_being_attached(con
     place(connection)
     assert one(connection, DEFAULT) == 0
     assert kept(connection) == sorted(published)
+
+
+def test_publishers_of_what_is_to_come_keep_no_default_partition_from_giving_back_its_room(connect, db):
+    """Where it stays large no partition is made before somebody says that publishers may be stopped."""
+    connection, stop = connect(), threading.Event()
+    fill_default(connection, 3000, "now() + interval '5 hours'")
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as publisher:
+            while not stop.is_set():
+                publish(publisher, 5, at="now() + interval '5 hours'")
+
+    publisher = threading.Thread(target=work)
+    publisher.start()
+    until(connection, "select count(*) > 3100 from pgmb.events_default")
+    told = []
+    while not any("added" in line for line in told):
+        told = [
+            line
+            for step in (
+                "place_scheduled(",
+                "trim_partitions('pgmb.events', ",
+                "make_partitions('pgmb.events', ",
+            )
+            for line in lines(connection, f"select pgmb.{step}now() + interval '5 hours')::text")
+        ]
+        if any("stop_publishers" in line for line in told):
+            break
+    stop.set()
+    publisher.join()
+    assert any("added" in line for line in told)
 
 
 def test_who_has_nothing_to_dispatch_does_not_wait_for_maintenance_under_way(connect):
