@@ -116,11 +116,8 @@ begin
         begin
             return query select pgmb.attach_partitions(tbl, missing, misfits, stop_publishers);
             return;
-        exception
-            when lock_not_available then
-                tries := tries - 1;
-            when object_in_use then
-                tries := 0;
+        exception when lock_not_available or object_in_use then
+            tries := tries - 1;
         end;
         exit when tries = 0;
         -- Who comes waits behind each try: in between everybody gets much longer.
