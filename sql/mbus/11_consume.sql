@@ -192,17 +192,25 @@ declare
     c mbus.consumer := mbus.consumer_named(qname, cname);
     failed bigint[];
     matching bigint[];
+    others bigint[];
 begin
     perform mbus.demand('consume', qname, cname);
     failed := array(select a.id from mbus.apart as a where a.consumer = c.id and a.failed);
     execute format(
-        'select array(select m.id from mbus.%I as m where m.id = any ($1) and mbus.%I('
-        '(m.id, m.added, m.iid, m.delayed_until, m.expires, m.received, m.headers, m.properties, m.data)::mbus.qt_model))',
+        'select coalesce(array_agg(m.id) filter (where v.matches), ''{}''), coalesce(array_agg(m.id) filter (where not v.matches), ''{}'') '
+        'from mbus.%I as m cross join lateral (select mbus.%I('
+        '(m.id, m.added, m.iid, m.delayed_until, m.expires, m.received, m.headers, m.properties, m.data)::mbus.qt_model) as matches offset 0'
+        ') as v where m.id = any ($1)',
         'all$' || qname, 'match$' || c.id)
-    into matching using failed;
+    into matching, others using failed;
     update mbus.apart as a set failed = false where a.consumer = c.id and a.failed and a.id = any (matching);
     perform mbus.reconsider(c.id, matching);
-    delete from mbus.fault as f where f.qname = known.qname and f.consumer = c.name and f.message_id = any (matching);
+    delete from mbus.apart as a where a.consumer = c.id and a.id = any (others);
+    perform mbus.wake_up(array[c.id], others);
+    -- Others may have been taken, or have expired.
+    delete from mbus.fault as f
+    where f.qname = known.qname and f.consumer = c.name
+      and not exists (select from mbus.apart as a where a.consumer = c.id and a.id = f.message_id and a.failed);
     return cardinality(matching);
 end
 $$;

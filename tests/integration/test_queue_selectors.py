@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.queues import consume, consumer, drain, fill, make, one, post, there
+from tests.queues import consume, consumer, drain, fill, make, one, post, take, there
 
 
 @pytest.fixture
@@ -83,3 +83,25 @@ def test_what_a_selector_failed_on_is_received_once_it_no_longer_fails(q):
     assert one(q, "select mbus.retry_faults('q', 'number')") == 1
     assert drain(q, "number") == ["5"]
     assert q.execute("select from mbus.fault").fetchall() == []
+
+
+def test_what_a_selector_failed_on_holds_up_nobody_once_it_does_not_match(q):
+    make(q, "r")
+    q.execute("create table bounds (b integer); insert into bounds values (0)")
+    consumer(q, "number", "(t.data->'n')::integer / (select sum(b) from public.bounds) > 5")
+    post(q, 6, "r", after=[post(q, 5)])
+    assert drain(q) == ["5"]
+    assert drain(q, "number") == drain(q, queue="r") == []
+    q.execute("update bounds set b = 1")
+    assert one(q, "select mbus.retry_faults('q', 'number')") == 0
+    assert q.execute("select from mbus.fault").fetchall() == []
+    assert drain(q, queue="r") == ["6"]
+
+
+def test_a_fault_on_a_message_that_was_taken_is_over_when_it_is_looked_at_again(q):
+    consumer(q, "number", "(t.data->'n')::integer > 0")
+    iid = post(q, "x")
+    assert drain(q, "number") == []
+    assert take(q, iid) == "x"
+    assert one(q, "select mbus.retry_faults('q', 'number')") == 0
+    assert q.execute("select from mbus.troubles()").fetchall() == []
