@@ -124,12 +124,14 @@ create table mbus.apart (
     primary key (consumer, id)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 create index apart_due on mbus.apart (consumer, due, id) where wait_consumer is null and not failed;
+create index apart_expiring on mbus.apart (consumer, due) where wait_consumer is not null and due < 'infinity';
 create index apart_waiting on mbus.apart (consumer, wait_consumer, wait_part, wait_id) where wait_consumer is not null;
 create index apart_behind on mbus.apart (wait_consumer, wait_id) where wait_consumer is not null;
 comment on table mbus.apart is
     'Messages that a consumer''s position went past without handing them out. They can be had from due on, or wait until '
     'wait_consumer has message wait_id: with wait_part, when its position there goes past it; where that is -1, when it is no longer '
-    'apart for that consumer, or no longer in the dmq (consumer 0). Those with a batch are in one that a feed claimed.';
+    'apart for that consumer, or no longer in the dmq (consumer 0); but not beyond due, when that one expires. Those with a batch are in '
+    'one that a feed claimed.';
 
 create table mbus.receipt (
     queue integer not null,

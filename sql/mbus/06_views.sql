@@ -168,12 +168,13 @@ begin
 end
 $body$, entries, known.id, known.consumers_cnt, mbus.wanted_by(known)),
         format('The messages of queue %s with an iid, or a number and no iid.', known.qname));
-    perform mbus.place('awaited$' || known.id, 'number bigint, iid text', 'table (id bigint, consumer integer)', options,
+    perform mbus.place('awaited$' || known.id, 'number bigint, iid text', 'table (id bigint, consumer integer, until timestamptz)', options,
         format($body$
 #variable_conflict use_column
 begin
     return query
-    select l.id, f.consumer
+    -- What a batch has beyond its time is waited for to the end.
+    select l.id, f.consumer, case when l.expires >= clock_timestamp() then l.expires else 'infinity' end
     from %1$s as l%4$s
     cross join lateral (
         -- Their selectors are asked last, and one at a time.
@@ -217,16 +218,17 @@ $$;
 comment on function mbus.entries(mbus.queue, text) is
     'The messages of a queue''s log with an iid: one, and one for each time that it was put back.';
 
-create function mbus.awaited(known mbus.queue, iid text, out id bigint, out consumer integer)
+create function mbus.awaited(known mbus.queue, iid text, out id bigint, out consumer integer, out until timestamptz)
 language plpgsql stable
 as $$
 begin
-    execute format('select * from mbus.%I($1, $2)', 'awaited$' || known.id) into id, consumer
+    execute format('select * from mbus.%I($1, $2)', 'awaited$' || known.id) into id, consumer, until
     using mbus.number_in(known.qname, iid), iid;
 end
 $$;
 comment on function mbus.awaited(mbus.queue, text) is
-    'The first message with an iid that a consumer of its queue is still to receive, and the first of these; null where there is none.';
+    'The first message with an iid that a consumer of its queue is still to receive, the first of these, and when it expires; null where '
+    'there is none.';
 
 create function mbus.is_msg_exists(msgiid text) returns boolean
 language plpgsql stable security definer

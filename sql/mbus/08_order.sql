@@ -5,8 +5,9 @@
 -- predecessor that is itself apart, or in the dmq, wakes them when it goes; for those whom it could not see, a few are looked for
 -- by themselves, now and then and where there is nothing else.
 
-create type mbus.obstacle as (consumer integer, part integer, id bigint);
-comment on type mbus.obstacle is 'What a message waits for: that a consumer receives a message; part -1 where that one is apart.';
+create type mbus.obstacle as (consumer integer, part integer, id bigint, until timestamptz);
+comment on type mbus.obstacle is
+    'What a message waits for: that a consumer receives a message, part -1 where that one is apart; but not beyond until.';
 
 create function mbus.obstacle(after text[]) returns mbus.obstacle
 language plpgsql stable
@@ -30,12 +31,12 @@ begin
                     e.consumer,
                     case when exists (select from mbus.apart as a where a.consumer = e.consumer and a.id = e.id) then -1
                          else mod(e.id, known.consumers_cnt) end,
-                    e.id)::mbus.obstacle;
+                    e.id, e.until)::mbus.obstacle;
             end if;
         end if;
         found := (select min(d.id) from mbus.dmq as d where d.iid = each_iid);
         if found is not null then
-            return row(0, -1, found)::mbus.obstacle;
+            return row(0, -1, found, 'infinity')::mbus.obstacle;
         end if;
     end loop;
     return null;
@@ -61,7 +62,7 @@ begin
     )
     update mbus.apart as a set
         wait_consumer = (o.o).consumer, wait_part = (o.o).part, wait_id = (o.o).id,
-        due = case when o.o is null then '-infinity' else a.due end
+        due = coalesce((o.o).until, '-infinity')
     from obstacles as o
     where a.consumer = reconsider.consumer and a.id = any (ids) and coalesce(a.after, '') = coalesce(o.after, '');
 end
@@ -124,6 +125,13 @@ begin
             order by a.wait_id
             limit most
         ) as x);
+    -- What expires wakes nobody.
+    free := free || array(
+        select a.id from mbus.apart as a
+        where a.consumer = c and a.wait_consumer is not null and a.due < 'infinity' and a.due <= clock_timestamp()
+          and a.part = any (parts)
+        order by a.due
+        limit most);
     if thorough then
         free := free || array(
             select f from mbus.waits(c) as w cross join lateral unnest(mbus.freed_apart(c, w.whom, w.place, parts, most)) as f);
@@ -132,8 +140,8 @@ begin
 end
 $$;
 comment on function mbus.set_free(integer, integer[], integer, boolean) is
-    'Messages apart that are to be looked at again: due, woken, or whose predecessor a position went past; where thorough, also those '
-    'that nobody woke. Null where no message apart can be had at all. Its cost does not grow with the number of those that go on waiting.';
+    'Messages apart that are to be looked at again: due, woken, or whose predecessor expired, or a position went past; where thorough, '
+    'also those that nobody woke. Null where no message apart can be had at all. Its cost does not grow with the number of those that go on waiting.';
 
 create function mbus.freed_apart(c integer, waited_for integer, place integer, parts integer[], most integer) returns bigint[]
 language plpgsql stable
@@ -221,12 +229,13 @@ begin
         select g.after, mbus.obstacle(g.after::text[]) as o
         from (select distinct x.after from unnest(special) as x where x.after is not null) as g
     ), judged as (
-        select s.id, s.part, s.due, s.expires, s.after, (o.o).consumer as whom, (o.o).part as place, (o.o).id as what
+        select s.id, s.part, s.due, s.expires, s.after, (o.o).consumer as whom, (o.o).part as place, (o.o).id as what,
+               (o.o).until as until
         from unnest(special) as s
         left join obstacles as o on o.after = s.after
     ), kept as (
         insert into mbus.apart (consumer, id, part, due, expires, after, wait_consumer, wait_part, wait_id)
-        select c, j.id, j.part, coalesce(j.due, '-infinity'), j.expires, j.after,
+        select c, j.id, j.part, case when coalesce(j.due <= moment, true) then j.until else j.due end, j.expires, j.after,
                case when coalesce(j.due <= moment, true) then j.whom end,
                case when coalesce(j.due <= moment, true) then j.place end,
                case when coalesce(j.due <= moment, true) then j.what end

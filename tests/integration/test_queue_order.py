@@ -113,6 +113,19 @@ def test_a_predecessor_that_expired_or_is_delayed(q):
     assert drain(q, queue="r") == ["2"]
 
 
+@pytest.mark.parametrize("was_seen", [False, True])
+def test_who_waits_comes_when_its_predecessor_expires_though_nobody_consumes_that(q, was_seen):
+    make(q, "r")
+    consumer(q, "other")
+    first = post(q, 1, expires="0.3s", delay="0.2s" if was_seen else None)
+    if was_seen:
+        assert drain(q) == drain(q, "other") == []
+    post(q, 2, "r", after=[first])
+    assert drain(q, queue="r") == []
+    q.execute("select pg_sleep(0.31)")
+    assert drain(q, queue="r") == ["2"]
+
+
 def test_a_chain_of_messages_comes_one_by_one(q):
     make(q, "r")
     last = post(q, 0)
