@@ -64,10 +64,12 @@ begin
         wait_consumer = (o.o).consumer, wait_part = (o.o).part, wait_id = (o.o).id,
         due = coalesce((o.o).until, '-infinity')
     from obstacles as o
-    where a.consumer = reconsider.consumer and a.id = any (ids) and coalesce(a.after, '') = coalesce(o.after, '');
+    where a.consumer = reconsider.consumer and a.id = any (ids) and coalesce(a.after, '') = coalesce(o.after, '')
+      and (a.wait_consumer is not null or a.due <= clock_timestamp());
 end
 $$;
-comment on function mbus.reconsider(integer, bigint[]) is 'Look again at what messages wait for: those that wait no longer can be had.';
+comment on function mbus.reconsider(integer, bigint[]) is
+    'Look again at what messages wait for that are due: those that wait no longer can be had.';
 
 create function mbus.waits(c integer) returns table (whom integer, place integer)
 language sql stable

@@ -126,6 +126,23 @@ def test_who_waits_comes_when_its_predecessor_expires_though_nobody_consumes_tha
     assert drain(q, queue="r") == ["2"]
 
 
+def test_a_new_consumer_has_a_message_behind_another_not_before_its_time(q):
+    post(q, 2, after=[post(q, 1)], delay="1h")
+    assert drain(q) == ["1"]
+    consumer(q, "new")
+    assert drain(q, "new") == []
+
+
+def test_what_a_selector_failed_on_comes_not_before_its_time(q):
+    q.execute("create table bounds (b integer); insert into bounds values (0)")
+    consumer(q, "number", "1 / (select sum(b) from public.bounds) = 1")
+    post(q, 1, delay="1h")
+    assert drain(q, "number") == []
+    q.execute("update bounds set b = 1")
+    assert one(q, "select mbus.retry_faults('q', 'number')") == 1
+    assert drain(q, "number") == []
+
+
 def test_a_chain_of_messages_comes_one_by_one(q):
     make(q, "r")
     last = post(q, 0)
