@@ -55,6 +55,7 @@ set search_path from current
 as $$
 declare
     c mbus.consumer;
+    failed mbus.picked[];
 begin
     perform mbus.check_consumer_name(cname);
     perform mbus.check_selector(selector);
@@ -91,18 +92,18 @@ begin
     if to_regclass(format('mbus.%I', 'all$' || known.qname)) is not null then
         execute format($query$
             with passed as (
-                select m.*
+                select row(m.id, mod(m.id, %2$s), m.delayed_until::timestamptz, m.expires::timestamptz, m.headers -> 'consume_after',
+                           mbus.%3$I((m.id, m.added, m.iid, m.delayed_until, m.expires, m.received,
+                                      m.headers, m.properties, m.data)::mbus.qt_model))::mbus.picked as message
                 from mbus.%1$I as m
                 cross join mbus.stands_at($1, mod(m.id, %2$s)::integer) as p
                 where mbus.passed(m.id, m.txid, p.done, p.late_xids, p.late_ids) and not m.gone
-                  and mbus.%3$I((m.id, m.added, m.iid, m.delayed_until, m.expires, m.received,
-                                 m.headers, m.properties, m.data)::mbus.qt_model) is not false
+                offset 0
             ), kept as (
                 insert into mbus.apart (consumer, id, part, due, expires, after)
-                select $1, m.id, mod(m.id, %2$s), coalesce(m.delayed_until::timestamptz, '-infinity'), m.expires::timestamptz,
-                       m.headers -> 'consume_after'
+                select $1, (m.message).id, (m.message).part, coalesce((m.message).due, '-infinity'), (m.message).expires, (m.message).after
                 from passed as m
-                returning id, after
+                where (m.message).ok
             ), received as (
                 insert into mbus.receipt (queue, id, consumer)
                 select distinct %4$s, r.id, $1
@@ -110,9 +111,10 @@ begin
                 where r.queue = %4$s and m.gone
                   and not exists (select from mbus.receipt as x where x.queue = %4$s and x.id = r.id and x.consumer is null)
             )
-            select count(*) from kept
+            select array(select m.message from passed as m where (m.message).ok is null)
             $query$, 'all$' || known.qname, known.consumers_cnt, 'match$' || c.id, known.id)
-        using c.id;
+        into failed using c.id;
+        perform mbus.note_fault(known, c.id, p) from unnest(failed) as p;
         perform mbus.reconsider(c.id, array(select a.id from mbus.apart as a where a.consumer = c.id and a.after is not null));
     end if;
     perform mbus.make_views(known);

@@ -105,3 +105,12 @@ def test_a_fault_on_a_message_that_was_taken_is_over_when_it_is_looked_at_again(
     assert take(q, iid) == "x"
     assert one(q, "select mbus.retry_faults('q', 'number')") == 0
     assert q.execute("select from mbus.troubles()").fetchall() == []
+
+
+def test_what_the_selector_of_a_new_consumer_fails_on_is_kept_for_it(q):
+    consumer(q, "other")
+    fill(q, ["x", 1])
+    assert drain(q) == ["x", "1"]
+    consumer(q, "number", "(t.data->'n')::integer > 0")
+    assert drain(q, "number") == ["1"]
+    assert q.execute("select consumer, message_id from mbus.fault").fetchall() == [("number", 1)]
