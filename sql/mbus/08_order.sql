@@ -126,14 +126,14 @@ begin
               and a.part = any (parts)
             order by a.wait_id
             limit most
-        ) as x);
-    -- What expires wakes nobody.
-    free := free || array(
-        select a.id from mbus.apart as a
-        where a.consumer = c and a.wait_consumer is not null and a.due < 'infinity' and a.due <= clock_timestamp()
-          and a.part = any (parts)
-        order by a.due
-        limit most);
+        ) as x)
+        -- What expires wakes nobody.
+        || array(
+            select a.id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer is not null and a.due < 'infinity' and a.due <= clock_timestamp()
+              and a.part = any (parts)
+            order by a.due
+            limit most);
     if thorough then
         free := free || array(
             select f from mbus.waits(c) as w cross join lateral unnest(mbus.freed_apart(c, w.whom, w.place, parts, most)) as f);
