@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
 
 from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connect import complete, connect
 from airflow_pgchange.feeds.errors import PgChangeError, Refused, ServerUnavailable, translated
 from airflow_pgchange.feeds.owners import at
 
@@ -74,15 +74,15 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     """Promote the standby that has most of the log, unless one was promoted already, and record it as the master, in the
     transaction of ``catalogue``; its name. Doing it again after a failure goes on where that ended.
 
-    Raises Refused where the old master still takes writes, ServerUnavailable where no standby answers.
+    Raises Refused where the old master still takes writes, or may, ServerUnavailable where no standby answers.
     """
     with translated():
         members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
     for name, address, master in members:
-        old = _asked(name, at(instances, address)) if master else None
-        if old is not None and old.promoted:
+        why = _alive(name, at(instances, address)) if master else None
+        if why is not None:
             raise Refused(
-                f"{name}, the master of replicaset {replicaset}, is not Online in the catalogue and still takes writes: "
+                f"{name}, the master of replicaset {replicaset}, is not Online in the catalogue and {why}: "
                 "stop it, or set its state to Online"
             )
     found = [_asked(name, at(instances, address)) for name, address, master in members if not master]
@@ -103,6 +103,20 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
         catalogue.execute(sql.SQL("select topology.set_master({}, {})").format(replicaset, best.name))
     log.info("%s is the master of replicaset %s now", best.name, replicaset)
     return best.name
+
+
+def _alive(name: str, server: str) -> str | None:
+    """Why an old master may still take writes; None where it does not: it is a standby, or nobody is there."""
+    found = _asked(name, server)
+    if found is not None:
+        return "still takes writes" if found.promoted else None
+    # One that is full, or starts, does not let us in, but lets in others.
+    answer = pq.Ping(pq.PGconn.ping(complete(server).encode()))
+    return (
+        "answers, but does not say whether it takes writes"
+        if answer in (pq.Ping.OK, pq.Ping.REJECT)
+        else None
+    )
 
 
 def _asked(name: str, server: str) -> Standby | None:

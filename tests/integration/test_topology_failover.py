@@ -84,6 +84,22 @@ def test_a_master_that_still_takes_writes_is_not_replaced(catalogue, standbys):
         assert connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
 
 
+def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(catalogue, own_cluster, standbys):
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute(
+            "create role app login connection limit 1; grant execute on function pg_promote to app"
+        )
+    for standby in standbys:
+        standby.wait_for_replay(own_cluster)
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with (
+        psycopg.connect(own_cluster.conninfo(user="app")),
+        pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"),
+    ):
+        failover.fail_over(catalogue, "dbname=postgres user=app", "r")
+    assert master(catalogue) == "i0"
+
+
 def test_a_replicaset_without_a_standby_that_answers_says_so(catalogue, own_cluster, standbys):
     for server in (own_cluster, *standbys):
         server.stop("immediate")
