@@ -72,13 +72,16 @@ as $$
 begin
     if tg_op = 'INSERT' then
         perform topology.append(array(
-            select ('replace', 'replicaset', e.fields)::topology.change
+            select ('replace', e.map, e.fields)::topology.change
             from now_there as r
             cross join lateral (
-                select 1, json_build_object('replicaset_uuid', r.uuid)
+                select -1, 'replicaset', json_build_object('replicaset_uuid', r.uuid)
                 union all
-                select 2, topology.master_fields(r) where topology.instance_uuid(r.current_master_name) is not null
-            ) as e(place, fields)
+                select i.raft_id, 'instance', json_build_object('replicaset_uuid', r.uuid, 'instance_uuid', i.uuid)
+                from topology._pico_instance as i where i.replicaset_name = r.name
+                union all
+                select null, 'replicaset', topology.master_fields(r) where topology.instance_uuid(r.current_master_name) is not null
+            ) as e(place, map, fields)
             order by r.name, e.place));
     elsif tg_op = 'UPDATE' then
         perform topology.append(array(
@@ -96,7 +99,8 @@ begin
 end
 $$;
 comment on function topology.capture_replicaset() is
-    'Events of replicasets: one that came, its master, one that went. Losing a master without another is none.';
+    'Events of replicasets: one that came, its master, one that went. Losing a master without another is none. The instances of '
+    'one that comes after them are told then.';
 
 create function topology.capture_instance() returns trigger
 language plpgsql security definer

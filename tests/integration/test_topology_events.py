@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import errors
+from psycopg import IsolationLevel, errors
 
 MASTER = "select topology.set_master(%s, %s)"
 
@@ -120,6 +120,20 @@ def test_a_master_that_comes_after_its_replicaset_is_told_then(connect):
     made = told(connection, "select topology.add_instance('i', 'r', 'h:1', uuid => 'ui')")
     assert [event["map"] for event in made] == ["instance", "replicaset"]
     assert made[1]["current_master_uuid"] == "ui"
+
+
+def test_a_replicaset_that_comes_after_its_instances_is_told_as_theirs_then(connect):
+    connection = connect()
+    connection.execute(
+        "insert into topology._pico_instance "
+        "(name, uuid, raft_id, replicaset_name, current_state, target_state, tier) "
+        """values ('i', 'ui', 1, 'r', '["Online", 1]', '["Online", 1]', 'default')"""
+    )
+    made = told(connection, "select topology.add_replicaset('r', uuid => 'ur')")
+    assert made == [
+        {"op": "replace", "map": "replicaset", "replicaset_uuid": "ur"},
+        {"op": "replace", "map": "instance", "replicaset_uuid": "ur", "instance_uuid": "ui"},
+    ]
 
 
 def test_another_address_is_an_instances_event(catalogue):
@@ -264,6 +278,20 @@ def test_what_would_break_the_catalogue_is_refused(catalogue, query, reason):
     assert caught.value.sqlstate == "PC008"
     assert caught.value.diag.message_hint
     assert last(catalogue) == before
+
+
+@pytest.mark.parametrize(
+    "isolation", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE], ids=lambda level: level.name
+)
+def test_who_would_not_see_what_others_have_just_changed_changes_nothing(catalogue, connect, isolation):
+    blind = connect(autocommit=False)
+    blind.isolation_level = isolation
+    blind.execute("select 1")
+    catalogue.execute("select topology.assign_buckets('default', 3000, 3999, 'r1')")
+    with pytest.raises(errors.Error, match="isolation") as caught:
+        blind.execute("select topology.assign_buckets('default', 3500, 4999, 'r2')")
+    assert caught.value.sqlstate == "PC007"
+    assert caught.value.diag.message_hint
 
 
 def test_a_log_that_was_trimmed_goes_on_where_it_was(catalogue):
