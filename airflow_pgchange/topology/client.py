@@ -212,9 +212,11 @@ def _asking(conninfo: str) -> Mapping[str, Any]:
     """``conninfo`` with the word that asks for topology among its options."""
     try:
         said = {"connect_timeout": int(PATIENCE), **conninfo_to_dict(conninfo)}
-    except errors.ProgrammingError as error:
+    except errors.ProgrammingError:
+        # What libpq says of it quotes it, and may quote the password.
         raise InvalidArgument(
-            f"{str(error).strip()}; write it as 'host=... port=... user=...' or as postgresql://..."
+            "the connection string cannot be read: write it as 'host=... port=... user=...', a value with blanks within "
+            "single quotes, or as postgresql://..., where a % that means itself is %25"
         ) from None
     said["options"] = f"{said.get('options') or ''} {WORD}".strip()
     return conninfo_to_dict(complete(make_conninfo("", **said)))

@@ -8,6 +8,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.topology import TopologyClient
 from airflow_pgchange.topology import servers as names
 from airflow_pgchange.topology.servers import servers
 
@@ -79,3 +80,10 @@ def test_servers_are_shuffled_for_who_wants_their_load_balanced(monkeypatch):
 def test_servers_that_do_not_fit_their_ports_are_refused(text):
     with pytest.raises(InvalidArgument, match="equally many"):
         servers(conninfo_to_dict(text))
+
+
+@pytest.mark.parametrize("text", ["host=relay password=my hush", "postgresql://ann:hush%zz@relay/"])
+def test_a_string_that_cannot_be_read_is_refused_without_a_part_of_its_password(text):
+    with pytest.raises(InvalidArgument, match="write it as") as caught:
+        TopologyClient(text)
+    assert "hush" not in str(caught.value)
