@@ -32,7 +32,9 @@ INSTANCES = """
 """
 STATE = """
     select pg_catalog.pg_is_in_recovery(),
-           greatest(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn()) - '0/0'::pg_catalog.pg_lsn
+           case when pg_catalog.pg_is_in_recovery()
+                then greatest(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn())
+                else pg_catalog.pg_current_wal_lsn() end - '0/0'::pg_catalog.pg_lsn
 """
 """A standby that was restarted counts what it receives from the beginning of a segment: it may have replayed more."""
 
@@ -74,7 +76,8 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     """Promote the standby that has most of the log, unless one was promoted already, and record it as the master, in the
     transaction of ``catalogue``; its name. Doing it again after a failure goes on where that ended.
 
-    Raises Refused where the old master still takes writes, or may, ServerUnavailable where no standby answers.
+    Raises Refused where the old master still takes writes, or may, and where a standby has more of the log than the one
+    that was promoted; ServerUnavailable where no standby answers.
     """
     with translated():
         members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
@@ -92,6 +95,13 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
             f"no standby of replicaset {replicaset} answers: start one, and set its state to Online in the catalogue"
         )
     best = max(there, key=lambda standby: (standby.promoted, standby.received))
+    most = max(there, key=lambda standby: standby.received)
+    if best.received < most.received:
+        # One that was promoted goes on where the others end. This may be an older master, which somebody started again.
+        raise Refused(
+            f"{best.name} of replicaset {replicaset} takes writes already and has less of the log than {most.name}: "
+            f"stop the one that is not to be the master, and set its state to Offline"
+        )
     if not best.promoted:
         with connect(best.server) as connection:
             query = sql.SQL("select pg_catalog.pg_promote(true, {})").format(PROMOTED_WITHIN)

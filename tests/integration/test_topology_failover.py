@@ -100,6 +100,20 @@ def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(catalogue
     assert master(catalogue) == "i0"
 
 
+def test_who_takes_writes_but_has_less_of_the_log_than_a_standby_is_not_taken_for_promoted(
+    catalogue, own_cluster, standbys
+):
+    standbys[0].promote()
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute("create table late as select generate_series(1, 100000)")
+    standbys[1].wait_for_replay(own_cluster)
+    own_cluster.kill()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match="i1 .* takes writes already and has less of the log than i2: stop"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert master(catalogue) == "i0"
+
+
 def test_a_replicaset_without_a_standby_that_answers_says_so(catalogue, own_cluster, standbys):
     for server in (own_cluster, *standbys):
         server.stop("immediate")
