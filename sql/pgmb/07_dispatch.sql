@@ -1,5 +1,25 @@
 -- Dispatching: a poll takes the next chunk of what is published, finds who gets it, and writes their slices.
 
+create function pgmb.due_by(at pgmb.dispatcher, before text) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+    return exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < before)
+        or exists (
+            select from pgmb.scheduled as s
+            where s.event_id <= at.scheduled_upto and s.event_id < before
+              and (s.txid = any (array(select x from pg_snapshot_xip(at.snapshot) as x)) or s.txid >= pg_snapshot_xmax(at.snapshot)));
+end
+$$;
+comment on function pgmb.due_by(pgmb.dispatcher, text) is
+    'Whether scheduled events before an id, which is not in the future, are still to be dispatched.';
+
 create function pgmb.anything(at pgmb.dispatcher, upto pg_snapshot) returns boolean
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -9,16 +29,10 @@ set enable_sort = off
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
-declare
-    now_id text := 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g';
 begin
     return at.partial_txid is not null
         or exists (select from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto))
-        or exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < now_id)
-        or exists (
-            select from pgmb.scheduled as s
-            where s.event_id <= at.scheduled_upto
-              and (s.txid = any (array(select x from pg_snapshot_xip(at.snapshot) as x)) or s.txid >= pg_snapshot_xmax(at.snapshot)));
+        or pgmb.due_by(at, 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g');
 end
 $$;
 comment on function pgmb.anything(pgmb.dispatcher, pg_snapshot) is 'Whether there is something to dispatch.';
@@ -36,6 +50,7 @@ as $$
 declare
     now_id text := 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g';
     late text[];
+    last_id text;
 begin
     -- Those that became visible when their time was over already; deleted ones are not stepped over again.
     with gone as (
@@ -52,9 +67,10 @@ begin
     ), gone as (
         delete from pgmb.scheduled as s using next as n where s.event_id = n.event_id returning s.event_id
     )
-    select array_agg(g.event_id::text) into ids from gone as g;
-    more := coalesce(cardinality(ids), 0) >= most;
-    at.scheduled_upto := case when more then (select max(i) from unnest(ids) as i) else now_id end;
+    -- By those that were found: somebody may have set some of them aside before they could be taken.
+    select (select array_agg(g.event_id::text) from gone as g), count(*) >= most, max(n.event_id) into ids, more, last_id
+    from next as n;
+    at.scheduled_upto := case when more then last_id else now_id end;
     ids := coalesce(late, '{}') || coalesce(ids, '{}');
 end
 $$;

@@ -96,7 +96,8 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return jsonb_build_object(
-        'snapshot', pgmb.visible_now(), 'source', pgmb.system_identifier(), 'until', clock_timestamp()::timestamptz(0));
+        'snapshot', pgmb.visible_now(), 'source', pgmb.system_identifier(), 'until', clock_timestamp()::timestamptz(0),
+        'due', pgmb.create_event_id(clock_timestamp(), 0));
 end
 $$;
 comment on function pgmb.point() is 'A point to wait for: all that is published now, and due.';
@@ -124,6 +125,7 @@ begin
         if at.source = pgmb.system_identifier() and not exists (
             select from pgmb.undispatched(
                 at.snapshot, at.partial_txid, at.partial_seq, (goal ->> 'snapshot')::pg_snapshot))
+           and not pgmb.due_by(at, goal ->> 'due')
         then
             upto := at.last_id;
         end if;

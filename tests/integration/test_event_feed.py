@@ -20,6 +20,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from tests.commits import until
 from tests.events import TOPICAL, claim, lag, poll_all, position, publish, publish_at, read, subscribe
 from tests.tubes import one
 
@@ -358,6 +359,21 @@ def test_a_point_is_passed_when_all_that_was_published_before_it_is_done(db, con
     passed, goal = points.has_passed(connection, connection, FEED, point)
     assert passed
     assert points.has_passed(connection, connection, FEED, goal)[0]
+
+
+def test_a_point_is_passed_when_all_that_was_due_before_it_is_done(db, connect):
+    connection = connect()
+    subscribe(connection)
+    connection.execute("update pgmb.config set value = '10' where id = 'poll_chunk_size'")
+    for number in range(30):
+        publish_at(connection, "clock_timestamp() + interval '1 second'", number=number)
+    until(connection, "select max(event_id) < pgmb.create_event_id(clock_timestamp(), 0) from pgmb.scheduled")
+    passed, goal = points.has_passed(connection, connection, FEED, points.point(connection, FEED))
+    done = 0
+    while not passed:
+        done += len(work(db, limit=10))
+        passed, goal = points.has_passed(connection, connection, FEED, goal)
+    assert done == 30
 
 
 def test_a_point_is_passed_by_a_group_that_gets_nothing_of_it(connect):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -155,6 +156,31 @@ def test_an_event_that_was_set_aside_is_delivered_although_nobody_maintains_the_
     until(connection, "select pairs = 1 from pgmb.dispatch()")
     assert read(connection) == expected
     assert one(connection, LATER) == 0
+
+
+def test_what_is_due_is_dispatched_although_some_of_it_is_being_set_aside(connect, db):
+    connection, placing = connect(), connect(autocommit=False)
+    drop_all(connection)
+    subscribe(connection)
+    expected = publish(connection, 20, at="clock_timestamp() + interval '1 second'")
+    assert one(placing, "select pgmb.set_aside('pgmb.events', '', 'pmg', 1)") == 1
+    until(connection, "select max(event_id) < pgmb.create_event_id(clock_timestamp(), 0) from pgmb.scheduled")
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as dispatching:
+            dispatching.execute("select pgmb.dispatch(5)")
+
+    working = threading.Thread(target=work)
+    working.start()
+    until(
+        connection,
+        "select exists (select from pg_stat_activity where datname = current_database() "
+        "and wait_event_type = 'Lock' and query like '%dispatch(5)')",
+    )
+    placing.commit()
+    working.join()
+    dispatch(connection)
+    assert sorted(read(connection)) == expected
 
 
 def test_an_id_that_is_published_again_when_it_was_set_aside_is_delivered_once(connect):
