@@ -69,7 +69,9 @@ set search_path = pg_catalog, pgmb, pg_temp
 set enable_hashjoin = off
 set enable_mergejoin = off
 set enable_seqscan = off
+-- Sorted by subscription, ids would not stay in the order that they come in.
 set enable_sort = off
+set enable_hashagg = on
 set max_parallel_workers_per_gather = 0
 set jit = off
 -- A condition means the same whoever polls.
@@ -162,7 +164,7 @@ begin
     end loop;
     if direct then
         execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from ('
-                'select s.group_id, e.subscription_id, array_agg(e.id::text) as ids from ('
+                'select s.group_id, e.subscription_id, array_agg(e.id::text order by e.id) as ids from ('
                 || 'select e.* from ' || pgmb.chunk_sql(false) || ' where e.subscription_id is not null offset 0) as e '
                 'left join pgmb.subscriptions as s on s.id = e.subscription_id group by s.group_id, e.subscription_id) as m'
         into more using ids, ids[1], ids[cardinality(ids)];

@@ -225,3 +225,22 @@ def test_a_replay_of_no_events_is_refused(connect, most):
     sid = subscribe(connection)
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="at least 1 event"):
         connection.execute(f"select * from pgmb.replay_events('g', '{sid}', 'pm{'0' * 22}', {most})")
+
+
+@pytest.mark.parametrize("hashing", ["on", "off"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_what_one_poll_dispatches_to_several_groups_is_read_in_order(connect, direct, hashing):
+    connection = connect()
+    connection.execute(f"set enable_hashagg = {hashing}")
+    of = "false" if direct else "e.payload ->> 'of' = s.params ->> 'of'"
+    subscriptions = {group: subscribe(connection, group, of, {"of": group}) for group in "abc"}
+    published = connection.execute(
+        "insert into pgmb.events (topic, payload, subscription_id) "
+        "select 't', jsonb_build_object('of', (%(groups)s::text[])[1 + g %% 3]), (%(to)s::text[])[1 + g %% 3] "
+        "from generate_series(1, 90) as g returning id, payload ->> 'of'",
+        {"groups": list(subscriptions), "to": list(subscriptions.values()) if direct else [None] * 3},
+    ).fetchall()
+    poll_all(connection)
+    for group in subscriptions:
+        expected = [event for event, addressed in published if addressed == group]
+        assert [event["id"] for event in read(connection, group)] == expected
