@@ -89,8 +89,11 @@ begin
             elsif not pg_try_advisory_xact_lock(mbus.message_key(known.id, ids[1])) then
                 -- Who is taking it may roll back.
                 delete from mbus.receipt as r where r.queue = known.id and r.consumer = c and r.id = ids[1];
-                insert into mbus.apart (consumer, id, part, due)
-                values (c, ids[1], part, clock_timestamp() + interval '20 ms') on conflict do nothing;
+                execute format(
+                    'insert into mbus.apart (consumer, id, part, due, expires) '
+                    'select $1, l.id, $2, clock_timestamp() + interval ''20 ms'', l.expires from mbus.%I as l where l.id = $3 '
+                    'on conflict do nothing', 'log$' || known.qname)
+                using c, part, ids[1];
             elsif exists (
                 select from mbus.receipt as r where r.queue = known.id and r.id = ids[1] and r.consumer is null
                 union all

@@ -48,6 +48,18 @@ def test_a_take_that_is_rolled_back_restores_the_message_for_all(q, connect):
     assert drain(q, "other") == ["1"]
 
 
+def test_what_expires_after_a_take_was_rolled_back_is_not_received(q, connect):
+    iid = post(q, 1, expires="1s")
+    taker = connect(autocommit=False)
+    assert take(taker, iid) == "1"
+    assert consume(q) is None
+    taker.rollback()
+    q.execute(
+        "select pg_sleep(extract(epoch from expires - localtimestamp) + 0.01) from mbus.peek(%s)", [iid]
+    )
+    assert consume(q) is None
+
+
 @pytest.mark.parametrize("how", ["mbus.take", "mbus.take_from_q_by_default"])
 @pytest.mark.parametrize("batch", [1, 10])
 def test_take_waits_for_who_holds_the_message(q, connect, batch, how):
