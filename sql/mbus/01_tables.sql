@@ -51,12 +51,12 @@ create table mbus.queue (
     is_roles_security_model boolean not null default false,
     log oid,
     seq oid,
-    trimmed bigint not null default 0,
+    began bigint not null default 0,
     parts integer[] not null generated always as (mbus.numbered(consumers_cnt)) stored
 );
 comment on table mbus.queue is
     'Every queue: the number of its parts, which are what a consumer locks, and their numbers; its log and the sequence that '
-    'numbers it. Messages up to trimmed were looked at by mbus.trim().';
+    'numbers it. That outlives a queue that is dropped, so that no iid is given twice: one made anew began behind it.';
 
 create table mbus.consumer (
     id integer generated always as identity primary key,

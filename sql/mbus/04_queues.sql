@@ -4,8 +4,13 @@ create function mbus.make_log(known mbus.queue) returns void
 language plpgsql
 set search_path from current
 as $$
+declare
+    sequence text := format('mbus.%I', 'seq$' || known.qname);
 begin
-    execute format('create sequence mbus.%I', 'seq$' || known.qname);
+    -- That of a queue of this name that was dropped is there still: its ids may be waited for, or be a saga's.
+    if to_regclass(sequence) is null then
+        execute format('create sequence %s', sequence);
+    end if;
     -- A message's transaction has its id before the message draws its own: what a reader cannot see yet, of a transaction with
     -- an id that is younger than its snapshot, has a higher id than any that was drawn before.
     execute format($table$
@@ -28,14 +33,15 @@ begin
         ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
                 autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.2,
                 autovacuum_vacuum_cost_delay = 0)
-        $table$, 'log$' || known.qname, known.qname, format('mbus.%I', 'seq$' || known.qname));
+        $table$, 'log$' || known.qname, known.qname, sequence);
     execute format('create index on mbus.%I (txid, id)', 'log$' || known.qname);
     execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
     execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
         'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. only_for: '
         'the consumers for whom a message was put back.');
     update mbus.queue as q set
-        log = to_regclass(format('mbus.%I', 'log$' || known.qname)), seq = to_regclass(format('mbus.%I', 'seq$' || known.qname))
+        log = to_regclass(format('mbus.%I', 'log$' || known.qname)), seq = to_regclass(sequence),
+        began = coalesce(pg_sequence_last_value(to_regclass(sequence)), 0)
     where q.id = known.id;
 end
 $$;
@@ -121,7 +127,6 @@ begin
     end loop;
     execute format('drop table mbus.%I', 'log$' || known.qname);
     execute format('drop function if exists mbus.%I()', 'copy$' || known.id);
-    execute format('drop sequence mbus.%I', 'seq$' || known.qname);
     delete from mbus.receipt as r where r.queue = known.id;
     delete from mbus.fault as f where f.qname = known.qname;
     delete from dead_letter.letter as l where l.kind = 'queue' and l.address ->> 'queue' = known.qname;
@@ -130,7 +135,7 @@ begin
     perform mbus.drop_role('admin', known.qname);
 end
 $$;
-comment on function mbus.drop_queue(text) is 'Drop a queue with its messages, consumers, functions and roles, and nobody else''s.';
+comment on function mbus.drop_queue(text) is 'Drop a queue with its messages, consumers, functions and roles, and nobody else''s. The sequence of its ids stays.';
 
 create function mbus.function_name(kind text, qname text, cname text default null) returns text
 language sql immutable

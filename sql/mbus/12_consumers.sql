@@ -79,7 +79,7 @@ begin
     -- one went past and is still there is noted apart.
     insert into mbus.consumer (name, qname, selector, temporary) values (cname, known.qname, selector, temporary) returning * into c;
     insert into mbus.position (consumer, part, version, done, late_xids, late_ids)
-    select c.id, g.part, 1, coalesce(p.done, 0), coalesce(p.late_xids, '{}'), coalesce(p.late_ids, '{}')
+    select c.id, g.part, 1, coalesce(p.done, known.began), coalesce(p.late_xids, '{}'), coalesce(p.late_ids, '{}')
     from unnest(known.parts) as g(part)
     left join lateral (
         select p.*

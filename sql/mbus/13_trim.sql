@@ -36,7 +36,7 @@ begin
         return 0;
     end if;
     begun := coalesce((
-        select p.done from mbus.position as p where p.consumer = -known.id and p.part = 0 order by p.version desc limit 1), 0);
+        select p.done from mbus.position as p where p.consumer = -known.id and p.part = 0 order by p.version desc limit 1), known.began);
     -- What this transaction has received can still be put back by it.
     with stands as (
         select case when m.mine then p.began else p.done end as done,

@@ -242,6 +242,18 @@ def test_a_queue_is_dropped_without_touching_one_whose_name_begins_alike(q):
     assert drain(q) == []
 
 
+def test_a_queue_that_is_dropped_and_made_anew_gives_no_id_twice(q):
+    gone = fill(q, [1, 2, 3])
+    make(q, "r")
+    q.execute("select mbus.drop_queue('q')")
+    make(q)
+    post(q, "behind", "r", after=[gone[0]])
+    assert fill(q, [4, 5, 6, 7]) == ["q.4", "q.5", "q.6", "q.7"]
+    assert drain(q, queue="r") == ["behind"]
+    assert drain(q) == ["4", "5", "6", "7"]
+    assert one(q, "select mbus.trim(k, 4) from mbus.queue as k where qname = 'q'") == 4
+
+
 def test_a_batch_is_posted_by_copy(q):
     with q.cursor().copy('copy mbus."log$q" (data) from stdin') as copy:
         for n in range(10):

@@ -153,6 +153,22 @@ def test_a_saga_goes_on_though_a_queue_of_its_other_half_is_gone(db, connection)
     assert state(connection)["state"] == "complete"
 
 
+def test_a_message_of_a_queue_that_was_made_anew_is_no_step_of_an_older_saga(db, connection):
+    start(connection, TOUR, {})
+    connection.execute("select mbus.drop_queue('rooms')")
+    queues.make(connection, "rooms")
+    queues.post(connection, "stranger", "rooms")
+    assert run(db, queue_names=["rooms"]) == ["over"]
+    assert state(connection)["to_do"][0] == "room"
+
+
+def test_a_saga_starts_though_a_queue_of_an_older_one_was_made_anew(connection):
+    start(connection, TOUR, {})
+    connection.execute("select mbus.drop_queue('bungs')")
+    queues.make(connection, "bungs")
+    assert start(connection, TOUR, {}) == 2
+
+
 def test_a_saga_cannot_start_in_queues_that_are_not_there(connect):
     with pytest.raises((InvalidArgument, psycopg.Error), match="Queue bungs does not exists"):
         start(connect(), TOUR, {})
