@@ -1,5 +1,6 @@
 -- Which subscriptions get which events, and the slices that this gives. Conditions are evaluated inside exception blocks that
--- write nothing.
+-- write nothing, and by stable functions: all of them see the subscriptions as they were at one moment. One that is changed
+-- meanwhile, or replaced by another, would else have its events twice, or not at all.
 
 create type pgmb.match as (group_id text, subscription_id text, ids text[]);
 comment on type pgmb.match is 'Events that a subscription gets, in the order of their ids.';
@@ -62,9 +63,10 @@ comment on function pgmb.name_condition(pgmb.condition, text) is
     'Say at which condition dispatching was ended, by a statement_timeout or by somebody, and up to five groups that have it.';
 
 create function pgmb.evaluate(
-    condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer, out matches pgmb.match[]
+    condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer, out matches pgmb.match[],
+    out faults pgmb.fault[]
 )
-language plpgsql
+language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -103,8 +105,9 @@ begin
         subscriptions := array(select s.id::text from pgmb.subscriptions as s where s.condition_id = condition.id order by 1);
     end if;
     if by_subscription and cardinality(subscriptions) <= 1 then
-        insert into pgmb.fault (group_id, subscription_id, event_ids, message)
-        select s.group_id, s.id, ids, reason from pgmb.subscriptions as s where s.id = any (subscriptions);
+        faults := array(
+            select (null, s.group_id, s.id, ids, reason, null)::pgmb.fault
+            from pgmb.subscriptions as s where s.id = any (subscriptions));
         budget := budget - cardinality(subscriptions);
         return;
     end if;
@@ -113,16 +116,27 @@ begin
         condition, query, case when by_subscription then ids else ids[:half] end,
         case when by_subscription then subscriptions[:half] else subscriptions end, budget);
     matches := part.matches;
+    faults := part.faults;
     part := pgmb.evaluate(
         condition, query, case when by_subscription then ids else ids[half + 1:] end,
         case when by_subscription then subscriptions[half + 1:] else subscriptions end, part.budget);
     matches := matches || part.matches;
+    faults := faults || part.faults;
     budget := part.budget;
 end
 $$;
 comment on function pgmb.evaluate(pgmb.condition, text, text[], text[], integer) is
-    'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are noted as faults and '
-    'left out; after budget of them all events together are noted for a subscription that fails, without looking for which.';
+    'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are faults and '
+    'left out; after budget of them all events together are one for a subscription that fails, without looking for which.';
+
+create function pgmb.note_faults(faults pgmb.fault[]) returns void
+language sql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    insert into pgmb.fault (group_id, subscription_id, event_ids, message)
+    select f.group_id, f.subscription_id, f.event_ids, f.message from unnest(faults) as f
+$$;
+comment on function pgmb.note_faults(pgmb.fault[]) is 'Note events that were not dispatched to a subscription.';
 
 create function pgmb.used_conditions() returns setof pgmb.condition
 language plpgsql stable rows 10
@@ -145,8 +159,8 @@ end
 $$;
 comment on function pgmb.used_conditions() is 'The conditions that a subscription has, in the order of their numbers.';
 
-create function pgmb.matches(ids text[], direct boolean) returns pgmb.match[]
-language plpgsql
+create function pgmb.matches(ids text[], direct boolean, out matches pgmb.match[], out faults pgmb.fault[])
+language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -156,11 +170,12 @@ declare
     condition pgmb.condition;
     part record;
     more pgmb.match[];
-    found_all pgmb.match[] := '{}';
 begin
+    matches := '{}';
     for condition in select c.* from pgmb.used_conditions() as c loop
         part := pgmb.evaluate(condition, pgmb.match_sql(condition, direct), ids, null, 1000);
-        found_all := found_all || part.matches;
+        matches := matches || part.matches;
+        faults := faults || part.faults;
     end loop;
     if direct then
         execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from ('
@@ -168,18 +183,17 @@ begin
                 || 'select e.* from ' || pgmb.chunk_sql(false) || ' where e.subscription_id is not null offset 0) as e '
                 'left join pgmb.subscriptions as s on s.id = e.subscription_id group by s.group_id, e.subscription_id) as m'
         into more using ids, ids[1], ids[cardinality(ids)];
-        insert into pgmb.fault (subscription_id, event_ids, message)
-        select m.subscription_id, m.ids, 'they are for this subscription alone, which is gone: while the log keeps them, '
-               'pgmb.read_events(event_ids) has them'
-        from unnest(more) as m where m.group_id is null;
-        found_all := found_all || array(select m from unnest(more) as m where m.group_id is not null);
+        faults := faults || array(
+            select (null, null, m.subscription_id, m.ids, 'they are for this subscription alone, which is gone: while the log '
+                    'keeps them, pgmb.read_events(event_ids) has them', null)::pgmb.fault
+            from unnest(more) as m where m.group_id is null);
+        matches := matches || array(select m from unnest(more) as m where m.group_id is not null);
     end if;
-    return found_all;
 end
 $$;
 comment on function pgmb.matches(text[], boolean) is
-    'Who gets which of the events, whose ids are given in order. direct: some are for one subscription alone. A subscription may '
-    'be listed several times, each time with other events.';
+    'Who gets which of the events, whose ids are given in order, and for whom that cannot be said. direct: some are for one '
+    'subscription alone. A subscription may be listed several times, each time with other events.';
 
 create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
 language plpgsql

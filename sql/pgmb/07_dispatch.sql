@@ -174,7 +174,7 @@ declare
     due record;
     fresh record;
     ids text[];
-    found_matches pgmb.match[];
+    found_pairs record;
     base bigint;
     cuts text[];
 begin
@@ -226,13 +226,14 @@ begin
         at.snapshot := pgmb.snapshot_union(at.snapshot, upto);
     end if;
     if events > 0 then
-        found_matches := pgmb.matches(ids, coalesce(fresh.direct, true) or cardinality(due.ids) > 0);
+        found_pairs := pgmb.matches(ids, coalesce(fresh.direct, true) or cardinality(due.ids) > 0);
+        perform pgmb.note_faults(found_pairs.faults);
         cuts := array(select ids[g] collate "C" from generate_series(1001, events, 1000) as g);
-        pairs := pgmb.write_alone(found_matches, base, at.total);
+        pairs := pgmb.write_alone(found_pairs.matches, base, at.total);
         if exists (
-            select from unnest(found_matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
+            select from unnest(found_pairs.matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
         then
-            pairs := pairs + pgmb.write_shared(found_matches, base, at.total, cuts);
+            pairs := pairs + pgmb.write_shared(found_pairs.matches, base, at.total, cuts);
         end if;
     end if;
     insert into pgmb.dispatcher (

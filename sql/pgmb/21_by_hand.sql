@@ -127,6 +127,7 @@ begin
             select e.id::text from pgmb.events as e where e.id > low and e.id < below order by e.id limit greatest(1000, max_events));
         exit when cardinality(ids) = 0;
         part := pgmb.evaluate(condition, pgmb.match_sql(condition, true), ids, array[sid], 1000);
+        perform pgmb.note_faults(part.faults);
         wanted := wanted || array(
             select i.id from unnest(part.matches) as m cross join lateral unnest(m.ids) as i(id) order by i.id collate "C");
         exit when cardinality(wanted) >= max_events;

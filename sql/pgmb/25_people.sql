@@ -63,48 +63,65 @@ comment on function pgmb.dispatching() is
     'dispatches just now, what was done after a restore, how many faults there are, and how many of those, astray, for a subscription that is gone; each '
     'counted up to a thousand.';
 
-create function pgmb.replay_faults(gid varchar default null) returns bigint
-language plpgsql volatile security definer
+create function pgmb.match_again(failed pgmb.fault[], out matches pgmb.match[], out faults pgmb.fault[])
+language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     known record;
     part record;
+begin
+    for known in
+        select s.group_id, f.subscription_id, c as condition, f.group_id is null as direct,
+               array_agg(distinct i.id collate "C" order by i.id collate "C") as ids
+        from unnest(failed) as f
+        join pgmb.subscriptions as s on s.id = f.subscription_id
+        join pgmb.condition as c on c.id = s.condition_id
+        cross join lateral unnest(f.event_ids) as i(id)
+        group by 1, 2, 3, 4
+    loop
+        if known.direct then
+            known.ids := array(select e.id::text from pgmb.read_events(known.ids) as e);
+            matches := matches || (known.group_id, known.subscription_id, known.ids)::pgmb.match;
+            continue;
+        end if;
+        part := pgmb.evaluate(known.condition, pgmb.match_sql(known.condition, true), known.ids, array[known.subscription_id], 1000);
+        matches := matches || part.matches;
+        faults := faults || part.faults;
+    end loop;
+end
+$$;
+comment on function pgmb.match_again(pgmb.fault[]) is
+    'What of faults matches by now, and what fails again; all of them see the subscriptions as they were at one moment.';
+
+create function pgmb.replay_faults(gid varchar default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    failed pgmb.fault[];
+    again record;
     at pgmb.dispatcher;
     base bigint;
-    found_matches pgmb.match[] := '{}';
     written bigint;
 begin
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         raise lock_not_available using message = 'events are being dispatched', hint = 'try again in a moment';
     end if;
-    for known in
-        with gone as (
-            delete from pgmb.fault as f using pgmb.subscriptions as s
-            where s.id = f.subscription_id and (gid is null or s.group_id = gid)
-            returning s.group_id, s.condition_id, f.subscription_id, f.group_id is null as direct, f.event_ids
-        )
-        select g.group_id, g.subscription_id, c as condition, g.direct,
-               array_agg(distinct i.id collate "C" order by i.id collate "C") as ids
-        from gone as g
-        join pgmb.condition as c on c.id = g.condition_id
-        cross join lateral unnest(g.event_ids) as i(id)
-        group by 1, 2, 3, 4
-    loop
-        if known.direct then
-            known.ids := array(select e.id::text from pgmb.read_events(known.ids) as e);
-            found_matches := found_matches || (known.group_id, known.subscription_id, known.ids)::pgmb.match;
-            continue;
-        end if;
-        part := pgmb.evaluate(known.condition, pgmb.match_sql(known.condition, true), known.ids, array[known.subscription_id], 1000);
-        found_matches := found_matches || part.matches;
-    end loop;
-    if cardinality(found_matches) = 0 then
+    with gone as (
+        delete from pgmb.fault as f using pgmb.subscriptions as s
+        where s.id = f.subscription_id and (gid is null or s.group_id = gid)
+        returning f.*
+    )
+    select array_agg(g::pgmb.fault) into failed from gone as g;
+    again := pgmb.match_again(failed);
+    perform pgmb.note_faults(again.faults);
+    if coalesce(cardinality(again.matches), 0) = 0 then
         return 0;
     end if;
     at := pgmb.dispatcher_now();
     base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
-    written := pgmb.write_alone(found_matches, base, at.total) + pgmb.write_shared(found_matches, base, at.total, '{}');
+    written := pgmb.write_alone(again.matches, base, at.total) + pgmb.write_shared(again.matches, base, at.total, '{}');
     insert into pgmb.dispatcher (
         version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
     values (
