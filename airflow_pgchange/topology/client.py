@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import selectors
 import socket
 import time
@@ -26,6 +27,8 @@ WORD = "-c smart_connector=0.1"
 PATIENCE = 15.0
 """Seconds in which a relay must say something while it is connected to, where the connection string has no other
 ``connect_timeout``: longer than a relay waits for its catalogue before it says so."""
+HOSTS, PORTS = re.compile("@?[^@,]*(,@?[^@,]*)*"), re.compile("[0-9, ]*")
+"""In a URL a part of a password that has a / or @ in it is taken for one of them."""
 RETRY = (0.1, 5.0)
 """Seconds until a lost relay is tried again: at first, and at most."""
 
@@ -90,14 +93,15 @@ class TopologyClient:
             if news:
                 return news
             left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                break
             due = self.topology.due_in()
             waits = [seconds for seconds in (left, due) if seconds is not None]
-            ready = self._await(self._pgconn.socket, seconds=min(waits, default=None))
+            ready = self._await(self._pgconn.socket, seconds=max(0, min(waits)) if waits else None)
             if ready:
                 self._consume(self._pgconn)
             self.topology.rebuild_if_due()
+            # Not before: who waits for no time at all is to hear of what is there.
+            if not ready and left is not None and left <= 0:
+                break
         return []
 
     def follow(self, told: Callable[[list[Event]], None] | None = None) -> None:
@@ -212,12 +216,15 @@ def _asking(conninfo: str) -> Mapping[str, Any]:
     """``conninfo`` with the word that asks for topology among its options."""
     try:
         said = {"connect_timeout": int(PATIENCE), **conninfo_to_dict(conninfo)}
+        readable = HOSTS.fullmatch(str(said.get("host", ""))) and PORTS.fullmatch(str(said.get("port", "")))
     except errors.ProgrammingError:
+        readable = None
+    if not readable:
         # What libpq says of it quotes it, and may quote the password.
         raise InvalidArgument(
             "the connection string cannot be read: write it as 'host=... port=... user=...', a value with blanks within "
-            "single quotes, or as postgresql://..., where a % that means itself is %25"
-        ) from None
+            "single quotes, or as postgresql://..., where a % that means itself is %25, a / %2F and a @ %40"
+        )
     said["options"] = f"{said.get('options') or ''} {WORD}".strip()
     return conninfo_to_dict(complete(make_conninfo("", **said)))
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -131,6 +132,16 @@ def test_our_client_has_the_snapshot_when_it_is_connected_and_then_what_happens(
         (event,) = client.receive(30)
         assert event.current_master_uuid == "uuid-r1-i2"
         assert client.topology.master("default", 42).uuid == "uuid-r1-i2"
+
+
+def test_who_only_looks_whether_something_has_happened_hears_of_it(relay, catalogue):
+    with TopologyClient(relay.conninfo()) as client:
+        assert client.receive(timeout=0) == []
+        catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+        until = time.monotonic() + 30
+        while not (news := client.receive(timeout=0)) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert [event.current_state for event in news] == ["Offline"]
 
 
 def test_gathered_changes_of_buckets_show_when_they_are_due(relay, catalogue):

@@ -82,7 +82,15 @@ def test_servers_that_do_not_fit_their_ports_are_refused(text):
         servers(conninfo_to_dict(text))
 
 
-@pytest.mark.parametrize("text", ["host=relay password=my hush", "postgresql://ann:hush%zz@relay/"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host=relay password=my hush",
+        "postgresql://ann:hush%zz@relay/",
+        "postgresql://ann:hush/hush@relay/",
+        "postgresql://ann:hush@hush@relay/",
+    ],
+)
 def test_a_string_that_cannot_be_read_is_refused_without_a_part_of_its_password(text):
     with pytest.raises(InvalidArgument, match="write it as") as caught:
         TopologyClient(text)
