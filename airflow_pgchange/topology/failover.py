@@ -38,6 +38,13 @@ STATE = """
 """
 """A standby that was restarted counts what it receives from the beginning of a segment: it may have replayed more."""
 
+KNOCK = "user=knocks password=none dbname=postgres sslmode=disable gssencmode=disable"
+"""Who is refused has been answered: no encryption, which could not be agreed upon, and nobody's password."""
+NOT_SAID = {
+    pq.Ping.OK: "answers, but does not say whether it takes writes",
+    pq.Ping.REJECT: "answers, but lets nobody in now",
+}
+
 
 @dataclass(frozen=True)
 class Standby:
@@ -82,7 +89,7 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     with translated():
         members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
     for name, address, master in members:
-        why = _alive(name, at(instances, address)) if master else None
+        why = _alive(name, instances, address) if master else None
         if why is not None:
             raise Refused(
                 f"{name}, the master of replicaset {replicaset}, is not Online in the catalogue and {why}: "
@@ -96,6 +103,9 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
         )
     best = max(there, key=lambda standby: (standby.promoted, standby.received))
     most = max(there, key=lambda standby: standby.received)
+    if best.promoted:
+        # It has gone on writing since, and a standby of its own has followed.
+        best = _asked(best.name, best.server) or best
     if best.received < most.received:
         # One that was promoted goes on where the others end. This may be an older master, which somebody started again.
         raise Refused(
@@ -115,18 +125,13 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     return best.name
 
 
-def _alive(name: str, server: str) -> str | None:
+def _alive(name: str, instances: str, address: str) -> str | None:
     """Why an old master may still take writes; None where it does not: it is a standby, or nobody is there."""
-    found = _asked(name, server)
+    found = _asked(name, at(instances, address))
     if found is not None:
         return "still takes writes" if found.promoted else None
-    # One that is full, or starts, does not let us in, but lets in others.
-    answer = pq.Ping(pq.PGconn.ping(complete(server).encode()))
-    return (
-        "answers, but does not say whether it takes writes"
-        if answer in (pq.Ping.OK, pq.Ping.REJECT)
-        else None
-    )
+    # One that is full, or starts, or wants another encryption, does not let us in, but lets in others.
+    return NOT_SAID.get(pq.Ping(pq.PGconn.ping(complete(at(KNOCK, address)).encode())))
 
 
 def _asked(name: str, server: str) -> Standby | None:

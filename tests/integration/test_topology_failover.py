@@ -100,6 +100,39 @@ def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(catalogue
     assert master(catalogue) == "i0"
 
 
+def test_a_master_with_which_no_encryption_can_be_agreed_is_there_and_not_replaced(catalogue):
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
+        failover.fail_over(catalogue, f"{INSTANCES} sslmode=require", "r")
+    assert master(catalogue) == "i0"
+
+
+def test_who_was_promoted_is_recorded_though_a_standby_of_it_gets_more_while_they_are_asked(
+    catalogue, own_cluster, standbys, monkeypatch
+):
+    own_cluster.kill()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    standbys[0].promote()
+    follower = standbys[0].standby()
+    asked = failover._asked
+
+    def writing_on(name, server):
+        found = asked(name, server)
+        if name == "i1":
+            with psycopg.connect(standbys[0].conninfo(), autocommit=True) as connection:
+                connection.execute("create table if not exists late ()")
+            follower.wait_for_replay(standbys[0])
+        return found
+
+    monkeypatch.setattr(failover, "_asked", writing_on)
+    try:
+        address = f"127.0.0.1:{follower.port}"
+        catalogue.execute("select topology.add_instance('i3', 'r', %s)", [address])
+        assert failover.fail_over(catalogue, INSTANCES, "r") == master(catalogue) == "i1"
+    finally:
+        follower.remove()
+
+
 def test_who_takes_writes_but_has_less_of_the_log_than_a_standby_is_not_taken_for_promoted(
     catalogue, own_cluster, standbys
 ):
