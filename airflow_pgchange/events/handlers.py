@@ -203,7 +203,7 @@ class _Run:
         for course in self._courses.values():
             course.lanes.close()
         while any(course.lanes.next_deadline() is not None for course in self._courses.values()):
-            over += self._collect(math.inf)
+            over += self._collect(time.monotonic() + STAY_EVERY)
         return over + self._collect(0)
 
     def _settle(self, over: list[Call]) -> None:

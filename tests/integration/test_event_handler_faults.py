@@ -16,6 +16,7 @@ from airflow_pgchange import letters
 from airflow_pgchange.events import (
     Event,
     EventHandlers,
+    Handled,
     Handler,
     lanes,
     publish,
@@ -151,6 +152,32 @@ def test_a_stop_finishes_what_runs_and_leaves_the_rest(db, connection, monkeypat
     joined()
     assert seen.numbers == list(range(10))
     assert unread(connection) == list(range(10, 100))
+
+
+def test_a_stop_ends_well_though_the_last_call_ends_while_it_is_waited_for(db, connection, monkeypatch):
+    started, proceed = threading.Event(), threading.Event()
+    next_deadline = lanes.Lanes.next_deadline
+
+    def as_it_ends(self):
+        deadline = next_deadline(self)
+        if deadline is not None and self._closed:
+            proceed.set()
+            while next_deadline(self) is not None:
+                time.sleep(0.001)
+        return deadline
+
+    def wait(delivery):
+        started.set()
+        proceed.wait(SECONDS)
+
+    monkeypatch.setattr(lanes.Lanes, "next_deadline", as_it_ends)
+    publish(connection, numbered(0, 2))
+    handlers = group(db, Handler("a", wait), chunk_size=1)
+    joined = in_thread(handlers.run)
+    assert started.wait(SECONDS)
+    handlers.stop()
+    assert isinstance(joined(), Handled)
+    assert unread(connection) == [1]
 
 
 @pytest.fixture
