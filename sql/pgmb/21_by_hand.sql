@@ -72,6 +72,44 @@ end
 $$;
 comment on function pgmb.release_group_lock(varchar) is 'Let go of the lock of a group; false where this session did not have it.';
 
+create function pgmb.check_kept(gid text, new_cursor pgmb.event_id) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    at text := (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid);
+    low text := coalesce(new_cursor, '');
+    gone text;
+begin
+    -- Nobody who goes on pays for a look.
+    if low collate "C" >= at collate "C" or at is null then
+        return;
+    end if;
+    gone := (
+        select d.id from pgmb.dispatched as d
+        where d.group_id = gid and d.id > low and d.id <= at and (
+            select count(*) from pgmb.events as e where e.id in (d.event_ids[1], d.event_ids[cardinality(d.event_ids)])
+        ) < least(cardinality(d.event_ids), 2)
+        order by d.group_id desc, d.id desc limit 1);
+    if gone is not null then
+        raise object_not_in_prerequisite_state using
+            message = format(
+                'events that were dispatched to group %I up to %s are gone, so it cannot read them again', gid,
+                pgmb.extract_date_from_event_id(gone)),
+            hint = format(
+                'retention lets go of events that every group has read; all that came later are there: '
+                'select pgmb.set_group_cursor(%L, %L)', gid, gone);
+    end if;
+end
+$$;
+comment on function pgmb.check_kept(text, pgmb.event_id) is
+    'Refuse to move a group back to where it could not read on: before dispatches of which retention has let go of events, because '
+    'they were published long before.';
+
 create function pgmb.set_group_cursor(gid varchar, new_cursor pgmb.event_id, release_lock boolean default false) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -87,6 +125,7 @@ begin
         raise lock_not_available using message = format('group %I is being read by another session', gid),
             hint = 'stop it, or wait until it lets go of the group';
     end if;
+    perform pgmb.check_kept(gid, new_cursor);
     -- What is dispatched from now on comes in any case.
     update pgmb.subscription_groups as g set
         last_read_event_id = case when left(new_cursor, 15) > left(last, 15) then left(last, 15) || 'fffffffff' else new_cursor end,

@@ -178,6 +178,7 @@ begin
         raise invalid_parameter_value using message = format('%L is no cursor', new_cursor),
             hint = 'null is the beginning; pgmb.cursor_of(<timestamp>), in the database of the events, that of a time';
     end if;
+    perform pgmb.check_kept(gid, new_cursor);
     update pgmb.subscription_groups as g set last_read_event_id = new_cursor, updated_at = now() where g.id = gid;
 end
 $$;

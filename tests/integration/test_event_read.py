@@ -116,6 +116,24 @@ def test_a_group_can_be_rewound_to_a_time(connect):
     assert take(connection) == first + second
 
 
+@pytest.mark.parametrize("move", ["set_group_cursor", "move_group"])
+def test_a_group_is_not_moved_back_to_where_it_could_not_read_on(connect, move):
+    connection = connect()
+    subscribe(connection)
+    moment = one(connection, "select clock_timestamp()")
+    old = publish_at(connection, "now() - interval '3 hours'")
+    assert drain(connection) == [old]
+    later = publish(connection, "a")
+    assert drain(connection) == later
+    connection.execute("select pgmb.maintain_events_table()")
+    to = f"select pgmb.{move}('g', pgmb.create_event_id(%s, 0))"
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="are gone") as refused:
+        connection.execute(to, [moment])
+    assert take(connection) == []
+    connection.execute(refused.value.diag.message_hint.rpartition(": ")[2])
+    assert take(connection) == later
+
+
 def test_a_group_set_to_now_gets_what_is_dispatched_from_now_on(connect):
     connection = connect()
     subscribe(connection)
