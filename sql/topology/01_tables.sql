@@ -58,7 +58,8 @@ comment on table topology._pico_peer_address is 'Where instances are; clients he
 create table topology._pico_bucket (
     tier_name text not null,
     bucket_id_start bigint not null check (bucket_id_start >= 0),
-    bucket_id_end bigint not null check (bucket_id_end >= bucket_id_start),
+    -- What comes behind a range must be a number, too.
+    bucket_id_end bigint not null check (bucket_id_end >= bucket_id_start and bucket_id_end < 9223372036854775807),
     state text not null check (state in ('active', 'copying', 'copied', 'aborting-copy')),
     current_replicaset_name text not null,
     target_replicaset_name text,

@@ -6,10 +6,10 @@ language plpgsql immutable
 set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
-    if coalesce(from_bucket < 0 or to_bucket < from_bucket, true) then
+    if coalesce(from_bucket < 0 or to_bucket < from_bucket or to_bucket = 9223372036854775807, true) then
         perform topology.refuse(
             format('there are no buckets from %s to %s', coalesce(from_bucket::text, 'null'), coalesce(to_bucket::text, 'null')),
-            'give the lower one first; buckets are numbered from 0');
+            'give the lower one first; buckets are numbered from 0 to 9223372036854775806');
     end if;
 end
 $$;
@@ -119,7 +119,9 @@ begin
     perform topology.split_at(tier, from_bucket), topology.split_at(tier, to_bucket + 1);
     update topology._pico_bucket as b set
         state = move_buckets.state,
-        current_replicaset_name = case when b.state = 'copied' then b.target_replicaset_name else b.current_replicaset_name end,
+        current_replicaset_name = case
+            when b.state = 'copied' then coalesce(b.target_replicaset_name, b.current_replicaset_name)
+            else b.current_replicaset_name end,
         target_replicaset_name = case
             when move_buckets.state = 'copying' then goal.name
             when b.state = 'aborting-copy' then b.current_replicaset_name

@@ -184,6 +184,18 @@ def test_a_copy_that_is_given_up_leaves_the_owner(catalogue):
     assert row == ("r1", "r1", "active")
 
 
+def test_of_a_copied_range_without_a_target_the_owner_stays_the_owner(catalogue):
+    catalogue.execute("insert into topology._pico_bucket values ('default', 3000, 3009, 'copied', 'r2', null)")
+    catalogue.execute("select topology.move_buckets('default', 3000, 3009, 'active')")
+    query = "select state, current_replicaset_name from topology._pico_bucket where bucket_id_start = 3000"
+    assert catalogue.execute(query).fetchall() == [("active", "r2")]
+
+
+def test_behind_each_range_there_is_room_for_another_whatever_is_written(catalogue):
+    with pytest.raises(errors.CheckViolation):
+        catalogue.execute("update topology._pico_bucket set bucket_id_end = 9223372036854775807")
+
+
 def test_a_range_is_split_where_a_part_of_it_moves(catalogue):
     catalogue.execute("select topology.move_buckets('default', 100, 199, 'copying', 'r2')")
     rows = catalogue.execute(
@@ -261,6 +273,8 @@ def test_a_change_that_is_rolled_back_is_no_event(catalogue):
         ("select topology.assign_buckets('default', 2999, 3000, 'r2')", "belong to replicaset"),
         ("select topology.assign_buckets('other', 0, 1, 'r2')", "is of tier"),
         ("select topology.assign_buckets('default', 5, 1, 'r2')", "no buckets from"),
+        ("select topology.assign_buckets('default', 3000, 9223372036854775807, 'r2')", "no buckets from"),
+        ("select topology.move_buckets('default', 0, 9223372036854775807, 'copied')", "no buckets from"),
         ("select topology.move_buckets('default', 0, 9, 'copied')", "cannot become copied"),
         ("select topology.move_buckets('default', 0, 9, 'copying')", "a target is given"),
         ("select topology.move_buckets('default', 0, 9, 'copying', 'r1')", "cannot become copying"),
