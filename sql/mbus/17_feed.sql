@@ -114,7 +114,9 @@ language plpgsql
 set search_path from current
 as $$
 declare
+    known mbus.queue := mbus.queue_named(qname);
     mark mbus.batch;
+    remaining bigint;
 begin
     loop
         -- What another worker adopts meanwhile is locked, or at work when this comes to it.
@@ -125,10 +127,11 @@ begin
         limit 1
         for update skip locked;
         exit when mark.number is null;
-        if mark.count = (
-            select count(*) from mbus.apart as a
-            where a.consumer = c.id and a.batch = mark.number and a.id between mark.lowest and mark.highest)
-        then
+        execute format(
+            'select count(*) from mbus.apart as a join mbus.%I as l on l.id = a.id '
+            'where a.consumer = $1 and a.batch = $2 and a.id between $3 and $4', 'log$' || qname)
+        into remaining using c.id, mark.number, mark.lowest, mark.highest;
+        if mark.count = remaining then
             if mark.attempt >= max_attempts then
                 raise exception using errcode = 'PC010',
                     message = format('batch %s of queue:%s/%s has failed, at attempt %s', mark.batch ->> 'id', qname, c.name, mark.attempt),
@@ -139,7 +142,7 @@ begin
             returning b.* into mark;
             exit;
         end if;
-        perform mbus.dissolve(mbus.queue_named(qname), mark);
+        perform mbus.dissolve(known, mark);
     end loop;
     return mark;
 end
@@ -153,11 +156,12 @@ set search_path from current
 as $$
 begin
     execute format(
-        'update mbus.apart as a set batch = null, due = ''-infinity'', expires = l.expires from mbus.%I as l '
-        'where a.consumer = $1 and a.batch = $2 and a.id between $3 and $4 and l.id = a.id', 'log$' || known.qname)
+        'update mbus.apart as a set batch = null, due = ''-infinity'', '
+        'expires = (select l.expires from mbus.%I as l where l.id = a.id) '
+        'where a.consumer = $1 and a.batch = $2 and a.id between $3 and $4', 'log$' || known.qname)
     using mark.consumer, mark.number, mark.lowest, mark.highest;
     delete from mbus.batch as b where b.number = mark.number;
 end
 $$;
 comment on function mbus.dissolve(mbus.queue, mbus.batch) is
-    'Hand the messages of a batch back to its consumer: some of them were taken from it, so it is no longer the same.';
+    'Hand the messages of a batch back to its consumer: some of them were taken from it, or deleted, so it is no longer the same.';

@@ -238,6 +238,39 @@ def test_a_batch_of_which_a_message_was_taken_is_another_batch(db, connection):
         consumer.ack()
 
 
+def test_a_message_that_was_taken_and_deleted_while_somebody_met_it_is_in_no_batch(db, connection, connect):
+    iid = queues.post(connection, 1)
+    taker, other = connect(autocommit=False), connect(autocommit=False)
+    assert queues.take(taker, iid) == "1"
+    assert queues.consume(other) is None
+    taker.commit()
+    connection.execute("select mbus.maintain()")
+    other.commit()
+    queues.post(connection, 2)
+    connection.execute("select pg_sleep(0.03)")
+    assert work(db) == ["2"]
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_a_batch_of_which_a_message_was_deleted_while_it_was_claimed_is_another_batch(
+    db, connection, connect, limit
+):
+    iid = queues.post(connection, 1, expires="0.5s")
+    keeper, claimer = connect(autocommit=False), connect(autocommit=False)
+    keeper.execute("select mbus.feed_lock('q', 'default')")
+    (position,) = keeper.execute("select mbus.feed_position('q', 'default')::text").fetchone()
+    claimer.execute("select mbus.feed_claim('q', 'default', %s, %s)", [position, limit])
+    connection.execute(
+        "select pg_sleep(extract(epoch from expires - localtimestamp) + 0.01) from mbus.peek(%s)", [iid]
+    )
+    connection.execute("select mbus.maintain()")
+    claimer.commit()
+    keeper.rollback()
+    queues.post(connection, 2)
+    assert work(db) == ["2"]
+    assert connection.execute("select count(*) from mbus.apart").fetchone() == (0,)
+
+
 def test_a_message_is_put_back_with_the_progress_under_its_iid(db, connection):
     iid = queues.post(connection, 1)
     successor = queues.post(connection, 2, after=[iid])
