@@ -162,6 +162,15 @@ def test_a_message_of_a_queue_that_was_made_anew_is_no_step_of_an_older_saga(db,
     assert state(connection)["to_do"][0] == "room"
 
 
+def test_a_saga_whose_queue_was_dropped_goes_on_with_the_message_that_a_person_posts_again(db, connection):
+    start(connection, TOUR, {})
+    connection.execute("select mbus.drop_queue('rooms')")
+    queues.make(connection, "rooms")
+    queues.post(connection, "again", "rooms", iid="rooms.1")
+    run(db)
+    assert state(connection)["state"] == "complete"
+
+
 def test_a_saga_starts_though_a_queue_of_an_older_one_was_made_anew(connection):
     start(connection, TOUR, {})
     connection.execute("select mbus.drop_queue('bungs')")
