@@ -185,7 +185,9 @@ def test_a_copy_that_is_given_up_leaves_the_owner(catalogue):
 
 
 def test_of_a_copied_range_without_a_target_the_owner_stays_the_owner(catalogue):
-    catalogue.execute("insert into topology._pico_bucket values ('default', 3000, 3009, 'copied', 'r2', null)")
+    catalogue.execute(
+        "insert into topology._pico_bucket values ('default', 3000, 3009, 'copied', 'r2', null)"
+    )
     catalogue.execute("select topology.move_buckets('default', 3000, 3009, 'active')")
     query = "select state, current_replicaset_name from topology._pico_bucket where bucket_id_start = 3000"
     assert catalogue.execute(query).fetchall() == [("active", "r2")]
