@@ -90,14 +90,28 @@ comment on function pgmb.lag(text, jsonb, integer) is
     'How many events are dispatched to a group and unread, and how many wait to be dispatched, to whomever. On a primary it '
     'dispatches a chunk first where too little is ready. What an open transaction has published nobody can see.';
 
+create function pgmb.aside(before text) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return exists (select from pgmb.later as x where x.id < before);
+end
+$$;
+comment on function pgmb.aside(text) is 'Whether events before an id are set aside.';
+
 create function pgmb.point() returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
+declare
+    due text := pgmb.create_event_id(clock_timestamp(), 0);
+    -- Before the snapshot: it sees whoever has published by now what was set aside.
+    aside boolean := pgmb.aside(due);
 begin
     return jsonb_build_object(
         'snapshot', pgmb.visible_now(), 'source', pgmb.system_identifier(), 'until', clock_timestamp()::timestamptz(0),
-        'due', pgmb.create_event_id(clock_timestamp(), 0));
+        'due', due, 'aside', aside);
 end
 $$;
 comment on function pgmb.point() is 'A point to wait for: all that is published now, and due.';
@@ -109,11 +123,16 @@ as $$
 declare
     at pgmb.dispatcher;
     upto text := goal ->> 'cursor';
+    aside boolean := (goal ->> 'aside')::boolean and pgmb.aside(goal ->> 'due');
 begin
     perform pgmb.check_position(gid, "position");
     if (goal ->> 'source')::bigint <> pgmb.system_identifier() then
         raise exception using errcode = 'PC004', message = 'the point was taken in another cluster than this source',
             hint = 'the source was restored, upgraded or exchanged since: take a new point';
+    end if;
+    if (goal ->> 'aside')::boolean and not aside then
+        -- Whoever has published it did so behind the goal's snapshot.
+        goal := goal || jsonb_build_object('aside', false, 'snapshot', pgmb.visible_now());
     end if;
     if upto is null then
         if pgmb.may_dispatch() then
@@ -125,7 +144,7 @@ begin
         if at.source = pgmb.system_identifier() and not exists (
             select from pgmb.undispatched(
                 at.snapshot, at.partial_txid, at.partial_seq, (goal ->> 'snapshot')::pg_snapshot))
-           and not pgmb.due_by(at, goal ->> 'due')
+           and not pgmb.due_by(at, goal ->> 'due') and aside is not true
         then
             upto := at.last_id;
         end if;

@@ -376,6 +376,23 @@ def test_a_point_is_passed_when_all_that_was_due_before_it_is_done(db, connect):
     assert done == 30
 
 
+def test_a_point_is_passed_when_what_was_due_before_it_and_set_aside_is_done(db, connect):
+    connection = connect()
+    subscribe(connection)
+    connection.execute(
+        "insert into pgmb.later (id, topic, payload) "
+        "select pgmb.create_event_id(now() - interval '1 second', n), 't', '{}' from generate_series(1, 3) as n"
+    )
+    passed, goal = points.has_passed(connection, connection, FEED, points.point(connection, FEED))
+    done = 0
+    for _ in range(10):
+        if passed:
+            break
+        done += len(work(db, limit=10))
+        passed, goal = points.has_passed(connection, connection, FEED, goal)
+    assert (passed, done) == (True, 3)
+
+
 def test_a_point_is_passed_by_a_group_that_gets_nothing_of_it(connect):
     connection = connect()
     subscribe(connection, "g", "false")
