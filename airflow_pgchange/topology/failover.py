@@ -34,9 +34,15 @@ STATE = """
     select pg_catalog.pg_is_in_recovery(),
            case when pg_catalog.pg_is_in_recovery()
                 then greatest(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn())
-                else pg_catalog.pg_current_wal_lsn() end - '0/0'::pg_catalog.pg_lsn
+                else pg_catalog.pg_current_wal_lsn() end - '0/0'::pg_catalog.pg_lsn,
+           case when pg_catalog.pg_is_in_recovery()
+                then (select greatest(c.timeline_id, r.min_recovery_end_timeline)
+                      from pg_catalog.pg_control_checkpoint() c, pg_catalog.pg_control_recovery() r)
+                else ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8))
+                     ::pg_catalog.bit(32)::pg_catalog.int4 end
 """
-"""A standby that was restarted counts what it receives from the beginning of a segment: it may have replayed more."""
+"""A standby that was restarted counts what it receives from the beginning of a segment: it may have replayed more. Its
+control file has a new timeline some minutes later than it, at most."""
 
 KNOCK = "user=knocks password=none dbname=postgres sslmode=disable gssencmode=disable"
 """Who is refused has been answered: no encryption, which could not be agreed upon, and nobody's password."""
@@ -48,12 +54,14 @@ NOT_SAID = {
 
 @dataclass(frozen=True)
 class Standby:
-    """An instance that answers: whether it takes writes already, and how much of the log it has, in bytes."""
+    """An instance that answers: whether it takes writes already, and how much of the log it has, in bytes, of which
+    timeline."""
 
     name: str
     server: str
     promoted: bool
     received: int
+    timeline: int
 
 
 def fail_over_all(catalogue: str, instances: str) -> None:
@@ -83,8 +91,9 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     """Promote the standby that has most of the log, unless one was promoted already, and record it as the master, in the
     transaction of ``catalogue``; its name. Doing it again after a failure goes on where that ended.
 
-    Raises Refused where the old master still takes writes, or may, and where a standby has more of the log than the one
-    that was promoted; ServerUnavailable where no standby answers.
+    Raises Refused where the old master still takes writes, or may, where a standby has more of the log than the one that
+    was promoted, and where who has most of it may have left the others' history; ServerUnavailable where no standby
+    answers.
     """
     with translated():
         members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
@@ -111,6 +120,13 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
         raise Refused(
             f"{best.name} of replicaset {replicaset} takes writes already and has less of the log than {most.name}: "
             f"stop the one that is not to be the master, and set its state to Offline"
+        )
+    newest = max(there, key=lambda standby: standby.timeline)
+    if best.timeline < newest.timeline:
+        # The log of an older master goes on where the others did not follow, so that its length says nothing.
+        raise Refused(
+            f"{best.name} of replicaset {replicaset} has most of the log, but of an older timeline than {newest.name}: "
+            "if it was the master before, stop it, and set its state to Offline; if not, try again in some minutes"
         )
     if not best.promoted:
         with connect(best.server) as connection:
@@ -142,5 +158,5 @@ def _asked(name: str, server: str) -> Standby | None:
     except ServerUnavailable as error:
         log.info("%s does not answer: %s", name, error)
         return None
-    in_recovery, received = row or (False, 0)
-    return Standby(name, server, not in_recovery, int(received or 0))
+    in_recovery, received, timeline = row or (False, 0, 0)
+    return Standby(name, server, not in_recovery, int(received or 0), timeline)

@@ -147,6 +147,36 @@ def test_who_takes_writes_but_has_less_of_the_log_than_a_standby_is_not_taken_fo
     assert master(catalogue) == "i0"
 
 
+@pytest.mark.parametrize("as_standby", [True, False], ids=["standby", "primary"])
+def test_an_older_master_that_came_back_with_more_of_its_own_log_does_not_become_the_master_again(
+    catalogue, own_cluster, standbys, as_standby
+):
+    first, second = own_cluster, standbys[0]
+    second.stop()
+    with psycopg.connect(first.conninfo(), autocommit=True) as connection:
+        for number in range(8):
+            connection.execute(f"create table late{number} (); select pg_switch_wal()")
+    first.kill()
+    second.start()
+    second.promote()
+    follower = second.standby()
+    try:
+        if as_standby:
+            (first.data / "standby.signal").touch()
+        first.start()
+        catalogue.execute("select topology.add_instance('i3', 'r', %s)", [f"127.0.0.1:{follower.port}"])
+        catalogue.execute("select topology.set_master('r', 'i1')")
+        catalogue.execute("select topology.set_state(name, 'Offline') from unnest(array['i1', 'i2']) name")
+        second.kill()
+        with pytest.raises(Refused, match="i0 of replicaset r .* an older timeline than i3"):
+            failover.fail_over(catalogue, INSTANCES, "r")
+        assert master(catalogue) == "i1"
+        catalogue.execute("select topology.set_state('i0', 'Offline')")
+        assert failover.fail_over(catalogue, INSTANCES, "r") == "i3"
+    finally:
+        follower.remove()
+
+
 def test_a_replicaset_without_a_standby_that_answers_says_so(catalogue, own_cluster, standbys):
     for server in (own_cluster, *standbys):
         server.stop("immediate")
