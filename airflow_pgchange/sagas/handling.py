@@ -75,7 +75,8 @@ def handle(
     it wrote before another answer is rolled back. ``TryAgain`` puts the message back, ``RollBack`` undoes the saga, and
     so does a step's ``TryAgain`` at its ``max_tries``-th try. A compensation cannot be rolled back, only tried again.
     What nobody waits for any more is not done, or not kept: then the answer is ``over``. Raises Refused where a message
-    before this one was lost, received by somebody who did not do it: its step is not skipped.
+    before this one was lost, received by somebody who did not do it: its step is not skipped; InvalidArgument for another
+    answer.
 
     Guarantee: what is written through ``connection`` is there exactly once for a step that is done, and not at all for
     one that is not. What is done elsewhere is done at least once.
@@ -87,6 +88,11 @@ def handle(
     try:
         with connection.transaction():
             answer = do(work, connection)
+            if not isinstance(answer, Answer):
+                raise InvalidArgument(
+                    f"saga {work.saga}: the handler answered {answer!r}: None says that it is done, "
+                    "TryAgain(...) that it is not yet, RollBack(...) that it cannot be"
+                )
             if answer is None and ask(connection, select("mbus.saga_done", change.id)):
                 return "done"
             raise _NotKept(answer)

@@ -225,6 +225,17 @@ def test_a_compensation_cannot_be_rolled_back(db, connection):
         run(db, do)
 
 
+def test_another_answer_than_those_that_there_are_is_refused_and_keeps_nothing(db, connection):
+    def do(work, kept):
+        note(work, kept)
+        return True
+
+    start(connection, TOUR, {})
+    with pytest.raises(InvalidArgument, match="the handler answered True: None says that it is done"):
+        run(db, do)
+    assert connection.execute("select count(*) from act").fetchone() == (0,)
+
+
 def test_what_is_in_hand_when_the_saga_is_rolled_back_is_not_kept(db, connection):
     start(connection, TOUR, {})
     run(db, queue_names=["rooms"])
