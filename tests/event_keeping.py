@@ -44,10 +44,28 @@ def fill_default(connection: Connection, n: int, at: str) -> None:
     )
 
 
+def drop_all(connection: Connection, table: str = "pgmb.events") -> None:
+    """Of its partitions a table keeps the default one."""
+    for name, _, _ in partitions(connection, table):
+        connection.execute(f"drop table {name}")
+
+
 def place(connection: Connection, later: str = "0") -> None:
     """Set scheduled events aside and take them back until nothing is left to do."""
     while one(connection, f"select pgmb.place_scheduled(now() + interval '{later}')"):
         pass
+
+
+def set_aside_and_due(connection: Connection, n: int = 1) -> list[str]:
+    """``n`` events that were set aside for a second ago; their ids."""
+    ids = connection.execute(
+        "insert into pgmb.later (id, topic, payload) "
+        "select pgmb.create_event_id(now() - interval '1 second', n), 't', '{}' from generate_series(1, %s) as n "
+        "returning id",
+        [n],
+    )
+    connection.execute("update pgmb.later_from set id = (select min(id) from pgmb.later)")
+    return [row[0] for row in ids.fetchall()]
 
 
 def subscribe(connection: Connection, group: str = "g", topic: str | None = None, **columns: Any) -> str:

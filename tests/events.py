@@ -8,11 +8,13 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from tests.tubes import one
 
 Connection = psycopg.Connection[Any]
 
 TOPICAL = "s.params @> jsonb_build_object('topic', e.topic)"
+FEED = EventFeed("g")
 
 
 def subscribe(
@@ -103,3 +105,23 @@ def lag(connection: Connection, group: str = "g", upto: int = 1000) -> dict[str,
 def faults(connection: Connection) -> list[tuple[str, list[str], str]]:
     rows = connection.execute("select subscription_id, event_ids, message from pgmb.fault order by id")
     return [tuple(row) for row in rows]
+
+
+def work(
+    db: str, feed: EventFeed = FEED, limit: int = 1000, source: str | None = None, write: Any = None
+) -> list[str]:
+    """The ids of the next batch, done."""
+    with ConsumerTransaction(feed, db, source) as consumer:
+        if consumer.claim(limit) is None:
+            return []
+        ids = [change.id for change in consumer.changes()]
+        consumer.ack(write)
+    return ids
+
+
+def work_all(db: str, **options: Any) -> list[str]:
+    """The ids of all batches, done."""
+    found = []
+    while taken := work(db, **options):
+        found += taken
+    return found

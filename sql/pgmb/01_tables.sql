@@ -76,6 +76,14 @@ comment on table pgmb.later is
     'Events of a time that has no partition yet: maintenance sets them aside, out of the default one, and publishes them when '
     'theirs is there; whoever dispatches does it at the latest when they are due.';
 
+create table pgmb.later_from (
+    id pgmb.event_id not null
+);
+comment on table pgmb.later_from is
+    'One row: below this id pgmb.later holds nothing. So nobody looks through what was taken back, which lies there as long as '
+    'somebody keeps an old snapshot. Written by maintenance alone, one at a time.';
+insert into pgmb.later_from (id) values ('pmg');
+
 create table pgmb.published (
     slot smallint not null default ((extract(epoch from statement_timestamp())::bigint / 900) % 4),
     txid xid8 not null default pg_current_xact_id(),

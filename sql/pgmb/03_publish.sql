@@ -66,12 +66,46 @@ begin
         insert into pgmb.later select m.* from moved as m on conflict do nothing
     )
     select count(*) into n from found_ids;
+    if n > 0 then
+        update pgmb.later_from as m set id = lower_id where m.id > lower_id;
+    end if;
     return n;
 end
 $$;
 comment on function pgmb.set_aside(regclass, pgmb.event_id, pgmb.event_id, bigint) is
     'Put events of the default partition, from an id on to before another, that are to be delivered later into pgmb.later, at '
-    'most so many; returns how many. Of dispatches none is.';
+    'most so many, or all; returns how many. Of dispatches none is. For maintenance: it moves pgmb.later_from.';
+
+create function pgmb.set_most_aside(
+    tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint default 10000
+) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    -- What came meanwhile is less each time, unless publishers are quicker than this.
+    for pass in 1..8 loop
+        exit when pgmb.set_aside(tbl, lower_id, upper_id, most) < 500;
+    end loop;
+end
+$$;
+comment on function pgmb.set_most_aside(regclass, pgmb.event_id, pgmb.event_id, bigint) is
+    'Put events aside while nobody has to wait for that, at most so many at a time, until some hundreds may be left.';
+
+create function pgmb.aside(before text) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+    return exists (select from pgmb.later as x where x.id >= (select m.id from pgmb.later_from as m) and x.id < before);
+end
+$$;
+comment on function pgmb.aside(text) is 'Whether events before an id are set aside.';
 
 create function pgmb.take_back(before pgmb.event_id, most bigint) returns bigint
 language plpgsql
@@ -87,11 +121,14 @@ declare
     n bigint;
 begin
     -- Whoever has nothing to take back is to write nothing.
-    if not exists (select from pgmb.later as x where x.id < before) then
+    if not pgmb.aside(before) then
         return 0;
     end if;
     with found_ids as (
-        select x.id from pgmb.later as x where x.id < before order by x.id limit most for update skip locked
+        select x.id from pgmb.later as x
+        where x.id >= (select m.id from pgmb.later_from as m) and x.id < before
+        order by x.id limit most
+        for update of x skip locked
     ), moved as (
         delete from pgmb.later as x using found_ids as f where x.id = f.id returning x.*
     ), put as (
@@ -103,3 +140,18 @@ end
 $$;
 comment on function pgmb.take_back(pgmb.event_id, bigint) is
     'Publish events of pgmb.later whose ids lie before one, at most so many; returns how many.';
+
+create function pgmb.move_later_from() returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+    update pgmb.later_from as m set id = f.id
+    from (select coalesce(min(x.id), 'pmg') from pgmb.later as x where x.id >= (select n.id from pgmb.later_from as n)) as f(id)
+    where m.id <> f.id;
+end
+$$;
+comment on function pgmb.move_later_from() is
+    'Note from where on pgmb.later holds something. For maintenance, one at a time: nobody else may be putting something in.';

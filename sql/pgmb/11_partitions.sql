@@ -152,7 +152,7 @@ begin
     end if;
     execute format('lock table %s in access exclusive mode', rest);
     -- What came since it was done without the locks.
-    perform pgmb.set_aside(tbl, lower_id, upper_id, 1000);
+    perform pgmb.set_aside(tbl, lower_id, upper_id, case when stop_publishers then null else 1000 end);
     if pgmb.default_holds(tbl, lower_id, upper_id) then
         raise object_in_use using message = format('the default partition of %s holds rows from %s on', tbl, lower(spans[1])),
             hint = 'those of the present stay there, and select pgmb.make_partitions() makes partitions behind them; for what '

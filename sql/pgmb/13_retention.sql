@@ -58,7 +58,7 @@ declare
 begin
     if pg_table_size(part) > 1024 * 1024 and not pgmb.default_holds(tbl, '', edge) then
         -- Where somebody publishes what is to come all the time some has come again, and the least of it under the lock.
-        perform pgmb.set_aside(tbl, edge, 'pmg', 10000);
+        perform pgmb.set_most_aside(tbl, edge, 'pmg');
         execute format('lock table only %s in access exclusive mode', part);
         perform pgmb.set_aside(tbl, edge, 'pmg', 1000);
         if not pgmb.default_holds(tbl, '', 'pmg') then

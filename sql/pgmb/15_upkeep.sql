@@ -42,6 +42,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     edge pgmb.event_id;
+    placed bigint;
 begin
     perform pgmb.check_isolation();
     if most not between 1 and 1000000 then
@@ -51,7 +52,9 @@ begin
         return 0;
     end if;
     edge := pgmb.placed_from(current_ts);
-    return pgmb.set_aside('pgmb.events', edge, 'pmg', most) + pgmb.take_back(edge, most);
+    placed := pgmb.set_aside('pgmb.events', edge, 'pmg', most) + pgmb.take_back(edge, most);
+    perform pgmb.move_later_from();
+    return placed;
 end
 $$;
 comment on function pgmb.place_scheduled(timestamptz, bigint) is
@@ -107,12 +110,9 @@ begin
     -- All of them before the first is attached: from then on publishers wait.
     perform pgmb.prepare_partition(tbl, m) from unnest(missing) as m;
     loop
-        -- Most of what is in the way, while nobody has to wait for that.
-        while pgmb.set_aside(
-            tbl, pgmb.create_event_id(lower(missing[1]), 0), pgmb.create_event_id(upper(missing[cardinality(missing)]), 0), 10000)
-            = 10000 and stop_publishers
-        loop
-        end loop;
+        perform pgmb.set_most_aside(
+            tbl, pgmb.create_event_id(lower(missing[1]), 0), pgmb.create_event_id(upper(missing[cardinality(missing)]), 0),
+            case when stop_publishers then null else 10000 end);
         begin
             return query select pgmb.attach_partitions(tbl, missing, misfits, stop_publishers);
             return;

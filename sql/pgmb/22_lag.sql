@@ -42,7 +42,8 @@ begin
         (select x.event_id from pgmb.scheduled as x where x.event_id > at.scheduled_upto order by x.event_id
          limit greatest(upto - counted, 0) + 1)
         union all
-        (select x.id from pgmb.later as x order by x.id limit greatest(upto - counted, 0) + 1)
+        (select x.id from pgmb.later as x where x.id >= (select m.id from pgmb.later_from as m) order by x.id
+         limit greatest(upto - counted, 0) + 1)
     ) as s;
     counted := counted + later;
     age := greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(oldest)), 0);
@@ -89,16 +90,6 @@ $$;
 comment on function pgmb.lag(text, jsonb, integer) is
     'How many events are dispatched to a group and unread, and how many wait to be dispatched, to whomever. On a primary it '
     'dispatches a chunk first where too little is ready. What an open transaction has published nobody can see.';
-
-create function pgmb.aside(before text) returns boolean
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    return exists (select from pgmb.later as x where x.id < before);
-end
-$$;
-comment on function pgmb.aside(text) is 'Whether events before an id are set aside.';
 
 create function pgmb.point() returns jsonb
 language plpgsql volatile security definer

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, points, watching
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, watching
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
     InvalidArgument,
@@ -20,28 +20,19 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
-from tests.commits import until
-from tests.events import TOPICAL, claim, lag, poll_all, position, publish, publish_at, read, subscribe
+from tests.events import (
+    FEED,
+    TOPICAL,
+    claim,
+    poll_all,
+    position,
+    publish,
+    read,
+    subscribe,
+    work,
+    work_all,
+)
 from tests.tubes import one
-
-FEED = EventFeed("g")
-
-
-def work(db, feed=FEED, limit=1000, source=None, write=None):
-    """The ids of the next batch, done."""
-    with ConsumerTransaction(feed, db, source) as consumer:
-        if consumer.claim(limit) is None:
-            return []
-        ids = [change.id for change in consumer.changes()]
-        consumer.ack(write)
-    return ids
-
-
-def work_all(db, **options):
-    found = []
-    while taken := work(db, **options):
-        found += taken
-    return found
 
 
 def test_an_event_feed_keeps_the_contract():
@@ -282,122 +273,6 @@ def test_a_claim_in_a_transaction_that_has_written_is_refused(db, connect):
     with pytest.raises(TransactionNotClean), ConsumerTransaction(FEED, db) as consumer:
         consumer.connection.execute("select pg_current_xact_id()")
         consumer.claim(1)
-
-
-def test_the_lag_is_what_a_claim_would_give(db, connect):
-    connection = connect()
-    subscribe(connection)
-    assert watching.lag(connection, connection, FEED, 100).ready == 0
-    publish(connection, *["t"] * 30)
-    found = watching.lag(connection, connection, FEED, 100)
-    assert (found.ready, found.ready_exact, found.waiting) == (30, True, 0)
-    assert work(db, limit=20)
-    assert watching.lag(connection, connection, FEED, 100).ready == 10
-
-
-def test_the_lag_beyond_what_was_asked_for_is_an_estimate_that_is_not_too_low(connect):
-    connection = connect()
-    subscribe(connection)
-    publish(connection, *["t"] * 3000)
-    found = lag(connection, upto=10)
-    assert (found["ready"] >= 3000, found["ready_exact"]) == (True, False)
-
-
-def test_a_group_with_several_subscriptions_lags_by_events_not_by_pairs(connect):
-    connection = connect()
-    subscribe(connection)
-    subscribe(connection, "g", TOPICAL, {"topic": "t"})
-    publish(connection, *["t"] * 30)
-    assert lag(connection)["ready"] == 30
-
-
-def test_events_in_the_future_wait(connect):
-    connection = connect()
-    subscribe(connection)
-    publish_at(connection, "now() + interval '1 hour'")
-    found = lag(connection)
-    assert (found["ready"], found["waiting"], found["waiting_exact"]) == (0, 1, False)
-
-
-def test_what_a_condition_failed_on_shows_in_the_lag(connect):
-    connection = connect()
-    subscribe(connection, "g", "(e.payload ->> 'n')::int > 0")
-    publish(connection, "t", payload={"n": "none"})
-    assert lag(connection)["faults"] == 1
-
-
-def test_the_lag_asked_in_a_read_only_transaction_dispatches_nothing_and_says_what_waits(connect):
-    connection = connect()
-    subscribe(connection)
-    publish(connection, "a")
-    connection.execute("set default_transaction_read_only = on")
-    found = lag(connection)
-    assert (found["ready"], found["waiting"]) == (0, 1)
-
-
-def test_the_lag_on_a_standby_says_what_is_ready(own_cluster, own_database, connect_to):
-    connection = connect_to(own_database)
-    subscribe(connection)
-    publish(connection, "a", "b")
-    poll_all(connection)
-    standby = own_cluster.standby()
-    try:
-        standby.wait_for_replay(own_cluster)
-        assert watching.lag(connection, connect_to(standby.conninfo()), FEED, 10).ready == 2
-    finally:
-        standby.remove()
-
-
-def test_a_point_is_passed_when_all_that_was_published_before_it_is_done(db, connect):
-    connection = connect()
-    subscribe(connection)
-    publish(connection, "a")
-    point = points.point(connection, FEED)
-    publish(connection, "b")
-    assert not points.has_passed(connection, connection, FEED, point)[0]
-    work_all(db, limit=10)
-    passed, goal = points.has_passed(connection, connection, FEED, point)
-    assert passed
-    assert points.has_passed(connection, connection, FEED, goal)[0]
-
-
-def test_a_point_is_passed_when_all_that_was_due_before_it_is_done(db, connect):
-    connection = connect()
-    subscribe(connection)
-    connection.execute("update pgmb.config set value = '10' where id = 'poll_chunk_size'")
-    for number in range(30):
-        publish_at(connection, "clock_timestamp() + interval '1 second'", number=number)
-    until(connection, "select max(event_id) < pgmb.create_event_id(clock_timestamp(), 0) from pgmb.scheduled")
-    passed, goal = points.has_passed(connection, connection, FEED, points.point(connection, FEED))
-    done = 0
-    while not passed:
-        done += len(work(db, limit=10))
-        passed, goal = points.has_passed(connection, connection, FEED, goal)
-    assert done == 30
-
-
-def test_a_point_is_passed_when_what_was_due_before_it_and_set_aside_is_done(db, connect):
-    connection = connect()
-    subscribe(connection)
-    connection.execute(
-        "insert into pgmb.later (id, topic, payload) "
-        "select pgmb.create_event_id(now() - interval '1 second', n), 't', '{}' from generate_series(1, 3) as n"
-    )
-    passed, goal = points.has_passed(connection, connection, FEED, points.point(connection, FEED))
-    done = 0
-    for _ in range(10):
-        if passed:
-            break
-        done += len(work(db, limit=10))
-        passed, goal = points.has_passed(connection, connection, FEED, goal)
-    assert (passed, done) == (True, 3)
-
-
-def test_a_point_is_passed_by_a_group_that_gets_nothing_of_it(connect):
-    connection = connect()
-    subscribe(connection, "g", "false")
-    publish(connection, "a")
-    assert points.has_passed(connection, connection, FEED, points.point(connection, FEED))[0]
 
 
 def test_a_source_that_lost_its_tail_is_told_and_repaired(db, other_db, connect_to):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 
-from tests.commits import until
 from tests.event_keeping import (
     configure,
     contiguous,
     dispatch,
+    drop_all,
     fill_default,
     kept,
     lines,
@@ -128,79 +127,6 @@ def test_an_event_beyond_the_last_partition_or_before_the_first_is_taken(connect
     late = publish(connection, at="now() + interval '3 days'")
     assert kept(connection) == [*early, *late]
     assert one(connection, DEFAULT) == 2
-
-
-def test_events_that_wait_in_the_default_partition_are_in_theirs_when_it_is_made(connect):
-    connection = connect()
-    expected = publish(connection, 100, at="now() + interval '5 hours'")
-    expected += publish(connection, at="now() + interval '5 days'")
-    assert one(connection, DEFAULT) == 101
-    maintain(connection, "3 hours")
-    assert (one(connection, DEFAULT), one(connection, LATER)) == (0, 101)
-    assert one(connection, "select count(*) from pgmb.unread_events") == 101
-    assert one(connection, "select counted from pgmb.waiting(1000)") == 101
-    place(connection, "3 hours")
-    assert (one(connection, DEFAULT), one(connection, LATER)) == (0, 1)
-    assert kept(connection) == expected
-    assert one(connection, "select count(*) from pgmb.scheduled") == 100
-    assert one(connection, "select count(*) from pgmb.published") == 0
-
-
-def test_an_event_that_was_set_aside_is_delivered_although_nobody_maintains_the_log(connect):
-    connection = connect()
-    drop_all(connection)
-    subscribe(connection)
-    expected = publish(connection, at="clock_timestamp() + interval '1 second'")
-    place(connection)
-    assert one(connection, LATER) == 1
-    until(connection, "select pairs = 1 from pgmb.dispatch()")
-    assert read(connection) == expected
-    assert one(connection, LATER) == 0
-
-
-def test_what_is_due_is_dispatched_although_some_of_it_is_being_set_aside(connect, db):
-    connection, placing = connect(), connect(autocommit=False)
-    drop_all(connection)
-    subscribe(connection)
-    expected = publish(connection, 20, at="clock_timestamp() + interval '1 second'")
-    assert one(placing, "select pgmb.set_aside('pgmb.events', '', 'pmg', 1)") == 1
-    until(connection, "select max(event_id) < pgmb.create_event_id(clock_timestamp(), 0) from pgmb.scheduled")
-
-    def work():
-        with psycopg.connect(db, autocommit=True) as dispatching:
-            dispatching.execute("select pgmb.dispatch(5)")
-
-    working = threading.Thread(target=work)
-    working.start()
-    until(
-        connection,
-        "select exists (select from pg_stat_activity where datname = current_database() "
-        "and wait_event_type = 'Lock' and query like '%dispatch(5)')",
-    )
-    placing.commit()
-    working.join()
-    dispatch(connection)
-    assert sorted(read(connection)) == expected
-
-
-def test_an_id_that_is_published_again_when_it_was_set_aside_is_delivered_once(connect):
-    connection = connect()
-    (given,) = publish(connection, at="now() + interval '5 hours'")
-    again = "insert into pgmb.events (id, topic, payload) values (%s, 't', '{}')"
-    place(connection)
-    connection.execute(again, [given])
-    place(connection)
-    connection.execute(again, [given])
-    for _ in range(2):
-        maintain(connection, "5 hours")
-    assert one(connection, "select count(*) from pgmb.events") == 1
-    assert one(connection, "select count(*) from pgmb.scheduled") == 1
-    assert one(connection, LATER) == 0
-
-
-def drop_all(connection, table="pgmb.events"):
-    for name, _, _ in partitions(connection, table):
-        connection.execute(f"drop table {name}")
 
 
 @pytest.mark.parametrize("table", ["events", "dispatched"])
@@ -324,17 +250,6 @@ def test_a_default_partition_that_has_grown_is_not_read_beside_a_partition_of_th
     (told,) = lines(connection, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
     assert "stop_publishers => true" in told
     assert partitions(connection) == before
-
-
-def test_what_waits_for_its_time_keeps_no_partition_from_being_made(connect):
-    """More than may be read while publishers wait."""
-    connection = connect()
-    fill_default(connection, 3000, "now() + interval '5 hours'")
-    place(connection)
-    told = maintain(connection, "5 hours")
-    assert any("added pgmb.events" in line for line in told)
-    assert not any("postponed" in line for line in told)
-    assert len(kept(connection)) == 3000
 
 
 def test_the_default_partition_is_read_once_before_anything_is_attached(connect):

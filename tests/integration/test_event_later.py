@@ -1,0 +1,143 @@
+"""What is published for later than there are partitions: set aside, delivered in time, and in nobody's way."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from tests.commits import until
+from tests.event_keeping import (
+    dispatch,
+    drop_all,
+    fill_default,
+    kept,
+    maintain,
+    place,
+    publish,
+    read,
+    set_aside_and_due,
+    subscribe,
+)
+from tests.tubes import one
+
+DEFAULT = "select count(*) from pgmb.events_default"
+LATER = "select count(*) from pgmb.later"
+PROBED = "select pg_stat_get_xact_tuples_returned('pgmb.later_pkey'::regclass)"
+
+
+def test_events_that_wait_in_the_default_partition_are_in_theirs_when_it_is_made(connect):
+    connection = connect()
+    expected = publish(connection, 100, at="now() + interval '5 hours'")
+    expected += publish(connection, at="now() + interval '5 days'")
+    assert one(connection, DEFAULT) == 101
+    maintain(connection, "3 hours")
+    assert (one(connection, DEFAULT), one(connection, LATER)) == (0, 101)
+    assert one(connection, "select count(*) from pgmb.unread_events") == 101
+    assert one(connection, "select counted from pgmb.waiting(1000)") == 101
+    place(connection, "3 hours")
+    assert (one(connection, DEFAULT), one(connection, LATER)) == (0, 1)
+    assert kept(connection) == expected
+    assert one(connection, "select count(*) from pgmb.scheduled") == 100
+    assert one(connection, "select count(*) from pgmb.published") == 0
+
+
+def test_an_event_that_was_set_aside_is_delivered_although_nobody_maintains_the_log(connect):
+    connection = connect()
+    drop_all(connection)
+    subscribe(connection)
+    expected = publish(connection, at="clock_timestamp() + interval '1 second'")
+    place(connection)
+    assert one(connection, LATER) == 1
+    until(connection, "select pairs = 1 from pgmb.dispatch()")
+    assert read(connection) == expected
+    assert one(connection, LATER) == 0
+
+
+def test_what_is_due_is_dispatched_although_some_of_it_is_being_set_aside(connect, db):
+    connection, placing = connect(), connect(autocommit=False)
+    drop_all(connection)
+    subscribe(connection)
+    expected = publish(connection, 20, at="clock_timestamp() + interval '1 second'")
+    assert one(placing, "select pgmb.set_aside('pgmb.events', '', 'pmg', 1)") == 1
+    until(connection, "select max(event_id) < pgmb.create_event_id(clock_timestamp(), 0) from pgmb.scheduled")
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as dispatching:
+            dispatching.execute("select pgmb.dispatch(5)")
+
+    working = threading.Thread(target=work)
+    working.start()
+    until(
+        connection,
+        "select exists (select from pg_stat_activity where datname = current_database() "
+        "and wait_event_type = 'Lock' and query like '%dispatch(5)')",
+    )
+    placing.commit()
+    working.join()
+    dispatch(connection)
+    assert sorted(read(connection)) == expected
+
+
+def test_an_id_that_is_published_again_when_it_was_set_aside_is_delivered_once(connect):
+    connection = connect()
+    (given,) = publish(connection, at="now() + interval '5 hours'")
+    again = "insert into pgmb.events (id, topic, payload) values (%s, 't', '{}')"
+    place(connection)
+    connection.execute(again, [given])
+    place(connection)
+    connection.execute(again, [given])
+    for _ in range(2):
+        maintain(connection, "5 hours")
+    assert one(connection, "select count(*) from pgmb.events") == 1
+    assert one(connection, "select count(*) from pgmb.scheduled") == 1
+    assert one(connection, LATER) == 0
+
+
+def test_what_waits_for_its_time_keeps_no_partition_from_being_made(connect):
+    """More than may be read while publishers wait."""
+    connection = connect()
+    fill_default(connection, 3000, "now() + interval '5 hours'")
+    place(connection)
+    told = maintain(connection, "5 hours")
+    assert any("added pgmb.events" in line for line in told)
+    assert not any("postponed" in line for line in told)
+    assert len(kept(connection)) == 3000
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select pgmb.poll_for_events()",
+        "select pgmb.aside(pgmb.create_event_id(clock_timestamp(), 0))",
+        "select pgmb.waiting(1000)",
+        "select pgmb.place_scheduled()",
+    ],
+)
+def test_what_was_taken_back_costs_nobody_anything_although_an_old_snapshot_is_held(connect, query):
+    connection, old = connect(), connect(autocommit=False)
+    subscribe(connection)
+    old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    old.execute("select 1")
+    set_aside_and_due(connection, 20_000)
+    place(connection)
+    dispatch(connection)
+    assert one(connection, LATER) == 0
+    with connection.transaction():
+        before = one(connection, PROBED)
+        connection.execute(query)
+        assert one(connection, PROBED) <= before + 10
+
+
+def test_what_is_set_aside_later_and_due_earlier_is_delivered_too(connect):
+    connection = connect()
+    drop_all(connection)
+    subscribe(connection)
+    publish(connection, at="now() + interval '2 hours'")
+    place(connection)
+    expected = publish(connection, at="clock_timestamp() + interval '1 second'")
+    place(connection)
+    assert one(connection, LATER) == 2
+    until(connection, "select pairs = 1 from pgmb.dispatch()")
+    assert read(connection) == expected
