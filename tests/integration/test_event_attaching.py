@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -29,6 +31,18 @@ DEFAULT = "select count(*) from pgmb.events_default"
 HERE = "database = (select oid from pg_database where datname = current_database())"
 WAITING = f"select exists (select from pg_locks where {HERE} and locktype = 'relation' and not granted)"
 RESTING = "select exists (select from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep')"
+
+
+@pytest.fixture
+def attaching(db):
+    """Make partitions of events in a thread of its own; the future of what that says."""
+    with ThreadPoolExecutor() as threads:
+
+        def make(arguments):
+            with psycopg.connect(db, autocommit=True) as connection:
+                return lines(connection, f"select pgmb.make_partitions('pgmb.events', {arguments})")
+
+        yield functools.partial(threads.submit, make)
 
 
 @pytest.mark.parametrize("at", ["now()", "now() + interval '5 hours'", "now() - interval '5 hours'"])
@@ -142,26 +156,16 @@ def test_two_maintenances_at_once_do_not_disturb_each_other(connect, db):
 
 
 @pytest.mark.parametrize("at", ["now()", "now() + interval '5 hours'"])
-def test_a_partition_is_tried_again_when_a_publisher_has_ended(connect, db, at):
+def test_a_partition_is_tried_again_when_a_publisher_has_ended(connect, attaching, at):
     publisher, watching = connect(autocommit=False), connect()
     expected = publish(publisher, at=at)
-    told = []
-
-    def work():
-        with psycopg.connect(db, autocommit=True) as maintaining:
-            told.extend(
-                lines(maintaining, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
-            )
-
-    maintaining = threading.Thread(target=work)
-    maintaining.start()
+    told = attaching("now() + interval '5 hours'")
     until(watching, WAITING)
     until(watching, RESTING)
     expected += publish(watching, at=at)
     publisher.commit()
-    maintaining.join()
-    assert told
-    assert all("added" in line for line in told)
+    assert told.result()
+    assert all("added" in line for line in told.result())
     assert contiguous(watching)
     assert kept(watching) == sorted(expected)
 
@@ -245,27 +249,17 @@ def test_what_waits_for_its_time_is_moved_while_nobody_waits_for_that(connect):
     assert kept(connection) == expected
 
 
-def test_who_waits_to_attach_has_nothing_locked_that_a_publisher_needs(connect, db):
+def test_who_waits_to_attach_has_nothing_locked_that_a_publisher_needs(connect, attaching):
     """Else that publisher would wait for it, and it for the publisher."""
     publisher, watching = connect(autocommit=False), connect()
     be_patient(watching)
     publish(publisher)
-    told = []
-
-    def work():
-        with psycopg.connect(db, autocommit=True) as maintaining:
-            told.extend(
-                lines(maintaining, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
-            )
-
-    maintaining = threading.Thread(target=work)
-    maintaining.start()
+    told = attaching("now() + interval '5 hours'")
     until(watching, WAITING)
     publisher.execute("set lock_timeout = '1s'")
     expected = publish(publisher, at="now() + interval '5 hours'")
     publisher.commit()
-    maintaining.join()
-    assert any("added" in line for line in told)
+    assert any("added" in line for line in told.result())
     assert set(expected) < set(kept(watching))
 
 
@@ -277,30 +271,17 @@ def be_patient(connection):
     connection.execute(f"alter function {function} set lock_timeout = '60s'")
 
 
-def test_publishers_that_may_be_stopped_are_waited_for_and_then_stopped(connect, db):
+def test_publishers_that_may_be_stopped_are_waited_for_and_then_stopped(connect, attaching):
     publisher, watching = connect(autocommit=False), connect()
     expected = publish(publisher)
-    told = []
-
-    def work():
-        with psycopg.connect(db, autocommit=True) as maintaining:
-            told.extend(
-                lines(
-                    maintaining,
-                    "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours', stop_publishers => true)",
-                )
-            )
-
-    maintaining = threading.Thread(target=work)
-    maintaining.start()
+    told = attaching("now() + interval '5 hours', stop_publishers => true")
     until(
         watching,
         f"select exists (select from pg_locks where {HERE} and waitstart < now() - interval '1 second')",
     )
     publisher.commit()
-    maintaining.join()
-    assert told
-    assert all("added" in line for line in told)
+    assert told.result()
+    assert all("added" in line for line in told.result())
     assert kept(watching) == expected
 
 
