@@ -21,6 +21,8 @@ DEFAULTS: dict[str, Any] = {
     "client_encoding": "UTF8",
     "fallback_application_name": "airflow_pgchange",
 }
+READABLE = "set datestyle = 'ISO'"
+"""The driver reads times in no other style. A pooler keeps it with its client, as the server reports it."""
 
 
 def complete(conninfo: str, *, primary: bool = False) -> str:
@@ -37,12 +39,15 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
     pooler in transaction mode. Raises ServerUnavailable.
     """
     with translated():
-        return psycopg.connect(
+        connection = psycopg.connect(
             complete(conninfo, primary=primary),
             autocommit=True,
             prepare_threshold=None,
             cursor_factory=psycopg.ClientCursor,
         )
+        if not _is_readable(connection.info):
+            connection.execute(READABLE)
+        return connection
 
 
 def keep_open(connection: psycopg.Connection[Any]) -> None:
@@ -68,9 +73,16 @@ def begun(connection: psycopg.Connection[Any]) -> Iterator[None]:
 async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:
     """The same for the event loop."""
     with translated():
-        return await psycopg.AsyncConnection.connect(
+        connection = await psycopg.AsyncConnection.connect(
             complete(conninfo, primary=primary),
             autocommit=True,
             prepare_threshold=None,
             cursor_factory=psycopg.AsyncClientCursor,
         )
+        if not _is_readable(connection.info):
+            await connection.execute(READABLE)
+        return connection
+
+
+def _is_readable(info: psycopg.ConnectionInfo) -> bool:
+    return (info.parameter_status("DateStyle") or "").startswith("ISO")

@@ -88,6 +88,12 @@ def test_a_relay_waits_for_a_catalogue_that_is_not_there_yet(own_cluster):
         relay.kill()
 
 
+def test_a_relay_reads_times_in_whatever_style_the_catalogue_shows_them(db, catalogue):
+    catalogue.execute(f"alter database \"{catalogue.info.dbname}\" set datestyle = 'SQL, DMY'")
+    with relay_process(db) as relay, TopologyClient(relay.conninfo()) as client:
+        assert client.topology.owner("default", 0) == "uuid-r1"
+
+
 def test_a_database_without_a_catalogue_is_an_error_that_says_so(bare_db):
     relay = RelayProcess(bare_db, free_port(), {})
     assert relay.stop(0) != 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, points, watching
+from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
     HistoryTrimmed,
@@ -54,6 +55,17 @@ def test_events_come_once_and_in_order(db, catalogue):
     catalogue.execute("select topology.set_master('r1', 'i1')")
     assert [change.data["current_master_uuid"] for change in work(db)] == ["ui1"]
     assert work(db) == []
+
+
+@pytest.mark.parametrize("through", ["db", "pgbouncer"])
+def test_times_are_read_in_whatever_style_the_database_shows_them(request, db, catalogue, through):
+    name = catalogue.info.dbname
+    catalogue.execute(f"alter database \"{name}\" set datestyle = 'German, DMY'")
+    assert [change.created_at.tzinfo is None for change in work(request.getfixturevalue(through))] == [
+        False
+    ] * 3
+    with connect_ours(db) as connection:
+        assert connection.execute("select '1.2.2026'::date::text").fetchone() == ("2026-02-01",)
 
 
 def test_a_limit_leaves_the_rest_for_the_next_batch(db, catalogue):
