@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 from psycopg import pq, sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.connect import complete, connect
@@ -46,8 +47,8 @@ control file has a new timeline some minutes later than it, at most."""
 
 KNOCK = "user=knocks password=none dbname=postgres sslmode=disable gssencmode=disable"
 """Who is refused has been answered: no encryption, which could not be agreed upon, and nobody's password."""
-NOT_SAID = {
-    pq.Ping.OK: "answers, but does not say whether it takes writes",
+UNHEARD = {
+    pq.Ping.OK: "answers, but does not let us in",
     pq.Ping.REJECT: "answers, but lets nobody in now",
 }
 
@@ -91,21 +92,32 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     """Promote the standby that has most of the log, unless one was promoted already, and record it as the master, in the
     transaction of ``catalogue``; its name. Doing it again after a failure goes on where that ended.
 
-    Raises Refused where the old master still takes writes, or may, where a standby has more of the log than the one that
-    was promoted, and where who has most of it may have left the others' history; ServerUnavailable where no standby
-    answers.
+    Raises Refused where the old master still takes writes, or may, where a standby is there and does not say how much of
+    the log it has, where one has more of it than the one that was promoted, and where who has most of it may have left
+    the others' history; ServerUnavailable where no standby answers.
     """
     with translated():
         members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
-    for name, address, master in members:
-        why = _alive(name, instances, address) if master else None
-        if why is not None:
+    servers = {name: at(instances, address) for name, address, _ in members}
+    standbys = {name: _asked(name, servers[name]) for name, _, master in members if not master}
+    there = [standby for standby in standbys.values() if standby is not None]
+    unheard = [
+        f"{name} {why}"
+        for name, standby in standbys.items()
+        if standby is None and (why := _unheard(servers[name])) is not None
+    ]
+    # The last to be asked: it may have come back while the others were.
+    for name in servers.keys() - standbys.keys():
+        if (why := _alive(name, servers[name])) is not None:
             raise Refused(
                 f"{name}, the master of replicaset {replicaset}, is not Online in the catalogue and {why}: "
                 "stop it, or set its state to Online"
             )
-    found = [_asked(name, at(instances, address)) for name, address, master in members if not master]
-    there = [standby for standby in found if standby is not None]
+    if unheard:
+        raise Refused(
+            f"of replicaset {replicaset} {', '.join(unheard)}, and may have most of the log: mend that, or set the "
+            "state to Offline to go on without it"
+        )
     if not there:
         raise ServerUnavailable(
             f"no standby of replicaset {replicaset} answers: start one, and set its state to Online in the catalogue"
@@ -141,13 +153,19 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     return best.name
 
 
-def _alive(name: str, instances: str, address: str) -> str | None:
+def _alive(name: str, server: str) -> str | None:
     """Why an old master may still take writes; None where it does not: it is a standby, or nobody is there."""
-    found = _asked(name, at(instances, address))
+    found = _asked(name, server)
     if found is not None:
         return "still takes writes" if found.promoted else None
-    # One that is full, or starts, or wants another encryption, does not let us in, but lets in others.
-    return NOT_SAID.get(pq.Ping(pq.PGconn.ping(complete(at(KNOCK, address)).encode())))
+    return _unheard(server)
+
+
+def _unheard(server: str) -> str | None:
+    """Why an instance that does not answer us may answer others; None where nobody is there. One that is full, or starts,
+    or wants another encryption, lets in others."""
+    place = {name: value for name, value in conninfo_to_dict(server).items() if name in ("host", "port")}
+    return UNHEARD.get(pq.Ping(pq.PGconn.ping(complete(make_conninfo(KNOCK, **place)).encode())))
 
 
 def _asked(name: str, server: str) -> Standby | None:

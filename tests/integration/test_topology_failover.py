@@ -100,6 +100,51 @@ def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(catalogue
     assert master(catalogue) == "i0"
 
 
+def test_a_master_that_came_back_while_the_standbys_were_asked_is_not_replaced(
+    catalogue, own_cluster, standbys, monkeypatch
+):
+    own_cluster.stop()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    asked = failover._asked
+
+    def coming_back(name, server):
+        if name == "i2":
+            own_cluster.start()
+        return asked(name, server)
+
+    monkeypatch.setattr(failover, "_asked", coming_back)
+    with pytest.raises(Refused, match="i0, the master of replicaset r, .* still takes writes: stop it"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    for standby in standbys:
+        with psycopg.connect(standby.conninfo()) as connection:
+            assert connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
+
+
+def test_a_standby_that_is_there_and_does_not_let_us_in_is_not_passed_over(catalogue, own_cluster, standbys):
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute(
+            "create role app login connection limit 1; grant execute on function pg_promote to app"
+        )
+        for standby in standbys:
+            standby.wait_for_replay(own_cluster)
+        standbys[1].stop()
+        connection.execute("create table late ()")
+    standbys[0].wait_for_replay(own_cluster)
+    own_cluster.kill()
+    standbys[1].start()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with (
+        psycopg.connect(standbys[0].conninfo(user="app")),
+        pytest.raises(
+            Refused, match="i1 answers, but .* may have most of the log: .* Offline to go on without"
+        ),
+    ):
+        failover.fail_over(catalogue, "dbname=postgres user=app", "r")
+    assert master(catalogue) == "i0"
+    catalogue.execute("select topology.set_state('i1', 'Offline')")
+    assert failover.fail_over(catalogue, "dbname=postgres user=app", "r") == "i2"
+
+
 def test_a_master_with_which_no_encryption_can_be_agreed_is_there_and_not_replaced(catalogue):
     catalogue.execute("select topology.set_state('i0', 'Offline')")
     with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
