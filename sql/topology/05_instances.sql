@@ -72,18 +72,32 @@ $$;
 comment on function topology.add_replicaset(text, text, text, double precision) is
     'Add a replicaset, without instances and without a master; returns its uuid.';
 
-create function topology.check_address(address text) returns void
-language plpgsql immutable
+create function topology.check_address(address text, raft_id bigint) returns void
+language plpgsql stable
 set search_path = pg_catalog, topology, pg_temp
 as $$
+declare
+    other text;
 begin
     if coalesce(address, '') !~ '^.+:[0-9]{1,5}$' then
         perform topology.refuse(
             format('%s is no address of an instance', coalesce(quote_literal(address), 'null')), 'give host:port, or [::1]:port');
     end if;
+    -- A failover would take the one for the other, though that may be the master of another replicaset.
+    select i.name into other
+    from topology._pico_peer_address as a join topology._pico_instance as i using (raft_id)
+    where a.address = check_address.address and a.connection_type = 'pgproto'
+      and a.raft_id <> check_address.raft_id and i.current_state ->> 0 = 'Online'
+    order by i.name
+    limit 1;
+    if found then
+        perform topology.refuse(
+            format('%L is the address of instance %L, which is Online', address, other), 'give its own, or set the other''s state first');
+    end if;
 end
 $$;
-comment on function topology.check_address(text) is 'Refuse what nobody could connect to.';
+comment on function topology.check_address(text, bigint) is
+    'Refuse for an instance what nobody could connect to, and where another one is that is Online.';
 
 create function topology.add_instance(
     name text, replicaset text, address text, state text default 'Online', uuid text default gen_random_uuid()::text,
@@ -99,7 +113,7 @@ begin
     if coalesce(name, '') = '' or coalesce(uuid, '') = '' then
         perform topology.refuse('an instance needs a name and a uuid', 'give both');
     end if;
-    perform topology.check_address(address);
+    perform topology.check_address(address, number);
     if state is null or state not in ('Online', 'Offline') then
         perform topology.refuse(format('%s is no state of a new instance', coalesce(quote_literal(state), 'null')), 'choose Online or Offline');
     end if;
@@ -187,7 +201,7 @@ as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
 begin
-    perform topology.check_address(address);
+    perform topology.check_address(address, chosen.raft_id);
     insert into topology._pico_peer_address (raft_id, address, connection_type)
     values (chosen.raft_id, set_address.address, 'pgproto')
     on conflict on constraint _pico_peer_address_pkey do update set address = excluded.address;

@@ -268,7 +268,9 @@ def test_a_change_that_is_rolled_back_is_no_event(catalogue):
         ("select topology.set_state('r1-i1', null)", "no state"),
         ("select topology.add_instance('r1-i1', 'r1', 'h:1')", "there is an instance"),
         ("select topology.add_instance('r1-i9', 'r1', '10.0.0.1')", "'10.0.0.1' is no address"),
+        ("select topology.add_instance('r1-i9', 'r1', '127.0.0.1:21')", "address of instance 'r2-i1'"),
         ("select topology.set_address('r1-i1', ':5432')", "':5432' is no address"),
+        ("select topology.set_address('r1-i2', '127.0.0.1:21')", "address of instance 'r2-i1'"),
         ("select topology.add_replicaset('r1')", "there is a replicaset"),
         ("select topology.remove_instance('r1-i1')", "is the master"),
         ("select topology.remove_replicaset('r1')", "has instances"),
@@ -294,6 +296,13 @@ def test_what_would_break_the_catalogue_is_refused(catalogue, query, reason):
     assert caught.value.sqlstate == "PC008"
     assert caught.value.diag.message_hint
     assert last(catalogue) == before
+
+
+def test_an_instance_may_come_where_another_one_was(catalogue):
+    catalogue.execute("select topology.set_state('r2-i2', 'Offline')")
+    (made,) = told(catalogue, "select topology.add_instance('r1-i9', 'r1', '127.0.0.1:22')")
+    assert made["address"] == "127.0.0.1:22"
+    assert told(catalogue, "select topology.set_address('r1-i9', '127.0.0.1:22')") == []
 
 
 @pytest.mark.parametrize(
