@@ -45,6 +45,6 @@ def _addresses(place: Mapping[str, str]) -> list[dict[str, str]]:
         return [dict(place)]
     try:
         found = socket.getaddrinfo(host, place.get("port"), type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return [dict(place)]
     return [{**place, "hostaddr": address} for address in dict.fromkeys(str(one[4][0]) for one in found)]

@@ -59,6 +59,10 @@ def test_a_name_without_an_address_is_left_to_libpq(monkeypatch):
     assert places("host=relay port=1 user=ann") == [("relay", None, "1")]
 
 
+def test_a_name_that_can_be_none_is_left_to_libpq():
+    assert places("host=relay..example port=1 user=ann") == [("relay..example", None, "1")]
+
+
 def test_the_environment_names_servers_where_the_string_does_not(monkeypatch):
     monkeypatch.setenv("PGHOST", "10.0.0.1,10.0.0.2")
     monkeypatch.setenv("PGPORT", "7,8")
