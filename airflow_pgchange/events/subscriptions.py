@@ -19,6 +19,8 @@ TOPICAL = "s.params @> jsonb_build_object('topics', jsonb_build_array(e.topic))"
 PART_OF = "pgmb.event_partition(coalesce(e.payload ->> (s.params ->> 'by'), e.id), (s.params ->> 'partitions')::integer)"
 PARTITIONED = f"{TOPICAL} and {PART_OF} = (s.params ->> 'partition')::integer"
 
+LONGEST_EXPIRY = timedelta(days=365_000)
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -36,8 +38,10 @@ class Selection:
     def __post_init__(self) -> None:
         if not self.conditions.strip():
             raise InvalidArgument("conditions is SQL that says yes or no of an event: TRUE for every event")
-        if self.expiry is not None and self.expiry <= timedelta():
-            raise InvalidArgument(f"expiry must be longer than nothing, and is {self.expiry}")
+        if self.expiry is not None and not timedelta() < self.expiry <= LONGEST_EXPIRY:
+            raise InvalidArgument(
+                f"expiry must be longer than nothing and at most 1000 years, and is {self.expiry}: None is never"
+            )
 
 
 def topical(

@@ -189,7 +189,10 @@ create table pgmb.subscriptions (
     identity text not null unique generated always as (md5(group_id || '/' || md5(conditions_sql) || params::text)) stored,
     last_active_at timestamptz not null default now(),
     expiry_interval interval,
-    condition_id integer not null references pgmb.condition
+    condition_id integer not null references pgmb.condition,
+    -- Maintenance works out when each one expires: one of which that cannot be said would end it for all.
+    constraint it_expires_in_a_year_up_to_9999 check (
+        last_active_at + expiry_interval between '1970-01-01 00:00:00+00' and '9999-12-31 00:00:00+00')
 );
 comment on table pgmb.subscriptions is
     'Who gets which events: those for which conditions_sql, an expression over e (the event) and s (this row), is true. A group '

@@ -12,9 +12,11 @@ begin
     exception when data_exception then
         answer := null;
     end;
-    if answer is null or answer <= interval '0' then
+    -- With a longer one no time of before could be said.
+    if answer is null or answer <= interval '0' or answer > interval '1000 years' then
         raise invalid_parameter_value using
-            message = format('%s is to be a length of time, and is %s', config_id, coalesce(quote_literal(value), 'null')),
+            message = format(
+                '%s is to be a length of time, up to 1000 years, and is %s', config_id, coalesce(quote_literal(value), 'null')),
             hint = 'write it as in ''30 minutes'' or ''7 days''';
     end if;
     return answer;

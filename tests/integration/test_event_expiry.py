@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 
+import psycopg
+import pytest
+
 from tests.commits import until
 from tests.event_keeping import dispatch, kept, lines, maintain, publish, read, subscribe
 from tests.tubes import one
@@ -117,3 +120,18 @@ def test_maintenance_expires_subscriptions(connect):
     connection = connect()
     subscribe(connection, "passing", expiry_interval="15 minutes")
     assert any("group passing expired" in line for line in maintain(connection, "20 minutes"))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"expiry_interval": "10000 years"},
+        {"expiry_interval": "999999999 days"},
+        {"expiry_interval": "-300000 years"},
+        {"expiry_interval": "1 year", "last_active_at": "294276-12-31"},
+    ],
+)
+def test_a_subscription_that_would_expire_at_no_time_that_can_be_said_is_refused(connect, columns):
+    """Maintenance would fail on it, and so for everybody."""
+    with pytest.raises((psycopg.errors.CheckViolation, psycopg.errors.DatetimeFieldOverflow)):
+        subscribe(connect(), "g", **columns)
