@@ -15,6 +15,14 @@ from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
 
 COLUMNS = ("id", "topic", "payload", "metadata", "subscription_id")
+REFUSALS = (
+    psycopg.DataError,
+    psycopg.IntegrityError,
+    # Too much for jsonb: for the driver as passing as a server that is away, and no other try mends it.
+    psycopg.errors.ProgramLimitExceeded,
+    psycopg.errors.StatementTooComplex,
+)
+"""What is wrong with the event itself."""
 
 
 def publish(
@@ -91,7 +99,7 @@ def _explained() -> Iterator[None]:
     try:
         with translated():
             yield
-    except (psycopg.DataError, psycopg.IntegrityError) as error:
+    except REFUSALS as error:
         detail = error.diag.message_detail or error.diag.context or ""
         raise InvalidArgument(
             f"an event was refused: {error.diag.message_primary or error} {detail}".strip()

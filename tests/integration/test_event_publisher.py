@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
@@ -207,6 +208,16 @@ def test_a_refused_event_holds_no_other_up_and_is_told(db, connect, caplog):
     ]
     assert stored(connect()) == [1, 2]
     assert "events were refused" in caplog.text
+
+
+def test_an_event_that_is_too_much_for_the_server_holds_no_other_up(db, connect):
+    """Nested deeper than such a server can follow."""
+    nested = functools.reduce(lambda inner, _: [inner], range(800), [])
+    publisher = Publisher(make_conninfo(db, options="-c max_stack_depth=100kB"))
+    publisher.put([Event("t", {"n": 1}), Event("t", nested), Event("t", {"n": 2})])
+    with pytest.raises(NotPublished, match="1 refused, 0 unsent"):
+        publisher.close(timeout=5)
+    assert stored(connect()) == [1, 2]
 
 
 def test_what_was_told_once_is_not_told_again(db):
