@@ -56,7 +56,7 @@ begin
         select s.event_id from pgmb.events_default as e join pgmb.scheduled as s on s.event_id = e.id
         where e.id >= lower_id and e.id < upper_id and tbl = 'pgmb.events'::regclass
         order by e.id limit most
-        for update of s skip locked
+        for update of s, e skip locked
     ), unscheduled as (
         delete from pgmb.scheduled as s using found_ids as f where s.event_id = f.event_id
     ), moved as (
@@ -107,7 +107,7 @@ end
 $$;
 comment on function pgmb.aside(text) is 'Whether events before an id are set aside.';
 
-create function pgmb.take_back(before pgmb.event_id, most bigint) returns bigint
+create function pgmb.put_back(lowest text, before text, most bigint) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -120,13 +120,9 @@ as $$
 declare
     n bigint;
 begin
-    -- Whoever has nothing to take back is to write nothing.
-    if not pgmb.aside(before) then
-        return 0;
-    end if;
     with found_ids as (
         select x.id from pgmb.later as x
-        where x.id >= (select m.id from pgmb.later_from as m) and x.id < before
+        where x.id >= lowest and x.id < before
         order by x.id limit most
         for update of x skip locked
     ), moved as (
@@ -138,8 +134,46 @@ begin
     return n;
 end
 $$;
+comment on function pgmb.put_back(text, text, bigint) is
+    'Publish events of pgmb.later from an id on to before another, at most so many; returns how many. Waits for who is publishing '
+    'one of them a second time.';
+
+create function pgmb.take_back(before pgmb.event_id, most bigint) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    lowest text := (select m.id from pgmb.later_from as m);
+    one text;
+    n bigint := 0;
+    busy integer := 0;
+begin
+    -- Whoever has nothing to take back is to write nothing.
+    if not pgmb.aside(before) then
+        return 0;
+    end if;
+    begin
+        return pgmb.put_back(lowest, before, most);
+    exception when lock_not_available then
+        -- Somebody is publishing one of them a second time and does not end: nobody and nothing else waits for that.
+    end;
+    for one in
+        select x.id from pgmb.later as x where x.id >= lowest and x.id < before order by random() limit least(most, 1000)
+    loop
+        begin
+            n := n + pgmb.put_back(one, one || '0', 1);
+        exception when lock_not_available then
+            busy := busy + 1;
+        end;
+        exit when busy = 5;
+    end loop;
+    return n;
+end
+$$;
 comment on function pgmb.take_back(pgmb.event_id, bigint) is
-    'Publish events of pgmb.later whose ids lie before one, at most so many; returns how many.';
+    'Publish events of pgmb.later whose ids lie before one, at most so many, but none for which it would have to wait; returns how '
+    'many.';
 
 create function pgmb.move_later_from() returns void
 language plpgsql

@@ -95,6 +95,34 @@ def test_an_id_that_is_published_again_when_it_was_set_aside_is_delivered_once(c
     assert one(connection, LATER) == 0
 
 
+def test_an_id_that_somebody_publishes_again_and_does_not_end_holds_up_no_other(connect):
+    connection, publishing = connect(), connect(autocommit=False)
+    subscribe(connection)
+    ids = set_aside_and_due(connection, 20)
+    again = "insert into pgmb.events (id, topic, payload) values (%s, 't', '{}')"
+    publishing.execute(again, [ids[7]])
+    others = [*ids[:7], *ids[8:], *publish(connection)]
+    connection.execute("set statement_timeout = '30s'")
+    dispatch(connection)
+    place(connection)
+    assert sorted(read(connection)) == others
+    publishing.rollback()
+    until(connection, "select pairs = 1 from pgmb.dispatch()")
+    assert read(connection) == [ids[7]]
+
+
+def test_an_event_that_somebody_is_deleting_keeps_no_other_from_being_set_aside(connect):
+    connection, deleting = connect(), connect(autocommit=False)
+    given = publish(connection, 2, at="now() + interval '5 days'")
+    deleting.execute("delete from pgmb.events where id = %s", [given[0]])
+    connection.execute("set statement_timeout = '30s'")
+    place(connection)
+    assert [row[0] for row in connection.execute("select id from pgmb.later")] == given[1:]
+    deleting.commit()
+    place(connection)
+    assert kept(connection) == given[1:]
+
+
 def test_what_waits_for_its_time_keeps_no_partition_from_being_made(connect):
     """More than may be read while publishers wait."""
     connection = connect()
