@@ -44,19 +44,25 @@ language sql immutable
 as $$ select array(select pg_catalog.generate_series(0, parts - 1)) $$;
 comment on function mbus.numbered(integer) is 'The numbers of so many parts.';
 
+create function mbus.system_identifier() returns bigint
+language sql stable
+as $$ select s.system_identifier from pg_catalog.pg_control_system() as s $$;
+comment on function mbus.system_identifier() is 'The cluster that this database is in now.';
+
 create table mbus.queue (
     id integer generated always as identity primary key,
     qname text not null unique,
     consumers_cnt integer not null check (consumers_cnt between 1 and 1024),
     is_roles_security_model boolean not null default false,
-    log oid,
-    seq oid,
+    seq regclass,
+    cluster bigint not null default mbus.system_identifier(),
     began bigint not null default 0,
     parts integer[] not null generated always as (mbus.numbered(consumers_cnt)) stored
 );
 comment on table mbus.queue is
-    'Every queue: the number of its parts, which are what a consumer locks, and their numbers; its log and the sequence that '
-    'numbers it. That outlives a queue that is dropped, so that no iid is given twice: one made anew began behind it.';
+    'Every queue: the number of its parts, which are what a consumer locks, and their numbers; the sequence that numbers its '
+    'messages, which outlives a queue that is dropped, so that no iid is given twice: one made anew began behind it; and the cluster '
+    'whose transaction ids it holds.';
 
 create table mbus.consumer (
     id integer generated always as identity primary key,

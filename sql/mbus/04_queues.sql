@@ -40,8 +40,7 @@ begin
         'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. only_for: '
         'the consumers for whom a message was put back.');
     update mbus.queue as q set
-        log = to_regclass(format('mbus.%I', 'log$' || known.qname)), seq = to_regclass(sequence),
-        began = coalesce(pg_sequence_last_value(to_regclass(sequence)), 0)
+        seq = to_regclass(sequence), began = coalesce(pg_sequence_last_value(to_regclass(sequence)), 0)
     where q.id = known.id;
 end
 $$;

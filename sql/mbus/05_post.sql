@@ -39,7 +39,7 @@ as $$
 begin
     -- One that is yet to be drawn would be that of another message too.
     if iid !~ '\.[0-9]{1,18}$' or substring(iid from '^(.*)\.') not in (known.qname, 'dmq')
-       or iid !~ '^dmq' and substring(iid from '[0-9]+$')::bigint > coalesce(pg_sequence_last_value(known.seq::regclass), 0)
+       or iid !~ '^dmq' and substring(iid from '[0-9]+$')::bigint > coalesce(pg_sequence_last_value(known.seq), 0)
     then
         raise invalid_parameter_value using message = format('Wrong iid=%s for queue %s', iid, known.qname),
             hint = format('mbus.get_iid(%L) gives one', known.qname);
@@ -205,7 +205,7 @@ declare
     known mbus.queue := mbus.queue_named(qname);
 begin
     perform mbus.demand('post', qname);
-    return known.qname || '.' || nextval(known.seq::regclass);
+    return known.qname || '.' || nextval(known.seq);
 end
 $$;
 comment on function mbus.get_iid(text) is 'An id for a message that is to be posted to a queue.';

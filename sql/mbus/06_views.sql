@@ -310,7 +310,7 @@ begin
     execute format('select count(*) from (select from mbus.%I limit 10000) as m', 'qt$' || known.qname) into counted;
     if counted = 10000 then
         counted := greatest(counted, (
-            select pg_sequence_last_value(known.seq::regclass) - min(d) from mbus.consumer as c, unnest(mbus.dones(c.id)) as d
+            select pg_sequence_last_value(known.seq) - min(d) from mbus.consumer as c, unnest(mbus.dones(c.id)) as d
             where c.qname = known.qname));
     end if;
     return counted;

@@ -38,6 +38,7 @@ set max_parallel_workers_per_gather = 0
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+    perform mbus.check_origin(known);
     return mbus.look(known, c, mbus.stand(c, known.consumers_cnt, known.parts), upto, most);
 end
 $$;
@@ -67,7 +68,7 @@ language plpgsql
 as $$
 declare
     -- In this order: an id at most the horizon was drawn by a transaction below the bound, and is seen or among the open ones.
-    horizon bigint := coalesce(pg_sequence_last_value(known.seq::regclass), 0);
+    horizon bigint := coalesce(pg_sequence_last_value(known.seq), 0);
     bound bigint := case when pg_current_xact_id_if_assigned() is null then pg_current_xact_id()::text::bigint else mbus.xid_bound() end;
     stands mbus.standing;
     seen mbus.seen;

@@ -21,7 +21,7 @@ as $$
 declare
     stands mbus.standing;
     seen mbus.seen;
-    upto bigint := coalesce(pg_sequence_last_value(known.seq::regclass), 0);
+    upto bigint := coalesce(pg_sequence_last_value(known.seq), 0);
 begin
     -- With a backlog there is something everywhere.
     if amt > 1 and upto >= 4 * known.consumers_cnt
@@ -131,6 +131,20 @@ end
 $$;
 comment on function mbus.check_isolation() is 'Refuse a transaction that could not see what others have received since it began.';
 
+create function mbus.check_origin(known mbus.queue) returns void
+language plpgsql stable
+as $$
+begin
+    if known.cluster <> mbus.system_identifier() then
+        raise exception using errcode = 'PC004',
+            message = format('queue %s was restored from another cluster, or upgraded: its transaction ids mean something else here',
+                             known.qname),
+            hint = 'select mbus.rebase_after_restore()';
+    end if;
+end
+$$;
+comment on function mbus.check_origin(mbus.queue) is 'Refuse a queue whose transaction ids come from another cluster.';
+
 create function mbus.claim(known mbus.queue, c integer, amt integer) returns bigint[]
 language plpgsql
 as $$
@@ -144,6 +158,7 @@ begin
         raise invalid_parameter_value using message = format('%s messages cannot be consumed', amt), hint = 'at least one';
     end if;
     perform mbus.check_isolation();
+    perform mbus.check_origin(known);
     if amt = 1 then
         ids := mbus.claim_single(known, c);
     else

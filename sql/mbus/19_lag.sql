@@ -88,7 +88,7 @@ begin
     -- Behind a thousand that wait there may be one that does not: only a claim puts them out of the way.
     if log.more then
         ready := greatest(ready, 1, upto + 1, (
-            select pg_sequence_last_value(known.seq::regclass) - min(d) from unnest(mbus.dones(c.id)) as d));
+            select pg_sequence_last_value(known.seq) - min(d) from unnest(mbus.dones(c.id)) as d));
     end if;
     execute format('select array[(select min(l.added) from mbus.%1$I as l where l.id = any ($1)), '
         '(select min(l.added) from mbus.%1$I as l where l.id = any ($2))]', 'log$' || qname)
@@ -116,7 +116,7 @@ declare
 begin
     perform mbus.demand('consume', qname);
     return jsonb_build_object(
-        'snapshot', pg_current_snapshot(), 'upto', coalesce(pg_sequence_last_value(known.seq::regclass), 0));
+        'snapshot', pg_current_snapshot(), 'upto', coalesce(pg_sequence_last_value(known.seq), 0));
 end
 $$;
 comment on function mbus.feed_point(text) is 'All messages that are in a queue now, as a goal.';

@@ -1,5 +1,8 @@
 """What several modules of these tests need."""
 
+import subprocess
+
+import psycopg
 import pytest
 
 from tests.airflow_home import prepare
@@ -35,3 +38,34 @@ def relay(db, catalogue):
     """A relay of that catalogue."""
     with relay_process(db) as process:
         yield process
+
+
+@pytest.fixture
+def restored(db, own_cluster, connect):
+    """A function that dumps ``db`` and restores it into another cluster; a connection to it."""
+    opened = []
+
+    def restore():
+        dump = subprocess.run(
+            [own_cluster.binaries / "pg_dump", "-d", db, "--no-owner"], check=True, capture_output=True
+        ).stdout
+        subprocess.run(
+            [
+                own_cluster.binaries / "psql",
+                "-X",
+                "-q",
+                "-v",
+                "ON_ERROR_STOP=1",
+                "-d",
+                own_cluster.conninfo(),
+            ],
+            input=b"create role pgmb_reader;\n" + dump,
+            check=True,
+            capture_output=True,
+        )
+        opened.append(psycopg.connect(own_cluster.conninfo(), autocommit=True))
+        return opened[0]
+
+    yield restore
+    for connection in opened:
+        connection.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
@@ -13,37 +11,6 @@ from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from airflow_pgchange.feeds.errors import Refused
 from tests.events import drain, poll, poll_all, publish, publish_at, read, subscribe
 from tests.tubes import one
-
-
-@pytest.fixture
-def restored(db, own_cluster, connect):
-    """A function that dumps ``db`` and restores it into another cluster; a connection to it."""
-    opened = []
-
-    def restore():
-        dump = subprocess.run(
-            [own_cluster.binaries / "pg_dump", "-d", db, "--no-owner"], check=True, capture_output=True
-        ).stdout
-        subprocess.run(
-            [
-                own_cluster.binaries / "psql",
-                "-X",
-                "-q",
-                "-v",
-                "ON_ERROR_STOP=1",
-                "-d",
-                own_cluster.conninfo(),
-            ],
-            input=b"create role pgmb_reader;\n" + dump,
-            check=True,
-            capture_output=True,
-        )
-        opened.append(psycopg.connect(own_cluster.conninfo(), autocommit=True))
-        return opened[0]
-
-    yield restore
-    for connection in opened:
-        connection.close()
 
 
 def use_up(connection, transactions):

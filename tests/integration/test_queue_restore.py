@@ -1,0 +1,70 @@
+"""Queues that were dumped and restored into another cluster, whose transaction ids mean something else."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.queues import consume, drain, fill, make, one, post, there
+
+
+def use_up(connection, upto):
+    """The next transaction's id is at least ``upto``."""
+    while one(connection, "select pg_current_xact_id()::text::bigint") < upto - 1:
+        pass
+
+
+@pytest.fixture
+def q(connect):
+    """A queue of one part, in a cluster that is further on with its transaction ids than a new one."""
+    connection = connect()
+    make(connection, parts=1)
+    use_up(connection, one(connection, "select pg_current_xact_id()::text::bigint") + 3000)
+    return connection
+
+
+def test_a_restored_queue_hands_out_nothing_until_it_is_rebased(q, restored):
+    fill(q, [1, 2])
+    here = restored()
+    post(here, 3)
+    for call in ("mbus.consume('q')", "mbus.consumen_q_by_default(2)", "mbus.feed_lag('q', 'default', 9)"):
+        with pytest.raises(psycopg.Error, match="restored from another cluster") as refused:
+            here.execute(f"select {call}")
+        assert refused.value.sqlstate == "PC004"
+    assert one(here, "select mbus.rebase_after_restore()") == 1
+    assert one(here, "select mbus.rebase_after_restore()") == 0
+    assert drain(here) == ["1", "2", "3"]
+
+
+def test_a_restored_queue_goes_on_where_it_was_and_loses_nothing(q, restored, connect):
+    slow, slower = connect(autocommit=False), connect(autocommit=False)
+    post(slow, "late")
+    post(slower, "later")
+    fill(q, [1, 2])
+    assert drain(q) == ["1", "2"]
+    slow.commit()
+    slower.commit()
+    first = post(q, "first")
+    post(q, "second", after=[first])
+    here = restored()
+    here.execute("select mbus.rebase_after_restore()")
+    assert there(here) == ["late", "later", "first", "second"]
+    assert drain(here) == ["late", "later", "first", "second"]
+    here.execute("select mbus.maintain()")
+    assert there(here) == []
+
+
+def test_a_restored_queue_doubles_nothing_where_its_transaction_ids_come_again(q, restored, connect_to):
+    with q.transaction():
+        old = one(q, "select pg_current_xact_id()::text::bigint")
+        post(q, "received")
+    assert drain(q) == ["received"]
+    here = restored()
+    here.execute("select mbus.rebase_after_restore()")
+    use_up(here, old)
+    same = connect_to(here.info.dsn, autocommit=False)
+    assert one(same, "select pg_current_xact_id()::text::bigint") == old
+    post(here, "new")
+    assert drain(here) == ["new"]
+    same.commit()
+    assert consume(here) is None
