@@ -14,11 +14,11 @@ declare
     message record;
 begin
     for message in
-        select p.id, p.headers, (mbus.queue_of(p.iid)).qname as qname from posted as p where p.letter is null order by p.id
+        select p.id, p.headers, p.received, (mbus.queue_of(p.iid)).qname as qname from posted as p where p.letter is null order by p.id
     loop
         update mbus.dmq as d set letter = dead_letter.write(
             'queue', 'queue:' || coalesce(message.qname, 'dmq'), jsonb_build_object('queue', message.qname),
-            jsonb_build_object('messages', 1), 1, 'posted to the dmq', message.headers -> 'dmq.error')
+            jsonb_build_object('messages', 1, 'consumers', message.received), 1, 'posted to the dmq', message.headers -> 'dmq.error')
         where d.id = message.id;
     end loop;
     return null;
@@ -129,6 +129,13 @@ begin
         raise exception using errcode = 'PC012', message = format('unknown consumer:%s', address ->> 'consumer'),
             hint = 'make the consumer, or drop the letter; mbus.dmq has the messages';
     end if;
+    -- Sent to nobody left it would come to all.
+    if jsonb_typeof(content -> 'consumers') = 'array' and not exists (
+        select from mbus.consumer as c where c.qname = address ->> 'queue' and content -> 'consumers' @> to_jsonb(c.id))
+    then
+        raise exception using errcode = 'PC012', message = 'the consumers that gave the message up were dropped',
+            hint = 'drop the letter; mbus.dmq has the message, to post it anew if others are to have it';
+    end if;
 end
 $$;
 comment on function mbus.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose queue or consumer is gone.';
@@ -139,15 +146,16 @@ set search_path from current
 as $$
 declare
     address jsonb;
+    content jsonb;
 begin
-    select l.address into address from dead_letter.letter as l where l.id = letter and l.kind = 'queue' for update;
+    select l.address, l.content into address, content from dead_letter.letter as l where l.id = letter and l.kind = 'queue' for update;
     if not found then
         perform dead_letter.gone(letter);
     end if;
     if 'keep' <> all (mbus.letter_rights(address)) then
         perform mbus.deny();
     end if;
-    perform mbus.check_letter(address, null);
+    perform mbus.check_letter(address, content);
     execute format($query$
         with moved as (
             delete from mbus.dmq as d where d.letter = $1 returning d.*

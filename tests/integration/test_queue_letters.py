@@ -136,3 +136,16 @@ def test_a_letter_whose_consumer_is_gone_stays_and_says_so(db, connection):
     with pytest.raises(LetterRefused):
         letters.again(connection, ids=[letter.id])
     assert len(letters.listed(connection)) == 1
+
+
+def test_a_message_whose_only_consumer_is_gone_does_not_come_to_the_others(connection):
+    queues.consumer(connection, "other")
+    queues.post(connection, 1)
+    assert queues.drain(connection) == ["1"]
+    connection.execute("select mbus.post_dmq(m.data, iid => m.iid) from mbus.consume('q', 'other') as m")
+    connection.execute("select mbus.drop_consumer('other', 'q')")
+    (letter,) = letters.listed(connection)
+    assert "were dropped" in letter.hindrance
+    with pytest.raises(LetterRefused, match="were dropped"):
+        letters.again(connection, ids=[letter.id])
+    assert queues.drain(connection) == []
