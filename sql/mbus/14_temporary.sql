@@ -48,7 +48,7 @@ begin
     perform mbus.temporary_lives(tqname);
     insert into mbus.tempq (id, iid, tqname, delayed_until, expires, headers, properties, data)
     overriding system value
-    values (number, tqname || '.' || number, post_temp.tqname, post_temp.delayed_until, post_temp.expires,
+    values (number, tqname || '.' || number, post_temp.tqname, post_temp.delayed_until::timestamptz, post_temp.expires::timestamptz,
             mbus.headers_for(coalesce(post_temp.headers, ''), post_temp.tqname), post_temp.properties, post_temp.data);
     return tqname || '.' || number;
 end
@@ -77,12 +77,13 @@ begin
     where t.id = (
         select x.id from mbus.tempq as x
         where x.tqname = consume_temp.tqname
-          and coalesce(x.expires > localtimestamp, true) and coalesce(x.delayed_until <= clock_timestamp()::timestamp, true)
+          and coalesce(x.expires > clock_timestamp(), true) and coalesce(x.delayed_until <= clock_timestamp(), true)
           and not mbus.is_behind((x.headers -> 'consume_after')::text[])
         order by x.added, x.delayed_until, x.id
         limit 1
         for update skip locked)
-    returning t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers || hstore('destination', t.tqname), t.properties, t.data;
+    returning t.id, t.added::timestamp, t.iid, t.delayed_until::timestamp, t.expires::timestamp, t.received,
+              t.headers || hstore('destination', t.tqname), t.properties, t.data;
 end
 $$;
 comment on function mbus.consume_temp(text) is 'Receive a message of a temporary queue.';
@@ -132,7 +133,7 @@ begin
         end if;
         delete from mbus.temporary as t where t.name = left_over.name;
     end loop;
-    delete from mbus.tempq as t where t.expires < localtimestamp;
+    delete from mbus.tempq as t where t.expires < clock_timestamp();
 end
 $$;
 comment on function mbus.clear_tempq() is 'Remove temporary queues and consumers whose sessions ended, with their messages.';

@@ -32,6 +32,18 @@ def test_a_temporary_queue_is_posted_to_and_consumed_from_like_any(q, connect):
     assert consume(asking, queue=reply) is None
 
 
+def test_times_of_a_temporary_queue_count_in_the_time_zone_of_who_posts(q, connect):
+    asking = connect()
+    asking.execute("set time zone 'Asia/Tokyo'")
+    reply = one(asking, "select mbus.create_temporary_queue()")
+    q.execute("set time zone 'UTC'")
+    post(q, 1, reply, delay="1h")
+    post(q, 2, reply, expires="1h")
+    asking.execute("select mbus.clear_tempq()")
+    assert consume(asking, queue=reply) == "2"
+    assert consume(asking, queue=reply) is None
+
+
 def test_a_request_is_answered_on_a_temporary_queue(q, connect):
     asking = connect()
     reply = one(asking, "select mbus.create_temporary_queue()")
