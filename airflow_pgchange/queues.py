@@ -58,6 +58,10 @@ class Message:
     def stored_headers(self) -> Texts | None:
         if not self.after:
             return self.headers
+        if isinstance(self.after, str):
+            raise InvalidArgument(
+                f"a message is behind a sequence of iids, not the text {self.after!r}: [{self.after!r}]"
+            )
         return {**(self.headers or {}), "consume_after": "{" + ",".join(self.after) + "}"}
 
 

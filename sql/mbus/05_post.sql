@@ -7,14 +7,14 @@ as $$
 begin
     return array(
         select distinct i from unnest(
-            case when trim(consume_after) like '{%' then consume_after::text[] else array[trim(consume_after)] end) as i
+            case when trim(consume_after) like '{%' then consume_after else '{' || consume_after || '}' end::text[]) as i
         where i <> '' order by i);
 exception when data_exception then
     raise invalid_parameter_value using message = format('Wrong consume_after:%s', consume_after),
         hint = 'an array of message ids: {q.1,q.2}';
 end
 $$;
-comment on function mbus.predecessors(text) is 'The ids in a header consume_after: a text array, or a single id.';
+comment on function mbus.predecessors(text) is 'The ids in a header consume_after: a text array, with or without its braces.';
 
 create function mbus.headers_for(headers hstore, qname text) returns hstore
 language sql stable

@@ -89,6 +89,12 @@ def test_what_is_no_message_is_refused(conn_id, connection, data):
     assert there(connection) == []
 
 
+def test_a_text_is_not_taken_for_the_iids_of_its_letters(connection):
+    with pytest.raises(InvalidArgument, match="sequence of iids"):
+        queues.post(connection, "q", queues.Message({"n": "2"}, after="q.1"))
+    assert there(connection) == []
+
+
 @pytest.mark.parametrize("reply_queue", [None, "answers"])
 def test_a_request_returns_its_answer(conn_id, connection, connect, reply_queue):
     server = connect()

@@ -102,6 +102,14 @@ def test_a_single_iid_may_stand_without_braces(q):
     assert drain(q, queue="r") == ["2"]
 
 
+def test_several_iids_may_stand_without_braces(q):
+    make(q, "r")
+    first, second = post(q, 1), post(q, 2)
+    q.execute("select mbus.post_r('n=>3', headers => hstore('consume_after', %s))", [f"{first}, {second}"])
+    assert (consume(q), drain(q, queue="r")) == ("1", [])
+    assert (consume(q), drain(q, queue="r")) == ("2", ["3"])
+
+
 def test_a_predecessor_that_expired_or_is_delayed(q):
     make(q, "r")
     post(q, 1, "r", after=[post(q, "gone", expires="-1s")])
