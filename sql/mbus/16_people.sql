@@ -153,7 +153,8 @@ begin
     if recipients is null then
         raise undefined_object using message = format('there is no message %s', msgiid), hint = 'put it back in the transaction that received it';
     end if;
-    tries := coalesce((message.properties -> 'tries')::integer, 1) + 1;
+    -- Who posted it may have written anything there.
+    tries := coalesce(substring(message.properties -> 'tries' from '^[0-9]{1,8}$')::integer, 1) + 1;
     -- Who may receive it may put it back, also without the right to post.
     execute format(
         'insert into mbus.%I (data, headers, properties, delayed_until, expires, iid, only_for) values ($1, $2, $3, $4, $5, $6, $7)',

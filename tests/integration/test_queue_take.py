@@ -147,6 +147,13 @@ def test_a_message_is_put_back_again_and_again_with_a_delay_and_a_counter(q):
     assert drain(q, queue="r") == ["after"]
 
 
+@pytest.mark.parametrize("tries", ["x", "-1", "99999999999", ""])
+def test_a_poster_cannot_keep_a_message_from_being_tried_again(q, tries):
+    q.execute("select mbus.post_q('n=>1', properties => hstore('tries', %s))", [tries])
+    assert one(q, "select mbus.try_again(iid, '0') from mbus.consume('q')") == 2
+    assert consume(q) == "1"
+
+
 def test_a_message_that_was_taken_is_put_back(q):
     consumer(q, "other")
     iid = post(q, 1)
