@@ -29,6 +29,10 @@ begin
             txid xid8 not null default pg_current_xact_id(),
             -- Malformed, it would fail who receives and not who posts.
             check (array_position((headers -> 'consume_after')::text[], null) is null),
+            -- At the ends of time there are moments that the time zone of who receives has not.
+            constraint times_of_every_time_zone check (
+                (delayed_until between '0001-01-01 UTC' and '100000-01-01 UTC' or not isfinite(delayed_until))
+                and (expires between '0001-01-01 UTC' and '100000-01-01 UTC' or not isfinite(expires))),
             special boolean not null generated always as (delayed_until is not null or headers ? 'consume_after') stored
         ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
                 autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.2,

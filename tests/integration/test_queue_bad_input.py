@@ -43,6 +43,8 @@ def test_a_name_that_breaks_the_rules_is_refused(q, name):
         ("mbus.consumen_q_by_default(0)", "0 messages cannot be consumed"),
         ("mbus.create_queue('r', 0)", "cannot have 0 parts"),
         ("mbus.post_q('n=>1', iid => 'r.1')", "Wrong iid=r.1 for queue q"),
+        ("mbus.post_q('n=>1', expires => '294276-12-31 23:59:59')", "times_of_every_time_zone"),
+        ("mbus.post_q('n=>1', delayed_until => '4713-12-31 BC')", "times_of_every_time_zone"),
         ("mbus.post_q('n=>1', headers => 'consume_after=>\"{a\"')", "Wrong consume_after:"),
     ],
 )
@@ -51,6 +53,11 @@ def test_what_cannot_be_done_is_said(q, call, words):
     with pytest.raises(psycopg.Error, match=words):
         q.execute(f"select {call}")
     assert drain(q) == ["1", "2"]
+
+
+def test_times_without_an_end_are_taken(q):
+    q.execute("select mbus.post_q('n=>1', delayed_until => '-infinity', expires => 'infinity')")
+    assert drain(q) == ["1"]
 
 
 def test_two_names_that_make_one_function_are_refused(q):
