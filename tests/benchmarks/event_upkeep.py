@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import statistics
 import time
@@ -31,8 +32,9 @@ GOAL = 0.8
 
 def run(conninfo: str, report: Report) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        mutations(connection, report)
+        # First, as what it writes would be written back beside the others' fsyncs.
         upkeep(connection, conninfo, report)
+        mutations(connection, report)
 
 
 def upkeep(connection: psycopg.Connection, conninfo: str, report: Report) -> None:
@@ -96,7 +98,7 @@ def publisher(conninfo: str, began: float, count: Any, stop: Any) -> None:
     with psycopg.connect(conninfo, autocommit=True) as connection:
         while not stop.is_set():
             connection.execute(PUBLISH)
-            second = int(time.time() - began)
+            second = math.floor(time.time() - began)
             if 0 <= second < len(count):
                 count[second] += BATCH
 
