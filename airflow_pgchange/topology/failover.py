@@ -8,7 +8,6 @@ from typing import Any
 
 import psycopg
 from psycopg import pq, sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.connect import complete, connect
@@ -98,17 +97,20 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     """
     with translated():
         members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
-    servers = {name: at(instances, address) for name, address, _ in members}
-    standbys = {name: _asked(name, servers[name]) for name, _, master in members if not master}
-    there = [standby for standby in standbys.values() if standby is not None]
+    asked = {
+        (name, address): _asked(name, at(instances, address))
+        for name, address, master in members
+        if not master
+    }
+    there = [standby for standby in asked.values() if standby is not None]
     unheard = [
         f"{name} {why}"
-        for name, standby in standbys.items()
-        if standby is None and (why := _unheard(servers[name])) is not None
+        for (name, address), standby in asked.items()
+        if standby is None and (why := _unheard(address)) is not None
     ]
     # The last to be asked: it may have come back while the others were.
-    for name in servers.keys() - standbys.keys():
-        if (why := _alive(name, servers[name])) is not None:
+    for name, address, master in members:
+        if master and (why := _alive(name, instances, address)) is not None:
             raise Refused(
                 f"{name}, the master of replicaset {replicaset}, is not Online in the catalogue and {why}: "
                 "stop it, or set its state to Online"
@@ -153,19 +155,18 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     return best.name
 
 
-def _alive(name: str, server: str) -> str | None:
+def _alive(name: str, instances: str, address: str) -> str | None:
     """Why an old master may still take writes; None where it does not: it is a standby, or nobody is there."""
-    found = _asked(name, server)
+    found = _asked(name, at(instances, address))
     if found is not None:
         return "still takes writes" if found.promoted else None
-    return _unheard(server)
+    return _unheard(address)
 
 
-def _unheard(server: str) -> str | None:
+def _unheard(address: str) -> str | None:
     """Why an instance that does not answer us may answer others; None where nobody is there. One that is full, or starts,
     or wants another encryption, lets in others."""
-    place = {name: value for name, value in conninfo_to_dict(server).items() if name in ("host", "port")}
-    return UNHEARD.get(pq.Ping(pq.PGconn.ping(complete(make_conninfo(KNOCK, **place)).encode())))
+    return UNHEARD.get(pq.Ping(pq.PGconn.ping(complete(at(KNOCK, address)).encode())))
 
 
 def _asked(name: str, server: str) -> Standby | None:

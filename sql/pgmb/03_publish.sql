@@ -158,6 +158,7 @@ begin
     exception when lock_not_available then
         -- Somebody is publishing one of them a second time and does not end: nobody and nothing else waits for that.
     end;
+    -- In another order each time, as those that are busy may stay so.
     for one in
         select x.id from pgmb.later as x where x.id >= lowest and x.id < before order by random() limit least(most, 1000)
     loop
