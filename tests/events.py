@@ -8,7 +8,8 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
+from airflow_pgchange.feeds import EventFeed
+from tests.batches import taken
 from tests.tubes import one
 
 Connection = psycopg.Connection[Any]
@@ -111,12 +112,7 @@ def work(
     db: str, feed: EventFeed = FEED, limit: int = 1000, source: str | None = None, write: Any = None
 ) -> list[str]:
     """The ids of the next batch, done."""
-    with ConsumerTransaction(feed, db, source) as consumer:
-        if consumer.claim(limit) is None:
-            return []
-        ids = [change.id for change in consumer.changes()]
-        consumer.ack(write)
-    return ids
+    return [change.id for change in taken(feed, db, source, limit, write)]
 
 
 def work_all(db: str, **options: Any) -> list[str]:

@@ -18,6 +18,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownBranch,
 )
 from airflow_pgchange.feeds.watching import lag, position
+from tests.batches import taken
 
 FEED = CommitFeed("test", 0)
 
@@ -29,12 +30,9 @@ def commits(connection, n=1):
 
 def drain(db, feed=FEED, limit=1000):
     got = []
-    while True:
-        with ConsumerTransaction(feed, db) as consumer:
-            if consumer.claim(limit) is None:
-                return got
-            got += [change.id for change in consumer.changes()]
-            consumer.ack()
+    while changes := taken(feed, db, limit=limit):
+        got += [change.id for change in changes]
+    return got
 
 
 def claim_and_fail(db, limit, feed=FEED):

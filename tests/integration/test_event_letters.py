@@ -10,6 +10,7 @@ from airflow_pgchange.events import Event, publish, subscribe, topical, unsubscr
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import LetterRefused
+from tests.batches import taken
 from tests.events import take
 
 FEED = EventFeed("g")
@@ -36,20 +37,16 @@ def given_up(db, results=None, **plan):
     return drain(Plan(FEED, results or db, db, **asked), fail)
 
 
-def taken(db):
-    with ConsumerTransaction(FEED, db) as consumer:
-        if consumer.claim(10_000) is None:
-            return []
-        changes = [(change.data["payload"]["n"], change.data["metadata"]) for change in consumer.changes()]
-        consumer.ack()
-    return changes
+def work(db):
+    changes = taken(FEED, db, limit=10_000)
+    return [(change.data["payload"]["n"], change.data["metadata"]) for change in changes]
 
 
 def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_group_goes_on(db, connection):
     publish(connection, numbers(0, 3))
     assert len(given_up(db).letters) == 1
     publish(connection, numbers(3, 5))
-    assert [n for n, _ in taken(db)] == [3, 4]
+    assert [n for n, _ in work(db)] == [3, 4]
     (letter,) = letters.listed(connection)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == ("event", "events:g", 3, 1)
     assert letter.error == "ValueError: poison"
@@ -65,7 +62,7 @@ def test_a_letter_that_is_sent_again_brings_its_events_to_its_group_alone_and_in
     connection.execute("delete from pgmb.events")
     letters.again(connection, ids=[letter.id])
     assert letters.listed(connection) == []
-    assert taken(db) == [(n, {"replay_of": ids[n]}) for n in range(3)]
+    assert work(db) == [(n, {"replay_of": ids[n]}) for n in range(3)]
     assert take(connection, "other") == []
 
 
@@ -75,7 +72,7 @@ def test_a_large_batch_is_a_letter_for_each_thousand(db, connection):
     found = letters.listed(connection, consumer="events:g")
     assert [letter.changes for letter in found] == [1000, 1000, 500]
     letters.again(connection, consumer="events:g")
-    assert [n for n, _ in taken(db)] == list(range(2500))
+    assert [n for n, _ in work(db)] == list(range(2500))
 
 
 def test_very_large_events_are_a_letter_for_each_few_of_them(db, connection):
@@ -85,7 +82,7 @@ def test_very_large_events_are_a_letter_for_each_few_of_them(db, connection):
     assert len(listed) > 1
     assert sum(letter.changes for letter in listed) == 4
     letters.again(connection, ids=[letter.id for letter in listed])
-    assert [n for n, _ in taken(db)] == [0, 1, 2, 3]
+    assert [n for n, _ in work(db)] == [0, 1, 2, 3]
 
 
 def test_a_letter_whose_group_has_no_subscription_any_more_stays_and_says_so(db, connection):

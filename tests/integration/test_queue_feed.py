@@ -16,6 +16,7 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
 from tests import queues
+from tests.batches import taken
 
 FEED = QueueFeed("q")
 
@@ -32,12 +33,7 @@ def numbers(changes):
 
 
 def work(db, limit=1000, feed=FEED, write=None, results=None):
-    with ConsumerTransaction(feed, results or db, db) as consumer:
-        if consumer.claim(limit) is None:
-            return []
-        found = numbers(consumer.changes())
-        consumer.ack(write)
-    return found
+    return numbers(taken(feed, results or db, db, limit, write))
 
 
 def fail(db, limit=1000):

@@ -9,6 +9,7 @@ from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import BatchGivenUp, LetterRefused
 from tests import queues
+from tests.batches import taken
 
 FEED = QueueFeed("q")
 
@@ -22,12 +23,7 @@ def connection(connect):
 
 def work(db, feed=FEED):
     """The messages of a batch; they are received."""
-    with ConsumerTransaction(feed, db) as consumer:
-        if consumer.claim(1000) is None:
-            return []
-        found = [change.data["data"]["n"] for change in consumer.changes()]
-        consumer.ack()
-    return found
+    return [change.data["data"]["n"] for change in taken(feed, db)]
 
 
 def given_up(db):

@@ -14,6 +14,7 @@ from airflow_pgchange.feeds.errors import (
     StaleClaim,
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from tests.batches import taken
 
 FEED = TopologyFeed("router")
 
@@ -28,12 +29,7 @@ def catalogue(connect):
 
 
 def work(db, limit=1000, write=None, source=None):
-    with ConsumerTransaction(FEED, db, source) as consumer:
-        if consumer.claim(limit) is None:
-            return []
-        changes = list(consumer.changes())
-        consumer.ack(write)
-    return changes
+    return taken(FEED, db, source, limit, write)
 
 
 def test_a_topology_feed_keeps_the_contract():

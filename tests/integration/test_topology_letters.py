@@ -8,6 +8,7 @@ from airflow_pgchange import letters
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, consumers, watching
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import HistoryTrimmed, LetterRefused, StaleClaim
+from tests.batches import taken
 
 FEED = TopologyFeed("router")
 FIRST = ["1/1", "1/2", "1/3"]
@@ -33,19 +34,14 @@ def given_up(db, results=None):
     return letter
 
 
-def taken(db, source=None):
-    with ConsumerTransaction(FEED, db, source) as consumer:
-        if consumer.claim(1000) is None:
-            return []
-        changes = [change.id for change in consumer.changes()]
-        consumer.ack()
-    return changes
+def work(db, source=None):
+    return [change.id for change in taken(FEED, db, source)]
 
 
 def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_consumer_goes_on(db, catalogue):
     given_up(db)
     catalogue.execute("select topology.set_master('r1', 'i1')")
-    assert taken(db) == ["1/4"]
+    assert work(db) == ["1/4"]
     (letter,) = letters.listed(catalogue)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
         "topology",
@@ -67,7 +63,7 @@ def test_a_letter_that_is_sent_again_comes_once_as_the_same_batch(db, catalogue)
         assert [change.id for change in consumer.changes()] == FIRST
         consumer.ack()
     assert letters.listed(catalogue) == []
-    assert [taken(db), taken(db)] == [["1/4"], []]
+    assert [work(db), work(db)] == [["1/4"], []]
 
 
 def test_a_letter_waits_for_the_batch_in_work(db, catalogue):
@@ -77,7 +73,7 @@ def test_a_letter_waits_for_the_batch_in_work(db, catalogue):
         consumer.claim(1000)
         raise RuntimeError
     letters.again(catalogue, consumer=FEED.name)
-    assert [taken(db), taken(db), taken(db)] == [["1/4"], FIRST, []]
+    assert [work(db), work(db), work(db)] == [["1/4"], FIRST, []]
 
 
 def test_a_letter_that_fails_again_is_the_same_letter(db, catalogue):
@@ -86,7 +82,7 @@ def test_a_letter_that_fails_again_is_the_same_letter(db, catalogue):
     assert given_up(db) == letter
     (listed,) = letters.listed(catalogue)
     assert (listed.attempts, listed.on_its_way) == (2, False)
-    assert taken(db) == []
+    assert work(db) == []
 
 
 def test_a_letter_that_was_dropped_while_its_batch_was_in_work_leaves_nothing(db, catalogue):
@@ -97,7 +93,7 @@ def test_a_letter_that_was_dropped_while_its_batch_was_in_work_leaves_nothing(db
         letters.drop(catalogue, ids=[letter])
         consumer.ack(lambda connection: connection.execute("create table kept ()"))
     assert catalogue.execute("select to_regclass('kept')").fetchone() == (None,)
-    assert taken(db) == []
+    assert work(db) == []
 
 
 def test_a_letter_whose_events_were_trimmed_can_only_be_dropped(db, catalogue):
@@ -113,7 +109,7 @@ def test_a_letter_on_its_way_keeps_its_events(db, catalogue):
     letters.again(catalogue, ids=[given_up(db)])
     catalogue.execute("update topology.log set written_at = now() - interval '1 day'")
     assert catalogue.execute("select topology.trim_log('1 hour')").fetchone() == (None,)
-    assert taken(db) == FIRST
+    assert work(db) == FIRST
 
 
 def test_a_consumer_that_is_moved_before_a_letter_makes_it_void(db, catalogue):
@@ -121,14 +117,14 @@ def test_a_consumer_that_is_moved_before_a_letter_makes_it_void(db, catalogue):
     catalogue.execute("select topology.move_consumer('router', null)")
     with pytest.raises(LetterRefused, match="come by themselves"):
         letters.again(catalogue, ids=[letter])
-    assert taken(db) == FIRST
+    assert work(db) == FIRST
 
 
 def test_a_letter_may_lie_in_another_database_than_the_log(db, catalogue, other_db, connect_to):
     results = connect_to(other_db)
     letter = given_up(db, results=other_db)
     assert letters.again(results, catalogue, ids=[letter]) == [letter]
-    assert [taken(other_db, db), taken(other_db, db)] == [FIRST, []]
+    assert [work(other_db, db), work(other_db, db)] == [FIRST, []]
 
 
 def test_a_person_may_give_up_what_is_in_work(db, catalogue):
@@ -136,5 +132,5 @@ def test_a_person_may_give_up_what_is_in_work(db, catalogue):
         batch = consumer.claim(1000)
         raise RuntimeError
     assert consumers.skip(catalogue, catalogue, FEED, "poison") == str(batch.id)
-    assert taken(db) == []
+    assert work(db) == []
     assert letters.listed(catalogue)[0].reason == "poison"

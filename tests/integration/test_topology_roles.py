@@ -10,6 +10,7 @@ from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, catalogues
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import PermissionDenied
 from airflow_pgchange.topology import failover
+from tests.batches import taken
 
 FEED = TopologyFeed("router")
 DENIED = psycopg.errors.InsufficientPrivilege
@@ -49,13 +50,8 @@ def give_up(conninfo):
     return letter
 
 
-def taken(conninfo):
-    with ConsumerTransaction(FEED, conninfo) as consumer:
-        if consumer.claim(1000) is None:
-            return []
-        changes = [change.id for change in consumer.changes()]
-        consumer.ack()
-    return changes
+def work(conninfo):
+    return [change.id for change in taken(FEED, conninfo)]
 
 
 @pytest.mark.parametrize("grants", [(), ("reader",), ("consumer",), ("keeper",)])
@@ -81,8 +77,8 @@ def test_a_consumer_works_off_the_log_and_gives_up_what_it_cannot_process(grante
     assert give_up(conninfo) > 0
     assert watching.lag(connection, connection, FEED).ready == 0
     catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
-    assert len(taken(conninfo)) == 1
-    assert taken(conninfo) == []
+    assert len(work(conninfo)) == 1
+    assert work(conninfo) == []
 
 
 def test_a_consumer_that_may_change_the_catalogue_can_record_a_failover(granted, catalogue):
@@ -114,10 +110,10 @@ def test_a_keeper_looks_sends_again_trims_moves_and_drops(granted, connect_to, c
     connection, letter = connect_to(conninfo), give_up(conninfo)
     assert [one["consumer_id"] for one in catalogues.status(connection, connection)] == ["router"]
     assert letters.again(connection, ids=[letter]) == [letter]
-    events = taken(conninfo)
+    events = work(conninfo)
     assert len(events) == catalogue.execute("select count(*) from topology.log").fetchone()[0]
     catalogues.move(connection, connection, FEED, "beginning")
-    assert taken(conninfo) == events
+    assert work(conninfo) == events
     assert "trimmed" in connection.execute("select topology.trim_log('0 s')").fetchone()[0]
     catalogues.drop(connection, connection, FEED)
     assert catalogues.status(connection, connection) == []

@@ -9,6 +9,7 @@ import pytest
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, points, watching
 from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, StaleClaim, UnknownConsumer
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from tests.batches import taken
 from tests.tubes import attach, make, pods
 
 FEED = TubeFeed("q")
@@ -26,12 +27,7 @@ def item(connect):
 
 def work(db, feed=FEED, limit=1000, source=None, write=None):
     """The ids of the next batch, done."""
-    with ConsumerTransaction(feed, db, source) as consumer:
-        if consumer.claim(limit) is None:
-            return []
-        ids = [change.id for change in consumer.changes()]
-        consumer.ack(write)
-    return ids
+    return [change.id for change in taken(feed, db, source, limit, write)]
 
 
 def test_a_tube_feed_keeps_the_contract():
