@@ -24,20 +24,25 @@ SNAPSHOT = """
     select a.term, a.index, (select topology.unsettled()::text), s.event::text
     from topology.now_at() as a left join topology.snapshot() as s on true
 """
-TERM = "select term, began_at from topology.begin_term()"
+PLACE = "t.term, t.system_identifier, t.timeline, t.started_at, t.database, t.log_file"
+TERM = f"select {PLACE} from topology.begin_term() as t"
 LACKING = "select buckets::text, term, index, arrived, settled from topology.lacking(%s::jsonb, %s, %s)"
-EVENTS = """
-    select t.term, t.began_at, e.term, e.index, e.event::text
+EVENTS = f"""
+    select {PLACE}, e.term, e.index, e.event::text
     from topology.begin_term() as t left join topology.events(%s, %s, %s) as e on true
 """
 
 
 class Term(NamedTuple):
-    """A term of the catalogue: a server that never got one may begin another of its number, as may a catalogue that was
-    installed anew."""
+    """A term of the catalogue, and where its log is in it: a server that never got one may begin another of its number,
+    as may a catalogue that was installed anew."""
 
     number: int
-    began_at: datetime
+    system_identifier: int
+    timeline: int
+    started_at: datetime
+    database: int
+    log_file: int
 
 
 class Logged(NamedTuple):
@@ -108,7 +113,7 @@ class Catalogue:
         """What happened behind ``after``, in order, at most ``MOST_EVENTS``. Raises HistoryTrimmed where some of it is
         gone, ServerUnavailable where the term is another than ``connect`` has found."""
         rows = await self._rows(EVENTS, [after.term, after.index, MOST_EVENTS])
-        if Term(*rows[0][:2]) != self._term:
+        if Term(*rows[0][:-3]) != self._term:
             # A connection outlives a catalogue that is restored in its place, and one to a pooler the server behind it.
             raise ServerUnavailable(
                 "another catalogue than before answers: wait until the relay knows its term"

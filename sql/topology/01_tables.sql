@@ -77,13 +77,12 @@ create table topology.term (
     timeline bigint not null,
     started_at timestamptz not null,
     database oid not null,
-    log_file oid not null,
-    began_at timestamptz not null default clock_timestamp()
+    log_file oid not null
 );
 comment on table topology.term is
-    'Terms of the catalogue: a new one begins when its server was promoted, restored or started again, or its log was restored '
-    'into another database or another file, for then events that clients heard of may be lost. An event of a later term is '
-    'later, whatever its index. began_at tells a term from one of the same number in a catalogue that was installed anew.';
+    'Terms of the catalogue, and where its log is in each: a new one begins when its server was promoted, restored or started '
+    'again, or its log was restored into another database or another file, for then events that clients heard of may be lost. '
+    'An event of a later term is later, whatever its index.';
 
 create sequence topology.event_index;
 comment on sequence topology.event_index is 'Numbers the events, by one writer at a time. Gaps are normal.';

@@ -34,64 +34,35 @@ comment on function topology.take_turn() is
 
 -- In PL/pgSQL, which keeps its plans: relays ask many times a second.
 
-create function topology.here(
-    out system_identifier bigint, out timeline bigint, out started_at timestamptz, out database oid, out log_file oid
-)
-language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
-as $$
-begin
-    system_identifier := (select s.system_identifier from pg_control_system() as s);
-    -- The control file names the new timeline only at the first checkpoint behind a promotion.
-    timeline := ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint;
-    started_at := pg_postmaster_start_time();
-    database := (select d.oid from pg_database as d where d.datname = current_database());
-    log_file := pg_relation_filenode('topology.log');
-end
-$$;
-comment on function topology.here() is 'Where the log is now: its server since when, its database, its file. On a primary.';
-
-create function topology.current_term() returns topology.term
-language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
-as $$
-declare
-    latest topology.term;
-    here record := topology.here();
-begin
-    select t.* into latest from topology.term as t order by t.term desc limit 1;
-    if (latest.system_identifier, latest.timeline, latest.started_at, latest.database, latest.log_file)
-       = (here.system_identifier, here.timeline, here.started_at, here.database, here.log_file) then
-        return latest;
-    end if;
-    return null;
-end
-$$;
-comment on function topology.current_term() is 'The latest term, if the log is still where that began; else null.';
-
 create function topology.begin_term() returns topology.term
 language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
-    found_term topology.term := topology.current_term();
+    latest topology.term;
+    here topology.term;
 begin
-    if found_term.term is null then
-        perform pg_advisory_xact_lock(topology.lock_key());
-        -- Another may have begun it meanwhile.
-        found_term := topology.current_term();
+    select t.* into latest from topology.term as t order by t.term desc limit 1;
+    here.term := latest.term;
+    here.system_identifier := (select s.system_identifier from pg_control_system() as s);
+    -- The control file names the new timeline only at the first checkpoint behind a promotion.
+    here.timeline := ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint;
+    here.started_at := pg_postmaster_start_time();
+    here.database := (select d.oid from pg_database as d where d.datname = current_database());
+    here.log_file := pg_relation_filenode('topology.log');
+    if here is distinct from latest then
+        here.term := coalesce(latest.term, 0) + 1;
+        -- Who has the lock begins the same term with its first event, and may take long: relays do not wait for it.
+        if pg_try_advisory_xact_lock(topology.lock_key()) then
+            insert into topology.term values (here.*) on conflict do nothing;
+        end if;
     end if;
-    if found_term.term is null then
-        insert into topology.term as t (term, system_identifier, timeline, started_at, database, log_file)
-        select (select coalesce(max(o.term), 0) + 1 from topology.term as o), h.* from topology.here() as h
-        returning t.* into found_term;
-    end if;
-    return found_term;
+    return here;
 end
 $$;
 comment on function topology.begin_term() is
     'The term of this catalogue, a new one if its server was promoted, restored or started again since the last, or its log lies '
-    'elsewhere; on a primary.';
+    'elsewhere; on a primary. While another changes the catalogue a new one is only told: that one, or the next, begins it.';
 
 create type topology.change as (op text, map text, fields json);
 comment on type topology.change is

@@ -130,6 +130,26 @@ def test_a_catalogue_that_restarted_begins_a_new_term_with_a_new_snapshot(own_da
         assert (client.topology.at.term, len(client.topology.instances)) == (2, 4)
 
 
+def test_whoever_begins_a_term_and_does_not_commit_keeps_nobody_from_what_is_committed(
+    own_database, own_cluster
+):
+    with psycopg.connect(own_database, autocommit=True) as connection:
+        make_catalogue(connection)
+    with relay_process(own_database) as relay, TopologyClient(relay.conninfo()) as client:
+        with asleep(relay, own_database):
+            own_cluster.restart()
+            writer = psycopg.connect(own_database)
+            writer.execute("select topology.set_state('r1-i2', 'Offline')")
+        with writer:
+            with pytest.raises(ServerUnavailable, match=NEW_TERM):
+                client.receive(30)
+            client.connect()
+            assert client.topology.instances["uuid-r1-i2"].state == "Online"
+            writer.commit()
+            (event,) = client.receive(30)
+            assert (event.raft.term, client.topology.instances["uuid-r1-i2"].state) == (2, "Offline")
+
+
 def test_a_server_that_was_replaced_behind_a_pooler_is_noticed_though_nothing_has_happened(
     own_database, own_cluster
 ):

@@ -252,7 +252,7 @@ class Deaf(Catalogue):
         self.asked = asyncio.Event()
 
     async def connect(self):
-        return Term(1, datetime.now(UTC))
+        return Term(1, 1, 1, datetime.now(UTC), 1, 1)
 
     async def now(self):
         return Raft(1, 1)
