@@ -27,7 +27,7 @@ DEAD = """
 INSTANCES = """
     select i.name, p.address, i.name = r.current_master_name from topology._pico_replicaset as r
     join topology._pico_instance as i on i.replicaset_name = r.name
-    join topology._pico_peer_address as p on p.raft_id = i.raft_id and p.connection_type = 'pgproto'
+    left join topology._pico_peer_address as p on p.raft_id = i.raft_id and p.connection_type = 'pgproto'
     where r.name = {} and (i.name = r.current_master_name or i.current_state ->> 0 = 'Online') order by i.name
 """
 STATE = """
@@ -39,7 +39,8 @@ STATE = """
                 then (select greatest(c.timeline_id, r.min_recovery_end_timeline)
                       from pg_catalog.pg_control_checkpoint() c, pg_catalog.pg_control_recovery() r)
                 else ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8))
-                     ::pg_catalog.bit(32)::pg_catalog.int4 end
+                     ::pg_catalog.bit(32)::pg_catalog.int4 end,
+           (select s.system_identifier from pg_catalog.pg_control_system() s)
 """
 """A standby that was restarted counts what it receives from the beginning of a segment: it may have replayed more. Its
 control file has a new timeline some minutes later than it, at most."""
@@ -55,13 +56,14 @@ UNHEARD = {
 @dataclass(frozen=True)
 class Standby:
     """An instance that answers: whether it takes writes already, and how much of the log it has, in bytes, of which
-    timeline."""
+    timeline, of which cluster."""
 
     name: str
     server: str
     promoted: bool
     received: int
     timeline: int
+    cluster: int
 
 
 def fail_over_all(catalogue: str, instances: str) -> None:
@@ -92,11 +94,17 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     transaction of ``catalogue``; its name. Doing it again after a failure goes on where that ended.
 
     Raises Refused where the old master still takes writes, or may, where a standby is there and does not say how much of
-    the log it has, where one has more of it than the one that was promoted, and where who has most of it may have left
-    the others' history; ServerUnavailable where no standby answers.
+    the log it has, where one is of another cluster, where one has more of the log than the one that was promoted, and
+    where who has most of it may have left the others' history; ServerUnavailable where no standby answers.
     """
     with translated():
         members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
+    homeless = [name for name, address, _ in members if address is None]
+    if homeless:
+        raise Refused(
+            f"{', '.join(homeless)} of replicaset {replicaset} has no address in the catalogue, and cannot be asked: "
+            "topology.set_address() gives it one"
+        )
     asked = {
         (name, address): _asked(name, at(instances, address))
         for name, address, master in members
@@ -123,6 +131,11 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     if not there:
         raise ServerUnavailable(
             f"no standby of replicaset {replicaset} answers: start one, and set its state to Online in the catalogue"
+        )
+    if len({standby.cluster for standby in there}) > 1:
+        raise Refused(
+            f"{', '.join(standby.name for standby in there)} of replicaset {replicaset} are not of one cluster: "
+            "topology.set_address() corrects where they are"
         )
     best = max(there, key=lambda standby: (standby.promoted, standby.received))
     most = max(there, key=lambda standby: standby.received)
@@ -177,5 +190,5 @@ def _asked(name: str, server: str) -> Standby | None:
     except ServerUnavailable as error:
         log.info("%s does not answer: %s", name, error)
         return None
-    in_recovery, received, timeline = row or (False, 0, 0)
-    return Standby(name, server, not in_recovery, int(received or 0), timeline)
+    in_recovery, received, timeline, cluster = row or (False, 0, 0, 0)
+    return Standby(name, server, not in_recovery, int(received or 0), timeline, cluster)

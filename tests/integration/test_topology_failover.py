@@ -192,6 +192,32 @@ def test_who_takes_writes_but_has_less_of_the_log_than_a_standby_is_not_taken_fo
     assert master(catalogue) == "i0"
 
 
+def test_who_is_of_another_cluster_does_not_become_the_master(catalogue, cluster, own_cluster, standbys):
+    with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
+        for number in range(8):
+            connection.execute(f"create temporary table late{number} (); select pg_switch_wal()")
+    own_cluster.kill()
+    catalogue.execute("select topology.set_address('i2', %s)", [f"127.0.0.1:{cluster.port}"])
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match="i1, i2 of replicaset r are not of one cluster: .*set_address"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert master(catalogue) == "i0"
+
+
+@pytest.mark.parametrize("name", ["i0", "i2"])
+def test_nobody_is_promoted_while_one_without_an_address_cannot_be_asked(catalogue, standbys, name):
+    catalogue.execute(
+        "delete from topology._pico_peer_address where raft_id = "
+        "(select raft_id from topology._pico_instance where name = %s)",
+        [name],
+    )
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match=f"{name} of replicaset r has no address.*set_address"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    with psycopg.connect(standbys[0].conninfo()) as connection:
+        assert connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
+
+
 @pytest.mark.parametrize("as_standby", [True, False], ids=["standby", "primary"])
 def test_an_older_master_that_came_back_with_more_of_its_own_log_does_not_become_the_master_again(
     catalogue, own_cluster, standbys, as_standby
