@@ -72,28 +72,39 @@ $$;
 comment on function topology.add_replicaset(text, text, text, double precision) is
     'Add a replicaset, without instances and without a master; returns its uuid.';
 
-create function topology.check_address(address text, raft_id bigint) returns void
+create function topology.check_alone(address text, raft_id bigint) returns void
 language plpgsql stable
 set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     other text;
 begin
-    if coalesce(address, '') !~ '^.+:[0-9]{1,5}$' then
-        perform topology.refuse(
-            format('%s is no address of an instance', coalesce(quote_literal(address), 'null')), 'give host:port, or [::1]:port');
-    end if;
     -- A failover would take the one for the other, though that may be the master of another replicaset.
     select i.name into other
     from topology._pico_peer_address as a join topology._pico_instance as i using (raft_id)
-    where a.address = check_address.address and a.connection_type = 'pgproto'
-      and a.raft_id <> check_address.raft_id and i.current_state ->> 0 = 'Online'
+    where a.address = check_alone.address and a.connection_type = 'pgproto'
+      and a.raft_id <> check_alone.raft_id and i.current_state ->> 0 = 'Online'
     order by i.name
     limit 1;
     if found then
         perform topology.refuse(
-            format('%L is the address of instance %L, which is Online', address, other), 'give its own, or set the other''s state first');
+            format('%L is the address of instance %L, which is Online', address, other),
+            'give this one its own with topology.set_address(), or set the other''s state first');
     end if;
+end
+$$;
+comment on function topology.check_alone(text, bigint) is 'Refuse an instance where another one is that is Online.';
+
+create function topology.check_address(address text, raft_id bigint) returns void
+language plpgsql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    if coalesce(address, '') !~ '^.+:[0-9]{1,5}$' then
+        perform topology.refuse(
+            format('%s is no address of an instance', coalesce(quote_literal(address), 'null')), 'give host:port, or [::1]:port');
+    end if;
+    perform topology.check_alone(address, raft_id);
 end
 $$;
 comment on function topology.check_address(text, bigint) is
@@ -186,6 +197,8 @@ begin
     end if;
     if state = 'Expelled' then
         perform topology.check_not_master(chosen);
+    elsif state = 'Online' then
+        perform topology.check_alone(topology.address_of(chosen.raft_id), chosen.raft_id);
     end if;
     next_state := jsonb_build_array(state, incarnation + case when state = 'Online' then 1 else 0 end);
     update topology._pico_instance as i set current_state = next_state, target_state = next_state where i.name = chosen.name;

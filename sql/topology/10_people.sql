@@ -179,9 +179,15 @@ begin
         select (l.content -> 'slices' -> 0 -> 'after' ->> 0)::bigint, (l.content -> 'slices' -> 0 -> 'after' ->> 1)::bigint
         from dead_letter.letter as l
         where l.kind = 'topology' and l.on_its_way
+    ), old as (
+        -- Clocks are set back, and those of two servers differ: what comes before an old event is older, whatever it says.
+        select l.term, l.index from topology.log as l
+        where l.written_at < now() - keep
+        order by l.term desc, l.index desc
+        limit 1
     ), gone_events as (
         delete from topology.log as l
-        where l.written_at < now() - keep
+        where exists (select from old as o where (l.term, l.index) <= (o.term, o.index))
           and not exists (select from needed as n where (n.term, n.index) < (l.term, l.index))
         returning l.term, l.index
     )
@@ -194,5 +200,5 @@ begin
 end
 $$;
 comment on function topology.trim_log(interval) is
-    'Remove events that are older than an age and that every consumer has processed, one whose progress is elsewhere by its '
-    'last claim; says how many, null for none. A new consumer begins with what is left.';
+    'Remove events up to the last that is older than an age, as far as every consumer has processed them, one whose progress '
+    'is elsewhere by its last claim; says how many, null for none. A new consumer begins with what is left.';

@@ -305,6 +305,15 @@ def test_an_instance_may_come_where_another_one_was(catalogue):
     assert told(catalogue, "select topology.set_address('r1-i9', '127.0.0.1:22')") == []
 
 
+def test_an_instance_is_not_online_again_where_another_one_is_now(catalogue):
+    catalogue.execute("select topology.set_state('r2-i2', 'Offline')")
+    catalogue.execute("select topology.add_instance('r1-i9', 'r1', '127.0.0.1:22')")
+    with pytest.raises(errors.Error, match="address of instance 'r1-i9', which is Online") as caught:
+        catalogue.execute("select topology.set_state('r2-i2', 'Online')")
+    assert caught.value.sqlstate == "PC008"
+    assert "set_address" in caught.value.diag.message_hint
+
+
 @pytest.mark.parametrize(
     "isolation", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE], ids=lambda level: level.name
 )
@@ -326,6 +335,13 @@ def test_a_log_that_was_trimmed_goes_on_where_it_was(catalogue):
     assert last(catalogue) == 0
     assert catalogue.execute(query).fetchone() == before
     assert catalogue.execute("select * from topology.events(%s, %s)", before).fetchall() == []
+
+
+def test_a_log_is_trimmed_from_its_beginning_though_a_clock_was_set_back(catalogue):
+    catalogue.execute("update topology.log set written_at = now() - interval '1 day' where index = 3")
+    catalogue.execute("select topology.trim_log('1 hour')")
+    assert catalogue.execute("select min(index) from topology.log").fetchone() == (4,)
+    assert catalogue.execute("select term, index, events from topology.trimmed").fetchall() == [(1, 3, 3)]
 
 
 def test_events_that_were_trimmed_are_not_passed_over_in_silence(catalogue):
