@@ -10,7 +10,7 @@ import psycopg
 from psycopg import pq, sql
 
 from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.connect import complete, connect
+from airflow_pgchange.feeds.connect import begun, complete, connect
 from airflow_pgchange.feeds.errors import PgChangeError, Refused, ServerUnavailable, translated
 from airflow_pgchange.feeds.owners import at
 
@@ -76,7 +76,8 @@ def fail_over_all(catalogue: str, instances: str) -> None:
     with connect(catalogue, primary=True) as connection:
         for replicaset in without_master(connection):
             try:
-                fail_over(connection, instances, replicaset)
+                with begun(connection):
+                    fail_over(connection, instances, replicaset)
             except (PgChangeError, psycopg.Error) as error:
                 troubles.append(error)
     if troubles:

@@ -268,3 +268,15 @@ def test_a_replicaset_that_cannot_be_helped_holds_up_no_other(db, catalogue, own
         failover.fail_over_all(db, INSTANCES)
     assert master(catalogue) in ("i1", "i2")
     assert failover.without_master(catalogue) == ["hopeless"]
+
+
+def test_a_failover_is_recorded_though_the_catalogue_has_another_isolation_by_default(
+    db, catalogue, own_cluster, standbys
+):
+    own_cluster.kill()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    catalogue.execute(
+        f"alter database \"{catalogue.info.dbname}\" set default_transaction_isolation = 'serializable'"
+    )
+    failover.fail_over_all(db, INSTANCES)
+    assert master(catalogue) in ("i1", "i2")
