@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +66,8 @@ class Failure:
 
 
 class Group:
-    """Reads a group under its lock, and writes what is to be kept. ``more``: what was dispatched for it last is not all
-    that waits, so there may be something for this group, too."""
+    """Reads a group under the lock that its connection holds, and writes what is to be kept. ``more``: what was
+    dispatched for it last is not all that waits, so there may be something for this group, too."""
 
     def __init__(self, connection: psycopg.Connection[Any], name: str) -> None:
         self.name = name
@@ -94,7 +94,8 @@ class Group:
     def keep(self, failures: Sequence[Failure], cursor: str | None) -> None:
         """Schedule the failures' next attempts, write the dead letters of those that have none, and move the cursor: all
         or none."""
-        with translated(), self._connection.transaction():
+        # The cursor alone is one statement, which is all or none by itself.
+        with translated(), self._connection.transaction() if failures else nullcontext():
             for failure in failures:
                 for part in _portions(failure.events):
                     if failure.pause is None:
@@ -111,7 +112,7 @@ class Group:
     def _next(self, cursor: str | None, limit: int) -> list[dict[str, Any]]:
         query = sql.SQL(
             "select id, topic, payload, metadata, subscription_ids::text[], next_cursor "
-            "from pgmb.read_next_events({}, {}, {})"
+            "from pgmb.read_next_events({}, {}, {}, peek => true)"
         ).format(self.name, cursor, limit)
         with translated(), self._connection.cursor(row_factory=dict_row) as found:
             return found.execute(query).fetchall()

@@ -130,8 +130,7 @@ class _Run:
         return self._done
 
     def _work(self, until: Literal["empty"] | float | None) -> None:
-        now = read_at = time.monotonic()
-        stay_at = now + STAY_EVERY
+        now = read_at = stay_at = time.monotonic()
         ends = now + until if isinstance(until, float | int) else math.inf
         while not self._stopping:
             now = time.monotonic()

@@ -154,6 +154,11 @@ alter table pgmb.published_2 alter column ids set storage plain;
 alter table pgmb.published_3 alter column ids set storage plain;
 alter table pgmb.dispatched alter column event_ids set storage plain;
 alter table pgmb.dispatched_default alter column event_ids set storage plain;
+-- Nor are the short ones beside it, which PostgreSQL would move out in its place.
+alter table pgmb.dispatched
+    alter column id set storage main, alter column group_id set storage main, alter column subscription_id set storage main;
+alter table pgmb.dispatched_default
+    alter column id set storage main, alter column group_id set storage main, alter column subscription_id set storage main;
 
 create table pgmb.subscription_groups (
     id pgmb.group_id primary key check (id <> ''),

@@ -1,11 +1,13 @@
 -- Ids, settings, and the numbers that partition events among handlers.
 
 create function pgmb.create_event_id(ts timestamptz, rand bigint) returns pgmb.event_id
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select ('pm' || lpad(to_hex(least(greatest(date_part('epoch', ts) * 1000000, 0), 4503599627370495)::bigint), 13, '0')
-            || lpad(to_hex(rand & 68719476735), 9, '0'))::pgmb.event_id
+begin
+    return 'pm' || lpad(to_hex(least(greatest(date_part('epoch', ts) * 1000000, 0), 4503599627370495)::bigint), 13, '0')
+           || lpad(to_hex(rand & 68719476735), 9, '0');
+end
 $$;
 comment on function pgmb.create_event_id(timestamptz, bigint) is
     'The event id of a time, to the microsecond, and a number of which the lowest 36 bits count. With 0 it lies before every '

@@ -14,13 +14,16 @@ comment on function pgmb.lock_key(text) is
     'The advisory lock of a group: of the session that reads it by read_next_events, of the transaction that works a batch.';
 
 create function pgmb.who_locks(key bigint) returns setof integer
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select l.pid from pg_locks as l
-    where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-      and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-      and (l.classid::bigint << 32 | l.objid::bigint) = key
+begin
+    return query
+        select l.pid from pg_locks as l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and (l.classid::bigint << 32 | l.objid::bigint) = key;
+end
 $$;
 comment on function pgmb.who_locks(bigint) is 'The processes that hold an advisory lock of this database.';
 
@@ -53,14 +56,17 @@ returns table (
 )
 language sql stable
 as $$
-    -- In order without a sort: slices come in order, and each is unnested and looked up as it comes.
-    select e.id::text, e.topic, e.payload, e.metadata, d.subscription_ids, d.dispatch, d.before + i.n
+    -- In order without a sort: slices come in order, and each lists its ids in theirs.
+    select e.id::text, e.topic, e.payload, e.metadata, d.subscription_ids, d.dispatch,
+           d.before + d.low + e.n
     from pgmb.slices(events_alone.gid, events_alone.after, events_alone.upto) as d
-    cross join lateral pg_catalog.unnest(d.event_ids) with ordinality as i(id, n)
     cross join lateral (
-        select x.* from pgmb.events as x
-        where x.id = i.id and x.id >= events_alone.lowest and x.id <= events_alone.highest offset 0) as e
-    where i.n > d.low and i.n <= d.high
+        select x.*, pg_catalog.row_number() over (order by x.id) as n
+        from pgmb.events as x
+        where x.id = any (d.event_ids[d.low + 1:d.high]) and x.id >= events_alone.lowest and x.id <= events_alone.highest
+        order by x.id
+        offset 0
+    ) as e
 $$;
 comment on function pgmb.events_alone(text, text, text, text, text) is
     'The events of a group above a cursor up to another, in order, where all slices between them are alone. Their ids lie '
@@ -189,17 +195,20 @@ comment on function pgmb.check_group(text) is 'Refuse a group that does not exis
 create function pgmb.check_cursor(gid text, cursor text) returns void
 language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
     at text := (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid);
+    last text := (pgmb.dispatcher_now()).last_id;
     rewind text := 'a time does: pgmb.create_event_id(<timestamp>, 0); or what pgmb.read_next_events() of this group returned';
 begin
     if cursor !~ '^pm[0-9a-f]{22}$' then
         raise invalid_parameter_value using message = format('%L is no cursor', cursor), hint = rewind;
     end if;
-    if cursor collate "C" > greatest(
-        (pgmb.dispatcher_now()).last_id || 'g', pgmb.create_event_id(clock_timestamp(), 0)::text) collate "C"
-       and left(cursor, 15) <> left((pgmb.dispatcher_now()).last_id, 15)
+    if cursor collate "C" > greatest(last || 'g', pgmb.create_event_id(clock_timestamp(), 0)::text) collate "C"
+       and left(cursor, 15) <> left(last, 15)
     then
         raise invalid_parameter_value using message = format('the cursor %L lies in the future', cursor), hint = rewind;
     end if;

@@ -1,10 +1,12 @@
 -- For SQL by hand: read by cursor, under a lock of the session.
 
 create function pgmb.held_here(gid text) returns boolean
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select pg_backend_pid() in (select w from pgmb.who_locks(pgmb.lock_key(gid)) as w)
+begin
+    return pg_backend_pid() in (select w from pgmb.who_locks(pgmb.lock_key(gid)) as w);
+end
 $$;
 comment on function pgmb.held_here(text) is 'Whether this session, or its transaction, holds the lock of a group.';
 
@@ -17,6 +19,7 @@ returns table (
 )
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
 set jit = off
 as $$
 #variable_conflict use_column
@@ -113,6 +116,7 @@ comment on function pgmb.check_kept(text, pgmb.event_id) is
 create function pgmb.set_group_cursor(gid varchar, new_cursor pgmb.event_id, release_lock boolean default false) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     last text := (pgmb.dispatcher_now()).last_id;
