@@ -45,8 +45,12 @@ as $$ select array(select pg_catalog.generate_series(0, parts - 1)) $$;
 comment on function mbus.numbered(integer) is 'The numbers of so many parts.';
 
 create function mbus.system_identifier() returns bigint
-language sql stable
-as $$ select s.system_identifier from pg_catalog.pg_control_system() as s $$;
+language plpgsql stable
+as $$
+begin
+    return (pg_catalog.pg_control_system()).system_identifier;
+end
+$$;
 comment on function mbus.system_identifier() is 'The cluster that this database is in now.';
 
 create table mbus.queue (

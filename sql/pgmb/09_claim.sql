@@ -13,9 +13,7 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
-    return (
-        select s.system_identifier from pg_control_system() as s
-    );
+    return (pg_control_system()).system_identifier;
 end
 $$;
 comment on function pgmb.system_identifier() is 'The cluster that this database is in now.';

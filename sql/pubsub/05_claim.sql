@@ -21,10 +21,12 @@ $$;
 comment on function pubsub.locked(text, bigint) is 'Whether a consumer is at work.';
 
 create function pubsub.system_identifier() returns bigint
-language sql stable security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-    select s.system_identifier from pg_control_system() as s
+begin
+    return (pg_control_system()).system_identifier;
+end
 $$;
 comment on function pubsub.system_identifier() is 'The cluster that this database is in now.';
 

@@ -60,10 +60,12 @@ $$;
 comment on function topology.position(text) is 'How far a consumer has come, and the dead letter that it has before it; null for one that has not begun.';
 
 create function topology.system_identifier() returns bigint
-language sql stable security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select s.system_identifier from pg_control_system() as s
+begin
+    return (pg_control_system()).system_identifier;
+end
 $$;
 comment on function topology.system_identifier() is 'The cluster that this database is in now.';
 
