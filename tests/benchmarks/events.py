@@ -20,8 +20,13 @@ from tests.benchmarks import procrastinate
 from tests.benchmarks.measure import Report, cpu_of, ratio, section, side_by_side
 
 PAYLOAD = json.dumps({"k": "x" * 980})
-CASES = ((1000, 1000, 200_000, 0.55), (100, 1000, 100_000, 0.55), (100, 100, 50_000, None))
-"""Events a transaction of the publisher, at most so many a batch of the consumer, events in all, and the goal."""
+CASES = (
+    (1000, 1000, 200_000, 0.55, 0.55),
+    (100, 1000, 100_000, 0.55, 0.55),
+    (100, 100, 50_000, None, 0.55),
+)
+"""Events a transaction of the publisher, at most so many a batch of the consumer, events in all, and the goals: by the
+feed, whose claim and ack are a durable commit each, and by cursor."""
 DISPATCHED, CHUNKS = 10_000, 5
 TOPICAL = "s.params @> jsonb_build_object('topic', e.topic)"
 COLUMNS = "topic varchar(255) not null, payload jsonb not null, metadata jsonb not null default '{}'"
@@ -71,9 +76,9 @@ def together(connection: psycopg.Connection[Any], conninfo: str, report: Report)
         copied_in(connection, "filled", 1000, events)
         return beside("plain", size, events, lambda: selected(conninfo, limit))
 
-    def ours(size: int, limit: int, events: int) -> float:
+    def ours(consume: Callable[[str, int, int], int], size: int, limit: int, events: int) -> float:
         connection.execute("truncate pgmb.events, pgmb.published, pgmb.dispatched")
-        return beside("pgmb.events", size, events, lambda: consumed(conninfo, limit, events))
+        return beside("pgmb.events", size, events, lambda: consume(conninfo, limit, events))
 
     def beside(table: str, size: int, events: int, consume: Callable[[], int]) -> float:
         writer = get_context("fork").Process(target=publisher, args=(conninfo, table, size, events))
@@ -86,20 +91,25 @@ def together(connection: psycopg.Connection[Any], conninfo: str, report: Report)
             raise SystemExit(f"{found} rows were read, not {events}")
         return events / (time.perf_counter() - began)
 
-    for size, limit, events, goal in CASES:
+    for size, limit, events, goal, goal_by_cursor in CASES:
         with section(f"1 kB, {size:,} published a transaction, up to {limit:,} consumed a batch, at once"):
-            ours(size, limit, events)
-            bare, log, jobs = side_by_side(
+            ours(by_feed, size, limit, events)
+            bare, feed, cursor, jobs = side_by_side(
                 5,
                 partial(plain, size, limit, events),
-                partial(ours, size, limit, events),
+                partial(ours, by_feed, size, limit, events),
+                partial(ours, by_cursor, size, limit, events),
                 partial(procrastinate.together, conninfo, PAYLOAD, size, JOBS),
             )
             report.say("COPY and SELECT", statistics.median(bare), "events/s")
-            report.say("event log", statistics.median(log), "events/s")
+            report.say("event log, EventFeed", statistics.median(feed), "events/s")
+            report.say(
+                "event log, read_next_events and set_group_cursor", statistics.median(cursor), "events/s"
+            )
             report.say("procrastinate, its worker takes one by one", statistics.median(jobs), "jobs/s")
-            report.say("event log / COPY and SELECT", ratio(log, bare), "x", least=goal)
-            report.say("event log / procrastinate", ratio(log, jobs), "x")
+            report.say("EventFeed / COPY and SELECT", ratio(feed, bare), "x", least=goal)
+            report.say("by cursor / COPY and SELECT", ratio(cursor, bare), "x", least=goal_by_cursor)
+            report.say("EventFeed / procrastinate", ratio(feed, jobs), "x")
     connection.execute("delete from pgmb.subscription_groups")
 
 
@@ -113,7 +123,7 @@ def selected(conninfo: str, limit: int) -> int:
     return found
 
 
-def consumed(conninfo: str, limit: int, events: int) -> int:
+def by_feed(conninfo: str, limit: int, events: int) -> int:
     """The steps of a consumer transaction, on connections that are kept open."""
     feed, found = EventFeed("bench"), 0
     with (
@@ -135,6 +145,26 @@ def consumed(conninfo: str, limit: int, events: int) -> int:
             for part in feed.partitions(taken, 1):
                 found += rows_of(claims, part.query)
             keeper.execute(sql.SQL("; ").join([feed.ack(taken), sql.SQL("commit")]))
+    return found
+
+
+def by_cursor(conninfo: str, limit: int, events: int) -> int:
+    """What the task that holds a group for its handlers does, and who reads by SQL."""
+    found, query = 0, f"select * from pgmb.read_next_events('bench', null, {limit}, peek => true)"
+    with psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as connection:
+        connection.execute("select pg_advisory_lock(pgmb.lock_key('bench'))")
+        while found < events:
+            with connection.cursor() as cursor:
+                with cursor.copy(f"copy ({query}) to stdout") as copy:  # type: ignore[arg-type]
+                    last = deque(copy, maxlen=1)
+                if not last:
+                    polled = cursor.execute("select pgmb.poll_for_events()").fetchone()
+                    time.sleep(0 if polled[0] else 0.001)
+                    continue
+                found += cursor.rowcount
+                cursor.execute(
+                    "select pgmb.set_group_cursor('bench', %s)", [bytes(last[0]).split()[-1].decode()]
+                )
     return found
 
 

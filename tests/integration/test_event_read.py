@@ -29,6 +29,19 @@ def test_chunks_follow_one_another_in_order_without_loss(connect):
     assert found == ids
 
 
+def test_nothing_of_a_slice_is_moved_out_of_its_row(connect):
+    connection = connect()
+    subscribe(connection)
+    connection.execute("insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 600)")
+    poll_all(connection)
+    assert one(connection, "select max(cardinality(event_ids)) from pgmb.dispatched") == 280
+    moved = """
+        select sum(pg_relation_size(c.reltoastrelid)) from pg_partition_tree('pgmb.dispatched') as p
+        join pg_class as c on c.oid = p.relid where p.isleaf
+        """
+    assert one(connection, moved) == 0
+
+
 def test_next_cursor_is_the_same_in_every_row_and_leads_on(connect):
     connection = connect()
     subscribe(connection)
