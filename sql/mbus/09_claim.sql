@@ -99,14 +99,17 @@ begin
         end if;
         -- Up to which message this look counts: the last handed out where there were more, else the last that was seen.
         last_id := case when is_cut then found[amt] else abs(seen.ids[cardinality(seen.ids)]) end;
-        ends_late := (is_cut or is_full) and seen.late_count > 0
-            and last_id in (select abs(i) from unnest(seen.ids[1 : seen.late_count]) as i);
+        ends_late := false;
+        if seen.late_count > 0 then
+            ends_late := (is_cut or is_full) and last_id in (select abs(i) from unnest(seen.ids[1 : seen.late_count]) as i);
+            found := array(select i from unnest(found) as i order by i);
+        end if;
         perform mbus.keep(
             c, stands, case when is_cut or is_full then last_id else horizon end, mbus.open_in(seen.now, bound), ends_late,
             seen.finished, last_id);
         -- Another look would take what this one has found for received, and hand out what waits for it in the same answer.
         if found <> '{}' or not is_full then
-            return case when seen.late_count = 0 then found else array(select i from unnest(found) as i order by i) end;
+            return found;
         end if;
         most := greatest(amt, 500);
     end loop;

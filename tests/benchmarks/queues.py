@@ -11,7 +11,7 @@ import psycopg
 
 from tests.benchmarks.measure import Report, backend_cpu, cpu_of, ratio, section, side_by_side
 
-TOTAL = 20_000
+TOTAL = 8_000
 WAITING = 100_000
 SECONDS = 30
 HEADERS = (
@@ -111,7 +111,7 @@ def throughput(connection: psycopg.Connection, report: Report, batch: int, subsc
         ours()
         copy(connection, f"plain_{queue}", rows(TOTAL))
         connection.execute(f"analyze plain_{queue}")
-        mine, bare = side_by_side(3, ours, plain)
+        mine, bare = side_by_side(9, ours, plain)
         report.say("rate", 1 / ratio(mine, bare), "x", least=0.45)
         report.say("a message posted and received by all", statistics.median(mine) / TOTAL * 1e6, "us")
     connection.execute("select mbus.drop_queue(%s)", [queue])
