@@ -137,6 +137,8 @@ set enable_sort = off
 set jit = off
 as $$
 declare
+    -- Partitions of the future, however many, are not looked into.
+    before text := left((pgmb.dispatcher_now()).last_id, 15) || 'g';
     slice record;
     seen text;
     begun bigint;
@@ -149,7 +151,7 @@ begin
     for slice in
         select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
         from pgmb.dispatched as d
-        where d.group_id = ahead.gid and d.id > ahead.after
+        where d.group_id = ahead.gid and d.id > ahead.after and d.id < before
         order by d.group_id, d.id
     loop
         -- The slices of several subscriptions have one id.

@@ -26,6 +26,7 @@ as $$
 declare
     after text := cursor;
     run record;
+    upto pgmb.event_id;
     found_events bigint;
 begin
     perform pgmb.check_group(gid);
@@ -48,9 +49,9 @@ begin
         end if;
     end if;
     select * into run from pgmb.ahead(gid, after, chunk_size);
+    upto := run.upto;
     return query
-        select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[],
-               run.upto::pgmb.event_id
+        select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[], upto
         from pgmb.some_events(gid, after, run.upto, run.lowest, run.highest, run.alone) as e;
     get diagnostics found_events = row_count;
     if found_events < run.count then
