@@ -95,7 +95,7 @@ def together(connection: psycopg.Connection[Any], conninfo: str, report: Report)
         with section(f"1 kB, {size:,} published a transaction, up to {limit:,} consumed a batch, at once"):
             ours(by_feed, size, limit, events)
             bare, feed, cursor, jobs = side_by_side(
-                5,
+                9,
                 partial(plain, size, limit, events),
                 partial(ours, by_feed, size, limit, events),
                 partial(ours, by_cursor, size, limit, events),
