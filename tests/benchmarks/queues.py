@@ -144,7 +144,9 @@ def waiting(connection: psycopg.Connection, report: Report) -> None:
 
     with section(f"{WAITING:,} messages that wait for another one / none, CPU of consuming the others"):
         for amount in (1, 100):
-            figures = side_by_side(15, partial(received, "blocked", amount), partial(received, "free", amount))
+            figures = side_by_side(
+                15, partial(received, "blocked", amount), partial(received, "free", amount)
+            )
             report.say(f"{amount} at a time", ratio(*figures), "x", most=1.2)
 
 

@@ -32,7 +32,9 @@ def test_chunks_follow_one_another_in_order_without_loss(connect):
 def test_nothing_of_a_slice_is_moved_out_of_its_row(connect):
     connection = connect()
     subscribe(connection)
-    connection.execute("insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 600)")
+    connection.execute(
+        "insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 600)"
+    )
     poll_all(connection)
     assert one(connection, "select max(cardinality(event_ids)) from pgmb.dispatched") == 280
     moved = """
