@@ -236,6 +236,21 @@ end
 $$;
 comment on function topology.check_not_master(topology._pico_instance) is 'Refuse an instance that is a master.';
 
+create function topology.check_drained(replicaset text) returns void
+language plpgsql stable
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    if exists (
+        select from topology._pico_bucket as b
+        where check_drained.replicaset in (b.current_replicaset_name, b.target_replicaset_name)
+    ) then
+        perform topology.refuse(format('replicaset %L has buckets', replicaset), 'move them first: topology.move_buckets()');
+    end if;
+end
+$$;
+comment on function topology.check_drained(text) is 'Refuse a replicaset that has buckets, or is to get some.';
+
 create function topology.remove_instance(instance text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
@@ -243,12 +258,22 @@ as $$
 declare
     chosen topology._pico_instance := topology.instance_named(instance);
 begin
-    perform topology.check_not_master(chosen);
+    if exists (
+        select from topology._pico_instance as i where i.replicaset_name = chosen.replicaset_name and i.name <> chosen.name
+    ) then
+        perform topology.check_not_master(chosen);
+    else
+        -- There is none that could be the master in its place.
+        perform topology.check_drained(chosen.replicaset_name);
+        update topology._pico_replicaset as r set current_master_name = '', target_master_name = ''
+        where r.current_master_name = chosen.name;
+    end if;
     delete from topology._pico_instance as i where i.name = chosen.name;
     delete from topology._pico_peer_address as a where a.raft_id = chosen.raft_id;
 end
 $$;
-comment on function topology.remove_instance(text) is 'Take an instance out of the catalogue; not a master.';
+comment on function topology.remove_instance(text) is
+    'Take an instance out of the catalogue; a master only as the last of a replicaset that has no buckets any more.';
 
 create function topology.remove_replicaset(replicaset text) returns void
 language plpgsql volatile security definer
@@ -260,11 +285,7 @@ begin
     if exists (select from topology._pico_instance as i where i.replicaset_name = chosen.name) then
         perform topology.refuse(format('replicaset %L has instances', chosen.name), 'remove them first: topology.remove_instance()');
     end if;
-    if exists (
-        select from topology._pico_bucket as b where chosen.name in (b.current_replicaset_name, b.target_replicaset_name)
-    ) then
-        perform topology.refuse(format('replicaset %L has buckets', chosen.name), 'move them first: topology.move_buckets()');
-    end if;
+    perform topology.check_drained(chosen.name);
     delete from topology._pico_replicaset as r where r.name = chosen.name;
 end
 $$;

@@ -159,6 +159,32 @@ def test_a_replicaset_that_goes_is_told(catalogue):
     ]
 
 
+def test_a_replicaset_whose_buckets_have_moved_is_taken_out_by_functions(catalogue):
+    for state, *target in [("copying", "r2"), ("copied",), ("active",)]:
+        catalogue.execute(
+            "select topology.move_buckets('default', 0, 2999, %s, %s)", [state, *(target or [None])]
+        )
+    gone = [f"select topology.remove_instance('r1-i{number}')" for number in (2, 1)]
+    assert told(catalogue, "; ".join([*gone, "select topology.remove_replicaset('r1')"])) == [
+        {"op": "delete", "map": "instance", "instance_uuid": "uuid-r1-i2"},
+        {"op": "delete", "map": "instance", "instance_uuid": "uuid-r1-i1"},
+        {"op": "delete", "map": "replicaset", "replicaset_uuid": "uuid-r1"},
+    ]
+
+
+def test_the_last_instance_stays_while_its_replicaset_has_buckets(catalogue):
+    catalogue.execute("select topology.remove_instance('r1-i2')")
+    with pytest.raises(errors.Error, match="replicaset 'r1' has buckets") as caught:
+        catalogue.execute("select topology.remove_instance('r1-i1')")
+    assert "move_buckets" in caught.value.diag.message_hint
+
+
+def test_a_replicaset_whose_last_instance_has_gone_has_no_master(catalogue):
+    catalogue.execute("select topology.remove_instance('r2-i2'), topology.remove_instance('r2-i1')")
+    (made,) = told(catalogue, "select topology.add_instance('r2-i1', 'r2', '127.0.0.1:21')")
+    assert made["map"] == "instance"
+
+
 def test_buckets_are_told_when_they_are_copied_with_their_new_owner(catalogue):
     assert told(catalogue, "select topology.move_buckets('default', 0, 999, 'copying', 'r2')") == []
     assert told(catalogue, "select topology.move_buckets('default', 0, 999, 'copied')") == [
