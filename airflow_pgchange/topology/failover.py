@@ -28,8 +28,10 @@ INSTANCES = """
     select i.name, p.address, i.name = r.current_master_name from topology._pico_replicaset as r
     join topology._pico_instance as i on i.replicaset_name = r.name
     left join topology._pico_peer_address as p on p.raft_id = i.raft_id and p.connection_type = 'pgproto'
-    where r.name = {} and (i.name = r.current_master_name or i.current_state ->> 0 = 'Online') order by i.name
+    where r.name = {} and (i.name = r.current_master_name or i.current_state ->> 0 = 'Online')
+    order by i.name = r.current_master_name, i.name
 """
+"""The master is the last to be asked: it may come back while the others are."""
 STATE = """
     select pg_catalog.pg_is_in_recovery(),
            case when pg_catalog.pg_is_in_recovery()
@@ -95,8 +97,8 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     transaction of ``catalogue``; its name. Doing it again after a failure goes on where that ended.
 
     Raises Refused where the old master still takes writes, or may, where a standby is there and does not say how much of
-    the log it has, where one is of another cluster, where one has more of the log than the one that was promoted, and
-    where who has most of it may have left the others' history; ServerUnavailable where no standby answers.
+    the log it has, where those that answer are not of one cluster, where one has more of the log than the one that was
+    promoted, and where who has most of it may have left the others' history; ServerUnavailable where no standby answers.
     """
     with translated():
         members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
@@ -106,37 +108,32 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
             f"{', '.join(homeless)} of replicaset {replicaset} has no address in the catalogue, and cannot be asked: "
             "topology.set_address() gives it one"
         )
-    asked = {
-        (name, address): _asked(name, at(instances, address))
-        for name, address, master in members
-        if not master
-    }
-    there = [standby for standby in asked.values() if standby is not None]
-    unheard = [
-        f"{name} {why}"
-        for (name, address), standby in asked.items()
-        if standby is None and (why := _unheard(address)) is not None
-    ]
-    # The last to be asked: it may have come back while the others were.
-    for name, address, master in members:
-        if master and (why := _alive(name, instances, address)) is not None:
+    found = {name: _found(name, instances, address) for name, address, _ in members}
+    whole = [one for one in found.values() if isinstance(one, Standby)]
+    if len({one.cluster for one in whole}) > 1:
+        raise Refused(
+            f"{', '.join(one.name for one in whole)} of replicaset {replicaset} are not of one cluster: "
+            "topology.set_address() corrects where they are"
+        )
+    for old in [name for name, _, master in members if master]:
+        was = found.pop(old)
+        if isinstance(was, Standby):
+            was = "still takes writes" if was.promoted else None
+        if was is not None:
             raise Refused(
-                f"{name}, the master of replicaset {replicaset}, is not Online in the catalogue and {why}: "
+                f"{old}, the master of replicaset {replicaset}, is not Online in the catalogue and {was}: "
                 "stop it, or set its state to Online"
             )
+    unheard = [f"{name} {why}" for name, why in found.items() if isinstance(why, str)]
     if unheard:
         raise Refused(
             f"of replicaset {replicaset} {', '.join(unheard)}, and may have most of the log: mend that, or set the "
             "state to Offline to go on without it"
         )
+    there = [standby for standby in found.values() if isinstance(standby, Standby)]
     if not there:
         raise ServerUnavailable(
             f"no standby of replicaset {replicaset} answers: start one, and set its state to Online in the catalogue"
-        )
-    if len({standby.cluster for standby in there}) > 1:
-        raise Refused(
-            f"{', '.join(standby.name for standby in there)} of replicaset {replicaset} are not of one cluster: "
-            "topology.set_address() corrects where they are"
         )
     best = max(there, key=lambda standby: (standby.promoted, standby.received))
     most = max(there, key=lambda standby: standby.received)
@@ -169,17 +166,12 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     return best.name
 
 
-def _alive(name: str, instances: str, address: str) -> str | None:
-    """Why an old master may still take writes; None where it does not: it is a standby, or nobody is there."""
+def _found(name: str, instances: str, address: str) -> Standby | str | None:
+    """An instance as it is now; why it may answer others where it does not answer us; None where nobody is there. One
+    that is full, or starts, or wants another encryption, lets in others."""
     found = _asked(name, at(instances, address))
     if found is not None:
-        return "still takes writes" if found.promoted else None
-    return _unheard(address)
-
-
-def _unheard(address: str) -> str | None:
-    """Why an instance that does not answer us may answer others; None where nobody is there. One that is full, or starts,
-    or wants another encryption, lets in others."""
+        return found
     return UNHEARD.get(pq.Ping(pq.PGconn.ping(complete(at(KNOCK, address)).encode())))
 
 

@@ -204,6 +204,20 @@ def test_who_is_of_another_cluster_does_not_become_the_master(catalogue, cluster
     assert master(catalogue) == "i0"
 
 
+def test_nobody_is_promoted_while_a_server_of_another_cluster_is_where_the_master_was(
+    catalogue, cluster, standbys
+):
+    other = cluster.standby()
+    try:
+        catalogue.execute("select topology.set_address('i0', %s)", [f"127.0.0.1:{other.port}"])
+        catalogue.execute("select topology.set_state('i0', 'Offline')")
+        with pytest.raises(Refused, match="i1, i2, i0 of replicaset r are not of one cluster: .*set_address"):
+            failover.fail_over(catalogue, INSTANCES, "r")
+    finally:
+        other.remove()
+    assert master(catalogue) == "i0"
+
+
 @pytest.mark.parametrize("name", ["i0", "i2"])
 def test_nobody_is_promoted_while_one_without_an_address_cannot_be_asked(catalogue, standbys, name):
     catalogue.execute(
