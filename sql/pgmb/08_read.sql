@@ -35,7 +35,7 @@ language sql stable
 as $$
     select d.id, pg_catalog.left(d.id, 15), array[d.subscription_id::text], d.alone, d.event_ids, b.before,
            case when pg_catalog.left(d.id, 15) = pg_catalog.left(slices.after, 15)
-                then pgmb.rank_of(slices.after) - b.before else 0 end,
+                then greatest(pgmb.rank_of(slices.after) - b.before, 0) else 0 end,
            case when pg_catalog.left(d.id, 15) = pg_catalog.left(slices.upto, 15)
                 then pgmb.rank_of(slices.upto) - b.before else 1000000 end
     from pgmb.dispatched as d
@@ -64,6 +64,8 @@ as $$
         select x.*, pg_catalog.row_number() over (order by x.id) as n
         from pgmb.events as x
         where x.id = any (d.event_ids[d.low + 1:d.high]) and x.id >= events_alone.lowest and x.id <= events_alone.highest
+          -- An array leaves out no partition: its ends do.
+          and x.id >= d.event_ids[1] and x.id <= d.event_ids[pg_catalog.cardinality(d.event_ids)]
         order by x.id
         offset 0
     ) as e

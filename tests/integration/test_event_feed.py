@@ -20,6 +20,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from tests.batches import taken
 from tests.events import (
     FEED,
     TOPICAL,
@@ -89,6 +90,17 @@ def test_positions_are_cursors_that_lead_on(db, connect):
         changes = list(consumer.changes())
         consumer.ack()
     assert [row["id"] for row in read(connection, cursor=changes[1].position)] == ids[2:]
+
+
+def test_batches_that_cut_one_dispatch_have_the_positions_that_lead_through_it(db, connect):
+    connection = connect()
+    subscribe(connection)
+    connection.execute(
+        "insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 1000)"
+    )
+    poll_all(connection)
+    positions = [change.position for _ in range(3) for change in taken(FEED, db, limit=450)]
+    assert [int(position[15:], 16) for position in positions] == list(range(1, 1001))
 
 
 def test_any_number_of_partitions_together_are_the_batch(db, connect):

@@ -44,6 +44,28 @@ def test_nothing_of_a_slice_is_moved_out_of_its_row(connect):
     assert one(connection, moved) == 0
 
 
+def test_one_old_event_does_not_make_the_others_be_looked_for_in_every_partition(connect):
+    connection = connect()
+    connection.execute("update pgmb.config set value = '40 hours' where id = 'future_intervals_to_create'")
+    connection.execute("select pgmb.make_partitions('pgmb.events', now() - interval '40 hours')")
+    subscribe(connection)
+
+    def pages(first: str) -> int:
+        publish_at(connection, first)
+        connection.execute(
+            "insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 5000)"
+        )
+        poll_all(connection)
+        query = "explain (analyze, buffers, format json) select * from pgmb.read_next_events('g', null, 5001)"
+        plan = [one(connection, query)[0]["Plan"] for _ in range(2)][1]
+        taken = take(connection, chunk=6000)
+        assert len(taken) == 5001
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+    few = pages("now()")
+    assert pages("now() - interval '39 hours'") <= 10 * few
+
+
 def test_next_cursor_is_the_same_in_every_row_and_leads_on(connect):
     connection = connect()
     subscribe(connection)
