@@ -134,6 +134,9 @@ class _Run:
         ends = now + until if isinstance(until, float | int) else math.inf
         while not self._stopping:
             now = time.monotonic()
+            if now >= stay_at:
+                self._group.stay()
+                stay_at = now + STAY_EVERY
             idle = all(course.idle for course in self._courses.values())
             if now >= ends and idle:
                 return
@@ -146,9 +149,6 @@ class _Run:
                     if idle and until == "empty":
                         return
                     read_at = now + self._of._poll_every
-            if now >= stay_at:
-                self._group.stay()
-                stay_at = now + STAY_EVERY
             self._settle(self._collect(min(stay_at, read_at if may_read else math.inf, max(ends, now))))
 
     @property

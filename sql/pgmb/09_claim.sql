@@ -171,6 +171,7 @@ begin
     if current_setting('synchronous_commit') in ('off', 'local') then
         perform set_config('synchronous_commit', 'on', true);
     end if;
+    perform pgmb.keep_alive(gid);
 
     mark := pgmb.pending(gid, "position");
     if mark.attempt >= max_attempts then
@@ -197,7 +198,6 @@ begin
     if choice ->> 'count' = '0' then
         return null;
     end if;
-    perform pgmb.keep_alive(gid);
     id := md5(concat_ws('|', gid, choice -> 'bounds', choice -> 'count', began_at))::uuid;
     batch := choice || jsonb_build_object(
         'id', id, 'attempt', 1, 'lsn', pg_current_wal_insert_lsn(),

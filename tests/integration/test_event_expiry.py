@@ -9,6 +9,7 @@ import pytest
 
 from tests.commits import until
 from tests.event_keeping import dispatch, kept, lines, maintain, publish, read, subscribe
+from tests.events import work
 from tests.tubes import one
 
 
@@ -88,6 +89,14 @@ def test_a_group_that_is_being_read_does_not_expire(connect):
     assert len(read(connection, "g")) == 1
     assert expire(connection) != []
     assert groups(connection) == []
+
+
+def test_a_consumer_that_asks_and_finds_nothing_keeps_its_subscription(db, connect):
+    connection = connect()
+    subscribe(connection, "g", expiry_interval="1 hour")
+    connection.execute("update pgmb.subscriptions set last_active_at = now() - interval '59 minutes'")
+    assert work(db) == []
+    assert expire(connection, "30 minutes") == []
 
 
 def test_a_subscription_that_comes_while_its_group_expires_is_kept(connect):

@@ -287,6 +287,16 @@ def test_a_group_keeps_its_subscriptions_alive(db, connection, monkeypatch):
     assert row.fetchone() == (True,)
 
 
+def test_a_run_that_finds_nothing_keeps_the_groups_subscriptions_alive(db, connection):
+    connection.execute(
+        "update pgmb.subscriptions set expiry_interval = interval '10 minutes', "
+        "last_active_at = now() - interval '9 minutes'"
+    )
+    assert group(db, Handler("a", Seen())).run("empty").events == 0
+    row = connection.execute("select last_active_at > now() - interval '1 minute' from pgmb.subscriptions")
+    assert row.fetchone() == (True,)
+
+
 def test_a_consumers_rights_are_enough(db, connection, role):
     other = role("consumer")
     connection.execute("select pgmb.grant_consumer(%s::regrole)", [other.name])
