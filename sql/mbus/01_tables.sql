@@ -151,7 +151,8 @@ create table mbus.receipt (
     txid xid8 not null default pg_current_xact_id()
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 create index on mbus.receipt (queue, id);
-create index on mbus.receipt (queue, coalesce(consumer, 0), id);
+-- In this order: who asks by queue and id cannot be led into it by statistics from when there were few.
+create index on mbus.receipt (coalesce(consumer, 0), queue, id);
 comment on table mbus.receipt is
     'Messages that were received out of order, by one consumer, or taken from all (consumer is null), of which pending had not '
     'received it.';

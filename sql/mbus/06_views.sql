@@ -155,7 +155,7 @@ begin
 begin
     return query
     select l.id, l.txid, w.wanted, s.received,
-           exists (select from mbus.receipt as r where r.queue = %2$s and r.id = l.id and r.consumer is null)
+           exists (select from mbus.receipt as r where r.queue = %2$s and r.id = l.id and r.consumer is null offset 0)
            or case when w.wanted = '{}' then l.only_for is not null else w.wanted <@ s.received end,
            coalesce(l.expires < clock_timestamp(), false)
     from %1$s as l%4$s
@@ -186,7 +186,7 @@ begin
           and (r.consumer = any (%6$L) or mbus.matches(r.consumer, m.message))
           -- Who claimed it before it expired goes on with it.
           and (l.expires is null or l.expires >= clock_timestamp() or exists (
-              select from mbus.apart as a where a.consumer = r.consumer and a.id = l.id and a.batch is not null))
+              select from mbus.apart as a where a.consumer = r.consumer and a.id = l.id and a.batch is not null offset 0))
         limit 1
     ) as f
     where not exists (

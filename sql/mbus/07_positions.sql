@@ -159,8 +159,7 @@ declare
             from mbus.%1$I as l)$sql$, 'log$' || known.qname, known.qname || '.');
     wanted text := format($sql$
             (t.pgchange_expires is null or t.pgchange_expires > clock_timestamp())
-            and (t.pgchange_only is null or %s = any (t.pgchange_only))
-            and (none_gone or t.id <> all (gone))%s$sql$, c.id,
+            and (t.pgchange_only is null or %s = any (t.pgchange_only))%s$sql$, c.id,
         case when c.selector is null or safe then '' else format(E' and (%s\n)', c.selector) end);
     verdict text := case when safe then format(
         'mbus.%I((t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data)::mbus.qt_model)',
@@ -175,7 +174,7 @@ exception when others or assert_failure then
 begin
     perform mbus.place(
         case when safe then 'safe$' else 'look$' end || c.id,
-        'stands mbus.standing, horizon bigint, gone bigint[], most integer',
+        'stands mbus.standing, horizon bigint, gone int8multirange, most integer',
         'mbus.seen',
         'language plpgsql stable',
         format($body$
@@ -184,7 +183,7 @@ declare
     seen mbus.seen;
     late xid8[];
     highest bigint;
-    none_gone boolean := gone = '{}';
+    none_gone boolean := isempty(gone);
     is_level boolean := stands.low = stands.high;
 begin
     -- All of this sees what the statement sees that calls it.
@@ -210,7 +209,12 @@ begin
                 select p.* from unnest(stands.late_xids, stands.late_parts, stands.late_ids) as p(xid, part, above)
                 where p.xid = any (late) offset 0
             ) as p on p.xid = e.xid and p.part = mod(t.id, %4$s)
-            where t.id > p.above and t.id <= stands.dones[1 + p.part] and %2$s
+            where t.id > p.above and t.id <= stands.dones[1 + p.part]
+              -- Each by itself: what was received long ago is above the first of them too.
+              and not exists (
+                  select from mbus.receipt as r
+                  where r.queue = %8$s and coalesce(r.consumer, 0) = any (array[0, %9$s]) and r.id = t.id offset 0)
+              and %2$s
             order by t.id
             limit most);
     end if;
@@ -218,7 +222,8 @@ begin
     seen.ids := seen.ids || array(
         select %3$s
         from %1$s as t
-        where t.id > stands.low and t.id <= horizon and (is_level or t.id > stands.dones[1 + mod(t.id, %4$s)]) and %2$s
+        where t.id > stands.low and t.id <= horizon and (is_level or t.id > stands.dones[1 + mod(t.id, %4$s)])
+          and (none_gone or not gone @> t.id) and %2$s
         order by t.id
         limit most - seen.late_count);
     if 0 > any (seen.ids) then
@@ -230,7 +235,7 @@ begin
     end if;
     return seen;%7$s
 end
-$body$, source, wanted, number, known.consumers_cnt, 'log$' || known.qname, verdict, rescue),
+$body$, source, wanted, number, known.consumers_cnt, 'log$' || known.qname, verdict, rescue, known.id, c.id),
         format('What consumer %s comes upon in the log of queue %s.', c.name, known.qname),
         pinned => false);
 end

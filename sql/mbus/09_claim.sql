@@ -1,11 +1,11 @@
 -- What is handed out of the parts that a consumer has locked, and how far that brings it.
 
-create function mbus.gone(known mbus.queue, c integer, above bigint) returns bigint[]
+create function mbus.gone(known mbus.queue, c integer, above bigint) returns int8multirange
 language plpgsql stable
 as $$
 begin
-    return array(
-        select r.id from mbus.receipt as r
+    return (
+        select coalesce(range_agg(int8range(r.id, r.id, '[]')), '{}') from mbus.receipt as r
         where r.queue = known.id and coalesce(r.consumer, 0) = any (array[0, c]) and r.id > above);
 end
 $$;
@@ -18,7 +18,7 @@ declare
     answer record;
 begin
     execute format('select mbus.%I($1, $2, $3, $4) as seen', 'look$' || c) into answer
-    using stands, horizon, mbus.gone(known, c, case when stands.late_xids <> '{}' then 0 else stands.low end), most;
+    using stands, horizon, mbus.gone(known, c, stands.low), most;
     return answer.seen;
 end
 $$;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.queues import consume, consumen, drain, fill, make, one, post, there
+from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
 
 
 @pytest.fixture
@@ -135,6 +135,71 @@ def test_a_claim_does_not_walk_along_those_that_were_received_out_of_order(conne
     connection.commit()
     connection.execute("analyze mbus.receipt, mbus.apart")
     assert consume(connection) is None
+    assert rows_read(connection, "receipt") < 300
+
+
+@pytest.fixture
+def received_long_ago(connect):
+    """A connection, out of autocommit, to a queue q: of its 3,000 messages each was received out of order, while another
+    consumer keeps them in the log."""
+    connection = connect(autocommit=False)
+    make(connection)
+    consumer(connection, "idle")
+    fill(connection, range(3000))
+    drain(connection, most=3000)
+    connection.execute(
+        "insert into mbus.receipt (queue, id, consumer) select q.id, l.id, c.id "
+        "from mbus.queue as q join mbus.consumer as c using (qname), mbus.\"log$q\" as l where c.name = 'default'"
+    )
+    connection.commit()
+    return connection
+
+
+def test_a_claim_does_not_go_through_what_was_received_long_ago_while_others_write(
+    received_long_ago, connect
+):
+    connection = received_long_ago
+    slow = connect(autocommit=False)
+    post(slow, "late")
+    for n in range(2):
+        fill(connection, range(10))
+        connection.commit()
+        before = rows_read(connection, "receipt")
+        assert len(consumen(connection, 10)) == 10
+        assert rows_read(connection, "receipt") - before < 300, n
+        connection.commit()
+    slow.commit()
+    before = rows_read(connection, "receipt")
+    assert drain(connection) == ["late"]
+    assert rows_read(connection, "receipt") - before < 300
+
+
+def test_a_stretch_that_was_taken_is_not_gone_through_for_each_message(connect):
+    connection = connect()
+    make(connection)
+    iids = fill(connection, range(100))
+    for iid in [*iids[10:40], iids[60]]:
+        take(connection, iid)
+    query = (
+        "select array_agg(upper(r) - lower(r)) from mbus.queue as q join mbus.consumer as c using (qname), "
+        "unnest(mbus.gone(q, c.id, 0)) as r"
+    )
+    assert one(connection, query) == [30, 1]
+    assert len(drain(connection)) == 69
+
+
+def test_a_take_does_not_walk_along_what_was_taken_before(connect):
+    connection = connect(autocommit=False)
+    make(connection)
+    iids = fill(connection, range(3100))
+    for iid in iids[:10]:
+        take(connection, iid)
+    connection.execute(
+        'insert into mbus.receipt (queue, id) select q.id, l.id from mbus.queue as q, mbus."log$q" as l '
+        "where l.id between 11 and 3010"
+    )
+    connection.commit()
+    assert take(connection, iids[3050]) == "3050"
     assert rows_read(connection, "receipt") < 300
 
 
