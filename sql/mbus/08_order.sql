@@ -93,13 +93,15 @@ create function mbus.set_free(c integer, parts integer[], most integer, thorough
 language plpgsql stable
 as $$
 declare
+    -- A constant: no index is searched for what is below a function that may answer otherwise at each row.
+    moment timestamptz := clock_timestamp();
     some_due boolean;
     some_waiting boolean;
     free bigint[] := '{}';
 begin
     select exists (
                select from mbus.apart as a
-               where a.consumer = c and a.wait_consumer is null and not a.failed and a.due <= clock_timestamp())
+               where a.consumer = c and a.wait_consumer is null and not a.failed and a.due <= moment)
                or exists (select from mbus.wake as w where w.consumer = c),
            exists (select from mbus.apart as a where a.consumer = c and a.wait_consumer is not null)
     into some_due, some_waiting;
@@ -108,7 +110,7 @@ begin
         free := array(
             select a.id from mbus.apart as a
             where a.consumer = c and a.wait_consumer is null and not a.failed
-              and a.due > '-infinity' and a.due <= clock_timestamp() and a.part = any (parts)
+              and a.due > '-infinity' and a.due <= moment and a.part = any (parts)
             order by a.due, a.id
             limit most)
             || array(select w.id from mbus.wake as w where w.consumer = c and w.part = any (parts) limit most);
@@ -130,7 +132,7 @@ begin
         -- What expires wakes nobody.
         || array(
             select a.id from mbus.apart as a
-            where a.consumer = c and a.wait_consumer is not null and a.due < 'infinity' and a.due <= clock_timestamp()
+            where a.consumer = c and a.wait_consumer is not null and a.due < 'infinity' and a.due <= moment
               and a.part = any (parts)
             order by a.due
             limit most);

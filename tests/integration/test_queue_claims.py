@@ -138,6 +138,26 @@ def test_a_claim_does_not_walk_along_those_that_were_received_out_of_order(conne
     assert rows_read(connection, "receipt") < 300
 
 
+@pytest.mark.parametrize("expires", [None, "1h"])
+def test_a_claim_does_not_walk_along_those_whose_time_has_not_come(connect, expires):
+    """Messages that are delayed, and messages that wait for one at the longest until that expires."""
+    connection = connect(autocommit=False)
+    make(connection, "q", "r")
+    first = None if expires is None else post(connection, 0, "r", expires=expires)
+    connection.execute(
+        "select mbus.post('q', 'n=>0', hstore('consume_after', %s), "
+        "delayed_until => case when %s then localtimestamp + interval '1 hour' end) from generate_series(1, 3000)",
+        [first, first is None],
+    )
+    assert drain(connection) == []
+    fill(connection, range(11))
+    connection.commit()
+    before = rows_read(connection, "apart")
+    assert len(consumen(connection, 10)) == 10
+    assert consume(connection) == "10"
+    assert rows_read(connection, "apart") - before < 300
+
+
 @pytest.fixture
 def received_long_ago(connect):
     """A connection, out of autocommit, to a queue q: of its 3,000 messages each was received out of order, while another
