@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,8 +98,9 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     transaction of ``catalogue``; its name. Doing it again after a failure goes on where that ended.
 
     Raises Refused where the old master still takes writes, or may, where a standby is there and does not say how much of
-    the log it has, where those that answer are not of one cluster, where one has more of the log than the one that was
-    promoted, and where who has most of it may have left the others' history; ServerUnavailable where no standby answers.
+    the log it has, where those that answer are not of one cluster, where several take writes already, where one has more
+    of the log than the one that was promoted, and where who has most of it may have left the others' history;
+    ServerUnavailable where no standby answers.
     """
     with translated():
         members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
@@ -135,6 +137,29 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
         raise ServerUnavailable(
             f"no standby of replicaset {replicaset} answers: start one, and set its state to Online in the catalogue"
         )
+    best = _best(replicaset, there)
+    if not best.promoted:
+        with connect(best.server) as connection:
+            query = sql.SQL("select pg_catalog.pg_promote(true, {})").format(PROMOTED_WITHIN)
+            if not ask(connection, query):
+                raise ServerUnavailable(
+                    f"{best.name} was not promoted within {PROMOTED_WITHIN} s: see its log"
+                )
+    with translated():
+        catalogue.execute(sql.SQL("select topology.set_master({}, {})").format(replicaset, best.name))
+    log.info("%s is the master of replicaset %s now", best.name, replicaset)
+    return best.name
+
+
+def _best(replicaset: str, there: Sequence[Standby]) -> Standby:
+    """Who is to be the master: the one that was promoted, else the one that has most of the log. Raises Refused where
+    only a person knows."""
+    writing = [standby.name for standby in there if standby.promoted]
+    if len(writing) > 1:
+        raise Refused(
+            f"{', '.join(writing)} of replicaset {replicaset} take writes already: stop all but the one that is to be "
+            "the master, and set their state to Offline"
+        )
     best = max(there, key=lambda standby: (standby.promoted, standby.received))
     most = max(there, key=lambda standby: standby.received)
     if best.promoted:
@@ -153,17 +178,7 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
             f"{best.name} of replicaset {replicaset} has most of the log, but of an older timeline than {newest.name}: "
             "if it was the master before, stop it, and set its state to Offline; if not, try again in some minutes"
         )
-    if not best.promoted:
-        with connect(best.server) as connection:
-            query = sql.SQL("select pg_catalog.pg_promote(true, {})").format(PROMOTED_WITHIN)
-            if not ask(connection, query):
-                raise ServerUnavailable(
-                    f"{best.name} was not promoted within {PROMOTED_WITHIN} s: see its log"
-                )
-    with translated():
-        catalogue.execute(sql.SQL("select topology.set_master({}, {})").format(replicaset, best.name))
-    log.info("%s is the master of replicaset %s now", best.name, replicaset)
-    return best.name
+    return best
 
 
 def _found(name: str, instances: str, address: str) -> Standby | str | None:

@@ -294,3 +294,13 @@ def test_a_failover_is_recorded_though_the_catalogue_has_another_isolation_by_de
     )
     failover.fail_over_all(db, INSTANCES)
     assert master(catalogue) in ("i1", "i2")
+
+
+def test_nobody_becomes_the_master_while_two_take_writes(catalogue, own_cluster, standbys):
+    own_cluster.kill()
+    for standby in standbys:
+        standby.promote()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match="i1, i2 of replicaset r take writes already: stop"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert master(catalogue) == "i0"
