@@ -8,9 +8,14 @@ as $$
 declare
     kept integer;
 begin
-    update pgmb.subscriptions as s set last_active_at = now()
-    where s.group_id = gid and (sids is null or s.id = any (sids)) and s.expiry_interval is not null
-      and s.last_active_at + s.expiry_interval / 10 < now();
+    -- Nobody waits for who is changing a subscription, or removing it: it is in use, or said to be the next time.
+    with idle as (
+        select s.id from pgmb.subscriptions as s
+        where s.group_id = gid and (sids is null or s.id = any (sids)) and s.expiry_interval is not null
+          and s.last_active_at + s.expiry_interval / 10 < now()
+        for no key update skip locked
+    )
+    update pgmb.subscriptions as s set last_active_at = now() from idle as i where s.id = i.id;
     get diagnostics kept = row_count;
     return kept;
 end

@@ -99,6 +99,19 @@ def test_a_consumer_that_asks_and_finds_nothing_keeps_its_subscription(db, conne
     assert expire(connection, "30 minutes") == []
 
 
+def test_nobody_who_reads_waits_for_who_is_changing_a_subscription(db, connect):
+    connection, changing = connect(), connect(autocommit=False)
+    changed = subscribe(connection, "g", "a", expiry_interval="1 hour")
+    other = subscribe(connection, "g", "b", expiry_interval="1 hour")
+    ids = publish(connection, topic="a")
+    connection.execute("update pgmb.subscriptions set last_active_at = now() - interval '59 minutes'")
+    changing.execute("update pgmb.subscriptions set expiry_interval = '2 hours' where id = %s", [changed])
+    assert work(f"{db} options='-c statement_timeout=20s'") == ids
+    changing.rollback()
+    assert expire(connection, "30 minutes") == ["1 subscriptions of group g expired"]
+    assert subscriptions(connection) == [other]
+
+
 def test_a_subscription_that_comes_while_its_group_expires_is_kept(connect):
     connection, other = connect(), connect(autocommit=False)
     subscribe(connection, "g", "a", expiry_interval="15 minutes")
