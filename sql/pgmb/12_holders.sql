@@ -11,6 +11,24 @@ as $$
 $$;
 comment on function pgmb.cursors() is 'How far each group has read for certain, and when it last moved; empty is from the start.';
 
+create function pgmb.retries(lower pgmb.event_id, upper pgmb.event_id)
+returns table (id pgmb.event_id, group_id pgmb.group_id, event_id text)
+language sql stable
+as $$
+    select e.id, s.group_id, i.id
+    from (
+        select x.* from pgmb.events as x where x.topic = 'pgmb-retry'
+        union all
+        select x.* from pgmb.later as x where x.topic = 'pgmb-retry'
+    ) as e
+    join pgmb.subscriptions as s on s.id = e.subscription_id
+    cross join lateral pg_catalog.jsonb_array_elements_text(
+        case when pg_catalog.jsonb_typeof(e.payload -> 'ids') = 'array' then e.payload -> 'ids' else '[]' end) as i(id)
+    where i.id >= lower and i.id < upper
+$$;
+comment on function pgmb.retries(pgmb.event_id, pgmb.event_id) is
+    'The retries that name events in a range of ids, read or not: those are to be read again until the retry is read.';
+
 -- Each branch is a pipeline that ends when its reader has seen enough: pinned paths would keep them from being inlined.
 create function pgmb.needs(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
@@ -38,23 +56,26 @@ as $$
     cross join lateral pg_catalog.unnest(f.event_ids) as i(id)
     where i.id >= lower and i.id < upper
     union all
-    -- A retry that nobody has read yet names events that are to be read again.
-    select 'retry', s.group_id, i.id, pgmb.extract_date_from_event_id(e.id)
+    -- What a group with retries has not read is gone through once, and not for each of them: it may be much.
+    select 'retry', g.group_id, r.event_id, pgmb.extract_date_from_event_id(r.id)
     from (
-        select x.* from pgmb.events as x where x.topic = 'pgmb-retry'
+        select x.group_id, pg_catalog.min(x.id) as lowest, pg_catalog.max(x.id) as highest
+        from pgmb.retries(lower, upper) as x group by x.group_id
+    ) as g
+    cross join lateral (
+        select u.event_id::text as id from pgmb.unread_events as u
+        where u.event_id >= g.lowest and u.event_id <= g.highest
         union all
-        select x.* from pgmb.later as x where x.topic = 'pgmb-retry'
-    ) as e
-    join pgmb.subscriptions as s on s.id = e.subscription_id
-    cross join lateral pg_catalog.jsonb_array_elements_text(
-        case when pg_catalog.jsonb_typeof(e.payload -> 'ids') = 'array' then e.payload -> 'ids' else '[]' end) as i(id)
-    where i.id >= lower and i.id < upper
-      and (
-          exists (select from pgmb.unread_events as u where u.event_id = e.id)
-          or exists (
-              select from pgmb.cursors() as c
-              join pgmb.dispatched as d on d.group_id = c.group_id and d.id > c.cursor
-              where c.group_id = s.group_id and e.id = any (d.event_ids)))
+        select i.id
+        from pgmb.cursors() as c
+        join pgmb.dispatched as d on d.group_id = c.group_id and d.id > c.cursor
+        cross join lateral pg_catalog.unnest(d.event_ids) as i(id)
+        where c.group_id = g.group_id and i.id >= g.lowest and i.id <= g.highest
+          and d.event_ids[1] <= g.highest and d.event_ids[pg_catalog.cardinality(d.event_ids)] >= g.lowest
+    ) as w
+    cross join lateral (
+        select x.* from pgmb.retries(lower, upper) as x where x.id = w.id and x.group_id = g.group_id offset 0
+    ) as r
 $$;
 comment on function pgmb.needs(pgmb.event_id, pgmb.event_id) is
     'Why events in a range of ids may not go, an event and holder each: it is undispatched, unread by a group, a condition '

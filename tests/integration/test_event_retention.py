@@ -208,6 +208,30 @@ def test_whether_a_partition_may_go_does_not_cost_more_with_what_is_unread(log):
     assert pages() <= few + 200
 
 
+def test_what_a_group_has_not_read_is_not_gone_through_for_each_retry_that_it_has(log):
+    (subscription,) = log.execute("select id from pgmb.subscriptions").fetchone()
+
+    def pages() -> int:
+        plan = one(
+            log, "explain (analyze, buffers, format json) select pgmb.holder_of('pgmb.events', 'pm0', 'pm1')"
+        )
+        return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+
+    log.execute(
+        "insert into pgmb.events (topic, payload, subscription_id) "
+        "select 'pgmb-retry', jsonb_build_object('ids', jsonb_build_array('pm0' || n)), %s "
+        "from generate_series(1, 500) as n",
+        [subscription],
+    )
+    dispatch(log)
+    read(log)
+    # Until its plan stays the same.
+    few = [pages() for _ in range(8)][-1]
+    publish(log, 3000)
+    dispatch(log)
+    assert pages() <= few + 500
+
+
 def test_who_holds_a_partition_is_found_without_looking_through_all_that_is_unread_before_it(log):
     def pages() -> int:
         lower = one(log, "select pgmb.create_event_id(clock_timestamp(), 0)")
