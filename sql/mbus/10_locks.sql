@@ -14,7 +14,8 @@ comment on function mbus.take_part(integer, integer, boolean) is
     'Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Nobody is waited for.';
 
 create function mbus.parts_at(
-    known mbus.queue, c integer, amt integer, most integer, thorough boolean, out parts integer[], out free bigint[]
+    known mbus.queue, c integer, among integer[], amt integer, most integer, thorough boolean,
+    out parts integer[], out free bigint[]
 )
 language plpgsql
 as $$
@@ -27,18 +28,19 @@ begin
     if amt > 1 and upto >= 4 * known.consumers_cnt
         + (select p.done from mbus.position as p where p.consumer = c order by p.version desc limit 1)
     then
-        parts := known.parts;
+        parts := among;
         return;
     end if;
-    stands := mbus.stand(c, known.consumers_cnt, known.parts);
+    stands := mbus.stand(c, known.consumers_cnt, among);
     seen := mbus.look(known, c, stands, 9223372036854775807, most);
-    free := mbus.set_free(c, known.parts, greatest(amt, most), thorough or seen.ids = '{}');
+    free := mbus.set_free(c, among, greatest(amt, most), thorough or seen.ids = '{}');
     parts := array(
         select h.part from (
             select mod(abs(i), known.consumers_cnt)::integer as part, abs(i) as id from unnest(seen.ids) as i
             union all
             (select a.part, a.id from mbus.apart as a
              where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity'
+               and a.part = any (among)
              order by a.id limit most)
             union all
             select a.part, a.id from mbus.apart as a where a.consumer = c and a.id = any (free)
@@ -46,33 +48,32 @@ begin
         group by h.part order by min(h.id));
     -- Nothing for this consumer in a long stretch: what was looked at once need not be again.
     if parts = '{}' and upto > stands.low + 1000 then
-        parts := known.parts;
+        parts := among;
     end if;
 end
 $$;
-comment on function mbus.parts_at(mbus.queue, integer, integer, integer, boolean) is
-    'The parts in which there may be something for a consumer, the oldest message first, and what mbus.set_free() found where it was '
-    'asked.';
+comment on function mbus.parts_at(mbus.queue, integer, integer[], integer, integer, boolean) is
+    'Of some parts those in which there may be something for a consumer, the oldest message first, and what mbus.set_free() found where '
+    'it was asked.';
 
 create function mbus.claim_single(known mbus.queue, c integer) returns bigint[]
 language plpgsql
 as $$
 declare
     part integer;
-    tried integer[] := '{}';
+    remaining integer[] := known.parts;
     ids bigint[];
     held integer := coalesce(nullif(current_setting('mbus.held', true), ''), '0')::integer;
     has_whole boolean;
     is_held boolean;
     -- Of the first few, one is free mostly.
-    most integer := 8;
-    prospect record := mbus.parts_at(known, c, 1, most, random() < 0.1);
+    prospect record := mbus.parts_at(known, c, remaining, 1, 8, random() < 0.1);
     heads integer[] := prospect.parts;
 begin
     while heads <> '{}' loop
         part := heads[1];
         heads := heads[2 :];
-        tried := tried || part;
+        remaining := array_remove(remaining, part);
         -- Past so many messages a transaction locks whole parts: locks are few.
         has_whole := held >= 64 and mbus.take_part(c, part, true);
         is_held := has_whole or mbus.take_part(c, part, false);
@@ -106,11 +107,10 @@ begin
                 return ids;
             end if;
         end loop;
-        if heads = '{}' and most < 2 * known.consumers_cnt then
-            most := 2 * known.consumers_cnt;
-            prospect := mbus.parts_at(known, c, 1, most, true);
-            heads := array(
-                select h.part from unnest(prospect.parts) with ordinality as h(part, n) where h.part <> all (tried) order by h.n);
+        -- All that was seen may be in parts that others hold, however much that is.
+        if heads = '{}' and remaining <> '{}' then
+            prospect := mbus.parts_at(known, c, remaining, 1, 2 * known.consumers_cnt, true);
+            heads := prospect.parts;
         end if;
     end loop;
     return '{}';
@@ -150,6 +150,7 @@ language plpgsql
 as $$
 declare
     prospect record;
+    remaining integer[] := known.parts;
     parts integer[];
     ids bigint[];
     aside bigint[];
@@ -162,11 +163,15 @@ begin
     if amt = 1 then
         ids := mbus.claim_single(known, c);
     else
-        prospect := mbus.parts_at(known, c, amt, 2 * known.consumers_cnt, random() < 0.1);
-        parts := array(select p from unnest(prospect.parts) as p where pg_try_advisory_xact_lock(mbus.part_key(c, p)));
-        if parts = '{}' then
-            return '{}';
-        end if;
+        loop
+            prospect := mbus.parts_at(known, c, remaining, amt, 2 * known.consumers_cnt, random() < 0.1);
+            parts := array(select p from unnest(prospect.parts) as p where pg_try_advisory_xact_lock(mbus.part_key(c, p)));
+            exit when parts <> '{}';
+            remaining := array(select p from unnest(remaining) as p where p <> all (prospect.parts));
+            if prospect.parts = '{}' or remaining = '{}' then
+                return '{}';
+            end if;
+        end loop;
         aside := mbus.from_apart(
             known, c, parts, amt, coalesce(prospect.free, mbus.set_free(c, parts, greatest(amt, 1000), random() < 0.1)));
         if aside = '{}' then

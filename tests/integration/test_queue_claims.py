@@ -31,6 +31,43 @@ def test_a_claim_of_many_messages_holds_no_more_locks_than_parts(connect):
     assert len(drain(connection)) == 20_000
 
 
+def test_who_holds_one_message_keeps_nobody_from_those_of_other_parts(q, connect):
+    """However many messages its part has, one after another: each claim sees those first."""
+    fill(q, range(200))
+    slow = connect(autocommit=False)
+    assert consume(slow) == "0"
+    received = []
+    while (n := consume(q)) is not None:
+        received.append(n)
+    assert received == [str(n) for n in range(200) if n % 4]
+    slow.rollback()
+    assert len(drain(q)) == 50
+
+
+def test_who_holds_one_message_keeps_no_batch_from_those_of_other_parts(q, connect):
+    fill(q, range(80))
+    slow = connect(autocommit=False)
+    assert consume(slow) == "0"
+    assert len(drain(q)) == 60
+    fill(q, range(80, 84))
+    assert drain(q) == ["81", "82", "83"]
+
+
+def test_who_holds_one_message_keeps_nobody_from_those_of_other_parts_that_waited(q, connect):
+    make(q, "r")
+    first = post(q, "first", "r")
+    for n in range(200):
+        post(q, n, after=[first])
+    assert drain(q) == []
+    assert consume(q, queue="r") == "first"
+    slow = connect(autocommit=False)
+    assert consume(slow) == "0"
+    received = []
+    while (n := consume(q)) is not None:
+        received.append(n)
+    assert sorted(received, key=int) == [str(n) for n in range(200) if n % 4]
+
+
 def test_what_commits_late_is_received_though_later_messages_were(q, connect):
     slow, other = connect(autocommit=False), connect(autocommit=False)
     post(slow, "a1")
