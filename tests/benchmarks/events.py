@@ -158,8 +158,8 @@ def by_cursor(conninfo: str, limit: int, events: int) -> int:
                 with cursor.copy(f"copy ({query}) to stdout") as copy:  # type: ignore[arg-type]
                     last = deque(copy, maxlen=1)
                 if not last:
-                    polled = cursor.execute("select pgmb.poll_for_events()").fetchone()
-                    time.sleep(0 if polled[0] else 0.001)
+                    if cursor.execute("select pgmb.poll_for_events()").fetchone() == (0,):
+                        time.sleep(0.001)
                     continue
                 found += cursor.rowcount
                 cursor.execute(
