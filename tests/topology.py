@@ -1,4 +1,4 @@
-"""Catalogues for the tests, and what psql shows of one that a relay tells of."""
+"""Catalogues for the tests, the events in their logs, and what psql shows of one that a relay tells of."""
 
 from __future__ import annotations
 
@@ -49,3 +49,26 @@ def notices(output):
 
 def kinds(events):
     return [event["map"] for event in events]
+
+
+def since(connection: psycopg.Connection[Any], index: int = 0) -> list[dict[str, Any]]:
+    rows = connection.execute(
+        "select event::text from topology.log where index > %s order by term, index", [index]
+    )
+    return [json.loads(row[0]) for row in rows]
+
+
+def last(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("select coalesce(max(index), 0) from topology.log").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def told(connection: psycopg.Connection[Any], query: str, *parameters: Any) -> list[dict[str, Any]]:
+    """The events of one statement, without what every event has."""
+    before = last(connection)
+    connection.execute(query, parameters or None)
+    return [
+        {key: value for key, value in event.items() if key not in ("timestamp", "raft")}
+        for event in since(connection, before)
+    ]

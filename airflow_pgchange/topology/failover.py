@@ -26,7 +26,8 @@ DEAD = """
     where i.current_state ->> 0 <> 'Online' order by r.name
 """
 INSTANCES = """
-    select i.name, p.address, i.name = r.current_master_name from topology._pico_replicaset as r
+    select i.name, p.address, i.name = r.current_master_name, i.name = r.target_master_name
+    from topology._pico_replicaset as r
     join topology._pico_instance as i on i.replicaset_name = r.name
     left join topology._pico_peer_address as p on p.raft_id = i.raft_id and p.connection_type = 'pgproto'
     where r.name = {} and (i.name = r.current_master_name or i.current_state ->> 0 = 'Online')
@@ -79,8 +80,7 @@ def fail_over_all(catalogue: str, instances: str) -> None:
     with connect(catalogue, primary=True) as connection:
         for replicaset in without_master(connection):
             try:
-                with begun(connection):
-                    fail_over(connection, instances, replicaset)
+                fail_over(connection, instances, replicaset)
             except (PgChangeError, psycopg.Error) as error:
                 troubles.append(error)
     if troubles:
@@ -94,30 +94,31 @@ def without_master(catalogue: psycopg.Connection[Any]) -> list[str]:
 
 
 def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: str) -> str:
-    """Promote the standby that has most of the log, unless one was promoted already, and record it as the master, in the
-    transaction of ``catalogue``; its name. Doing it again after a failure goes on where that ended.
+    """Promote the standby that has most of the log, unless one was promoted already, and record it as the master; its
+    name. Who is to be it is recorded first, so that doing it again after a failure goes on where that ended;
+    ``catalogue`` is in no transaction.
 
-    Raises Refused where the old master still takes writes, or may, where a standby is there and does not say how much of
-    the log it has, where those that answer are not of one cluster, where several take writes already, where one has more
-    of the log than the one that was promoted, and where who has most of it may have left the others' history;
-    ServerUnavailable where no standby answers.
+    Raises Refused where the old master still takes writes, or may, where a standby is there and does not say how much
+    of the log it has, or was chosen before and does not answer, where those that answer are not of one cluster, where
+    several take writes already, where one has more of the log than the one that was promoted or chosen, and where who
+    has most of it may have left the others' history; ServerUnavailable where no standby answers.
     """
     with translated():
         members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
-    homeless = [name for name, address, _ in members if address is None]
+    homeless = [name for name, address, *_ in members if address is None]
     if homeless:
         raise Refused(
             f"{', '.join(homeless)} of replicaset {replicaset} has no address in the catalogue, and cannot be asked: "
             "topology.set_address() gives it one"
         )
-    found = {name: _found(name, instances, address) for name, address, _ in members}
+    found = {name: _found(name, instances, address) for name, address, *_ in members}
     whole = [one for one in found.values() if isinstance(one, Standby)]
     if len({one.cluster for one in whole}) > 1:
         raise Refused(
             f"{', '.join(one.name for one in whole)} of replicaset {replicaset} are not of one cluster: "
             "topology.set_address() corrects where they are"
         )
-    for old in [name for name, _, master in members if master]:
+    for old in [name for name, _, master, _ in members if master]:
         was = found.pop(old)
         if isinstance(was, Standby):
             was = "still takes writes" if was.promoted else None
@@ -126,18 +127,22 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
                 f"{old}, the master of replicaset {replicaset}, is not Online in the catalogue and {was}: "
                 "stop it, or set its state to Online"
             )
+    chosen = next((name for name, *_, target in members if target and name in found), None)
+    if chosen is not None and found[chosen] is None:
+        found[chosen] = "was chosen to be the master, and does not answer"
     unheard = [f"{name} {why}" for name, why in found.items() if isinstance(why, str)]
     if unheard:
         raise Refused(
-            f"of replicaset {replicaset} {', '.join(unheard)}, and may have most of the log: mend that, or set the "
-            "state to Offline to go on without it"
+            f"of replicaset {replicaset} {', '.join(unheard)}, and may take writes, or have most of the log: mend that, "
+            "or stop it and set its state to Offline to go on without it"
         )
     there = [standby for standby in found.values() if isinstance(standby, Standby)]
     if not there:
         raise ServerUnavailable(
             f"no standby of replicaset {replicaset} answers: start one, and set its state to Online in the catalogue"
         )
-    best = _best(replicaset, there)
+    best = _best(replicaset, there, chosen)
+    _record(catalogue, "choose_master", replicaset, best)
     if not best.promoted:
         with connect(best.server) as connection:
             query = sql.SQL("select pg_catalog.pg_promote(true, {})").format(PROMOTED_WITHIN)
@@ -145,30 +150,36 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
                 raise ServerUnavailable(
                     f"{best.name} was not promoted within {PROMOTED_WITHIN} s: see its log"
                 )
-    with translated():
-        catalogue.execute(sql.SQL("select topology.set_master({}, {})").format(replicaset, best.name))
+    _record(catalogue, "set_master", replicaset, best)
     log.info("%s is the master of replicaset %s now", best.name, replicaset)
     return best.name
 
 
-def _best(replicaset: str, there: Sequence[Standby]) -> Standby:
-    """Who is to be the master: the one that was promoted, else the one that has most of the log. Raises Refused where
-    only a person knows."""
+def _record(catalogue: psycopg.Connection[Any], what: str, replicaset: str, standby: Standby) -> None:
+    query = sql.SQL("select topology.{}({}, {})").format(sql.Identifier(what), replicaset, standby.name)
+    with begun(catalogue), translated():
+        catalogue.execute(query)
+
+
+def _best(replicaset: str, there: Sequence[Standby], chosen: str | None) -> Standby:
+    """Who is to be the master: the one that was promoted, else the one that was chosen, else the one that has most of the
+    log. Raises Refused where only a person knows."""
     writing = [standby.name for standby in there if standby.promoted]
     if len(writing) > 1:
         raise Refused(
             f"{', '.join(writing)} of replicaset {replicaset} take writes already: stop all but the one that is to be "
             "the master, and set their state to Offline"
         )
-    best = max(there, key=lambda standby: (standby.promoted, standby.received))
+    best = max(there, key=lambda standby: (standby.promoted, standby.name == chosen, standby.received))
     most = max(there, key=lambda standby: standby.received)
     if best.promoted:
         # It has gone on writing since, and a standby of its own has followed.
         best = _asked(best.name, best.server) or best
     if best.received < most.received:
         # One that was promoted goes on where the others end. This may be an older master, which somebody started again.
+        first = "takes writes already" if best.promoted else "was chosen to be the master"
         raise Refused(
-            f"{best.name} of replicaset {replicaset} takes writes already and has less of the log than {most.name}: "
+            f"{best.name} of replicaset {replicaset} {first} and has less of the log than {most.name}: "
             f"stop the one that is not to be the master, and set its state to Offline"
         )
     newest = max(there, key=lambda standby: standby.timeline)

@@ -146,35 +146,6 @@ $$;
 comment on function topology.add_instance(text, text, text, text, text, bigint) is
     'Add an instance to a replicaset, with its address host:port; returns its uuid.';
 
-create function topology.set_master(replicaset text, instance text) returns void
-language plpgsql volatile security definer
-set search_path = pg_catalog, topology, pg_temp
-as $$
-declare
-    home topology._pico_replicaset := topology.replicaset_named(replicaset);
-    chosen topology._pico_instance := topology.instance_named(instance);
-begin
-    if chosen.replicaset_name <> home.name then
-        perform topology.refuse(
-            format('instance %L belongs to replicaset %L, not %L', chosen.name, chosen.replicaset_name, home.name),
-            'choose one of its own instances');
-    end if;
-    if chosen.current_state ->> 0 <> 'Online' then
-        perform topology.refuse(
-            format('instance %L is %s', chosen.name, chosen.current_state ->> 0),
-            'choose an instance that is Online, or set its state first');
-    end if;
-    update topology._pico_replicaset as r set
-        current_master_name = chosen.name,
-        target_master_name = chosen.name,
-        current_config_version = r.current_config_version + 1,
-        target_config_version = r.current_config_version + 1
-    where r.name = home.name and r.current_master_name <> chosen.name;
-end
-$$;
-comment on function topology.set_master(text, text) is
-    'Record which instance of a replicaset is its master now, such as a standby that was promoted. Twice does nothing.';
-
 create function topology.set_state(instance text, state text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
@@ -199,6 +170,7 @@ begin
         perform topology.check_not_master(chosen);
     elsif state = 'Online' then
         perform topology.check_alone(topology.address_of(chosen.raft_id), chosen.raft_id);
+        perform topology.take_back(chosen);
     end if;
     next_state := jsonb_build_array(state, incarnation + case when state = 'Online' then 1 else 0 end);
     update topology._pico_instance as i set current_state = next_state, target_state = next_state where i.name = chosen.name;

@@ -8,36 +8,12 @@ import re
 import signal
 import threading
 from contextlib import suppress
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg import IsolationLevel, errors
 
-MASTER = "select topology.set_master(%s, %s)"
-
-
-def since(connection: psycopg.Connection[Any], index: int = 0) -> list[dict[str, Any]]:
-    rows = connection.execute(
-        "select event::text from topology.log where index > %s order by term, index", [index]
-    )
-    return [json.loads(row[0]) for row in rows]
-
-
-def last(connection: psycopg.Connection[Any]) -> int:
-    row = connection.execute("select coalesce(max(index), 0) from topology.log").fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def told(connection: psycopg.Connection[Any], query: str, *parameters: Any) -> list[dict[str, Any]]:
-    """The events of one statement, without what every event has."""
-    before = last(connection)
-    connection.execute(query, parameters or None)
-    return [
-        {key: value for key, value in event.items() if key not in ("timestamp", "raft")}
-        for event in since(connection, before)
-    ]
+from tests.topology import last, since, told
 
 
 def test_every_event_has_op_map_time_and_raft_and_then_its_own_fields(catalogue):
@@ -91,35 +67,6 @@ def test_another_incarnation_of_a_state_is_no_event(catalogue):
 def test_an_instance_has_a_state_whatever_is_written(catalogue, state):
     with pytest.raises(errors.CheckViolation):
         catalogue.execute("update topology._pico_instance set current_state = %s", [state])
-
-
-def test_another_master_tells_both_by_uuid(catalogue):
-    assert told(catalogue, MASTER, "r1", "r1-i2") == [
-        {
-            "op": "replace",
-            "map": "replicaset",
-            "replicaset_uuid": "uuid-r1",
-            "current_master_uuid": "uuid-r1-i2",
-        }
-    ]
-
-
-def test_a_master_that_is_lost_without_another_is_no_event(catalogue):
-    assert (
-        told(catalogue, "update topology._pico_replicaset set current_master_name = '' where name = 'r1'")
-        == []
-    )
-
-
-def test_a_master_that_comes_after_its_replicaset_is_told_then(connect):
-    connection = connect()
-    connection.execute(
-        "insert into topology._pico_replicaset (name, uuid, current_master_name, target_master_name, tier) "
-        "values ('r', 'ur', 'i', 'i', 'default')"
-    )
-    made = told(connection, "select topology.add_instance('i', 'r', 'h:1', uuid => 'ui')")
-    assert [event["map"] for event in made] == ["instance", "replicaset"]
-    assert made[1]["current_master_uuid"] == "ui"
 
 
 def test_a_replicaset_that_comes_after_its_instances_is_told_as_theirs_then(connect):

@@ -18,6 +18,7 @@ CHANGES = [
     "select topology.add_replicaset('r3')",
     "select topology.add_instance('r3-i1', 'r3', '127.0.0.1:31')",
     "select topology.set_address('r3-i1', '127.0.0.1:32')",
+    "select topology.choose_master('r3', 'r3-i1')",
     "select topology.set_master('r3', 'r3-i1')",
     "select topology.set_state('r2-i2', 'Offline')",
     "select topology.assign_buckets('default', 3000, 3999, 'r3')",

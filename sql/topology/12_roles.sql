@@ -68,7 +68,8 @@ begin
     execute format($grants$
         grant execute on function
             topology.add_replicaset(text, text, text, double precision),
-            topology.add_instance(text, text, text, text, text, bigint), topology.set_master(text, text),
+            topology.add_instance(text, text, text, text, text, bigint), topology.choose_master(text, text),
+            topology.set_master(text, text),
             topology.set_state(text, text), topology.set_address(text, text), topology.remove_instance(text),
             topology.remove_replicaset(text), topology.assign_buckets(text, bigint, bigint, text),
             topology.move_buckets(text, bigint, bigint, text, text)

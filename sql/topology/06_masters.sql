@@ -1,0 +1,104 @@
+-- Who is the master of a replicaset, and who is to be it: a failover chooses before it promotes, so that none is forgotten.
+
+create function topology.candidate(home topology._pico_replicaset, instance text) returns topology._pico_instance
+language plpgsql volatile
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    chosen topology._pico_instance := topology.instance_named(instance);
+begin
+    if chosen.replicaset_name <> home.name then
+        perform topology.refuse(
+            format('instance %L belongs to replicaset %L, not %L', chosen.name, chosen.replicaset_name, home.name),
+            'choose one of its own instances');
+    end if;
+    if chosen.current_state ->> 0 <> 'Online' then
+        perform topology.refuse(
+            format('instance %L is %s', chosen.name, chosen.current_state ->> 0),
+            'choose an instance that is Online, or set its state first');
+    end if;
+    return chosen;
+end
+$$;
+comment on function topology.candidate(topology._pico_replicaset, text) is
+    'An instance that may be the master of a replicaset; refused where it is of another one, or not Online.';
+
+create function topology.check_no_rival(home topology._pico_replicaset, chosen topology._pico_instance) returns void
+language plpgsql volatile
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    other text;
+begin
+    select i.name into other
+    from topology._pico_instance as i
+    where i.name in (home.current_master_name, home.target_master_name)
+      and i.name <> chosen.name and i.current_state ->> 0 = 'Online'
+    limit 1;
+    if found then
+        perform topology.refuse(
+            format('instance %L is the master of replicaset %L, or was chosen to be it, and is Online', other, home.name),
+            'if it takes writes it is the one for topology.set_master(); if not, stop it and set its state to Offline first');
+    end if;
+end
+$$;
+comment on function topology.check_no_rival(topology._pico_replicaset, topology._pico_instance) is
+    'Refuse an instance while another one of its replicaset may take writes: the master, or who was chosen to be it.';
+
+create function topology.choose_master(replicaset text, instance text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    home topology._pico_replicaset := topology.replicaset_named(replicaset);
+    chosen topology._pico_instance := topology.candidate(home, instance);
+begin
+    perform topology.check_no_rival(home, chosen);
+    update topology._pico_replicaset as r set
+        target_master_name = chosen.name,
+        target_config_version = r.current_config_version + 1
+    where r.name = home.name and r.target_master_name <> chosen.name;
+end
+$$;
+comment on function topology.choose_master(text, text) is
+    'Record who is to be the master, before it is promoted: nobody else is chosen while it is Online.';
+
+create function topology.set_master(replicaset text, instance text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    home topology._pico_replicaset := topology.replicaset_named(replicaset);
+    chosen topology._pico_instance := topology.candidate(home, instance);
+begin
+    update topology._pico_replicaset as r set
+        current_master_name = chosen.name,
+        target_master_name = chosen.name,
+        current_config_version = r.current_config_version + 1,
+        target_config_version = r.current_config_version + 1
+    where r.name = home.name and (r.current_master_name, r.target_master_name) <> (chosen.name, chosen.name);
+end
+$$;
+comment on function topology.set_master(text, text) is
+    'Record which instance of a replicaset is its master now, such as a standby that was promoted. Twice does nothing.';
+
+create function topology.take_back(chosen topology._pico_instance) returns void
+language plpgsql volatile
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    home topology._pico_replicaset;
+begin
+    select r.* into home from topology._pico_replicaset as r where r.current_master_name = chosen.name;
+    if home.name is null then
+        return;
+    end if;
+    perform topology.check_no_rival(home, chosen);
+    update topology._pico_replicaset as r set
+        target_master_name = chosen.name,
+        target_config_version = r.current_config_version
+    where r.name = home.name and r.target_master_name <> chosen.name;
+end
+$$;
+comment on function topology.take_back(topology._pico_instance) is
+    'What was chosen in place of a master that is Online again ends; refused while that may have been promoted.';
