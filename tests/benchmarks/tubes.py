@@ -24,7 +24,9 @@ GOALS = {
     1: {"insert": 1.4, "update": 2.3, "delete": 3.4},
     100: {"insert": 1.2, "update": 1.2, "delete": 1.5},
 }
-STATEMENTS = {1: 4_000, 100: 400}
+STATEMENTS = {1: 2_000, 100: 200}
+TURNS = 21
+"""Short turns and many of them: a machine drifts more between two than what they compare."""
 BACKFILLED = 5_000_000
 PODS_A_SECOND, SECONDS = 20_000, 30
 MIRRORED = 2_000_000
@@ -54,7 +56,7 @@ def capture(connection: psycopg.Connection, report: Report) -> None:
             for op, goal in GOALS[rows].items():
                 write = partial(written, connection, op, rows, statements, emptied="few, many")
                 plain, touching, crowded = side_by_side(
-                    7, partial(write, "plain"), partial(write, "touching"), partial(write, "crowded")
+                    TURNS, partial(write, "plain"), partial(write, "touching"), partial(write, "crowded")
                 )
                 report.say(op, ratio(touching, plain), "x", most=goal)
                 report.say(f"{op}, 64 workers / 1 worker", ratio(crowded, touching), "x", most=1.1)
