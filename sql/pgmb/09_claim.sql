@@ -171,7 +171,6 @@ begin
     if current_setting('synchronous_commit') in ('off', 'local') then
         perform set_config('synchronous_commit', 'on', true);
     end if;
-    perform pgmb.keep_alive(gid);
 
     mark := pgmb.pending(gid, "position");
     if mark.attempt >= max_attempts then
@@ -179,6 +178,18 @@ begin
             message = format('batch %s of group %I has failed, at attempt %s', mark.batch_id, gid, mark.attempt),
             hint = 'mend what it fails on and raise max_attempts, or give it up: pgmb.skip_batch(...)';
     end if;
+    if mark.version is null then
+        choice := pgmb.choose(gid, after, max_changes);
+        while (choice ->> 'count')::bigint < max_changes loop
+            polled := pgmb.dispatch();
+            if polled.pairs > 0 then
+                choice := pgmb.choose(gid, after, max_changes);
+            end if;
+            exit when not polled.more;
+        end loop;
+    end if;
+    -- Behind the dispatch: whoever removes a subscription whose condition does not end is not to wait for that.
+    perform pgmb.keep_alive(gid);
     if mark.version is not null then
         update pgmb.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
         where c.group_id = gid
@@ -187,14 +198,6 @@ begin
         return mark.batch || jsonb_build_object('attempt', mark.attempt, 'lsn', pg_current_wal_insert_lsn());
     end if;
 
-    choice := pgmb.choose(gid, after, max_changes);
-    while (choice ->> 'count')::bigint < max_changes loop
-        polled := pgmb.dispatch();
-        if polled.pairs > 0 then
-            choice := pgmb.choose(gid, after, max_changes);
-        end if;
-        exit when not polled.more;
-    end loop;
     if choice ->> 'count' = '0' then
         return null;
     end if;

@@ -112,6 +112,30 @@ def test_nobody_who_reads_waits_for_who_is_changing_a_subscription(db, connect):
     assert subscriptions(connection) == [other]
 
 
+def test_who_removes_a_subscription_does_not_wait_for_a_claim_that_is_at_its_condition(db, connect):
+    connection, holding = connect(), connect()
+    slow = subscribe(
+        connection, "g", conditions_sql="pg_advisory_xact_lock(1) is not null", expiry_interval="1 hour"
+    )
+    connection.execute("update pgmb.subscriptions set last_active_at = now() - interval '59 minutes'")
+    publish(connection)
+    holding.execute("select pg_advisory_lock(1)")
+    claiming = threading.Thread(target=work, args=[db])
+    claiming.start()
+    until(
+        connection,
+        "select exists (select from pg_locks as l join pg_database as d on d.oid = l.database "
+        "where d.datname = current_database() and not l.granted)",
+    )
+    try:
+        connection.execute("set lock_timeout = '5s'")
+        connection.execute("delete from pgmb.subscriptions where id = %s", [slow])
+    finally:
+        holding.execute("select pg_advisory_unlock(1)")
+        claiming.join()
+    assert subscriptions(connection) == []
+
+
 def test_a_subscription_that_comes_while_its_group_expires_is_kept(connect):
     connection, other = connect(), connect(autocommit=False)
     subscribe(connection, "g", "a", expiry_interval="15 minutes")
