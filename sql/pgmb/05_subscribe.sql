@@ -94,10 +94,17 @@ comment on function pgmb.condition_known(text) is 'The number of a condition tha
 create function pgmb.make_group(gid pgmb.group_id) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 begin
     loop
         insert into pgmb.subscription_groups (id) values (gid) on conflict do nothing;
+        if found then
+            -- What was dispatched to one of this name that is gone is not for this one, and its events may be gone.
+            delete from pgmb.dispatched as d where d.group_id = gid;
+        end if;
         -- One that is just expiring is gone then, and is made anew.
         perform from pgmb.subscription_groups as g where g.id = gid for key share;
         exit when found;
@@ -105,7 +112,7 @@ begin
 end
 $$;
 comment on function pgmb.make_group(pgmb.group_id) is
-    'Make a group if it is not there yet, and keep it from expiring until this transaction ends.';
+    'Make a group if it is not there yet, with nothing to read, and keep it from expiring until this transaction ends.';
 
 create function pgmb.subscribing() returns trigger
 language plpgsql

@@ -136,6 +136,26 @@ def test_who_removes_a_subscription_does_not_wait_for_a_claim_that_is_at_its_con
     assert subscriptions(connection) == []
 
 
+@pytest.mark.parametrize(
+    "end",
+    ["select pgmb.drop_group('g')", "select pgmb.expire_subscriptions(now() + interval '20 minutes')"],
+    ids=["dropped", "expired"],
+)
+def test_a_group_that_is_made_anew_gets_what_is_dispatched_from_then_on(connect, end):
+    connection = connect()
+    subscribe(connection, "g", expiry_interval="15 minutes")
+    subscribe(connection, "other")
+    publish(connection, 300)
+    dispatch(connection)
+    connection.execute(end)
+    assert groups(connection) == ["other"]
+    subscribe(connection, "g")
+    ids = publish(connection)
+    dispatch(connection)
+    assert [row[0] for row in connection.execute("select id from pgmb.read_next_events('g')")] == ids
+    assert one(connection, "select count(*) from pgmb.read_next_events('other')") == 301
+
+
 def test_a_subscription_that_comes_while_its_group_expires_is_kept(connect):
     connection, other = connect(), connect(autocommit=False)
     subscribe(connection, "g", "a", expiry_interval="15 minutes")
