@@ -47,6 +47,7 @@ def move(results: Connection, source: Connection, feed: EventFeed, to: datetime 
         cursor = None
         if to != "beginning":
             cursor = ask(source, select("pgmb.cursor_of", None if to == "now" else to))
+        ask(source, select("pgmb.check_kept", feed.group, cursor))
         ask(results, select("pgmb.move_group", feed.group, cursor))
 
 

@@ -85,7 +85,10 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    at text := (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid);
+    -- Of a group whose cursor is in another database the last claim tells how far it has read.
+    at text := coalesce(
+        (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid),
+        (select c.upto from pgmb.claim as c where c.group_id = gid and c.elsewhere));
     low text := coalesce(new_cursor, '');
     gone text;
 begin
@@ -105,14 +108,17 @@ begin
                 'events that were dispatched to group %I up to %s are gone, so it cannot read them again', gid,
                 pgmb.extract_date_from_event_id(gone)),
             hint = format(
-                'retention lets go of events that every group has read; all that came later are there: '
-                'select pgmb.set_group_cursor(%L, %L)', gid, gone);
+                'retention lets go of events that every group has read; all that came later are there; where its cursor is: '
+                'select pgmb.%s(%L, %L)',
+                case when exists (select from pgmb.claim as c where c.group_id = gid and c.elsewhere)
+                    then 'move_group' else 'set_group_cursor' end,
+                gid, gone);
     end if;
 end
 $$;
 comment on function pgmb.check_kept(text, pgmb.event_id) is
-    'Refuse to move a group back to where it could not read on: before dispatches of which retention has let go of events, because '
-    'they were published long before.';
+    'In the database of the events: refuse to move a group back to where it could not read on, before dispatches of which '
+    'retention has let go of events, because they were published long before.';
 
 create function pgmb.set_group_cursor(gid varchar, new_cursor pgmb.event_id, release_lock boolean default false) returns void
 language plpgsql volatile security definer

@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.events import TOPICAL, drain, poll_all, publish, publish_at, read, subscribe, take
+from airflow_pgchange.feeds import groups
+from tests.events import FEED, TOPICAL, drain, poll_all, publish, publish_at, read, subscribe, take, work
 from tests.tubes import one
 
 
@@ -169,6 +170,23 @@ def test_a_group_is_not_moved_back_to_where_it_could_not_read_on(connect, move):
     assert take(connection) == []
     connection.execute(refused.value.diag.message_hint.rpartition(": ")[2])
     assert take(connection) == later
+
+
+def test_a_group_whose_cursor_is_elsewhere_is_not_moved_back_to_where_it_could_not_read_on(
+    db, other_db, connect_to
+):
+    results, source = connect_to(db), connect_to(other_db)
+    subscribe(source)
+    old = publish_at(source, "now() - interval '3 hours'")
+    assert work(db, source=other_db) == [old]
+    later = publish(source, "a")
+    assert work(db, source=other_db) == later
+    source.execute("select pgmb.maintain_events_table()")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="are gone") as refused:
+        groups.move(results, source, FEED, "beginning")
+    assert work(db, source=other_db) == []
+    results.execute(refused.value.diag.message_hint.rpartition(": ")[2])
+    assert work(db, source=other_db) == later
 
 
 def test_a_group_set_to_now_gets_what_is_dispatched_from_now_on(connect):
