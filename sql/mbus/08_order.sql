@@ -154,8 +154,15 @@ declare
     -- Looked for from anywhere on, so that with many predecessors all get their turn.
     start bigint := (
         select lo + (random() * (hi - lo))::bigint
-        from (select min(a.wait_id), max(a.wait_id) from mbus.apart as a
-              where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place) as x(lo, hi));
+        from (
+            select a.wait_id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place
+            order by a.wait_id limit 1
+        ) as x(lo) cross join (
+            select a.wait_id from mbus.apart as a
+            where a.consumer = c and a.wait_consumer = waited_for and a.wait_part = place
+            order by a.wait_id desc limit 1
+        ) as y(hi));
     sample integer := case when place = -1 then 50 else 5 end;
     freed bigint[];
 begin

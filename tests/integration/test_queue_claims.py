@@ -156,6 +156,13 @@ def test_a_claim_does_not_walk_along_those_that_wait(crowd):
     assert rows_read(crowd, "apart") - before < 300
 
 
+def test_a_claim_that_finds_nothing_does_not_walk_along_those_that_wait(crowd):
+    """It looks for some whom nobody woke."""
+    before = rows_read(crowd, "apart")
+    assert drain(crowd) == []
+    assert rows_read(crowd, "apart") - before < 300
+
+
 def test_a_claim_does_not_walk_along_those_that_were_received_out_of_order(connect):
     connection = connect(autocommit=False)
     make(connection, "q", "r")
@@ -184,6 +191,8 @@ def test_a_claim_does_not_walk_along_those_whose_time_has_not_come(connect, expi
     )
     assert drain(connection) == []
     fill(connection, range(11))
+    # As for a crowd.
+    connection.execute("select setseed(0.5)")
     connection.commit()
     before = rows_read(connection, "apart")
     assert len(consumen(connection, 10)) == 10
