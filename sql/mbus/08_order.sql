@@ -225,7 +225,7 @@ $$;
 comment on function mbus.wake_up(integer[], bigint[]) is
     'Have those looked at again that wait until consumers receive messages. The rows of those are their own consumers'' to change.';
 
-create function mbus.set_apart(known mbus.queue, c integer, special mbus.picked[]) returns bigint[]
+create function mbus.not_yet(c integer, special mbus.picked[]) returns mbus.apart[]
 language plpgsql
 set search_path from current
 set enable_seqscan = off
@@ -234,31 +234,45 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     moment timestamptz := clock_timestamp();
-    kept_apart bigint[];
 begin
-    with obstacles as materialized (
-        select g.after, mbus.obstacle(g.after::text[]) as o
-        from (select distinct x.after from unnest(special) as x where x.after is not null) as g
-    ), judged as (
-        select s.id, s.part, s.due, s.expires, s.after, (o.o).consumer as whom, (o.o).part as place, (o.o).id as what,
-               (o.o).until as until
-        from unnest(special) as s
-        left join obstacles as o on o.after = s.after
-    ), kept as (
-        insert into mbus.apart (consumer, id, part, due, expires, after, wait_consumer, wait_part, wait_id)
-        select c, j.id, j.part, case when coalesce(j.due <= moment, true) then j.until else j.due end, j.expires, j.after,
-               case when coalesce(j.due <= moment, true) then j.whom end,
-               case when coalesce(j.due <= moment, true) then j.place end,
-               case when coalesce(j.due <= moment, true) then j.what end
+    return (
+        with obstacles as materialized (
+            select g.after, mbus.obstacle(g.after::text[]) as o
+            from (select distinct x.after from unnest(special) as x where x.after is not null and x.ok) as g
+        ), judged as (
+            select s.id, s.part, s.due, s.expires, s.after, s.ok, s.ok and coalesce(s.due <= moment, true) as is_due, o.o
+            from unnest(special) as s
+            left join obstacles as o on o.after = s.after
+        )
+        select coalesce(array_agg(row(
+            c, j.id, j.part, coalesce(case when j.is_due then (j.o).until else j.due end, '-infinity'), j.expires, j.after,
+            case when j.is_due then (j.o).consumer end, case when j.is_due then (j.o).part end, case when j.is_due then (j.o).id end,
+            j.ok is null, null)::mbus.apart), '{}')
         from judged as j
-        where j.due > moment or j.whom is not null
-        on conflict do nothing
-    )
-    select coalesce(array_agg(j.id), '{}') into kept_apart from judged as j
-    where j.due > moment or j.whom is not null
-       or exists (select from mbus.apart as a where a.consumer = c and a.id = j.id);
-    return kept_apart;
+        where j.ok is null
+           or j.ok and (
+               j.due > moment or (j.o).consumer is not null
+               or exists (select from mbus.apart as a where a.consumer = c and a.id = j.id)));
 end
 $$;
-comment on function mbus.set_apart(mbus.queue, integer, mbus.picked[]) is
-    'Note those messages that a consumer came upon and cannot have yet; returns them.';
+comment on function mbus.not_yet(integer, mbus.picked[]) is
+    'Those messages that a consumer came upon and cannot have yet, or on which its selector failed, as mbus.set_apart() notes them.';
+
+create function mbus.set_apart(known mbus.queue, c integer, messages mbus.apart[]) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    with kept as (
+        insert into mbus.apart select m.* from unnest(messages) as m
+        on conflict do nothing
+        returning id, failed
+    )
+    insert into mbus.fault (qname, consumer, message_id, message)
+    select known.qname, x.name, k.id, 'the selector fails on this message: ' || x.selector
+    from kept as k join mbus.consumer as x on x.id = c
+    where k.failed;
+end
+$$;
+comment on function mbus.set_apart(mbus.queue, integer, mbus.apart[]) is
+    'Note messages that a consumer went past without having them, and report those on which its selector failed.';

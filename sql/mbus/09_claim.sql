@@ -73,9 +73,10 @@ declare
     stands mbus.standing;
     seen mbus.seen;
     found bigint[];
-    aside bigint[];
+    aside mbus.apart[];
     most integer := amt;
     last_id bigint;
+    last_seen integer;
     is_cut boolean;
     is_full boolean;
     ends_late boolean;
@@ -86,12 +87,12 @@ begin
         is_full := cardinality(seen.ids) = most;
         found := seen.ids;
         if seen.special <> '{}' then
-            perform mbus.note_fault(known, c, p) from unnest(seen.special) as p where p.ok is null;
-            aside := mbus.set_apart(known, c, array(
-                select p from unnest(seen.special) as p where (p.after is not null or p.due is not null) and p.ok))
-                || array(select p.id from unnest(seen.special) as p where p.ok is not true);
+            aside := mbus.not_yet(c, seen.special);
             found := array(
-                select abs(i) from unnest(seen.ids) with ordinality as s(i, n) where abs(i) <> all (aside) order by n);
+                select abs(i) from unnest(seen.ids) with ordinality as s(i, n)
+                where abs(i) <> all (array(
+                    select a.id from unnest(aside) as a union all select p.id from unnest(seen.special) as p where not p.ok))
+                order by n);
         end if;
         is_cut := cardinality(found) > amt;
         if is_cut then
@@ -99,6 +100,12 @@ begin
         end if;
         -- Up to which message this look counts: the last handed out where there were more, else the last that was seen.
         last_id := case when is_cut then found[amt] else abs(seen.ids[cardinality(seen.ids)]) end;
+        if seen.special <> '{}' then
+            -- Those behind it are met again: noted now, they could be had and be done with before that.
+            last_seen := case when is_cut then coalesce(array_position(seen.ids, last_id), array_position(seen.ids, -last_id)) end;
+            perform mbus.set_apart(
+                known, c, array(select a from unnest(aside) as a where -a.id = any (seen.ids[1 : coalesce(last_seen, most)])));
+        end if;
         ends_late := false;
         if seen.late_count > 0 then
             ends_late := (is_cut or is_full) and last_id in (select abs(i) from unnest(seen.ids[1 : seen.late_count]) as i);
@@ -170,20 +177,3 @@ end
 $$;
 comment on function mbus.receive_apart(mbus.queue, integer, bigint[]) is
     'Receive messages apart, and have those looked at again that wait for them.';
-
-create function mbus.note_fault(known mbus.queue, c integer, p mbus.picked) returns void
-language plpgsql
-set search_path from current
-as $$
-begin
-    insert into mbus.apart (consumer, id, part, due, expires, after, failed)
-    values (c, p.id, p.part, coalesce(p.due, '-infinity'), p.expires, p.after, true)
-    on conflict do nothing;
-    if found then
-        insert into mbus.fault (qname, consumer, message_id, message)
-        select known.qname, x.name, p.id, 'the selector fails on this message: ' || x.selector from mbus.consumer as x where x.id = c;
-    end if;
-end
-$$;
-comment on function mbus.note_fault(mbus.queue, integer, mbus.picked) is
-    'Keep a message on which a consumer''s selector failed, and report it.';

@@ -114,7 +114,7 @@ begin
             select array(select m.message from passed as m where (m.message).ok is null)
             $query$, 'all$' || known.qname, known.consumers_cnt, 'match$' || c.id, known.id)
         into failed using c.id;
-        perform mbus.note_fault(known, c.id, p) from unnest(failed) as p;
+        perform mbus.set_apart(known, c.id, mbus.not_yet(c.id, failed));
         perform mbus.reconsider(c.id, array(select a.id from mbus.apart as a where a.consumer = c.id and a.after is not null));
     end if;
     perform mbus.make_views(known);

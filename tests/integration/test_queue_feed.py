@@ -132,6 +132,22 @@ def test_others_skip_what_is_claimed(db, connection):
     assert queues.there(connection) == []
 
 
+def test_what_was_met_far_ahead_and_acked_is_not_handed_out_when_its_turn_comes(db, connect):
+    """One message becomes due while the consumer is still before it in the log, to which two that waited led its eyes."""
+    connection = connect()
+    queues.make(connection, parts=1)
+    for n in ("far", "further"):
+        queues.post(connection, n, delay="1h")
+    queues.fill(connection, range(2))
+    queues.post(connection, "due", delay="200ms")
+    assert work(db, 1) == ["0"]
+    connection.execute(
+        "select pg_sleep_until(max(delayed_until)) from mbus.\"log$q\" where data -> 'n' = 'due'"
+    )
+    received = [*work(db, 1), *work(db, 1), *work(db, 1)]
+    assert sorted(received) == ["1", "due"]
+
+
 def test_a_retry_is_the_same_batch_though_more_has_come(db, connection):
     queues.fill(connection, range(3))
     first = fail(db)
