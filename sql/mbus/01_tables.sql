@@ -14,11 +14,10 @@ begin
     if not exists (select from pg_catalog.pg_extension where extname = 'hstore') then
         execute 'create extension hstore';
     end if;
-    -- Every function below is pinned to this path: hstore may live in any schema.
-    perform set_config('search_path', format(
+    -- hstore may live in any schema. It is on the path for the type's name only, until the end: see 25_hstore.sql.
+    perform pg_catalog.set_config('search_path', pg_catalog.format(
         'pg_catalog, mbus, %s, pg_temp',
-        (select quote_ident(n.nspname) from pg_catalog.pg_extension as e join pg_catalog.pg_namespace as n on n.oid = e.extnamespace
-         where e.extname = 'hstore')), true);
+        (select e.extnamespace::pg_catalog.regnamespace from pg_catalog.pg_extension as e where e.extname = 'hstore')), true);
 end
 $$;
 

@@ -15,11 +15,11 @@ begin
     -- an id that is younger than its snapshot, has a higher id than any that was drawn before.
     execute format($table$
         create table mbus.%1$I (
-            data hstore,
-            headers hstore not null default hstore(array[
+            data %4$s,
+            headers %4$s not null default %4$s(array[
                 'seenby', '{' || current_database() || '}', 'source_db', current_database()::text,
                 'destination_queue', %2$L, 'enqueue_time', clock_timestamp()::timestamp::text]),
-            properties hstore,
+            properties %4$s,
             delayed_until timestamptz,
             expires timestamptz,
             iid text,
@@ -37,7 +37,7 @@ begin
         ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
                 autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.2,
                 autovacuum_vacuum_cost_delay = 0)
-        $table$, 'log$' || known.qname, known.qname, sequence);
+        $table$, 'log$' || known.qname, known.qname, sequence, pg_typeof((null::mbus.qt_model).data));
     execute format('create index on mbus.%I (txid, id)', 'log$' || known.qname);
     execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
     execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
@@ -195,19 +195,19 @@ as $$
 begin
     grant usage on schema mbus to public;
     grant execute on function
-        mbus.post(text, hstore, hstore, hstore, timestamp, timestamp, text), mbus.consume(text, text), mbus.take(text), mbus.peek(text),
+        mbus.post, mbus.consume(text, text), mbus.take(text), mbus.peek(text),
         mbus.is_msg_exists(text), mbus.get_iid(text), mbus.can_post(text), mbus.can_consume(text, text), mbus.estimated_messages(text),
         mbus.create_queue(text, integer, boolean), mbus.drop_queue(text), mbus.create_consumer(text, text, text, boolean),
         mbus.drop_consumer(text, text), mbus.create_temporary_queue(), mbus.create_temporary_consumer(text, text), mbus.clear_tempq(),
-        mbus.post_temp(text, hstore, hstore, hstore, timestamp, timestamp), mbus.consume_temp(text),
-        mbus.post_dmq(hstore, hstore, hstore, timestamp, timestamp, text), mbus.create_trigger(text, text, text),
+        mbus.post_temp, mbus.consume_temp(text),
+        mbus.post_dmq, mbus.create_trigger(text, text, text),
         mbus.drop_trigger(text, text), mbus.create_view(text, text, text, text), mbus.create_run_function(text),
         mbus.feed_lock(text, text), mbus.feed_locked(text, text), mbus.feed_position(text, text),
         mbus.feed_claim(text, text, jsonb, integer, integer), mbus.feed_changes(text, text, jsonb, bigint, bigint),
         mbus.feed_ack(text, text, jsonb), mbus.feed_in_work(text, text, jsonb),
         mbus.feed_note_failure(text, text, jsonb, text), mbus.feed_lag(text, text, integer), mbus.feed_point(text),
         mbus.feed_passed(text, text, jsonb), mbus.feed_skip(text, text, jsonb, text), mbus.skip_batch(text, text, text),
-        mbus.list(), mbus.retry_faults(text, text), mbus.try_again(text, interval, text), mbus.start_saga(jsonb, hstore), mbus.saga_turn(text), mbus.saga_done(text),
+        mbus.list(), mbus.retry_faults(text, text), mbus.try_again(text, interval, text), mbus.start_saga, mbus.saga_turn(text), mbus.saga_done(text),
         mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text)
         to public;
 end

@@ -106,10 +106,11 @@ set search_path from current
 as $$
 declare
     guard text := case when known.is_roles_security_model then format('perform mbus.demand(''post'', %L);', known.qname) else '' end;
+    texts regtype := pg_typeof((null::mbus.qt_model).data);
 begin
     perform mbus.place('post_' || known.qname,
-        'data hstore, headers hstore default null, properties hstore default null, delayed_until timestamp default null, '
-        'expires timestamp default null, iid text default null',
+        format('data %1$s, headers %1$s default null, properties %1$s default null, delayed_until timestamp default null, '
+            'expires timestamp default null, iid text default null', texts),
         'text', 'language plpgsql security definer',
         format($body$
 #variable_conflict use_variable
@@ -137,8 +138,8 @@ $body$, guard, known.qname, 'log$' || known.qname, known.qname || '.'),
         format('Post a message to queue %s; returns its iid.', known.qname));
 
     perform mbus.place('postn_' || known.qname,
-        'data hstore[], headers hstore[] default null, properties hstore[] default null, delayed_until timestamp[] default null, '
-        'expires timestamp[] default null, iid text[] default null',
+        format('data %1$s[], headers %1$s[] default null, properties %1$s[] default null, delayed_until timestamp[] default null, '
+            'expires timestamp[] default null, iid text[] default null', texts),
         'text[]', 'language plpgsql security definer',
         format($body$
 #variable_conflict use_variable
@@ -185,7 +186,7 @@ begin
     elsif qname = 'dmq' then
         return mbus.post_dmq(data, headers, properties, delayed_until, expires, iid);
     elsif qname is null or to_regprocedure(
-        format('mbus.%I(hstore, hstore, hstore, timestamp, timestamp, text)', 'post_' || qname)) is null
+        format('mbus.%1$I(%2$s, %2$s, %2$s, timestamp, timestamp, text)', 'post_' || qname, pg_typeof(data))) is null
     then
         raise undefined_object using message = format('Queue %s does not exists', qname), hint = 'mbus.create_queue() makes one';
     end if;

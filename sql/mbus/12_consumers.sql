@@ -139,8 +139,8 @@ begin
     perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
     perform mbus.add_consumer(known, cname, p_selector, false);
     if noindex then
-        -- An index knows no alias.
-        raise notice 'create index concurrently on mbus.% (id)%;', quote_ident('log$' || qname),
+        -- An index knows no alias, and is of use only with the operators that the selector has.
+        raise notice E'set search_path to %;\ncreate index concurrently on mbus.% (id)%;\nreset search_path;', current_setting('search_path'), quote_ident('log$' || qname),
             case when p_selector is null then '' else format(E' where (%s\n)', regexp_replace(p_selector, '\mt\.', '', 'g')) end;
     end if;
 end

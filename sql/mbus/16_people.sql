@@ -119,7 +119,7 @@ begin
         exception when others then
             perform mbus.post_dmq(
                 message.data,
-                message.headers || hstore(array['dmq.added', localtimestamp::text, 'dmq.error', sqlerrm]),
+                message.headers || array['dmq.added', localtimestamp::text, 'dmq.error', sqlerrm]::hstore,
                 message.properties, message.delayed_until, message.expires, message.iid);
         end;
     end loop;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.queues import post, there, under_roles
+from tests.queues import drain, post, there, under_roles
 
 DENIED = "Access denied"
 
@@ -165,3 +165,25 @@ def test_no_role_reaches_the_tables_behind_the_functions(owner, role, connect_to
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied"):
             session.execute(f"select {call}")
     assert there(owner) == ["1"]
+
+
+def test_who_may_create_where_hstore_is_has_nothing_called_by_the_queues(owner, role, connect_to):
+    """PostgreSQL's own mod() takes two bigints, and this one what is given to it."""
+    stranger = role("stranger")
+    owner.execute(f"grant create on schema public to {stranger.name}")
+    connect_to(stranger.conninfo).execute(
+        "create function public.mod(bigint, integer) returns bigint language plpgsql as "
+        "$$ begin raise 'called as %', current_user; end $$"
+    )
+    post(owner, 1)
+    assert there(owner) == ["1"]
+    assert drain(owner) == ["1"]
+    paths = {
+        setting
+        for (settings,) in owner.execute(
+            "select proconfig from pg_proc where pronamespace = 'mbus'::regnamespace and proconfig is not null"
+        )
+        for setting in settings
+        if setting.startswith("search_path=")
+    }
+    assert paths == {"search_path=pg_catalog, mbus, pg_temp"}

@@ -56,10 +56,27 @@ def test_a_notice_gives_an_index_for_a_selector_that_few_messages_match(q):
     q.add_notice_handler(lambda notice: told.append(notice.message_primary))
     selector = "(t.properties->'kind') = 'retail' -- t.data"
     q.execute("select mbus.create_consumer('retail', 'q', %s, noindex => true)", [selector])
-    (index,) = told
-    q.execute(index)
+    (statements,) = told
+    for statement in statements.split(";\n"):
+        q.execute(statement)
     made = one(q, "select indexdef from pg_indexes where tablename = 'log$q' and indexdef ~ 'WHERE.*retail'")
     assert "(id)" in made
+    fill(q, range(3000))
+    q.execute("select mbus.post('q', 'n=>it', properties => 'kind=>retail'); analyze mbus.\"log$q\"")
+    assert drain(q, "retail") == ["it"]
+    used = "select idx_scan from pg_stat_user_indexes where indexrelname = 'log$q_id_idx'"
+    q.execute("select pg_stat_force_next_flush()")
+    assert one(q, used) > 0
+
+
+def test_a_selector_has_all_that_hstore_has(q):
+    consumer(
+        q,
+        "c",
+        "t.data @> 'n=>1'::hstore and exist(t.data, 'n') and 'n' in (select e.key from each(t.data) as e)",
+    )
+    fill(q, [1, 2])
+    assert drain(q, "c") == ["1"]
 
 
 def test_a_selector_that_takes_too_long_is_cancelled_and_stops_nobody_else(q):

@@ -184,9 +184,9 @@ def test_who_waits_for_a_message_in_the_dmq_goes_on_waiting(q):
 
 def test_run_on_counts_successes_and_sends_failures_to_the_dmq(q):
     q.execute("select mbus.create_run_function('q')")
-    q.execute("create table done (n integer)")
+    q.execute("create table public.done (n integer)")
     fill(q, [1, "x", 3])
-    assert one(q, "select mbus.run_on_q('insert into done select ($1.data -> ''n'')::integer')") == 2
+    assert one(q, "select mbus.run_on_q('insert into public.done select ($1.data -> ''n'')::integer')") == 2
     assert q.execute("select n from done order by n").fetchall() == [(1,), (3,)]
     row = q.execute(
         "select iid, data -> 'n', headers ? 'dmq.added', headers -> 'dmq.error' from mbus.dmq"
