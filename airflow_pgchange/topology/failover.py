@@ -11,7 +11,7 @@ import psycopg
 from psycopg import pq, sql
 
 from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.connect import begun, complete, connect
+from airflow_pgchange.feeds.connect import begun, complete, connect, keep_open
 from airflow_pgchange.feeds.errors import PgChangeError, Refused, ServerUnavailable, translated
 from airflow_pgchange.feeds.owners import at
 
@@ -78,6 +78,8 @@ def fail_over_all(catalogue: str, instances: str) -> None:
     """
     troubles: list[Exception] = []
     with connect(catalogue, primary=True) as connection:
+        # Each instance that is dead may keep us waiting.
+        keep_open(connection)
         for replicaset in without_master(connection):
             try:
                 fail_over(connection, instances, replicaset)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from select import select
+
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
+from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.errors import Refused, ServerUnavailable
 from airflow_pgchange.topology import failover
 
@@ -367,6 +372,24 @@ def test_a_failover_is_recorded_though_the_catalogue_has_another_isolation_by_de
         f"alter database \"{catalogue.info.dbname}\" set default_transaction_isolation = 'serializable'"
     )
     failover.fail_over_all(db, INSTANCES)
+    assert master(catalogue) in ("i1", "i2")
+
+
+def test_a_failover_is_recorded_though_the_catalogue_ends_sessions_that_are_idle_while_it_asks_and_promotes(
+    db, catalogue, own_cluster, standbys, monkeypatch
+):
+    own_cluster.kill()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    hasty = make_conninfo(db, options="-c idle_session_timeout=200")
+    asked = failover._asked
+
+    def slow(name, server):
+        with closing(connect_ours(hasty)) as victim:
+            select([victim.fileno()], [], [])
+        return asked(name, server)
+
+    monkeypatch.setattr(failover, "_asked", slow)
+    failover.fail_over_all(hasty, INSTANCES)
     assert master(catalogue) in ("i1", "i2")
 
 
