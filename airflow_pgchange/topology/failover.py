@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import sql
 
 from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.connect import begun, complete, connect, keep_open
+from airflow_pgchange.feeds.connect import begun, connect, keep_open
 from airflow_pgchange.feeds.errors import PgChangeError, Refused, ServerUnavailable, translated
 from airflow_pgchange.feeds.owners import at
+from airflow_pgchange.topology.protocol import SSL
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +52,10 @@ STATE = """
 """A standby that was restarted counts what it receives from the beginning of a segment: it may have replayed more. Its
 control file has a new timeline some minutes later than it, at most."""
 
-KNOCK = "user=knocks password=none dbname=postgres sslmode=disable gssencmode=disable"
-"""Who is refused has been answered: no encryption, which could not be agreed upon, and nobody's password."""
-UNHEARD = {
-    pq.Ping.OK: "answers, but does not let us in",
-    pq.Ping.REJECT: "answers, but lets nobody in now",
-}
+KNOCK = struct.pack("!II", 8, SSL)
+"""Asks for encryption, which every server answers before anything else, and none minds."""
+KNOCKED_WITHIN = 10.0
+"""Seconds that the answer may take."""
 
 
 @dataclass(frozen=True)
@@ -196,11 +197,23 @@ def _best(replicaset: str, there: Sequence[Standby], chosen: str | None) -> Stan
 
 def _found(name: str, instances: str, address: str) -> Standby | str | None:
     """An instance as it is now; why it may answer others where it does not answer us; None where nobody is there. One
-    that is full, or starts, or wants another encryption, lets in others."""
+    that is full, or starts, or cannot start a process, or wants another encryption, has let in others."""
     found = _asked(name, at(instances, address))
     if found is not None:
         return found
-    return UNHEARD.get(pq.Ping(pq.PGconn.ping(complete(at(KNOCK, address)).encode())))
+    return "answers, but does not let us in" if _answers(address) else None
+
+
+def _answers(address: str) -> bool:
+    """Whether anything comes back from there: a proxy takes connections also for who is dead. libpq would not tell a
+    server without memory for another process from none, and would ask as its environment wants."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), KNOCKED_WITHIN) as knocking:
+            knocking.sendall(KNOCK)
+            return knocking.recv(1) != b""
+    except (OSError, UnicodeError):
+        return False
 
 
 def _asked(name: str, server: str) -> Standby | None:

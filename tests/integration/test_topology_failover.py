@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from contextlib import closing
 from select import select
 
@@ -182,6 +184,30 @@ def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(catalogue
     assert master(catalogue) == "i0"
 
 
+def test_a_master_that_has_no_memory_for_another_process_is_there_and_not_replaced(
+    catalogue, own_cluster, standbys
+):
+    own_cluster.kill()
+
+    def refuse():
+        while True:
+            try:
+                client, _ = master.accept()
+            except OSError:
+                return
+            with client:
+                client.sendall(b"Ecould not fork new process for connection: Cannot allocate memory\n\0")
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as master:
+        threading.Thread(target=refuse, daemon=True).start()
+        catalogue.execute("select topology.set_address('i0', %s)", [f"127.0.0.1:{master.getsockname()[1]}"])
+        catalogue.execute("select topology.set_state('i0', 'Offline')")
+        with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
+            failover.fail_over(catalogue, INSTANCES, "r")
+        master.shutdown(socket.SHUT_RDWR)
+    assert all(map(is_standby, standbys))
+
+
 def test_a_master_that_came_back_while_the_standbys_were_asked_is_not_replaced(
     catalogue, own_cluster, standbys, monkeypatch
 ):
@@ -223,6 +249,30 @@ def test_a_standby_that_is_there_and_does_not_let_us_in_is_not_passed_over(catal
     assert master(catalogue) == "i0"
     catalogue.execute("select topology.set_state('i1', 'Offline')")
     assert failover.fail_over(catalogue, "dbname=postgres user=app", "r") == "i2"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "options"),
+    [
+        ("PGSSLROOTCERT", "system", "sslrootcert=''"),
+        ("PGSSLNEGOTIATION", "direct", "sslnegotiation=postgres"),
+    ],
+)
+def test_a_master_that_is_there_is_not_replaced_whatever_the_environment_wants_of_encryption(
+    catalogue, own_cluster, standbys, monkeypatch, variable, value, options
+):
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute(
+            "create role app login connection limit 1; grant execute on function pg_promote to app"
+        )
+    for standby in standbys:
+        standby.wait_for_replay(own_cluster)
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with psycopg.connect(own_cluster.conninfo(user="app")):
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
+            failover.fail_over(catalogue, f"dbname=postgres user=app {options}", "r")
+    assert master(catalogue) == "i0"
 
 
 def test_a_master_with_which_no_encryption_can_be_agreed_is_there_and_not_replaced(catalogue):
