@@ -9,6 +9,7 @@ from select import select
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.connect import connect as connect_ours
@@ -75,6 +76,27 @@ def test_the_standby_that_has_most_of_the_log_becomes_the_master(catalogue, own_
     assert failover.without_master(catalogue) == []
     with psycopg.connect(standbys[1].conninfo(), autocommit=True) as connection:
         connection.execute("insert into late default values")
+
+
+def test_a_standby_that_knows_every_instance_follows_the_new_master(catalogue, own_cluster, standbys):
+    servers = {f"i{number}": server for number, server in enumerate([own_cluster, *standbys])}
+    ports = ",".join(str(server.port) for server in servers.values())
+    instances = (
+        f"host={','.join(['127.0.0.1'] * 3)} port={ports} user=postgres target_session_attrs=read-write"
+    )
+    for standby in standbys:
+        with psycopg.connect(standby.conninfo(), autocommit=True) as connection:
+            for name, value in {"primary_conninfo": instances, "wal_retrieve_retry_interval": "50ms"}.items():
+                query = sql.SQL("alter system set {} = {}").format(sql.Identifier(name), value)
+                connection.execute(query)
+            connection.execute("select pg_reload_conf()")
+    own_cluster.kill()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    promoted = servers[failover.fail_over(catalogue, INSTANCES, "r")]
+    with psycopg.connect(promoted.conninfo(), autocommit=True) as connection:
+        connection.execute("create table late ()")
+    (other,) = (standby for standby in standbys if standby is not promoted)
+    other.wait_for_replay(promoted)
 
 
 def test_what_a_standby_had_before_it_was_restarted_counts(catalogue, own_cluster, standbys):
