@@ -212,7 +212,7 @@ def _answers(address: str) -> bool:
         with socket.create_connection((host.strip("[]"), int(port)), KNOCKED_WITHIN) as knocking:
             knocking.sendall(KNOCK)
             return knocking.recv(1) != b""
-    except (OSError, UnicodeError):
+    except (OSError, ValueError):  # Plain SQL may have written a port that is no number.
         return False
 
 
@@ -224,5 +224,9 @@ def _asked(name: str, server: str) -> Standby | None:
     except ServerUnavailable as error:
         log.info("%s does not answer: %s", name, error)
         return None
+    except UnicodeError as error:
+        raise Refused(
+            f"{name} has an address that can be none: topology.set_address() corrects it"
+        ) from error
     in_recovery, received, timeline, cluster = row or (False, 0, 0, 0)
     return Standby(name, server, not in_recovery, int(received or 0), timeline, cluster)

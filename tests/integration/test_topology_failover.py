@@ -383,6 +383,15 @@ def test_nobody_is_promoted_while_one_without_an_address_cannot_be_asked(catalog
     assert is_standby(standbys[0])
 
 
+@pytest.mark.parametrize("name", ["i0", "i2"])
+def test_nobody_is_promoted_while_one_has_an_address_that_can_be_none(catalogue, standbys, name):
+    catalogue.execute("select topology.set_address(%s, '10.0.0..1:5432')", [name])
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match=f"{name} has an address that can be none.*set_address"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert is_standby(standbys[0])
+
+
 @pytest.mark.parametrize("as_standby", [True, False], ids=["standby", "primary"])
 def test_an_older_master_that_came_back_with_more_of_its_own_log_does_not_become_the_master_again(
     catalogue, own_cluster, standbys, as_standby
