@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import class_row
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.connect import begun, connect, keep_open
@@ -29,7 +30,8 @@ DEAD = """
     where i.current_state ->> 0 <> 'Online' order by r.name
 """
 INSTANCES = """
-    select i.name, p.address, i.name = r.current_master_name, i.name = r.target_master_name
+    select i.name, coalesce(p.address, '') as address, i.name = r.current_master_name as is_master,
+           i.name = r.target_master_name and i.name <> r.current_master_name as is_chosen
     from topology._pico_replicaset as r
     join topology._pico_instance as i on i.replicaset_name = r.name
     left join topology._pico_peer_address as p on p.raft_id = i.raft_id and p.connection_type = 'pgproto'
@@ -56,6 +58,17 @@ KNOCK = struct.pack("!II", 8, SSL)
 """Asks for encryption, which every server answers before anything else, and none minds."""
 KNOCKED_WITHIN = 10.0
 """Seconds that the answer may take."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """An instance as the catalogue has it, its address empty where that is unknown: whether it is the master, or was
+    chosen to be it by a failover that has not ended."""
+
+    name: str
+    address: str
+    is_master: bool
+    is_chosen: bool
 
 
 @dataclass(frozen=True)
@@ -106,45 +119,9 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     several take writes already, where one has more of the log than the one that was promoted or chosen, and where who
     has most of it may have left the others' history; ServerUnavailable where no standby answers.
     """
-    with translated():
-        members = catalogue.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
-    homeless = [name for name, address, *_ in members if address is None]
-    if homeless:
-        raise Refused(
-            f"{', '.join(homeless)} of replicaset {replicaset} has no address in the catalogue, and cannot be asked: "
-            "topology.set_address() gives it one"
-        )
-    found = {name: _found(name, instances, address) for name, address, *_ in members}
-    whole = [one for one in found.values() if isinstance(one, Standby)]
-    if len({one.cluster for one in whole}) > 1:
-        raise Refused(
-            f"{', '.join(one.name for one in whole)} of replicaset {replicaset} are not of one cluster: "
-            "topology.set_address() corrects where they are"
-        )
-    for old in [name for name, _, master, _ in members if master]:
-        was = found.pop(old)
-        if isinstance(was, Standby):
-            was = "still takes writes" if was.promoted else None
-        if was is not None:
-            raise Refused(
-                f"{old}, the master of replicaset {replicaset}, is not Online in the catalogue and {was}: "
-                "stop it, or set its state to Online"
-            )
-    chosen = next((name for name, *_, target in members if target and name in found), None)
-    if chosen is not None and found[chosen] is None:
-        found[chosen] = "was chosen to be the master, and does not answer"
-    unheard = [f"{name} {why}" for name, why in found.items() if isinstance(why, str)]
-    if unheard:
-        raise Refused(
-            f"of replicaset {replicaset} {', '.join(unheard)}, and may take writes, or have most of the log: mend that, "
-            "or stop it and set its state to Offline to go on without it"
-        )
-    there = [standby for standby in found.values() if isinstance(standby, Standby)]
-    if not there:
-        raise ServerUnavailable(
-            f"no standby of replicaset {replicaset} answers: start one, and set its state to Online in the catalogue"
-        )
-    best = _best(replicaset, there, chosen)
+    members = _members(catalogue, replicaset)
+    there = _standbys(replicaset, members, {one.name: _found(one, instances) for one in members})
+    best = _best(replicaset, there, next((one.name for one in members if one.is_chosen), None))
     _record(catalogue, "choose_master", replicaset, best)
     if not best.promoted:
         with connect(best.server) as connection:
@@ -156,6 +133,55 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     _record(catalogue, "set_master", replicaset, best)
     log.info("%s is the master of replicaset %s now", best.name, replicaset)
     return best.name
+
+
+def _members(catalogue: psycopg.Connection[Any], replicaset: str) -> list[Member]:
+    """Those that are to be asked. Raises Refused where one cannot be."""
+    with translated(), catalogue.cursor(row_factory=class_row(Member)) as cursor:
+        members = cursor.execute(sql.SQL(INSTANCES).format(replicaset)).fetchall()
+    homeless = [one.name for one in members if not one.address]
+    if homeless:
+        raise Refused(
+            f"{', '.join(homeless)} of replicaset {replicaset} has no address in the catalogue, and cannot be asked: "
+            "topology.set_address() gives it one"
+        )
+    return members
+
+
+def _standbys(
+    replicaset: str, members: Sequence[Member], found: dict[str, Standby | str | None]
+) -> list[Standby]:
+    """Those that may be promoted, the old master never. Raises Refused where that or another one may take writes, or have
+    most of the log, and does not say so."""
+    whole = [one for one in found.values() if isinstance(one, Standby)]
+    if len({one.cluster for one in whole}) > 1:
+        raise Refused(
+            f"{', '.join(one.name for one in whole)} of replicaset {replicaset} are not of one cluster: "
+            "topology.set_address() corrects where they are"
+        )
+    for old in [one.name for one in members if one.is_master]:
+        was = found.pop(old)
+        if isinstance(was, Standby):
+            was = "still takes writes" if was.promoted else None
+        if was is not None:
+            raise Refused(
+                f"{old}, the master of replicaset {replicaset}, is not Online in the catalogue and {was}: "
+                "stop it, or set its state to Online"
+            )
+    for chosen in [one.name for one in members if one.is_chosen]:
+        found[chosen] = found[chosen] or "was chosen to be the master, and does not answer"
+    unheard = [f"{name} {why}" for name, why in found.items() if isinstance(why, str)]
+    if unheard:
+        raise Refused(
+            f"of replicaset {replicaset} {', '.join(unheard)}, and may take writes, or have most of the log: mend that, "
+            "or stop it and set its state to Offline to go on without it"
+        )
+    there = [standby for standby in found.values() if isinstance(standby, Standby)]
+    if not there:
+        raise ServerUnavailable(
+            f"no standby of replicaset {replicaset} answers: start one, and set its state to Online in the catalogue"
+        )
+    return there
 
 
 def _record(catalogue: psycopg.Connection[Any], what: str, replicaset: str, standby: Standby) -> None:
@@ -195,13 +221,13 @@ def _best(replicaset: str, there: Sequence[Standby], chosen: str | None) -> Stan
     return best
 
 
-def _found(name: str, instances: str, address: str) -> Standby | str | None:
+def _found(member: Member, instances: str) -> Standby | str | None:
     """An instance as it is now; why it may answer others where it does not answer us; None where nobody is there. One
     that is full, or starts, or cannot start a process, or wants another encryption, has let in others."""
-    found = _asked(name, at(instances, address))
+    found = _asked(member.name, at(instances, member.address))
     if found is not None:
         return found
-    return "answers, but does not let us in" if _answers(address) else None
+    return "answers, but does not let us in" if _answers(member.address) else None
 
 
 def _answers(address: str) -> bool:

@@ -234,6 +234,8 @@ begin
         select from topology._pico_instance as i where i.replicaset_name = chosen.replicaset_name and i.name <> chosen.name
     ) then
         perform topology.check_not_master(chosen);
+        update topology._pico_replicaset as r set target_master_name = r.current_master_name
+        where r.target_master_name = chosen.name;
     else
         -- There is none that could be the master in its place.
         perform topology.check_drained(chosen.replicaset_name);

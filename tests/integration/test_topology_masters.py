@@ -78,3 +78,9 @@ def test_a_choice_ends_when_a_master_is_recorded(catalogue):
     catalogue.execute("select topology.set_state('r1-i1', 'Online')")
     catalogue.execute(MASTER, ["r1", "r1-i1"])
     assert catalogue.execute(CHOSEN).fetchone() == ("r1-i1",)
+
+
+def test_a_choice_ends_when_who_was_chosen_is_taken_out(catalogue):
+    catalogue.execute("select topology.set_state('r1-i1', 'Offline'), topology.choose_master('r1', 'r1-i2')")
+    catalogue.execute("select topology.remove_instance('r1-i2')")
+    assert catalogue.execute(CHOSEN).fetchone() == ("r1-i1",)
