@@ -76,6 +76,7 @@ comment on function pgmb.shrink_default(regclass, pgmb.event_id) is
 create function pgmb.trim_default(tbl regclass, cut pgmb.event_id) returns setof text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
 as $$
 declare
     part regclass := pgmb.default_partition(tbl);
@@ -85,10 +86,16 @@ declare
     holders text[] := '{}';
 begin
     for span in select * from pgmb.default_spans(tbl, cut) loop
-        -- In one statement the rows and who needs them are seen at one moment.
-        execute format('delete from %s where id >= $2 and id < $3 and (select pgmb.holder_of($1, $2, $3)) is null', part)
-        using tbl, span.lower_bound, span.upper_bound;
-        get diagnostics deleted = row_count;
+        begin
+            -- In one statement the rows and who needs them are seen at one moment.
+            execute format('delete from %s where id >= $2 and id < $3 and (select pgmb.holder_of($1, $2, $3)) is null', part)
+            using tbl, span.lower_bound, span.upper_bound;
+            get diagnostics deleted = row_count;
+        exception when lock_not_available then
+            -- Somebody takes some of them away and has not committed that.
+            return next format('postponed the old rows of %s: some are in use', part);
+            exit;
+        end;
         gone := gone + deleted;
         if deleted = 0 then
             holders := holders || coalesce(pgmb.holder_of(tbl, span.lower_bound, span.upper_bound), 'they came into use');

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.event_keeping import dispatch, kept, lines, maintain, publish, read, subscribe
+from tests.event_keeping import dispatch, drop_all, kept, lines, maintain, publish, read, subscribe
 from tests.tubes import one
 
 LATER = "5 hours"
@@ -133,6 +133,21 @@ def test_a_group_keeps_nothing_of_the_default_partition_for_what_it_has_not_read
     dispatch(log)
     assert any("deleted 3 rows" in line for line in maintain(log, LATER))
     assert kept(log) == unread
+
+
+def test_nobody_waits_for_who_makes_a_group_anew_and_does_not_commit(log, connect):
+    drop_all(log, "pgmb.dispatched")
+    publish(log)
+    dispatch(log)
+    log.execute("select pgmb.drop_group('g')")
+    other = connect(autocommit=False)
+    subscribe(other)
+    log.execute("set statement_timeout = '20s'")
+    trim = "select pgmb.trim_partitions('pgmb.dispatched', now() + interval '5 hours')"
+    assert lines(log, trim) == ["postponed the old rows of dispatched_default: some are in use"]
+    other.commit()
+    assert lines(log, trim) == []
+    assert one(log, "select count(*) from pgmb.dispatched") == 0
 
 
 def test_who_holds_an_event_of_the_last_microsecond_that_an_id_can_say_is_said(log):
