@@ -47,8 +47,10 @@ def move(results: Connection, source: Connection, feed: EventFeed, to: datetime 
         cursor = None
         if to != "beginning":
             cursor = ask(source, select("pgmb.cursor_of", None if to == "now" else to))
-        ask(source, select("pgmb.check_kept", feed.group, cursor))
-        ask(results, select("pgmb.move_group", feed.group, cursor))
+        # Under the group's lock, and the source commits first: at no moment may what comes again go.
+        with results.transaction():
+            ask(results, select("pgmb.move_group", feed.group, cursor))
+            ask(source, select("pgmb.note_move", feed.group, cursor))
 
 
 def drop(results: Connection, source: Connection, feed: EventFeed) -> None:

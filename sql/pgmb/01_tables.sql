@@ -217,12 +217,14 @@ create table pgmb.claim (
     after pgmb.event_id not null,
     upto pgmb.event_id not null,
     elsewhere boolean not null,
+    moved_to pgmb.event_id,
     claimed_at timestamptz not null default clock_timestamp()
 );
 comment on table pgmb.claim is
     'The batch that each group claimed last, in the database of the events: what a retry works on again, and the mark that shows '
     'whether this cluster still has all that the group saw. The cursor was after when it was claimed; elsewhere says that the '
-    'cursor is kept in another database, so that this row tells how far the group has read. error is what the attempt failed on.';
+    'cursor is kept in another database, so that this row tells how far the group has read; moved_to is the lowest cursor that it '
+    'was moved to there since. error is what the attempt failed on.';
 
 create table pgmb.fault (
     id bigint generated always as identity primary key,

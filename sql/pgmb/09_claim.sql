@@ -214,7 +214,7 @@ begin
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id, attempt = 1,
         error = null,
-        batch = excluded.batch, after = excluded.after, upto = excluded.upto, elsewhere = excluded.elsewhere,
+        batch = excluded.batch, after = excluded.after, upto = excluded.upto, elsewhere = excluded.elsewhere, moved_to = null,
         claimed_at = excluded.claimed_at;
     return batch;
 end

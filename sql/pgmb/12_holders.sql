@@ -3,8 +3,8 @@
 create function pgmb.cursors() returns table (group_id pgmb.group_id, cursor pgmb.event_id, since timestamptz)
 language sql stable
 as $$
-    -- Of a group whose cursor is in another database the last claim says where it was.
-    select g.id, coalesce(case when c.elsewhere then c.after else g.last_read_event_id end, ''),
+    -- Of a group whose cursor is in another database the last claim says where it was, or was moved back to.
+    select g.id, coalesce(case when c.elsewhere then least(c.after, c.moved_to) else g.last_read_event_id end, ''),
            case when c.elsewhere then c.claimed_at else g.updated_at end
     from pgmb.subscription_groups as g
     left join pgmb.claim as c on c.group_id = g.id

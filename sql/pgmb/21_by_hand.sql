@@ -86,7 +86,7 @@ set enable_mergejoin = off
 as $$
 declare
     -- Of a group whose cursor is in another database the last claim tells how far it has read.
-    at text := coalesce(
+    at text := greatest(
         (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid),
         (select c.upto from pgmb.claim as c where c.group_id = gid and c.elsewhere));
     low text := coalesce(new_cursor, '');

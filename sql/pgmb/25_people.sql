@@ -183,7 +183,21 @@ begin
 end
 $$;
 comment on function pgmb.move_group(text, pgmb.event_id) is
-    'Where a group''s cursor is: move it to one that pgmb.cursor_of() gave, or to null, the beginning.';
+    'Where a group''s cursor is: move it to one that pgmb.cursor_of() gave, or to null, the beginning. Where that is not the '
+    'database of the events, pgmb.note_move() there comes before the commit.';
+
+create function pgmb.note_move(gid text, new_cursor pgmb.event_id) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    update pgmb.claim as c set moved_to = least(c.moved_to, coalesce(new_cursor, '')) where c.group_id = gid and c.elsewhere;
+    perform pgmb.check_kept(gid, new_cursor);
+end
+$$;
+comment on function pgmb.note_move(text, pgmb.event_id) is
+    'In the database of the events: keep what a group whose cursor is elsewhere is moved back to, until it has claimed from there; '
+    'refused where that is gone.';
 
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer

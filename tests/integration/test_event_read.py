@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds import groups
+from tests.event_keeping import kept, maintain
 from tests.events import FEED, TOPICAL, drain, poll_all, publish, publish_at, read, subscribe, take, work
 from tests.tubes import one
 
@@ -187,6 +188,23 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_back_to_where_it_could_n
     assert work(db, source=other_db) == []
     results.execute(refused.value.diag.message_hint.rpartition(": ")[2])
     assert work(db, source=other_db) == later
+
+
+def test_what_a_group_whose_cursor_is_elsewhere_is_moved_back_to_is_kept_until_it_has_read_it(
+    db, other_db, connect_to
+):
+    results, source = connect_to(db), connect_to(other_db)
+    subscribe(source)
+    old = publish_at(source, "now() - interval '50 minutes'")
+    assert work(db, source=other_db) == [old]
+    later = publish(source, "a")
+    assert work(db, source=other_db) == later
+    groups.move(results, source, FEED, "beginning")
+    maintain(source, "1 hour")
+    assert work(db, source=other_db, limit=1) == [old]
+    assert work(db, source=other_db) == later
+    maintain(source, "1 hour")
+    assert kept(source) == later
 
 
 def test_a_group_set_to_now_gets_what_is_dispatched_from_now_on(connect):
