@@ -159,8 +159,9 @@ begin
         while (pgmb.dispatch()).more loop
         end loop;
     end if;
+    -- Without a time the clock has no say: what was dispatched last may be ahead of it.
     return least(
-        pgmb.create_event_id(coalesce(at, clock_timestamp()), 0)::text collate "C",
+        pgmb.create_event_id(coalesce(at, 'infinity'), 0)::text collate "C",
         left((pgmb.dispatcher_now()).last_id, 15) || 'fffffffff');
 end
 $$;

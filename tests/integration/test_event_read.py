@@ -207,6 +207,18 @@ def test_what_a_group_whose_cursor_is_elsewhere_is_moved_back_to_is_kept_until_i
     assert kept(source) == later
 
 
+def test_a_group_that_is_moved_to_now_gets_nothing_again_after_the_clock_stepped_back(connect):
+    connection = connect()
+    subscribe(connection)
+    ahead = "pgmb.create_event_id(now() + interval '1 hour', 0)"
+    connection.execute(f"update pgmb.dispatcher set last_id = {ahead}")
+    publish(connection, "a")
+    drain(connection)
+    connection.execute("select pgmb.move_group('g', pgmb.cursor_of())")
+    new = publish(connection, "b")
+    assert drain(connection) == new
+
+
 def test_a_group_set_to_now_gets_what_is_dispatched_from_now_on(connect):
     connection = connect()
     subscribe(connection)
