@@ -91,8 +91,8 @@ class SourceRestored(PgChangeError):
 
 
 class HistoryTrimmed(PgChangeError):
-    """A new consumer would miss commits that were trimmed, or a dead letter stands for some. Accept that with
-    ``accept_trimmed=True``, and drop the letter; or restore them."""
+    """A consumer that is new, or whose results were restored, would miss what was trimmed, or a dead letter stands for
+    some. Accept that with ``accept_trimmed=True``, or as the hint says, and drop the letter; or restore it."""
 
 
 class Refused(PgChangeError):

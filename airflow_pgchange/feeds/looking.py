@@ -8,7 +8,13 @@ import psycopg
 
 from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer
+from airflow_pgchange.feeds.errors import (
+    HistoryTrimmed,
+    SourceLostTail,
+    SourceRestored,
+    UnknownBranch,
+    UnknownConsumer,
+)
 from airflow_pgchange.feeds.feed import Feed
 
 Connection = psycopg.Connection[Any]
@@ -20,7 +26,7 @@ def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, 
     then the lag is None."""
     try:
         lag = watching.lag(results, source, feed, 1000)
-    except (SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
+    except (HistoryTrimmed, SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
         return {**UNKNOWN, "held_back_by": str(error)}
     batch = in_work(results, source, feed) or {}
     return {

@@ -65,7 +65,8 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     at bigint := "position" ->> 'version';
-    known bigint;
+    cursor text := "position" ->> 'cursor';
+    known record;
 begin
     perform pgmb.check_group(gid);
     if coalesce(at, 0) = 0 or pg_is_in_recovery() then
@@ -78,17 +79,32 @@ begin
                 'if the source was restored or upgraded: airflow pgchange repair events:%s; else check the source''s connection',
                 gid);
     end if;
-    known := coalesce((select c.version from pgmb.claim as c where c.group_id = gid), 0);
-    if at > known then
+    select coalesce(max(c.version), 0) as version, max(c.from_version) as from_version into known
+    from pgmb.claim as c where c.group_id = gid;
+    if at > known.version then
         raise exception using errcode = 'PC003',
-            message = format('group %I is at batch %s, but this source knows only %s: it lost its latest transactions', gid, at, known),
+            message = format(
+                'group %I is at batch %s, but this source knows only %s: it lost its latest transactions', gid, at, known.version),
             hint = format(
                 'airflow pgchange repair events:%s starts again from what survived; events then come at least once', gid);
+    end if;
+    -- Retention kept what came behind a later position: where the dispatch that was read last is gone others behind it are. A
+    -- cursor that was moved to a time may be behind none.
+    if at < known.from_version and pgmb.rank_of(cursor) between 1 and 68719476734 and not exists (
+        select from pgmb.dispatched as d
+        where d.group_id = gid and d.id >= cursor and d.id < left(cursor, 15) || 'g')
+    then
+        raise exception using errcode = 'PC005',
+            message = format(
+                'group %I is at batch %s, had come to %s, and what it read since is gone: its results are those of before', gid, at,
+                known.from_version),
+            hint = format('airflow pgchange move events:%s --to beginning goes on with what the log still has', gid);
     end if;
 end
 $$;
 comment on function pgmb.check_position(text, jsonb) is
-    'Refuse a position that belongs to another cluster, or that is ahead of what this source knows.';
+    'Refuse a position that belongs to another cluster, that is ahead of what this source knows, or behind which it has let go of '
+    'events.';
 
 create function pgmb.pending(gid text, "position" jsonb) returns pgmb.claim
 language plpgsql stable security definer

@@ -8,9 +8,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, watching
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, groups, watching
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
+    HistoryTrimmed,
     InvalidArgument,
     ServerUnavailable,
     SourceLostTail,
@@ -21,6 +22,7 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
 from tests.batches import taken
+from tests.event_keeping import maintain, narrow
 from tests.events import (
     FEED,
     TOPICAL,
@@ -299,6 +301,46 @@ def test_a_source_that_lost_its_tail_is_told_and_repaired(db, other_db, connect_
     mark = one(source, "select pgmb.mark('g')")
     assert one(results, "select pgmb.adopt_mark('g', %s)", psycopg.types.json.Jsonb(mark)) == "at least once"
     assert len(work_all(db, source=other_db)) == 2
+
+
+def test_results_that_were_restored_to_before_what_the_log_still_has_are_told_and_moved(
+    db, other_db, connect_to
+):
+    results, source = connect_to(db), connect_to(other_db)
+    narrow(source)
+    maintain(source)
+    subscribe(source)
+    publish(source, "a")
+    work(db, source=other_db)
+    before = results.execute("select version, last_read_event_id from pgmb.subscription_groups").fetchone()
+    publish(source, "b")
+    work(db, source=other_db)
+    dispatched = "pgmb.extract_date_from_event_id((pgmb.dispatcher_now()).last_id)"
+    source.execute(f"select pg_sleep_until({dispatched} + interval '1 second')")
+    later = publish(source, "c")
+    work(db, source=other_db)
+    results.execute("update pgmb.subscription_groups set (version, last_read_event_id) = (%s, %s)", before)
+    assert watching.lag(results, source, FEED).ready == 2
+    maintain(source, "1 hour")
+    with pytest.raises(HistoryTrimmed, match="--to beginning"):
+        work(db, source=other_db)
+    groups.move(results, source, FEED, "beginning")
+    assert work(db, source=other_db) == later
+
+
+def test_results_that_were_restored_to_a_time_that_they_were_moved_to_go_on_from_there(
+    db, other_db, connect_to
+):
+    results, source = connect_to(db), connect_to(other_db)
+    subscribe(source)
+    publish(source, "a")
+    work(db, source=other_db)
+    groups.move(results, source, FEED, "now")
+    before = results.execute("select version, last_read_event_id from pgmb.subscription_groups").fetchone()
+    again = publish(source, "b", "c")
+    assert work(db, source=other_db, limit=1) + work(db, source=other_db, limit=1) == again
+    results.execute("update pgmb.subscription_groups set (version, last_read_event_id) = (%s, %s)", before)
+    assert work(db, source=other_db) == again
 
 
 def test_another_source_than_the_cursors_is_told(db, other_db, connect_to):
