@@ -105,6 +105,14 @@ class Group:
             if cursor is not None:
                 ask(self._connection, select("pgmb.set_group_cursor", self.name, cursor, False))
 
+    def go_back(self, cursor: str) -> None:
+        """Move the cursor back; where it has not come so far it stays, and nothing is left out."""
+        with translated(), self._connection.transaction() as move:
+            position = ask(self._connection, select("pgmb.position", self.name))
+            self.keep([], cursor)
+            if position["cursor"] < cursor:
+                raise psycopg.Rollback(move)
+
     def stay(self) -> None:
         """Say that the group is in use; raises ConnectionLost where it is not held any more."""
         heartbeat(self._connection, self.name)

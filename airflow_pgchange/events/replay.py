@@ -13,13 +13,13 @@ from airflow_pgchange.feeds.errors import InvalidArgument, translated
 
 
 def rewind(conninfo: str, group: str, since: datetime, wait: float | None = 0) -> None:
-    """Let a group read again all that was dispatched to it since a time.
+    """Let a group read again all that was dispatched to it since a time; one that has not come so far stays where it is.
 
     For groups that are read by handlers or by ``read_next_events``. Raises ConsumerBusy while somebody holds the group
     for longer than ``wait`` seconds, UnknownConsumer.
     """
     with held(conninfo, group, wait, lambda: False) as reading:
-        reading.keep([], event_id(_checked(since), 0))
+        reading.go_back(event_id(_checked(since), 0))
 
 
 def replay(

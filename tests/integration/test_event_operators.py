@@ -219,6 +219,26 @@ def test_a_group_reads_again_from_a_time(conn_id: str, log: psycopg.Connection[A
     assert numbers(log) == [5, 6, 7]
 
 
+def test_a_group_that_has_not_come_so_far_is_not_moved_there(
+    conn_id: str, log: psycopg.Connection[Any]
+) -> None:
+    subscribe(log, "g")
+    publish(log, [Event("t", {"n": n}) for n in range(3)])
+    log.execute("select pgmb.poll_for_events()")
+    since = log.execute("select clock_timestamp()").fetchone()
+    publish(log, [Event("t", {"n": n}) for n in range(3, 5)])
+    log.execute("select pgmb.poll_for_events()")
+    assert since is not None
+    run(ReplayEventsOperator(task_id="r", group="g", since=since[0], postgres_conn_id=conn_id))
+    assert numbers(log) == list(range(5))
+    with pytest.raises(InvalidArgument, match="future"):
+        run(
+            ReplayEventsOperator(
+                task_id="r", group="g", since="2111-01-01T00:00:00Z", postgres_conn_id=conn_id
+            )
+        )
+
+
 def test_a_subscription_alone_gets_again_what_was_published_before_it_came(
     conn_id: str, log: psycopg.Connection[Any]
 ) -> None:
