@@ -119,6 +119,8 @@ begin
         perform mbus.remove_consumer(known, mbus.consumer_named(known.qname, each_name));
     end loop;
     execute format('drop view mbus.%I, mbus.%I', 'qt$' || known.qname, 'all$' || known.qname);
+    -- Its trigger goes with it, which otherwise keeps a function.
+    execute format('drop table mbus.%I', 'log$' || known.qname);
     for each_function in
         select p.oid::regprocedure from pg_proc as p
         where p.pronamespace = 'mbus'::regnamespace and p.proname = any (mbus.queue_functions(known))
@@ -128,8 +130,6 @@ begin
     for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
         perform mbus.drop_trigger(each_name, known.qname);
     end loop;
-    execute format('drop table mbus.%I', 'log$' || known.qname);
-    execute format('drop function if exists mbus.%I()', 'copy$' || known.id);
     delete from mbus.receipt as r where r.queue = known.id;
     delete from mbus.fault as f where f.qname = known.qname;
     delete from dead_letter.letter as l where l.kind = 'queue' and l.address ->> 'queue' = known.qname;

@@ -170,6 +170,14 @@ def test_dropping_the_queue_that_a_trigger_leads_to_leaves_the_other_working(q):
     assert drain(q) == ["1"]
 
 
+def test_dropping_the_queue_that_a_trigger_copies_from_leaves_the_other_working(q):
+    make(q, "r")
+    q.execute("select mbus.create_trigger('q', 'r')")
+    post(q, 1)
+    q.execute("select mbus.drop_queue('q')")
+    assert drain(q, queue="r") == ["1"]
+
+
 def test_a_selector_that_fails_on_a_message_keeps_it_for_its_consumer_and_stops_nobody(q):
     consumer(q, "number", "(t.data->'n')::integer > 1")
     fill(q, [1, "x", 2, 3])
