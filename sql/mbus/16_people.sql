@@ -119,15 +119,16 @@ begin
         exception when others then
             perform mbus.post_dmq(
                 message.data,
-                message.headers || array['dmq.added', localtimestamp::text, 'dmq.error', sqlerrm]::hstore,
+                message.headers operator(mbus.||) array['dmq.added', localtimestamp::text, 'dmq.error', sqlerrm]::mbus.hstore,
                 message.properties, message.delayed_until, message.expires, message.iid);
         end;
     end loop;
     return done;
 end
 $body$, mbus.function_name('consumen', qname, 'default')),
-        format('Receive messages of queue %s, at most a thousand, and run SQL for each, which is $1, a mbus.qt_model, with '
-               'names of tables that say their schema; returns for how many it succeeded. The others go to the dmq.', qname));
+        format('Receive messages of queue %s, at most a thousand, and run SQL for each, which is $1, a mbus.qt_model, as who calls this '
+               'would; returns for how many it succeeded. The others go to the dmq.', qname),
+        pinned => false);
 end
 $$;
 comment on function mbus.create_run_function(text) is 'Make the function run_on_<queue>(exec).';

@@ -187,3 +187,19 @@ def test_who_may_create_where_hstore_is_has_nothing_called_by_the_queues(owner, 
         if setting.startswith("search_path=")
     }
     assert paths == {"search_path=pg_catalog, mbus, pg_temp"}
+
+
+def test_run_on_runs_what_its_caller_could_run(owner, role, connect_to):
+    caller = role("caller")
+    owner.execute("create table public.pieces (sku text, pieces text); select mbus.create_run_function('q')")
+    for granted in (
+        "usage on schema mbus",
+        "execute on function mbus.run_on_q, mbus.consumen_q_by_default",
+        "insert on public.pieces",
+    ):
+        owner.execute(f"grant {granted} to {caller.name}")
+    owner.execute(f"grant mbus_{owner.info.dbname}_consume_q_by_default to {caller.name}")
+    post(owner, 1)
+    done = "select mbus.run_on_q('insert into pieces select (each($1.data)).*')"
+    assert connect_to(caller.conninfo).execute(done).fetchall() == [(1,)]
+    assert owner.execute("table public.pieces").fetchall() == [("n", "1")]
