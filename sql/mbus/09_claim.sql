@@ -135,8 +135,11 @@ begin
     if free is null then
         return '{}';
     elsif free <> '{}' then
+        -- What is being taken, or deleted by maintenance, is passed over here too, and not waited for.
         perform mbus.reconsider(c, array(
-            select a.id from mbus.apart as a where a.consumer = c and a.id = any (free) and a.part = any (parts)));
+            select a.id from mbus.apart as a
+            where a.consumer = c and a.id = any (free) and a.part = any (parts)
+            for update skip locked));
         delete from mbus.wake as w where w.consumer = c and w.part = any (parts) and w.id = any (free);
     end if;
     loop
@@ -144,7 +147,8 @@ begin
             select a.id from mbus.apart as a
             where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity' and a.part = any (parts)
             order by a.id
-            limit amt);
+            limit amt
+            for update skip locked);
         exit when ready = '{}';
         -- Whoever deleted a message could not see what was noted of it by a transaction that was open.
         execute format($query$

@@ -103,6 +103,19 @@ def test_a_message_that_is_being_taken_is_skipped_by_others(connect):
     assert consume(connection) == "1"
 
 
+def test_a_message_that_had_to_wait_and_is_being_taken_holds_up_nobody(q, connect):
+    first = post(q, 1)
+    second = post(q, 2, after=[first])
+    assert consumen(q, 10) == ["1"]
+    post(q, 3)
+    taker = connect(autocommit=False)
+    assert take(taker, second) == "2"
+    q.execute("set statement_timeout = '5s'")
+    assert [consume(q), consume(q)] == ["3", None]
+    taker.rollback()
+    assert drain(q) == ["2"]
+
+
 def test_take_from_receives_for_one_consumer(q):
     consumer(q, "other")
     iids = fill(q, [1, 2, 3])
