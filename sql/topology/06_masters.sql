@@ -102,3 +102,19 @@ end
 $$;
 comment on function topology.take_back(topology._pico_instance) is
     'What was chosen in place of a master that is Online again ends; refused while that may have been promoted.';
+
+create function topology.end_choice() returns trigger
+language plpgsql
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    new.target_master_name := new.current_master_name;
+    return new;
+end
+$$;
+comment on function topology.end_choice() is
+    'Who is recorded as the master is to be it, too, where plain SQL says nothing else: who was the master before is not chosen.';
+
+create trigger choice_ended before update on topology._pico_replicaset for each row
+    when (new.current_master_name <> old.current_master_name and new.target_master_name = old.target_master_name)
+    execute function topology.end_choice();

@@ -80,6 +80,21 @@ def test_a_choice_ends_when_a_master_is_recorded(catalogue):
     assert catalogue.execute(CHOSEN).fetchone() == ("r1-i1",)
 
 
+def test_who_was_the_master_counts_as_chosen_no_more_when_plain_sql_records_another_one(catalogue):
+    catalogue.execute("update topology._pico_replicaset set current_master_name = 'r1-i2' where name = 'r1'")
+    assert catalogue.execute(CHOSEN).fetchone() == ("r1-i2",)
+    catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+    catalogue.execute("select topology.set_state('r1-i2', 'Online')")
+
+
+def test_who_plain_sql_says_is_to_be_the_master_is_chosen(catalogue):
+    catalogue.execute(
+        "update topology._pico_replicaset set current_master_name = 'r1-i2', target_master_name = '' "
+        "where name = 'r1'"
+    )
+    assert catalogue.execute(CHOSEN).fetchone() == ("",)
+
+
 def test_a_choice_ends_when_who_was_chosen_is_taken_out(catalogue):
     catalogue.execute("select topology.set_state('r1-i1', 'Offline'), topology.choose_master('r1', 'r1-i2')")
     catalogue.execute("select topology.remove_instance('r1-i2')")
