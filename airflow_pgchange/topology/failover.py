@@ -120,7 +120,7 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     has most of it may have left the others' history; ServerUnavailable where no standby answers.
     """
     members = _members(catalogue, replicaset)
-    there = _standbys(replicaset, members, {one.name: _found(one, instances) for one in members})
+    there = _standbys(replicaset, members, instances)
     best = _best(replicaset, there, next((one.name for one in members if one.is_chosen), None))
     _record(catalogue, "choose_master", replicaset, best)
     if not best.promoted:
@@ -148,11 +148,10 @@ def _members(catalogue: psycopg.Connection[Any], replicaset: str) -> list[Member
     return members
 
 
-def _standbys(
-    replicaset: str, members: Sequence[Member], found: dict[str, Standby | str | None]
-) -> list[Standby]:
+def _standbys(replicaset: str, members: Sequence[Member], instances: str) -> list[Standby]:
     """Those that may be promoted, the old master never. Raises Refused where that or another one may take writes, or have
     most of the log, and does not say so."""
+    found = {one.name: _found(one, instances) for one in members}
     whole = [one for one in found.values() if isinstance(one, Standby)]
     if len({one.cluster for one in whole}) > 1:
         raise Refused(
