@@ -49,10 +49,12 @@ STATE = """
                       from pg_catalog.pg_control_checkpoint() c, pg_catalog.pg_control_recovery() r)
                 else ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8))
                      ::pg_catalog.bit(32)::pg_catalog.int4 end,
-           (select s.system_identifier from pg_catalog.pg_control_system() s)
+           (select s.system_identifier from pg_catalog.pg_control_system() s),
+           pg_catalog.pg_is_in_recovery() and pg_catalog.pg_last_wal_receive_lsn() is null
 """
-"""A standby that was restarted counts what it receives from the beginning of a segment: it may have replayed more. Its
-control file has a new timeline some minutes later than it, at most."""
+"""A standby that was restarted counts what it receives from the beginning of a segment: it may have replayed more. It
+begins to count when it has replayed all that it has, also where nobody is there to send it more. Its control file has a
+new timeline some minutes later than it, at most."""
 
 KNOCK = struct.pack("!II", 8, SSL)
 """Asks for encryption, which every server answers before anything else, and none minds."""
@@ -74,7 +76,7 @@ class Member:
 @dataclass(frozen=True)
 class Standby:
     """An instance that answers: whether it takes writes already, and how much of the log it has, in bytes, of which
-    timeline, of which cluster."""
+    timeline, of which cluster; more of it than that where it is still replaying what it had when it was started."""
 
     name: str
     server: str
@@ -82,6 +84,7 @@ class Standby:
     received: int
     timeline: int
     cluster: int
+    replaying: bool
 
 
 def fail_over_all(catalogue: str, instances: str) -> None:
@@ -115,9 +118,9 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     ``catalogue`` is in no transaction.
 
     Raises Refused where the old master still takes writes, or may, where a standby is there and does not say how much
-    of the log it has, or was chosen before and does not answer, where those that answer are not of one cluster, where
-    several take writes already, where one has more of the log than the one that was promoted or chosen, and where who
-    has most of it may have left the others' history; ServerUnavailable where no standby answers.
+    of the log it has, or does not know yet, or was chosen before and does not answer, where those that answer are not of
+    one cluster, where several take writes already, where one has more of the log than the one that was promoted or
+    chosen, and where who has most of it may have left the others' history; ServerUnavailable where no standby answers.
     """
     members = _members(catalogue, replicaset)
     there = _standbys(replicaset, members, instances)
@@ -203,6 +206,13 @@ def _best(replicaset: str, there: Sequence[Standby], chosen: str | None) -> Stan
     if best.promoted:
         # It has gone on writing since, and a standby of its own has followed.
         best = _asked(best.name, best.server) or best
+    others = [one for one in there if one is not best or one.received < most.received]
+    replaying = [one.name for one in others if one.replaying]
+    if replaying:
+        raise Refused(
+            f"{', '.join(replaying)} of replicaset {replicaset} was started and has not replayed all that it has of the "
+            "log, which may be most of it: try again, or stop it and set its state to Offline to go on without it"
+        )
     if best.received < most.received:
         # One that was promoted goes on where the others end. This may be an older master, which somebody started again.
         first = "takes writes already" if best.promoted else "was chosen to be the master"
@@ -253,5 +263,5 @@ def _asked(name: str, server: str) -> Standby | None:
         raise Refused(
             f"{name} has an address that can be none: topology.set_address() corrects it"
         ) from error
-    in_recovery, received, timeline, cluster = row or (False, 0, 0, 0)
-    return Standby(name, server, not in_recovery, int(received or 0), timeline, cluster)
+    in_recovery, received, timeline, cluster, replaying = row or (False, 0, 0, 0, False)
+    return Standby(name, server, not in_recovery, int(received or 0), timeline, cluster, replaying)

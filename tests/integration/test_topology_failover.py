@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import closing
 from select import select
 
@@ -17,11 +18,15 @@ from airflow_pgchange.feeds.errors import Refused, ServerUnavailable
 from airflow_pgchange.topology import failover
 
 INSTANCES = "dbname=postgres user=postgres"
+REPLAYED = "select pg_last_wal_receive_lsn() is not null"
+"""Whether a standby has replayed what it had when it was started."""
 
 
 @pytest.fixture
 def standbys(own_cluster):
     made = [own_cluster.standby(), own_cluster.standby()]
+    for standby in made:
+        wait_until(standby, REPLAYED)
     yield made
     for standby in made:
         standby.remove()
@@ -49,6 +54,19 @@ def is_standby(server):
         return connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
 
 
+def wait_until(server, query, *arguments):
+    deadline = time.monotonic() + 30
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        while connection.execute(query, arguments).fetchone() != (True,):
+            assert time.monotonic() < deadline, query
+            time.sleep(0.02)
+
+
+def start(standby):
+    standby.start()
+    wait_until(standby, REPLAYED)
+
+
 def unrecorded(catalogue):
     """Promote a standby, and fail to record that it is the master; who was promoted."""
     catalogue.execute(
@@ -69,7 +87,7 @@ def test_the_standby_that_has_most_of_the_log_becomes_the_master(catalogue, own_
         connection.execute("create table late ()")
     standbys[1].wait_for_replay(own_cluster)
     own_cluster.kill()
-    standbys[0].start()
+    start(standbys[0])
     catalogue.execute("select topology.set_state('i0', 'Offline')")
     assert failover.without_master(catalogue) == ["r"]
     assert failover.fail_over(catalogue, INSTANCES, "r") == master(catalogue) == "i2"
@@ -107,8 +125,39 @@ def test_what_a_standby_had_before_it_was_restarted_counts(catalogue, own_cluste
     own_cluster.kill()
     standbys[1].stop()
     for standby in standbys:
-        standby.start()
+        start(standby)
     catalogue.execute("select topology.set_state('i0', 'Offline')")
+    assert failover.fail_over(catalogue, INSTANCES, "r") == "i2"
+
+
+def test_a_standby_that_has_not_replayed_all_that_it_had_when_it_was_started_is_not_passed_over(
+    catalogue, own_cluster, standbys
+):
+    first, second = standbys
+    with psycopg.connect(second.conninfo(), autocommit=True) as connection:
+        connection.execute("select pg_wal_replay_pause()")
+        # From its next start on.
+        connection.execute("alter system set recovery_min_apply_delay = '1h'")
+    wait_until(second, "select pg_get_wal_replay_pause_state() = 'paused'")
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute("create table late ()")
+        first.wait_for_replay(own_cluster)
+        first.stop()
+        connection.execute("create table later ()")
+        (written,) = connection.execute("select pg_current_wal_lsn()::text").fetchone()
+    wait_until(second, "select pg_last_wal_receive_lsn() >= %s::pg_lsn", written)
+    own_cluster.kill()
+    second.kill()
+    start(first)
+    second.start()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match="i2 of replicaset r was started and has not replayed all .*: try again"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert is_standby(first)
+    with psycopg.connect(second.conninfo(), autocommit=True) as connection:
+        connection.execute("alter system reset recovery_min_apply_delay")
+        connection.execute("select pg_reload_conf()")
+    wait_until(second, REPLAYED)
     assert failover.fail_over(catalogue, INSTANCES, "r") == "i2"
 
 
@@ -153,7 +202,7 @@ def test_one_that_was_chosen_when_it_had_most_of_the_log_is_not_promoted_where_a
         connection.execute("create table late ()")
     standbys[1].wait_for_replay(own_cluster)
     own_cluster.kill()
-    standbys[0].start()
+    start(standbys[0])
     catalogue.execute("select topology.set_state('i0', 'Offline'), topology.choose_master('r', 'i1')")
     with pytest.raises(
         Refused, match="i1 of replicaset r was chosen .* and has less of the log than i2: stop"
@@ -259,7 +308,7 @@ def test_a_standby_that_is_there_and_does_not_let_us_in_is_not_passed_over(catal
         connection.execute("create table late ()")
     standbys[0].wait_for_replay(own_cluster)
     own_cluster.kill()
-    standbys[1].start()
+    start(standbys[1])
     catalogue.execute("select topology.set_state('i0', 'Offline')")
     with (
         psycopg.connect(standbys[0].conninfo(user="app")),
@@ -311,6 +360,7 @@ def test_who_was_promoted_is_recorded_though_a_standby_of_it_gets_more_while_the
     catalogue.execute("select topology.set_state('i0', 'Offline')")
     standbys[0].promote()
     follower = standbys[0].standby()
+    wait_until(follower, REPLAYED)
     asked = failover._asked
 
     def writing_on(name, server):
@@ -405,6 +455,7 @@ def test_an_older_master_that_came_back_with_more_of_its_own_log_does_not_become
     second.start()
     second.promote()
     follower = second.standby()
+    wait_until(follower, REPLAYED)
     try:
         if as_standby:
             (first.data / "standby.signal").touch()
