@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +61,8 @@ new timeline some minutes later than it, at most."""
 
 KNOCK = struct.pack("!II", 8, SSL)
 """Asks for encryption, which every server answers before anything else, and none minds."""
-KNOCKED_WITHIN = 10.0
-"""Seconds that the answer may take."""
+ANSWERED_WITHIN = 10.0
+"""Seconds that an answer may take."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def fail_over(catalogue: psycopg.Connection[Any], instances: str, replicaset: st
     best = _best(replicaset, there, next((one.name for one in members if one.is_chosen), None))
     _record(catalogue, "choose_master", replicaset, best)
     if not best.promoted:
-        with connect(best.server) as connection:
+        with connect(best.server) as connection, _within(PROMOTED_WITHIN + ANSWERED_WITHIN, connection):
             query = sql.SQL("select pg_catalog.pg_promote(true, {})").format(PROMOTED_WITHIN)
             if not ask(connection, query):
                 raise ServerUnavailable(
@@ -244,7 +247,7 @@ def _answers(address: str) -> bool:
     server without memory for another process from none, and would ask as its environment wants."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), KNOCKED_WITHIN) as knocking:
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWERED_WITHIN) as knocking:
             knocking.sendall(KNOCK)
             return knocking.recv(1) != b""
     except (OSError, ValueError):  # Plain SQL may have written a port that is no number.
@@ -254,7 +257,7 @@ def _answers(address: str) -> bool:
 def _asked(name: str, server: str) -> Standby | None:
     """An instance as it is now; None where it does not answer."""
     try:
-        with connect(server) as connection, translated():
+        with connect(server) as connection, _within(ANSWERED_WITHIN, connection), translated():
             row = connection.execute(STATE).fetchone()
     except ServerUnavailable as error:
         log.info("%s does not answer: %s", name, error)
@@ -265,3 +268,16 @@ def _asked(name: str, server: str) -> Standby | None:
         ) from error
     in_recovery, received, timeline, cluster, replaying = row or (False, 0, 0, 0, False)
     return Standby(name, server, not in_recovery, int(received or 0), timeline, cluster, replaying)
+
+
+@contextmanager
+def _within(seconds: float, connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """End the connection after so many seconds: a server whose disk hangs lets us in, and may never answer."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as ours:
+        timer = threading.Timer(seconds, ours.shutdown, [socket.SHUT_RDWR])
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()

@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.errors import Refused, ServerUnavailable
-from airflow_pgchange.topology import failover
+from airflow_pgchange.topology import failover, replies
 
 INSTANCES = "dbname=postgres user=postgres"
 REPLAYED = "select pg_last_wal_receive_lsn() is not null"
@@ -151,7 +151,9 @@ def test_a_standby_that_has_not_replayed_all_that_it_had_when_it_was_started_is_
     start(first)
     second.start()
     catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with pytest.raises(Refused, match="i2 of replicaset r was started and has not replayed all .*: try again"):
+    with pytest.raises(
+        Refused, match="i2 of replicaset r was started and has not replayed all .*: try again"
+    ):
         failover.fail_over(catalogue, INSTANCES, "r")
     assert is_standby(first)
     with psycopg.connect(second.conninfo(), autocommit=True) as connection:
@@ -271,6 +273,36 @@ def test_a_master_that_has_no_memory_for_another_process_is_there_and_not_replac
 
     with closing(socket.create_server(("127.0.0.1", 0))) as master:
         threading.Thread(target=refuse, daemon=True).start()
+        catalogue.execute("select topology.set_address('i0', %s)", [f"127.0.0.1:{master.getsockname()[1]}"])
+        catalogue.execute("select topology.set_state('i0', 'Offline')")
+        with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
+            failover.fail_over(catalogue, INSTANCES, "r")
+        master.shutdown(socket.SHUT_RDWR)
+    assert all(map(is_standby, standbys))
+
+
+def test_a_master_that_lets_us_in_and_never_answers_holds_up_nobody(
+    catalogue, own_cluster, standbys, monkeypatch
+):
+    own_cluster.kill()
+    monkeypatch.setattr(failover, "ANSWERED_WITHIN", 2.0)
+
+    def hang():
+        while True:
+            try:
+                client, _ = master.accept()
+            except OSError:
+                return
+            with client:
+                while len(said := client.recv(1000)) == 8:
+                    client.sendall(b"N")
+                if said:
+                    client.sendall(replies.authenticated(1, 1) + replies.READY)
+                while client.recv(1000):
+                    pass
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as master:
+        threading.Thread(target=hang, daemon=True).start()
         catalogue.execute("select topology.set_address('i0', %s)", [f"127.0.0.1:{master.getsockname()[1]}"])
         catalogue.execute("select topology.set_state('i0', 'Offline')")
         with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
