@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from tests.airflow_home import prepare
+from tests.failovers import REPLAYED, wait_until
 from tests.relay_process import relay_process
 from tests.topology import make_catalogue
 
@@ -69,3 +70,14 @@ def restored(db, own_cluster, connect):
     yield restore
     for connection in opened:
         connection.close()
+
+
+@pytest.fixture
+def standbys(own_cluster):
+    """Two, which have all that there is."""
+    made = [own_cluster.standby(), own_cluster.standby()]
+    for standby in made:
+        wait_until(standby, REPLAYED)
+    yield made
+    for standby in made:
+        standby.remove()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from contextlib import closing
 from select import select
 
@@ -14,57 +11,17 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.connect import connect as connect_ours
-from airflow_pgchange.feeds.errors import Refused, ServerUnavailable
-from airflow_pgchange.topology import failover, replies
-
-INSTANCES = "dbname=postgres user=postgres"
-REPLAYED = "select pg_last_wal_receive_lsn() is not null"
-"""Whether a standby has replayed what it had when it was started."""
-
-
-@pytest.fixture
-def standbys(own_cluster):
-    made = [own_cluster.standby(), own_cluster.standby()]
-    for standby in made:
-        wait_until(standby, REPLAYED)
-    yield made
-    for standby in made:
-        standby.remove()
+from airflow_pgchange.feeds.errors import Refused
+from airflow_pgchange.topology import failover
+from tests.failovers import INSTANCES, REPLAYED, is_standby, make_replicaset, master, start, wait_until
 
 
 @pytest.fixture
 def catalogue(connect, own_cluster, standbys):
-    """One replicaset: a master, i0, and its standbys i1 and i2."""
+    """With one replicaset: a master, i0, and its standbys i1 and i2."""
     connection = connect()
-    connection.execute("select topology.add_replicaset('r')")
-    for number, server in enumerate([own_cluster, *standbys]):
-        address = f"127.0.0.1:{server.port}"
-        connection.execute("select topology.add_instance(%s, 'r', %s)", [f"i{number}", address])
-    connection.execute("select topology.set_master('r', 'i0')")
+    make_replicaset(connection, [own_cluster, *standbys])
     return connection
-
-
-def master(catalogue):
-    query = "select current_master_name from topology._pico_replicaset where name = 'r'"
-    return catalogue.execute(query).fetchone()[0]
-
-
-def is_standby(server):
-    with psycopg.connect(server.conninfo()) as connection:
-        return connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
-
-
-def wait_until(server, query, *arguments):
-    deadline = time.monotonic() + 30
-    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
-        while connection.execute(query, arguments).fetchone() != (True,):
-            assert time.monotonic() < deadline, query
-            time.sleep(0.02)
-
-
-def start(standby):
-    standby.start()
-    wait_until(standby, REPLAYED)
 
 
 def unrecorded(catalogue):
@@ -145,7 +102,7 @@ def test_a_standby_that_has_not_replayed_all_that_it_had_when_it_was_started_is_
         first.stop()
         connection.execute("create table later ()")
         (written,) = connection.execute("select pg_current_wal_lsn()::text").fetchone()
-    wait_until(second, "select pg_last_wal_receive_lsn() >= %s::pg_lsn", written)
+    wait_until(second, f"select pg_last_wal_receive_lsn() >= '{written}'::pg_lsn")
     own_cluster.kill()
     second.kill()
     start(first)
@@ -234,157 +191,6 @@ def test_of_two_failovers_at_once_one_gives_way(catalogue, own_cluster, standbys
     assert all(map(is_standby, standbys))
 
 
-def test_a_master_that_still_takes_writes_is_not_replaced(catalogue, standbys):
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with pytest.raises(Refused, match="i0, the master of replicaset r, .* still takes writes: stop it"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert is_standby(standbys[0])
-
-
-def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(catalogue, own_cluster, standbys):
-    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
-        connection.execute(
-            "create role app login connection limit 1; grant execute on function pg_promote to app"
-        )
-    for standby in standbys:
-        standby.wait_for_replay(own_cluster)
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with (
-        psycopg.connect(own_cluster.conninfo(user="app")),
-        pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"),
-    ):
-        failover.fail_over(catalogue, "dbname=postgres user=app", "r")
-    assert master(catalogue) == "i0"
-
-
-def test_a_master_that_has_no_memory_for_another_process_is_there_and_not_replaced(
-    catalogue, own_cluster, standbys
-):
-    own_cluster.kill()
-
-    def refuse():
-        while True:
-            try:
-                client, _ = master.accept()
-            except OSError:
-                return
-            with client:
-                client.sendall(b"Ecould not fork new process for connection: Cannot allocate memory\n\0")
-
-    with closing(socket.create_server(("127.0.0.1", 0))) as master:
-        threading.Thread(target=refuse, daemon=True).start()
-        catalogue.execute("select topology.set_address('i0', %s)", [f"127.0.0.1:{master.getsockname()[1]}"])
-        catalogue.execute("select topology.set_state('i0', 'Offline')")
-        with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
-            failover.fail_over(catalogue, INSTANCES, "r")
-        master.shutdown(socket.SHUT_RDWR)
-    assert all(map(is_standby, standbys))
-
-
-def test_a_master_that_lets_us_in_and_never_answers_holds_up_nobody(
-    catalogue, own_cluster, standbys, monkeypatch
-):
-    own_cluster.kill()
-    monkeypatch.setattr(failover, "ANSWERED_WITHIN", 2.0)
-
-    def hang():
-        while True:
-            try:
-                client, _ = master.accept()
-            except OSError:
-                return
-            with client:
-                while len(said := client.recv(1000)) == 8:
-                    client.sendall(b"N")
-                if said:
-                    client.sendall(replies.authenticated(1, 1) + replies.READY)
-                while client.recv(1000):
-                    pass
-
-    with closing(socket.create_server(("127.0.0.1", 0))) as master:
-        threading.Thread(target=hang, daemon=True).start()
-        catalogue.execute("select topology.set_address('i0', %s)", [f"127.0.0.1:{master.getsockname()[1]}"])
-        catalogue.execute("select topology.set_state('i0', 'Offline')")
-        with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
-            failover.fail_over(catalogue, INSTANCES, "r")
-        master.shutdown(socket.SHUT_RDWR)
-    assert all(map(is_standby, standbys))
-
-
-def test_a_master_that_came_back_while_the_standbys_were_asked_is_not_replaced(
-    catalogue, own_cluster, standbys, monkeypatch
-):
-    own_cluster.stop()
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
-    asked = failover._asked
-
-    def coming_back(name, server):
-        if name == "i2":
-            own_cluster.start()
-        return asked(name, server)
-
-    monkeypatch.setattr(failover, "_asked", coming_back)
-    with pytest.raises(Refused, match="i0, the master of replicaset r, .* still takes writes: stop it"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert all(map(is_standby, standbys))
-
-
-def test_a_standby_that_is_there_and_does_not_let_us_in_is_not_passed_over(catalogue, own_cluster, standbys):
-    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
-        connection.execute(
-            "create role app login connection limit 1; grant execute on function pg_promote to app"
-        )
-        for standby in standbys:
-            standby.wait_for_replay(own_cluster)
-        standbys[1].stop()
-        connection.execute("create table late ()")
-    standbys[0].wait_for_replay(own_cluster)
-    own_cluster.kill()
-    start(standbys[1])
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with (
-        psycopg.connect(standbys[0].conninfo(user="app")),
-        pytest.raises(
-            Refused, match="i1 answers, but .* may .* have most of the log: .* Offline to go on without"
-        ),
-    ):
-        failover.fail_over(catalogue, "dbname=postgres user=app", "r")
-    assert master(catalogue) == "i0"
-    catalogue.execute("select topology.set_state('i1', 'Offline')")
-    assert failover.fail_over(catalogue, "dbname=postgres user=app", "r") == "i2"
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "options"),
-    [
-        ("PGSSLROOTCERT", "system", "sslrootcert=''"),
-        ("PGSSLNEGOTIATION", "direct", "sslnegotiation=postgres"),
-    ],
-)
-def test_a_master_that_is_there_is_not_replaced_whatever_the_environment_wants_of_encryption(
-    catalogue, own_cluster, standbys, monkeypatch, variable, value, options
-):
-    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
-        connection.execute(
-            "create role app login connection limit 1; grant execute on function pg_promote to app"
-        )
-    for standby in standbys:
-        standby.wait_for_replay(own_cluster)
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with psycopg.connect(own_cluster.conninfo(user="app")):
-        monkeypatch.setenv(variable, value)
-        with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
-            failover.fail_over(catalogue, f"dbname=postgres user=app {options}", "r")
-    assert master(catalogue) == "i0"
-
-
-def test_a_master_with_which_no_encryption_can_be_agreed_is_there_and_not_replaced(catalogue):
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
-        failover.fail_over(catalogue, f"{INSTANCES} sslmode=require", "r")
-    assert master(catalogue) == "i0"
-
-
 def test_who_was_promoted_is_recorded_though_a_standby_of_it_gets_more_while_they_are_asked(
     catalogue, own_cluster, standbys, monkeypatch
 ):
@@ -426,54 +232,6 @@ def test_who_takes_writes_but_has_less_of_the_log_than_a_standby_is_not_taken_fo
     assert master(catalogue) == "i0"
 
 
-def test_who_is_of_another_cluster_does_not_become_the_master(catalogue, cluster, own_cluster, standbys):
-    with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
-        for number in range(8):
-            connection.execute(f"create temporary table late{number} (); select pg_switch_wal()")
-    own_cluster.kill()
-    catalogue.execute("select topology.set_address('i2', %s)", [f"127.0.0.1:{cluster.port}"])
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with pytest.raises(Refused, match="i1, i2 of replicaset r are not of one cluster: .*set_address"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert master(catalogue) == "i0"
-
-
-def test_nobody_is_promoted_while_a_server_of_another_cluster_is_where_the_master_was(
-    catalogue, cluster, standbys
-):
-    other = cluster.standby()
-    try:
-        catalogue.execute("select topology.set_address('i0', %s)", [f"127.0.0.1:{other.port}"])
-        catalogue.execute("select topology.set_state('i0', 'Offline')")
-        with pytest.raises(Refused, match="i1, i2, i0 of replicaset r are not of one cluster: .*set_address"):
-            failover.fail_over(catalogue, INSTANCES, "r")
-    finally:
-        other.remove()
-    assert master(catalogue) == "i0"
-
-
-@pytest.mark.parametrize("name", ["i0", "i2"])
-def test_nobody_is_promoted_while_one_without_an_address_cannot_be_asked(catalogue, standbys, name):
-    catalogue.execute(
-        "delete from topology._pico_peer_address where raft_id = "
-        "(select raft_id from topology._pico_instance where name = %s)",
-        [name],
-    )
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with pytest.raises(Refused, match=f"{name} of replicaset r has no address.*set_address"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert is_standby(standbys[0])
-
-
-@pytest.mark.parametrize("name", ["i0", "i2"])
-def test_nobody_is_promoted_while_one_has_an_address_that_can_be_none(catalogue, standbys, name):
-    catalogue.execute("select topology.set_address(%s, '10.0.0..1:5432')", [name])
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with pytest.raises(Refused, match=f"{name} has an address that can be none.*set_address"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert is_standby(standbys[0])
-
-
 @pytest.mark.parametrize("as_standby", [True, False], ids=["standby", "primary"])
 def test_an_older_master_that_came_back_with_more_of_its_own_log_does_not_become_the_master_again(
     catalogue, own_cluster, standbys, as_standby
@@ -503,15 +261,6 @@ def test_an_older_master_that_came_back_with_more_of_its_own_log_does_not_become
         assert failover.fail_over(catalogue, INSTANCES, "r") == "i3"
     finally:
         follower.remove()
-
-
-def test_a_replicaset_without_a_standby_that_answers_says_so(catalogue, own_cluster, standbys):
-    for server in (own_cluster, *standbys):
-        server.stop("immediate")
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with pytest.raises(ServerUnavailable, match="no standby of replicaset r answers"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert master(catalogue) == "i0"
 
 
 def test_a_replicaset_that_cannot_be_helped_holds_up_no_other(db, catalogue, own_cluster, standbys):

@@ -1,0 +1,212 @@
+"""A failover asks every instance first: who is there and may take writes is not passed over, whatever it answers."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds.errors import Refused, ServerUnavailable
+from airflow_pgchange.topology import failover, replies
+from tests.failovers import INSTANCES, in_place_of_the_master, is_standby, make_replicaset, master, start
+
+
+@pytest.fixture
+def catalogue(connect, own_cluster, standbys):
+    """With one replicaset: a master, i0, and its standbys i1 and i2."""
+    connection = connect()
+    make_replicaset(connection, [own_cluster, *standbys])
+    return connection
+
+
+def test_a_master_that_still_takes_writes_is_not_replaced(catalogue, standbys):
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match="i0, the master of replicaset r, .* still takes writes: stop it"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert is_standby(standbys[0])
+
+
+def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(catalogue, own_cluster, standbys):
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute(
+            "create role app login connection limit 1; grant execute on function pg_promote to app"
+        )
+    for standby in standbys:
+        standby.wait_for_replay(own_cluster)
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with (
+        psycopg.connect(own_cluster.conninfo(user="app")),
+        pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"),
+    ):
+        failover.fail_over(catalogue, "dbname=postgres user=app", "r")
+    assert master(catalogue) == "i0"
+
+
+def test_a_master_that_has_no_memory_for_another_process_is_there_and_not_replaced(
+    catalogue, own_cluster, standbys
+):
+    own_cluster.kill()
+
+    def refuse(client):
+        client.sendall(b"Ecould not fork new process for connection: Cannot allocate memory\n\0")
+
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with (
+        in_place_of_the_master(catalogue, refuse),
+        pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"),
+    ):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert all(map(is_standby, standbys))
+
+
+def test_a_master_that_lets_us_in_and_never_answers_holds_up_nobody(
+    catalogue, own_cluster, standbys, monkeypatch
+):
+    own_cluster.kill()
+    monkeypatch.setattr(failover, "ANSWERED_WITHIN", 2.0)
+
+    def hang(client):
+        while len(said := client.recv(1000)) == 8:
+            client.sendall(b"N")
+        if said:
+            client.sendall(replies.authenticated(1, 1) + replies.READY)
+        while client.recv(1000):
+            pass
+
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with (
+        in_place_of_the_master(catalogue, hang),
+        pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"),
+    ):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert all(map(is_standby, standbys))
+
+
+def test_a_master_that_came_back_while_the_standbys_were_asked_is_not_replaced(
+    catalogue, own_cluster, standbys, monkeypatch
+):
+    own_cluster.stop()
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    asked = failover._asked
+
+    def coming_back(name, server):
+        if name == "i2":
+            own_cluster.start()
+        return asked(name, server)
+
+    monkeypatch.setattr(failover, "_asked", coming_back)
+    with pytest.raises(Refused, match="i0, the master of replicaset r, .* still takes writes: stop it"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert all(map(is_standby, standbys))
+
+
+def test_a_standby_that_is_there_and_does_not_let_us_in_is_not_passed_over(catalogue, own_cluster, standbys):
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute(
+            "create role app login connection limit 1; grant execute on function pg_promote to app"
+        )
+        for standby in standbys:
+            standby.wait_for_replay(own_cluster)
+        standbys[1].stop()
+        connection.execute("create table late ()")
+    standbys[0].wait_for_replay(own_cluster)
+    own_cluster.kill()
+    start(standbys[1])
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with (
+        psycopg.connect(standbys[0].conninfo(user="app")),
+        pytest.raises(
+            Refused, match="i1 answers, but .* may .* have most of the log: .* Offline to go on without"
+        ),
+    ):
+        failover.fail_over(catalogue, "dbname=postgres user=app", "r")
+    assert master(catalogue) == "i0"
+    catalogue.execute("select topology.set_state('i1', 'Offline')")
+    assert failover.fail_over(catalogue, "dbname=postgres user=app", "r") == "i2"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "options"),
+    [
+        ("PGSSLROOTCERT", "system", "sslrootcert=''"),
+        ("PGSSLNEGOTIATION", "direct", "sslnegotiation=postgres"),
+    ],
+)
+def test_a_master_that_is_there_is_not_replaced_whatever_the_environment_wants_of_encryption(
+    catalogue, own_cluster, standbys, monkeypatch, variable, value, options
+):
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute(
+            "create role app login connection limit 1; grant execute on function pg_promote to app"
+        )
+    for standby in standbys:
+        standby.wait_for_replay(own_cluster)
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with psycopg.connect(own_cluster.conninfo(user="app")):
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
+            failover.fail_over(catalogue, f"dbname=postgres user=app {options}", "r")
+    assert master(catalogue) == "i0"
+
+
+def test_a_master_with_which_no_encryption_can_be_agreed_is_there_and_not_replaced(catalogue):
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
+        failover.fail_over(catalogue, f"{INSTANCES} sslmode=require", "r")
+    assert master(catalogue) == "i0"
+
+
+def test_who_is_of_another_cluster_does_not_become_the_master(catalogue, cluster, own_cluster, standbys):
+    with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
+        for number in range(8):
+            connection.execute(f"create temporary table late{number} (); select pg_switch_wal()")
+    own_cluster.kill()
+    catalogue.execute("select topology.set_address('i2', %s)", [f"127.0.0.1:{cluster.port}"])
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match="i1, i2 of replicaset r are not of one cluster: .*set_address"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert master(catalogue) == "i0"
+
+
+def test_nobody_is_promoted_while_a_server_of_another_cluster_is_where_the_master_was(
+    catalogue, cluster, standbys
+):
+    other = cluster.standby()
+    try:
+        catalogue.execute("select topology.set_address('i0', %s)", [f"127.0.0.1:{other.port}"])
+        catalogue.execute("select topology.set_state('i0', 'Offline')")
+        with pytest.raises(Refused, match="i1, i2, i0 of replicaset r are not of one cluster: .*set_address"):
+            failover.fail_over(catalogue, INSTANCES, "r")
+    finally:
+        other.remove()
+    assert master(catalogue) == "i0"
+
+
+@pytest.mark.parametrize("name", ["i0", "i2"])
+def test_nobody_is_promoted_while_one_without_an_address_cannot_be_asked(catalogue, standbys, name):
+    catalogue.execute(
+        "delete from topology._pico_peer_address where raft_id = "
+        "(select raft_id from topology._pico_instance where name = %s)",
+        [name],
+    )
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match=f"{name} of replicaset r has no address.*set_address"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert is_standby(standbys[0])
+
+
+@pytest.mark.parametrize("name", ["i0", "i2"])
+def test_nobody_is_promoted_while_one_has_an_address_that_can_be_none(catalogue, standbys, name):
+    catalogue.execute("select topology.set_address(%s, '10.0.0..1:5432')", [name])
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(Refused, match=f"{name} has an address that can be none.*set_address"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert is_standby(standbys[0])
+
+
+def test_a_replicaset_without_a_standby_that_answers_says_so(catalogue, own_cluster, standbys):
+    for server in (own_cluster, *standbys):
+        server.stop("immediate")
+    catalogue.execute("select topology.set_state('i0', 'Offline')")
+    with pytest.raises(ServerUnavailable, match="no standby of replicaset r answers"):
+        failover.fail_over(catalogue, INSTANCES, "r")
+    assert master(catalogue) == "i0"
