@@ -2,7 +2,8 @@
 
 Whatever watches your servers says so: ``select topology.set_state('<instance>', 'Offline')``. Wants the connections
 ``catalogue``; ``instances`` (user, password and database of any instance); and for the consumers one a replicaset, called
-like it, whose host lists all of its instances as ``a:5432,b:5432``, and ``warehouse``, where their results are.
+like it, whose host lists all of its instances as ``a:5432,b:5432``, and ``warehouse``, where their results are. What each
+needs to be allowed is in docs/roles.md.
 """
 
 import logging

@@ -34,4 +34,4 @@ def prepare() -> None:
 def uri(conninfo: str) -> str:
     """A database of the tests as an Airflow connection, for ``AIRFLOW_CONN_...``."""
     server = conninfo_to_dict(conninfo)
-    return f"postgres://postgres@{server['host']}:{server['port']}/{server['dbname']}"
+    return f"postgres://{server['user']}@{server['host']}:{server['port']}/{server['dbname']}"

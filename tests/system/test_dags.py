@@ -14,6 +14,7 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, watching
 from airflow_pgchange.feeds.errors import SourceLostTail
 from tests.airflow_home import DAGS, uri
 from tests.commits import commits, drain
+from tests.conftest import Role
 from tests.topology import make_catalogue
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -263,12 +264,23 @@ def test_tour_booking_books_all_or_nothing(
 
 
 def test_topology_failover_lets_consumers_go_on_that_have_seen_what_a_new_master_never_got(
-    example: Example, db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    example: Example, db: str, role: Callable[[str], Role], connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With no more rights than docs/roles.md gives it."""
     connection, feed = connect(), CommitFeed("accounts of r1", 0)
     make_catalogue(connection)
-    for name in ("CATALOGUE", "INSTANCES", "WAREHOUSE", "R1", "R2"):
-        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", uri(db))
+    rights = {
+        "catalogue": ("topology.grant_consumer", "topology.grant_operator"),
+        "instances": (),
+        "warehouse": ("pubsub.grant_keeper",),
+        "r1": ("pubsub.grant_consumer",),
+        "r2": ("pubsub.grant_consumer",),
+    }
+    for name, grants in rights.items():
+        limited = role(name)
+        for grant in grants:
+            connection.execute(f"select {grant}(%s)", [limited.name])
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", uri(limited.conninfo))
     commits(connection)
     drain(db, feed=feed)
     connection.execute("delete from pubsub.claim")
