@@ -98,8 +98,9 @@ def explained(wanted: Wanted) -> Iterator[None]:
     except PermissionDenied as error:
         if wanted.table is None:
             raise
+        whose = "source's" if wanted.rule is None else "instances'"
         raise PermissionDenied(
-            f"the role of the source's connection may not read {wanted.table}: let its owner run "
+            f"the role of the {whose} connection may not read {wanted.table}: let its owner run "
             f"`grant select on {table_identifier(wanted.table).as_string(None)} to <role>`, and "
             "`grant usage` on its schema"
         ) from error

@@ -9,7 +9,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
+from airflow_pgchange.feeds.errors import (
+    BatchIncomplete,
+    InvalidArgument,
+    PermissionDenied,
+    ServerUnavailable,
+)
 from airflow_pgchange.feeds.owners import Cluster
 from airflow_pgchange.spark import arrow, routing
 from airflow_pgchange.spark.wanted import Rule, Wanted
@@ -291,6 +296,22 @@ def test_a_tier_without_buckets_is_named(db, spread, feed):
 def test_a_rule_that_is_no_sql_of_the_row_is_refused_at_once(db, spread, feed):
     with pytest.raises(InvalidArgument, match="color"), batch_of(feed, db, cluster=spread.reached) as job:
         accounts(job, "color % 3000")
+
+
+def test_a_role_that_may_not_read_the_table_of_an_instance_is_told_that_it_is_that_of_the_instances(
+    db, spread, feed
+):
+    with psycopg.connect(spread.primaries["r1"].conninfo(), autocommit=True) as connection:
+        connection.execute("create role stranger login")
+        try:
+            cluster = replace(spread.reached, instances="dbname=postgres user=stranger")
+            with (
+                pytest.raises(PermissionDenied, match="role of the instances' connection .*grant select on"),
+                batch_of(feed, db, cluster=cluster) as job,
+            ):
+                accounts(job)
+        finally:
+            connection.execute("drop role stranger")
 
 
 def test_a_catalogue_that_cannot_be_reached_is_said(db, feed):
