@@ -100,14 +100,17 @@ begin
         $view$,
         'all$' || known.qname, 'log$' || known.qname, known.qname, known.qname || '.', known.id, mbus.wanted_by(known),
         coalesce(received, ''));
-    execute format($view$
-        create or replace view mbus.%1$I as
-        select a.id, a.added, a.iid, a.delayed_until, a.expires, a.received, a.headers, a.properties, a.data
-        from mbus.%2$I as a where not a.gone
-        $view$, 'qt$' || known.qname, 'all$' || known.qname);
     execute format('comment on view mbus.%I is %L', 'all$' || known.qname,
         'Every message in the log of queue ' || known.qname || ': by which consumers it is wanted and received, and whether it is gone.');
-    execute format('comment on view mbus.%I is %L', 'qt$' || known.qname, 'The messages in queue ' || known.qname || '.');
+    -- Made once: who reads it locks it before the other, so that who replaced both could wait for a reader that waits for them.
+    if to_regclass(format('mbus.%I', 'qt$' || known.qname)) is null then
+        execute format($view$
+            create view mbus.%1$I as
+            select a.id, a.added, a.iid, a.delayed_until, a.expires, a.received, a.headers, a.properties, a.data
+            from mbus.%2$I as a where not a.gone
+            $view$, 'qt$' || known.qname, 'all$' || known.qname);
+        execute format('comment on view mbus.%I is %L', 'qt$' || known.qname, 'The messages in queue ' || known.qname || '.');
+    end if;
     perform mbus.make_entries_function(known);
 end
 $$;

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import psycopg
 import pytest
 
-from tests.queues import consume, consumer, drain, fill, make, one, post, there
+from tests.commits import until
+from tests.queues import consume, consumer, drain, fill, make, one, post, take, there
 
 
 @pytest.fixture
@@ -110,6 +113,30 @@ def test_a_temporary_consumer_receives_by_its_selector_and_ends_with_its_session
     assert q.execute("select name from mbus.consumer").fetchall() == [("default",)]
     assert drain(q) == ["2"]
     assert there(q) == []
+
+
+def test_a_consumer_is_made_while_others_take_one_message_after_another(q, connect):
+    iids = fill(q, [1, 2])
+    first, maker, second = connect(autocommit=False), connect(), connect()
+    assert take(first, iids[0]) == "1"
+    done: list[str | None] = []
+    calls = [
+        (maker, lambda: one(maker, "select mbus.create_temporary_consumer('q') is not null")),
+        (second, lambda: take(second, iids[1])),
+    ]
+    threads = []
+    for connection, call in calls:
+        threads.append(threading.Thread(target=lambda call=call: done.append(call())))
+        threads[-1].start()
+        until(
+            q,
+            "select exists (select from pg_locks where not granted and locktype = 'relation' "
+            f"and pid = {connection.info.backend_pid})",
+        )
+    first.commit()
+    for thread in threads:
+        thread.join()
+    assert set(done) == {True, "2"}
 
 
 def test_a_trigger_copies_what_its_selector_matches(q):
