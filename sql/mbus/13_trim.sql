@@ -91,6 +91,7 @@ language plpgsql
 set search_path from current
 as $$
 declare
+    consumers integer[] := array(select c.id from mbus.consumer as c where c.qname = known.qname);
     ids bigint[];
 begin
     execute format($query$
@@ -103,11 +104,20 @@ begin
               where c.qname = $3 and x.id = a.id and x.batch is not null)
         $query$, 'all$' || known.qname)
     into ids using clear, known.id, known.qname;
+    -- Nobody is waited for: what a consumer deletes, or received before it expired, goes another time.
+    execute format('select array(select l.id from mbus.%I as l where l.id = any ($1) for update skip locked)', 'log$' || known.qname)
+    into ids using ids;
+    delete from mbus.apart as a
+    using (
+        select x.consumer, x.id from mbus.apart as x where x.consumer = any (consumers) and x.id = any (ids) for update skip locked
+    ) as f
+    where a.consumer = f.consumer and a.id = f.id;
+    ids := array(
+        select i from unnest(ids) as i
+        where not exists (select from mbus.apart as a where a.consumer = any (consumers) and a.id = i));
     execute format('delete from mbus.%I as l where l.id = any ($1)', 'log$' || known.qname) using ids;
     delete from mbus.receipt as r where r.queue = known.id and r.id = any (ids);
-    delete from mbus.apart as a
-    where a.consumer = any (array(select c.id from mbus.consumer as c where c.qname = known.qname)) and a.id = any (ids);
-    perform mbus.wake_up(array(select c.id from mbus.consumer as c where c.qname = known.qname), ids);
+    perform mbus.wake_up(consumers, ids);
     return cardinality(ids);
 end
 $$;
@@ -140,13 +150,13 @@ comment on function mbus.make_clear_function(mbus.queue) is 'Write clear_queue_<
 create function mbus.maintain() returns bigint
 language plpgsql security definer
 set search_path from current
+set lock_timeout = '1s'
 as $$
 declare
     known mbus.queue;
     trimmed bigint := 0;
     now_trimmed bigint;
 begin
-    perform mbus.clear_tempq();
     for known in select q.* from mbus.queue as q order by q.qname loop
         loop
             now_trimmed := mbus.trim(known, 100000);
@@ -155,6 +165,8 @@ begin
         end loop;
         trimmed := trimmed + mbus.sweep(known, false);
     end loop;
+    -- Last: until this transaction ends nobody takes from, or peeks into, the queue of a consumer that it removes.
+    perform mbus.clear_tempq();
     return trimmed;
 end
 $$;

@@ -118,22 +118,30 @@ comment on function mbus.create_temporary_consumer(text, text) is
 create function mbus.clear_tempq() returns void
 language plpgsql security definer
 set search_path from current
+set lock_timeout = '200ms'
 as $$
 declare
     left_over mbus.temporary;
 begin
     for left_over in select t.* from mbus.temporary as t where not mbus.lives(t.name) for update skip locked loop
-        if left_over.is_queue then
-            delete from mbus.tempq as t where t.tqname = left_over.name;
-        else
-            perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
-            perform mbus.remove_consumer(q, c)
-            from mbus.consumer as c join mbus.queue as q using (qname)
-            where c.temporary and c.qname || ' ' || c.name = left_over.name;
-        end if;
-        delete from mbus.temporary as t where t.name = left_over.name;
+        begin
+            if left_over.is_queue then
+                delete from mbus.tempq as t where t.tqname = left_over.name;
+            else
+                perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+                perform mbus.remove_consumer(q, c)
+                from mbus.consumer as c join mbus.queue as q using (qname)
+                where c.temporary and c.qname || ' ' || c.name = left_over.name;
+            end if;
+            delete from mbus.temporary as t where t.name = left_over.name;
+        exception when lock_not_available then
+            -- Whoever takes or peeks would wait behind this for a transaction that has done so and is open: another time.
+            null;
+        end;
     end loop;
-    delete from mbus.tempq as t where t.expires < clock_timestamp();
+    delete from mbus.tempq as t
+    where t.id in (select x.id from mbus.tempq as x where x.expires < clock_timestamp() for update skip locked);
 end
 $$;
-comment on function mbus.clear_tempq() is 'Remove temporary queues and consumers whose sessions ended, with their messages.';
+comment on function mbus.clear_tempq() is
+    'Remove temporary queues and consumers whose sessions ended, with their messages; what somebody is at stays until the next time.';

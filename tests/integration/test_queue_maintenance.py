@@ -1,0 +1,86 @@
+"""Maintenance of queues beside transactions that stay open: it waits for none of them, and nobody waits for it."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.commits import until
+from tests.queues import consume, consumen, drain, fill, make, one, post, take, there
+
+
+@pytest.fixture
+def q(connect):
+    """A connection that fails where it would have to wait."""
+    connection = connect()
+    make(connection)
+    connection.execute("set lock_timeout = '5s'")
+    return connection
+
+
+def test_who_took_a_message_is_not_waited_for_and_has_nobody_wait(q, connect, connect_to, db):
+    session = connect_to(db)
+    left_over = one(session, "select mbus.create_temporary_consumer('q')")
+    session.close()
+    until(q, f"select not mbus.lives('q {left_over}')")
+    iids = fill(q, [1, 2])
+    taker = connect(autocommit=False)
+    assert take(taker, iids[0]) == "1"
+    q.execute("select mbus.maintain()")
+    assert take(q, iids[1]) == "2"
+    names = "select array_agg(name order by name) from mbus.consumer"
+    assert one(q, names) == ["default", left_over]
+    taker.commit()
+    q.execute("select mbus.maintain()")
+    assert one(q, names) == ["default"]
+
+
+def test_who_received_from_a_temporary_queue_what_expired_since_is_not_waited_for(q, connect):
+    reply = one(q, "select mbus.create_temporary_queue()")
+    post(q, 1, reply, expires="1s")
+    holder = connect(autocommit=False)
+    assert consume(holder, queue=reply) == "1"
+    until(q, "select expires < clock_timestamp() from mbus.tempq")
+    q.execute("select mbus.maintain()")
+    holder.rollback()
+    q.execute("select mbus.maintain()")
+    assert one(q, "select count(*) from mbus.tempq") == 0
+
+
+def test_who_received_a_message_that_had_to_wait_and_expired_since_is_not_waited_for(q, connect):
+    post(q, 2, after=[post(q, 1)], expires="1h")
+    assert consumen(q, 9) == ["1"]
+    holder = connect(autocommit=False)
+    assert consume(holder) == "2"
+    q.execute('update mbus."log$q" set expires = clock_timestamp() where id = 2')
+    q.execute("select mbus.maintain()")
+    holder.rollback()
+    q.execute("select mbus.maintain()")
+    assert there(q) == []
+    assert drain(q) == []
+
+
+def test_a_consumer_that_deletes_what_all_have_received_is_not_waited_for(q, connect):
+    fill(q, range(3000))
+    assert len(consumen(q, 500)) == 500
+    holder = connect(autocommit=False)
+    assert len(consumen(holder, 1000)) == 1000
+    assert len(there(q)) == 2500
+    assert one(holder, 'select count(*) from mbus."log$q"') == 2500
+    q.execute("select mbus.maintain()")
+    holder.rollback()
+    assert len(drain(q)) == 2500
+    q.execute("select mbus.maintain()")
+    assert one(q, 'select count(*) from mbus."log$q"') == 0
+
+
+def test_who_drops_a_queue_is_not_waited_for_long(q, connect):
+    make(q, "r")
+    holder = connect(autocommit=False)
+    holder.execute("select mbus.drop_queue('r')")
+    q.execute("set lock_timeout = 0")
+    q.execute("set statement_timeout = '20s'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        q.execute("select mbus.maintain()")
+    holder.commit()
+    q.execute("select mbus.maintain()")
