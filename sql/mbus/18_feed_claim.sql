@@ -76,7 +76,8 @@ begin
     select c.id, i, mod(i, known.consumers_cnt), 'infinity', mark.number from unnest(ids) as i;
     execute format('select l.added from mbus.%I as l where l.id = $1', 'log$' || known.qname) into oldest using mark.lowest;
     update mbus.batch as b set batch = jsonb_build_object(
-        'id', md5(concat_ws('|', 'queue', current_database(), known.qname, c.name, c.added, mark.number))::uuid,
+        -- Not made of numbers: a restored database gives them again, to other messages.
+        'id', gen_random_uuid(),
         'version', mark.number, 'count', mark.count, 'slices', slices, 'oldest', oldest,
         'bounds', jsonb_build_object('number', mark.number, 'consumer', c.id, 'lowest', mark.lowest, 'highest', mark.highest))
     where b.number = mark.number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from tests.queues import consume, drain, fill, make, one, post, there
 
 
@@ -68,3 +69,20 @@ def test_a_restored_queue_doubles_nothing_where_its_transaction_ids_come_again(q
     assert drain(here) == ["new"]
     same.commit()
     assert consume(here) is None
+
+
+def test_a_batch_that_is_claimed_after_a_restore_has_an_id_of_its_own(own_database, own_cluster, connect_to):
+    queue = connect_to(own_database)
+    make(queue)
+    fill(queue, [1])
+    copy = own_cluster.backup()
+    try:
+        copy.start()
+        ids = []
+        for database in (own_database, copy.conninfo()):
+            with pytest.raises(ZeroDivisionError), ConsumerTransaction(QueueFeed("q"), database) as consumer:
+                ids.append(consumer.claim(9).id)
+                raise ZeroDivisionError
+        assert ids[0] != ids[1]
+    finally:
+        copy.remove()
