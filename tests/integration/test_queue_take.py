@@ -60,6 +60,16 @@ def test_what_expires_after_a_take_was_rolled_back_is_not_received(q, connect):
     assert consume(q) is None
 
 
+def test_the_id_of_another_queue_whose_name_is_alike_names_no_message(connect):
+    connection = connect()
+    make(connection, "eu_1", "eu11")
+    post(connection, 1, "eu_1")
+    post(connection, 2, "eu11")
+    assert not one(connection, "select mbus.peek_eu_1('eu11.1')")
+    assert one(connection, "select iid from mbus.take_from_eu_1_by_default('eu11.1')") is None
+    assert (consume(connection, queue="eu_1"), consume(connection, queue="eu11")) == ("1", "2")
+
+
 @pytest.mark.parametrize("how", ["mbus.take", "mbus.take_from_q_by_default"])
 @pytest.mark.parametrize("batch", [1, 10])
 def test_take_waits_for_who_holds_the_message(q, connect, batch, how):
