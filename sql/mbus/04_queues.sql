@@ -115,6 +115,10 @@ begin
         perform mbus.deny();
     end if;
     perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    -- First, as who posts locks the queue that is copied from before this one.
+    for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
+        perform mbus.drop_trigger(each_name, known.qname);
+    end loop;
     for each_name in select c.name from mbus.consumer as c where c.qname = known.qname loop
         perform mbus.remove_consumer(known, mbus.consumer_named(known.qname, each_name));
     end loop;
@@ -126,9 +130,6 @@ begin
         where p.pronamespace = 'mbus'::regnamespace and p.proname = any (mbus.queue_functions(known))
     loop
         execute format('drop function %s', each_function);
-    end loop;
-    for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
-        perform mbus.drop_trigger(each_name, known.qname);
     end loop;
     delete from mbus.receipt as r where r.queue = known.id;
     delete from mbus.fault as f where f.qname = known.qname;

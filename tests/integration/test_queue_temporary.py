@@ -197,6 +197,28 @@ def test_dropping_the_queue_that_a_trigger_leads_to_leaves_the_other_working(q):
     assert drain(q) == ["1"]
 
 
+def test_dropping_the_queue_that_a_trigger_leads_to_waits_for_who_posts_and_not_the_other_way_round(
+    q, connect
+):
+    make(q, "r")
+    q.execute("select mbus.create_trigger('q', 'r', $$t.data->'n' = '2'$$)")
+    poster, dropper = connect(autocommit=False), connect()
+    post(poster, 1)
+    thread = threading.Thread(target=lambda: dropper.execute("select mbus.drop_queue('r')"))
+    thread.start()
+    until(
+        q,
+        "select exists (select from pg_locks where not granted and locktype = 'relation' "
+        f"and pid = {dropper.info.backend_pid})",
+    )
+    poster.execute("set lock_timeout = '5s'")
+    post(poster, 2)
+    poster.commit()
+    thread.join()
+    assert drain(q) == ["1", "2"]
+    assert one(q, "select array_agg(qname) from mbus.list()") == ["q"]
+
+
 def test_dropping_the_queue_that_a_trigger_copies_from_leaves_the_other_working(q):
     make(q, "r")
     q.execute("select mbus.create_trigger('q', 'r')")
