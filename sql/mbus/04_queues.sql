@@ -119,10 +119,8 @@ begin
     for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
         perform mbus.drop_trigger(each_name, known.qname);
     end loop;
-    for each_name in select c.name from mbus.consumer as c where c.qname = known.qname loop
-        perform mbus.remove_consumer(known, mbus.consumer_named(known.qname, each_name));
-    end loop;
     execute format('drop view mbus.%I, mbus.%I', 'qt$' || known.qname, 'all$' || known.qname);
+    perform mbus.forget_consumer(known, c) from mbus.consumer as c where c.qname = known.qname;
     -- Its trigger goes with it, which otherwise keeps a function.
     execute format('drop table mbus.%I', 'log$' || known.qname);
     for each_function in

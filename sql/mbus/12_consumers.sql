@@ -149,7 +149,7 @@ comment on function mbus.create_consumer(text, text, text, boolean) is
     'Make a consumer of a queue. Its selector, SQL that only the owner of the queues may set, runs with that owner''s rights. No index is '
     'made for it; with noindex a NOTICE gives the text of one, for a selector that few messages match.';
 
-create function mbus.remove_consumer(known mbus.queue, c mbus.consumer) returns void
+create function mbus.forget_consumer(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
 set search_path from current
 as $$
@@ -166,10 +166,6 @@ begin
     loop
         execute format('drop view %s', each_view);
     end loop;
-    -- What it had received would be nobody's otherwise, and there again.
-    perform mbus.sweep(known, false);
-    delete from mbus.consumer as x where x.id = c.id;
-    perform mbus.make_views(known);
     delete from mbus.position as p where p.consumer = c.id;
     delete from mbus.apart as a where a.consumer = c.id;
     delete from mbus.wake as w where w.consumer = c.id;
@@ -187,7 +183,22 @@ begin
     end if;
 end
 $$;
-comment on function mbus.remove_consumer(mbus.queue, mbus.consumer) is 'Remove a consumer with its functions and role.';
+comment on function mbus.forget_consumer(mbus.queue, mbus.consumer) is
+    'Delete what there is of a consumer that no view of its queue has: its progress, functions and role.';
+
+create function mbus.remove_consumer(known mbus.queue, c mbus.consumer) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    -- What it had received would be nobody's otherwise, and there again.
+    perform mbus.sweep(known, false);
+    delete from mbus.consumer as x where x.id = c.id;
+    perform mbus.make_views(known);
+    perform mbus.forget_consumer(known, c);
+end
+$$;
+comment on function mbus.remove_consumer(mbus.queue, mbus.consumer) is 'Remove a consumer from a queue that stays.';
 
 create function mbus.drop_consumer(cname text, qname text) returns void
 language plpgsql security definer

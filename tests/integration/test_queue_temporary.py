@@ -10,6 +10,8 @@ import pytest
 from tests.commits import until
 from tests.queues import consume, consumer, drain, fill, make, one, post, take, there
 
+WAITS = "select exists (select from pg_locks where not granted and locktype = 'relation' and pid = {})"
+
 
 @pytest.fixture
 def q(connect):
@@ -128,15 +130,36 @@ def test_a_consumer_is_made_while_others_take_one_message_after_another(q, conne
     for connection, call in calls:
         threads.append(threading.Thread(target=lambda call=call: done.append(call())))
         threads[-1].start()
-        until(
-            q,
-            "select exists (select from pg_locks where not granted and locktype = 'relation' "
-            f"and pid = {connection.info.backend_pid})",
-        )
+        until(q, WAITS.format(connection.info.backend_pid))
     first.commit()
     for thread in threads:
         thread.join()
     assert set(done) == {True, "2"}
+
+
+def test_a_queue_is_dropped_while_others_look_into_it(q, connect):
+    make(q, "r")
+    first, dropper, second = connect(autocommit=False), connect(), connect()
+    assert there(first, "r") == []
+    failed: list[Exception] = []
+
+    def look():
+        try:
+            there(second, "r")
+        except psycopg.Error as error:
+            failed.append(error)
+
+    threads = []
+    calls = [(dropper, lambda: dropper.execute("select mbus.drop_queue('r')")), (second, look)]
+    for connection, call in calls:
+        threads.append(threading.Thread(target=call))
+        threads[-1].start()
+        until(q, WAITS.format(connection.info.backend_pid))
+    first.commit()
+    for thread in threads:
+        thread.join()
+    assert [type(error) for error in failed] == [psycopg.errors.UndefinedTable]
+    assert one(q, "select array_agg(qname) from mbus.list()") == ["q"]
 
 
 def test_a_trigger_copies_what_its_selector_matches(q):
@@ -206,11 +229,7 @@ def test_dropping_the_queue_that_a_trigger_leads_to_waits_for_who_posts_and_not_
     post(poster, 1)
     thread = threading.Thread(target=lambda: dropper.execute("select mbus.drop_queue('r')"))
     thread.start()
-    until(
-        q,
-        "select exists (select from pg_locks where not granted and locktype = 'relation' "
-        f"and pid = {dropper.info.backend_pid})",
-    )
+    until(q, WAITS.format(dropper.info.backend_pid))
     poster.execute("set lock_timeout = '5s'")
     post(poster, 2)
     poster.commit()
