@@ -10,11 +10,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
-from airflow_pgchange.feeds.feed import NOWHERE
+from airflow_pgchange.feeds.looking import in_work, lag_or_why_not
 from airflow_pgchange.feeds.queue import QueueFeed
 
 Texts = Mapping[str, str | None]
@@ -181,19 +180,20 @@ def clear(connection: psycopg.Connection[Any], names: Sequence[str] | None = Non
 @dataclass(frozen=True)
 class ConsumerStatus:
     """One consumer of a queue. Ages in seconds; ``ready`` exact up to 1,000; ``batch_id`` is the oldest that was claimed
-    and is neither acked nor at work."""
+    and is neither acked nor at work. Lag is None where a person must decide first, which ``held_back_by`` then says."""
 
     queue: str
     name: str
-    ready: int
-    ready_exact: bool
+    ready: int | None
+    ready_exact: bool | None
     oldest_seconds: float | None
-    waiting: int
-    faults: int
+    waiting: int | None
+    faults: int | None
     at_work: bool
     batch_id: str | None
     attempt: int | None
     updated_at: datetime | None
+    held_back_by: str | None
 
     @property
     def feed(self) -> QueueFeed:
@@ -213,20 +213,17 @@ def _consumers(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
 
 
 def _status(connection: psycopg.Connection[Any], feed: QueueFeed) -> ConsumerStatus:
-    lag = watching.lag(connection, connection, feed, 1000)
-    batch = ask(connection, feed.in_work(NOWHERE)) or {}
+    lag, held_back_by = lag_or_why_not(connection, connection, feed)
+    batch = {} if held_back_by else in_work(connection, connection, feed) or {}
     return ConsumerStatus(
-        feed.queue,
-        feed.consumer,
-        lag.ready,
-        lag.ready_exact,
-        lag.ready_age,
-        lag.waiting,
-        lag.faults,
-        ask(connection, feed.locked()),
-        batch.get("id"),
-        batch.get("attempt"),
-        None if not batch else datetime.fromisoformat(batch["claimed_at"]),
+        queue=feed.queue,
+        name=feed.consumer,
+        **lag,
+        at_work=ask(connection, feed.locked()),
+        batch_id=batch.get("id"),
+        attempt=batch.get("attempt"),
+        updated_at=None if not batch else datetime.fromisoformat(batch["claimed_at"]),
+        held_back_by=held_back_by,
     )
 
 

@@ -18,26 +18,31 @@ from airflow_pgchange.feeds.errors import (
 from airflow_pgchange.feeds.feed import Feed
 
 Connection = psycopg.Connection[Any]
-UNKNOWN = dict.fromkeys(("ready", "ready_exact", "oldest_seconds", "waiting", "faults"))
 
 
 def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, Any]:
     """Lag and batch in work. ``ready`` is exact up to 1,000; ``held_back_by`` says where a person must decide first, and
     then the lag is None."""
+    lag, held_back_by = lag_or_why_not(results, source, feed)
+    if held_back_by is not None:
+        return {**lag, "held_back_by": held_back_by}
+    batch = in_work(results, source, feed) or {}
+    return {**lag, "batch_id": batch.get("id"), "attempt": batch.get("attempt")}
+
+
+def lag_or_why_not(results: Connection, source: Connection, feed: Feed) -> tuple[dict[str, Any], str | None]:
+    """The lag, ``ready`` exact up to 1,000; or None for each of its figures, and why a person must decide first."""
     try:
         lag = watching.lag(results, source, feed, 1000)
     except (HistoryTrimmed, SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
-        return {**UNKNOWN, "held_back_by": str(error)}
-    batch = in_work(results, source, feed) or {}
+        return dict.fromkeys(("ready", "ready_exact", "oldest_seconds", "waiting", "faults")), str(error)
     return {
         "ready": lag.ready,
         "ready_exact": lag.ready_exact,
         "oldest_seconds": lag.ready_age,
         "waiting": lag.waiting,
         "faults": lag.faults,
-        "batch_id": batch.get("id"),
-        "attempt": batch.get("attempt"),
-    }
+    }, None
 
 
 def in_work(results: Connection, source: Connection, feed: Feed) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from airflow_pgchange import queues
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from tests.queues import consume, drain, fill, make, one, post, there
 
@@ -35,6 +36,16 @@ def test_a_restored_queue_hands_out_nothing_until_it_is_rebased(q, restored):
     assert one(here, "select mbus.rebase_after_restore()") == 1
     assert one(here, "select mbus.rebase_after_restore()") == 0
     assert drain(here) == ["1", "2", "3"]
+
+
+def test_the_status_of_a_restored_queue_says_so_and_hides_no_other_queue(q, restored):
+    fill(q, [1, 2])
+    here = restored()
+    make(here, "other")
+    other, this = sorted(queues.status(here), key=lambda one: one.queue)
+    assert (other.queue, other.ready, other.held_back_by) == ("other", 0, None)
+    assert (this.ready, this.waiting) == (None, None)
+    assert "restored from another cluster" in this.held_back_by
 
 
 def test_a_restored_queue_goes_on_where_it_was_and_loses_nothing(q, restored, connect):
