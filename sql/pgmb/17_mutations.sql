@@ -40,28 +40,37 @@ $$;
 comment on function pgmb.descendants(regclass) is
     'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
 
-create function pgmb.push_comment(tbl regclass) returns text
-language sql immutable
-as $$
-    select pg_catalog.format('Publishes mutations of table %s, by its oid.', tbl::oid)
-$$;
-comment on function pgmb.push_comment(regclass) is 'How the trigger functions of a table are known, whatever it is called.';
-
 create function pgmb.pushes(tbl regclass)
 returns table (relid regclass, op text, function oid, enabled boolean)
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select t.tgrelid::regclass, split_part(t.tgname, '_', 3), t.tgfoid, t.tgenabled in ('O', 'A')
-    from pg_trigger as t
-    where t.tgname in ('pgmb_push_insert', 'pgmb_push_update', 'pgmb_push_delete')
-      and obj_description(t.tgfoid, 'pg_proc') = pgmb.push_comment(tbl)
-      -- Anybody may write such a comment on a function of their own.
+    from pg_trigger as own
+    join pg_trigger as t on t.tgname = own.tgname and t.tgfoid = own.tgfoid
+    where own.tgrelid = pushes.tbl and own.tgname in ('pgmb_push_insert', 'pgmb_push_update', 'pgmb_push_delete')
+      and own.tgnargs = 0
+      -- Whoever may put a trigger on a table may have put one of theirs there.
       and (t.tgrelid in (select d.relid from pgmb.descendants(tbl) as d(relid)) or exists (
           select from pg_proc as f join pg_class as c on c.relowner = f.proowner where f.oid = t.tgfoid and c.oid = tbl))
 $$;
 comment on function pgmb.pushes(regclass) is
-    'The triggers that publish the mutations of a table, on it, on its partitions and on those that have left it.';
+    'The triggers that publish the mutations of a table, on it, on its partitions and on those that have left it: they call '
+    'what its own call, whatever is renamed and wherever it is restored. Those of a partition have an argument.';
+
+create function pgmb.pushed_by(relid oid, trigger name) returns oid
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select own.tgrelid
+    from pg_trigger as t
+    join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = t.tgfoid and d.classid = 'pg_trigger'::regclass
+    join pg_trigger as own on own.oid = d.objid and own.tgname = t.tgname and own.tgnargs = 0
+    where t.tgrelid = relid and t.tgname = trigger
+    limit 1
+$$;
+comment on function pgmb.pushed_by(oid, name) is
+    'The table whose mutations a trigger on one of its partitions publishes; null where it has lost its own trigger.';
 
 create function pgmb.topic_of(tbl regclass, op text) returns text
 language sql stable
@@ -89,11 +98,11 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select format($body$
     insert into pgmb.events (topic, payload)
-    select %5$L, (m.s).serialised
-    from (select pgmb.serialised(%1$s, %2$L, pgchange_row.*) as s from %3$s as pgchange_row offset 0) as m
+    select %4$L, (m.s).serialised
+    from (select pgmb.serialised(pgchange.tbl, %1$L, pgchange_row.*) as s from %2$s as pgchange_row offset 0) as m
     where case when (m.s).error is null then (m.s).emit and (m.s).serialised is not null
-               else pgmb.note_push_fault(%1$s, %2$L, (m.s).error, %4$s) end;
-$body$, tbl::oid, upper(op), case op when 'insert' then 'pgchange_added' else 'pgchange_removed' end,
+               else pgmb.note_push_fault(pgchange.tbl, %1$L, (m.s).error, %3$s) end;
+$body$, upper(op), case op when 'insert' then 'pgchange_added' else 'pgchange_removed' end,
         case op when 'insert' then 'null, (m.s).serialised' else '(m.s).serialised, null' end, pgmb.topic_of(tbl, op))
 $$;
 comment on function pgmb.push_rows(regclass, text) is 'The statement that publishes inserted or deleted rows.';
@@ -106,7 +115,7 @@ as $$
     -- former only: then nobody can tell which belongs to which.
     select format($body$
     insert into pgmb.events (topic, payload, metadata)
-    select %2$L, m.changed, case when m.before is null then '{}' else jsonb_build_object('old', m.before) end
+    select %L, m.changed, case when m.before is null then '{}' else jsonb_build_object('old', m.before) end
     from (
         select p.i, (p.a).serialised as after, (p.b).serialised as before, (p.a).emit or (p.b).emit as emit,
                coalesce((p.a).error, (p.b).error) as error,
@@ -115,10 +124,10 @@ as $$
             select s.i, (array_agg(s.s) filter (where s.is_new))[1] as a,
                    (array_agg(s.s) filter (where not s.is_new))[1] as b
             from (
-                select row_number() over () as i, true as is_new, pgmb.serialised(%1$s, 'UPDATE', pgchange_row.*) as s
+                select row_number() over () as i, true as is_new, pgmb.serialised(pgchange.tbl, 'UPDATE', pgchange_row.*) as s
                 from pgchange_added as pgchange_row
                 union all
-                select row_number() over (), false, pgmb.serialised(%1$s, 'UPDATE', pgchange_row.*)
+                select row_number() over (), false, pgmb.serialised(pgchange.tbl, 'UPDATE', pgchange_row.*)
                 from pgchange_removed as pgchange_row
                 where (select count(*) from pgchange_added) = (select count(*) from pgchange_removed)
             ) as s
@@ -127,9 +136,9 @@ as $$
         offset 0
     ) as m
     where case when m.error is null then m.emit and m.changed is not null
-               else pgmb.note_push_fault(%1$s, 'UPDATE', m.error, m.before, m.after) end
+               else pgmb.note_push_fault(pgchange.tbl, 'UPDATE', m.error, m.before, m.after) end
     order by m.i;
-$body$, tbl::oid, pgmb.topic_of(tbl, 'update'))
+$body$, pgmb.topic_of(tbl, 'update'))
 $$;
 comment on function pgmb.push_update(regclass) is
     'The statement that publishes updated rows: the columns that changed, and in the metadata the row as it was.';
@@ -140,18 +149,24 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select format($body$
 #variable_conflict use_column
+<<pgchange>>
 declare
-    pgchange_open boolean;
+    -- No number is written down: in a restored database it would be that of another table.
+    tbl oid := tg_relid;
+    open boolean;
 begin
     begin
-        pgchange_open := has_schema_privilege('pgmb', 'usage') and has_table_privilege('pgmb.push_fault', 'delete')
+        pgchange.open := has_schema_privilege('pgmb', 'usage') and has_table_privilege('pgmb.push_fault', 'delete')
             and has_column_privilege('pgmb.events', 'payload', 'insert');
     exception when others or assert_failure then
-        pgchange_open := false;
+        pgchange.open := false;
     end;
-    if pgchange_open is not true then
+    if pgchange.open is not true then
         raise warning 'a change of %% is not published: its owner may not publish events', tg_relid::regclass;
         return null;
+    end if;
+    if tg_nargs > 0 then
+        pgchange.tbl := coalesce(pgmb.pushed_by(tg_relid, tg_name), tg_relid);
     end if;
 %s
     return null;

@@ -85,7 +85,7 @@ begin
         'create or replace function %s() returns trigger language plpgsql security definer '
         'set search_path = pg_catalog, pgmb, pg_temp as %L', function, pgmb.push_body(tbl, op));
     execute format('revoke all on function %s() from public', function);
-    execute format('comment on function %s() is %L', function, pgmb.push_comment(tbl));
+    execute format('comment on function %s() is %L', function, 'Publishes mutations of a table.');
     execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));
     return function;
 end
@@ -105,12 +105,12 @@ declare
 begin
     for part in select d.relid from pgmb.descendants(tbl) as d(relid) where d.relid <> all (captured) loop
         execute format(
-            'create trigger pgmb_push_%1$s after %1$s on %2$s %3$s for each statement execute function %4$s()',
+            'create trigger pgmb_push_%1$s after %1$s on %2$s %3$s for each statement execute function %4$s(%5$s)',
             op, part,
             case op when 'insert' then 'referencing new table as pgchange_added'
                     when 'update' then 'referencing old table as pgchange_removed new table as pgchange_added'
                     else 'referencing old table as pgchange_removed' end,
-            function);
+            function, case when part <> tbl then quote_literal('part') end);
         placed := placed + 1;
     end loop;
     return placed;

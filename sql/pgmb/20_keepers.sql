@@ -68,7 +68,7 @@ begin
             pgmb.push_table_mutations(regclass, boolean, boolean, boolean), pgmb.stop_table_mutations_push(regclass),
             pgmb.pushing(), pgmb.refresh(), pgmb.replay_push_faults(regclass), pgmb.create_topic(text, text, text),
             pgmb.serialise_record_for_event(oid, text, record), pgmb.serialised(oid, text, record),
-            pgmb.jsonb_diff(jsonb, jsonb), pgmb.refuse(text, text), pgmb.descendants(regclass), pgmb.push_comment(regclass),
+            pgmb.jsonb_diff(jsonb, jsonb), pgmb.refuse(text, text), pgmb.descendants(regclass), pgmb.pushed_by(oid, name),
             pgmb.pushes(regclass), pgmb.note_push_fault(oid, text, text, jsonb, jsonb), pgmb.topic_of(regclass, text),
             pgmb.push_body(regclass, text), pgmb.push_rows(regclass, text), pgmb.push_update(regclass),
             pgmb.lock_for_capture(regclass, boolean), pgmb.check_pushable(regclass), pgmb.place_push_function(regclass, text),

@@ -197,28 +197,34 @@ def test_a_poll_of_no_events_or_of_more_than_memory_may_hold_is_refused(connect,
         connect().execute("select pgmb.dispatch(%s)", [most])
 
 
-def test_nobody_gets_into_the_capture_of_anothers_table_by_a_comment(connect, role, connect_to):
+def test_nobody_gets_into_the_capture_of_anothers_table_by_a_trigger(connect, role, connect_to):
     connection = connect()
     connection.execute("create table public.item (id bigint primary key)")
-    connection.execute("select pgmb.push_table_mutations('public.item')")
+    connection.execute("select pgmb.push_table_mutations('public.item', update => false)")
     intruder = role("intruder")
     connection.execute(f"create schema theirs authorization {intruder.name}")
+    connection.execute(f"grant trigger on public.item to {intruder.name}")
     there = connect_to(intruder.conninfo)
     there.execute("create table theirs.bait (id bigint)")
     there.execute(
         "create function theirs.capture() returns trigger language plpgsql as 'begin return null; end'"
     )
-    comment = one(connection, "select pgmb.push_comment('public.item')")
-    there.execute(f"comment on function theirs.capture() is '{comment}'")
-    there.execute(
-        "create trigger pgmb_push_insert after insert on theirs.bait for each statement execute function theirs.capture()"
+    for table in ("public.item", "theirs.bait"):
+        there.execute(
+            f"create trigger pgmb_push_update after update on {table} "
+            "for each statement execute function theirs.capture()"
+        )
+    ours = one(
+        connection, "select function::regproc::text from pgmb.pushes('public.item') where op = 'insert'"
     )
-    functions = connection.execute(
-        "select function::regproc::text from pgmb.pushes('public.item')"
-    ).fetchall()
-    assert len(functions) == 3
-    assert ("theirs.capture",) not in functions
-    assert connection.execute("select stale from pgmb.pushing()").fetchall() == [(False,)]
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        there.execute(
+            "create trigger pgmb_push_insert after insert on theirs.bait "
+            f"for each statement execute function {ours}()"
+        )
+    tables = connection.execute("select distinct relid::text from pgmb.pushes('public.item')").fetchall()
+    assert tables == [("item",)]
+    assert connection.execute("select updates from pgmb.pushing()").fetchall() == [(False,)]
 
 
 def test_the_log_works_without_superuser_and_without_an_extension(bare_db, role, connect_to):

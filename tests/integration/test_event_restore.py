@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
@@ -10,6 +12,7 @@ from airflow_pgchange import schema
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from airflow_pgchange.feeds.errors import Refused
 from tests.events import drain, poll, poll_all, publish, publish_at, read, subscribe
+from tests.mutations import events, push, push_items, serialise, stop
 from tests.tubes import one
 
 
@@ -111,6 +114,51 @@ def test_a_restored_group_works_on_under_its_feed(connect, restored, own_cluster
                 found += [change.id for change in consumer.changes()]
                 consumer.ack()
     assert found == ids[1:]
+
+
+@pytest.fixture
+def there(db, bare_db, cluster, connect, connect_to):
+    """A connection to where a database was restored whose tables publish their mutations, each serialised in its own way.
+    In the same cluster no table has the number that it had."""
+    connection = push_items(connect())
+    connection.execute("create table part (id int, secret text) partition by range (id)")
+    connection.execute("create table part_1 partition of part for values from (1) to (10)")
+    push(connection, "part")
+    serialise(
+        connection,
+        "serialised := to_jsonb(record); emit := true; "
+        "if tabl = 'public.part'::regclass then serialised := serialised - 'secret'; end if; "
+        "if tabl = 'public.item'::regclass and record.id = 7 then raise 'unlucky'; end if;",
+    )
+    dump = subprocess.run([cluster.binaries / "pg_dump", "-d", db], check=True, capture_output=True).stdout
+    psql = [cluster.binaries / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", bare_db]
+    subprocess.run(psql, input=dump, check=True, capture_output=True)
+    return connect_to(bare_db)
+
+
+def test_of_a_restored_table_is_sent_what_was_to_be_sent_of_it(there):
+    there.execute("insert into part values (1, 'x')")
+    there.execute("insert into part_1 values (2, 'x')")
+    there.execute("update part_1 set secret = 'y' where id = 2")
+    there.execute("insert into item values (7)")
+    assert events(there) == [("public.part.insert", {"id": 1}, {}), ("public.part.insert", {"id": 2}, {})]
+    assert one(there, "select tbl::text from pgmb.push_fault") == "item"
+
+
+def test_of_a_restored_table_nothing_is_to_be_mended(there):
+    query = "select tbl::text, untriggered::text, stale from pgmb.pushing() order by 1"
+    assert there.execute(query).fetchall() == [("item", "{}", False), ("part", "{}", False)]
+    assert there.execute("select pgmb.refresh()").fetchall() == []
+
+
+def test_what_is_published_of_a_restored_table_can_be_changed_and_stopped(there):
+    push(there, "item", insert=False)
+    stop(there, "part")
+    there.execute("insert into item values (1)")
+    there.execute("insert into part values (1, 'x')")
+    there.execute("insert into part_1 values (2, 'x')")
+    there.execute("delete from item")
+    assert [topic for topic, _, _ in events(there)] == ["public.item.delete"]
 
 
 def test_uninstalling_takes_the_log_and_nothing_else(bare_db, connect_to):
