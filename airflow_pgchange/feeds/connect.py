@@ -50,11 +50,16 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
         return connection
 
 
-def keep_open(connection: psycopg.Connection[Any]) -> None:
-    """Let the session be idle as long as its work elsewhere takes. Behind a pooler it is not ours: nothing is set."""
-    query = "select pg_catalog.set_config('idle_session_timeout', '0', false) where pg_catalog.pg_backend_pid() = {}"
+def keep_open(connection: psycopg.Connection[Any], **settings: str) -> None:
+    """Let the session be idle as long as its work elsewhere takes, and set what else is given. Behind a pooler it is not
+    ours: nothing is set."""
+    each = [
+        sql.SQL("pg_catalog.set_config({}, {}, false)").format(name, value)
+        for name, value in {"idle_session_timeout": "0", **settings}.items()
+    ]
+    query = sql.SQL("select {} where pg_catalog.pg_backend_pid() = {}")
     with translated():
-        connection.execute(sql.SQL(query).format(connection.info.backend_pid))
+        connection.execute(query.format(sql.SQL(", ").join(each), connection.info.backend_pid))
 
 
 @contextmanager

@@ -82,7 +82,8 @@ class ConsumerTransaction:
                 else self._reader
             )
             for connection in {self._reader, self._claims}:
-                keep_open(connection)
+                # What reads a batch that was published in many partitions is compiled for longer than it runs.
+                keep_open(connection, jit="off")
             # Left in the opposite order: results are committed first, so nothing is ever lost between the two.
             self._keeper = opened.enter_context(
                 connect(progress_at(self.feed, self._results, self._source), primary=True)

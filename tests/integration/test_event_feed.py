@@ -9,6 +9,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, groups, watching
+from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
     HistoryTrimmed,
@@ -65,6 +66,26 @@ def test_a_batch_has_events_with_payload_time_and_subscriptions(db, connect):
         consumer.ack()
     assert change.data == {"topic": "a", "payload": {"k": 1}, "metadata": {}, "subscription_ids": [sid]}
     assert change.created_at == one(connection, "select pgmb.extract_date_from_event_id(%s)", change.id)
+
+
+class Asking(EventFeed):
+    """Asks the session that reads a batch how it is set."""
+
+    def partitions(self, batch, n, shard=None):
+        return [Partition("select current_setting('jit') as jit", 1)]
+
+    def change(self, row):
+        return row["jit"]
+
+
+def test_a_batch_of_many_partitions_is_read_without_compiling_a_plan_for_each(db, connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    with ConsumerTransaction(Asking("g"), make_conninfo(db, options="-c jit=on")) as consumer:
+        assert consumer.claim(1) is not None
+        assert list(consumer.changes()) == ["off"]
+        consumer.ack()
 
 
 def test_batches_follow_one_another_in_order_without_any_other_process(db, connect):
