@@ -122,7 +122,9 @@ class EventStreams:
         client: Client | None = None
         try:
             async with self._one_at_a_time:
-                client, first = await self._client(selection, last)
+                # Whoever goes meanwhile does not end the question: the driver would close the connection of all.
+                answer = await asyncio.shield(self._client(selection, last))
+            client, first = answer
             yield self._texts(client, first, keep_alive)
         finally:
             self._count -= 1
@@ -169,7 +171,7 @@ class EventStreams:
         """The next events that a client missed; when there are no more it gets what comes."""
         texts: list[bytes] = []
         async with self._one_at_a_time:
-            missed = await self._log.missed(client.subscription_id, client.place, self._place)
+            missed = await asyncio.shield(self._log.missed(client.subscription_id, client.place, self._place))
             for place, data in missed:
                 if texts and sum(map(len, texts)) + len(data) > self._buffer:
                     break

@@ -93,6 +93,29 @@ def test_a_lost_connection_loses_no_event(serve, connect):
         assert numbers(client.events(4)) == [1, 2, 3, 4]
 
 
+def test_a_client_that_goes_before_it_is_answered_leaves_the_others_their_connection(
+    serve, connect, monkeypatch
+):
+    slowly = f"with z as materialized (select pg_sleep(0.2)) select m.* from z, ({stream_log.MISSED}) as m"
+    monkeypatch.setattr(stream_log, "MISSED", slowly)
+    streams, address = serve()
+    connection = connect()
+    ours = (
+        "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() "
+        "and backend_type = 'client backend'"
+    )
+    [before] = connection.execute(ours).fetchall()
+    with listening(f"{address}/t"):
+        pass
+    while streams.clients:
+        httpx.get(f"{address}/secret")
+    assert connection.execute(ours).fetchall() == [before]
+    with listening(f"{address}/t") as client:
+        publish(connection, numbered(0, 1))
+        assert numbers(client.events(1)) == [0]
+    assert connection.execute(ours).fetchall() == [before]
+
+
 def test_a_database_that_does_not_answer_is_away_and_comes_back(serve, connect, monkeypatch, caplog):
     monkeypatch.setattr(stream_log, "ANSWER_WITHIN", 0.3)
     _, address = serve()
