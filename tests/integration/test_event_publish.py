@@ -20,6 +20,15 @@ def test_events_come_in_the_order_of_their_statement(connect):
     assert drain(connection) == ids
 
 
+def test_events_of_a_very_large_statement_come_once_and_in_its_order(connect):
+    connection = connect()
+    subscribe(connection)
+    ids = connection.execute(
+        "insert into pgmb.events (topic, payload) select 't', '{}' from generate_series(1, 57000) returning id"
+    ).fetchall()
+    assert drain(connection, chunk=100_000) == [one_id for (one_id,) in ids]
+
+
 def test_a_poll_says_how_many_pairs_it_dispatched_and_then_that_nothing_is_left(connect):
     connection = connect()
     subscribe(connection, "g")
