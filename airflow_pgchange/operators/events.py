@@ -60,7 +60,8 @@ class PublishEventsOperator(BaseOperator):
 
 
 class SubscribeOperator(BaseOperator):
-    """Subscribes a group to events that are dispatched from now on. Doing it twice does nothing.
+    """Subscribes a group to events that are dispatched from now on. Doing it twice does nothing; other topics, or another
+    selection, are another subscription beside the first.
 
     :param group: the group, which is made if it is not there (templated)
     :param topics: the topics that it gets (templated)
