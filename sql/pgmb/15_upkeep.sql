@@ -79,6 +79,18 @@ $$;
 comment on function pgmb.crowded_default(regclass, timestamptz) is
     'Why partitions that a table needs are made only when somebody says that publishers may be stopped; else null.';
 
+create function pgmb.in_use(tbl regclass) returns text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    -- A dump, or a transaction that has read the default partition and does not end, is in the way as a publisher is.
+    select 'it is in use' || coalesce(', just now by process ' || string_agg(distinct l.pid::text, ', '), '')
+    from pg_locks as l
+    where l.locktype = 'relation' and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+      and l.relation in (tbl, pgmb.default_partition(tbl)) and l.pid <> pg_backend_pid()
+$$;
+comment on function pgmb.in_use(regclass) is 'Why no partition can be attached to a table now: by whom it, or its default partition, is locked.';
+
 create function pgmb.make_partitions(
     tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
 ) returns setof text
@@ -126,7 +138,7 @@ begin
     if missing <> '{}' then
         execute (select string_agg(format('drop table pgmb.%I', pgmb.partition_name(tbl, m)), '; ') from unnest(missing) as m);
     end if;
-    return next format('postponed the partitions of %s: it is being written', tbl);
+    return next format('postponed the partitions of %s: %s', tbl, pgmb.in_use(tbl));
 end
 $$;
 comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is

@@ -60,6 +60,19 @@ def test_a_partition_is_postponed_and_nobody_waits_while_a_publisher_is_at_work(
     assert kept(connection) == expected
 
 
+def test_who_reads_all_of_the_log_and_keeps_it_from_having_partitions_is_said(connect):
+    connection, dump = connect(), connect(autocommit=False)
+    dump.execute("lock table pgmb.events in access share mode")
+    reader = dump.info.backend_pid
+    assert connection.execute(
+        "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')"
+    ).fetchall() == [(f"postponed the partitions of events: it is in use, just now by process {reader}",)]
+    dump.rollback()
+    assert "added" in one(
+        connection, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours') limit 1"
+    )
+
+
 def test_who_publishes_into_a_partition_that_is_being_attached_does_not_fail(connect, db):
     """Sent to the default partition before, and there after it takes those rows no more: that fails."""
     maintaining = connect(autocommit=False)
@@ -352,5 +365,5 @@ def test_of_partitions_that_cannot_be_attached_nothing_is_left(connect):
     before = one(connection, tables)
     publish(publisher)
     (told,) = lines(connection, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
-    assert "it is being written" in told
+    assert "it is in use" in told
     assert one(connection, tables) == before
