@@ -12,7 +12,8 @@ class Control:
     """A control pod whose turn has come: all that was touched in its shard before it is done.
 
     ``backfill_end``: of ``table`` the downstream gives up what it has not written since ``start_seq``. ``truncate``: all
-    that it had of ``table`` before ``seq``. Any other ``type`` is a user's own, and means what its ``payload`` says.
+    that it had of ``table`` before ``seq``; of several whose turn has come it is asked for the last. Any other ``type``
+    is a user's own, and means what its ``payload`` says.
     """
 
     seq: int

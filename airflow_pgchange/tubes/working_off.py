@@ -69,7 +69,9 @@ def work_off(
     with ConsumerTransaction(feed, source, wait=wait, stopped=stopped) as consumer:
         if consumer.busy:
             raise ConsumerBusy(f"{feed.name} is at work in another transaction")
-        for row in _due(consumer.connection, feed):
+        due = _due(consumer.connection, feed)
+        turn.covered = _covered(due)
+        for row in due:
             try:
                 one = turn.work_off(consumer.connection, row)
             except Stopped:
@@ -93,7 +95,8 @@ def work_off(
 class _Turn:
     """One go at the control pods of a worker.
 
-    By their seq: rows that the scheduled backfills looked at which are at their end, and why others can have none.
+    By their seq: rows that the scheduled backfills looked at which are at their end, why others can have none, and the
+    truncations for which a later one asks.
     """
 
     feed: TubeFeed
@@ -103,6 +106,7 @@ class _Turn:
     stopped: Callable[[], bool]
     ended: dict[int, int] = field(default_factory=dict)
     refused: dict[int, Refused] = field(default_factory=dict)
+    covered: set[int] = field(default_factory=set)
     failed: list[Exception] = field(default_factory=list)
 
     def carry_out_backfills(self, source: str) -> None:
@@ -160,8 +164,8 @@ class _Turn:
         if control.type == "backfill_schedule" and seq not in self.ended:
             return None
         touched = self.ended.get(seq, 0)
-        asked = None if control.type in ("backfill_schedule", "backfill_start") else self.downstream(control)
-        held = iter(asked or ())
+        asks_nothing = control.type in ("backfill_schedule", "backfill_start") or seq in self.covered
+        held = iter((None if asks_nothing else self.downstream(control)) or ())
         while ids := list(islice(held, CHUNK)):
             if self.stopped():
                 raise Stopped(f"{self.feed.name}: stopped, and nothing was given up")
@@ -179,6 +183,18 @@ def _due(connection: psycopg.Connection[Any], feed: TubeFeed) -> list[dict[str, 
     )
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(query).fetchall()
+
+
+def _covered(due: list[dict[str, Any]]) -> set[int]:
+    """The truncations before another of the same table and shard, which gives up all that they do.
+
+    One question for each of them would touch everything that is to be given up as often as the table was truncated.
+    """
+    truncations = {
+        row["seq"]: (row["op"], row["shard"], row["tbl"]) for row in due if row["type"] == "truncate"
+    }
+    last = {subject: seq for seq, subject in truncations.items()}
+    return truncations.keys() - last.values()
 
 
 def _control(row: Mapping[str, Any]) -> Control:

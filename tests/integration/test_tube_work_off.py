@@ -245,3 +245,47 @@ def test_detaching_a_table_takes_its_control_pods_with_it(db, item):
     (done,) = work_off(FEED, db, copies(db))
     assert "no table public.item is attached" in (done.given_up or "")
     assert controls(item) == []
+
+
+def test_truncations_that_piled_up_ask_once_for_what_is_to_be_given_up(db, item):
+    for _ in range(3):
+        item.execute("truncate item")
+    asked = []
+
+    def downstream(control):
+        asked.append(control.seq)
+        return copies(db)(control)
+
+    newest = item.execute("select max(seq) from q").fetchone()[0]
+    assert len(work_off(FEED, db, downstream)) == 3
+    assert asked == [newest]
+    assert (touched(item), controls(item)) == ([7], [])
+
+
+def test_truncations_of_other_tables_and_shards_are_each_asked_for(db, item):
+    item.execute("create table other (id bigint primary key)")
+    attach(item, "other")
+    item.execute("truncate item; truncate other; truncate item")
+    put(item, {"type": "truncate", "tbl": "public.item"})
+    item.execute("select tube.touch('q', 1, '{}', 'T', %s)", ['{"type": "truncate", "tbl": "public.item"}'])
+    asked = []
+
+    def downstream(control):
+        asked.append((control.table, control.shard))
+        return []
+
+    work_off(FEED, db, downstream)
+    assert sorted(asked) == [("public.item", 0), ("public.item", 1), ("public.other", 0)]
+
+
+def test_truncations_that_piled_up_are_asked_for_again_where_the_last_fails_for_now(db, item):
+    for _ in range(3):
+        item.execute("truncate item")
+
+    def fails(control):
+        raise ConnectionError("not now")
+
+    with pytest.raises(ConnectionError, match="not now"):
+        work_off(FEED, db, fails)
+    work_off(FEED, db, copies(db))
+    assert (touched(item), controls(item)) == ([7], [])
