@@ -99,10 +99,11 @@ class StreamLog:
             )
         return Place(at, seen=now)
 
-    async def subscribe(self, selection: Selection, expiry: timedelta) -> str:
+    async def subscribe(self, selection: Selection, expiry: timedelta) -> tuple[str, int]:
+        """A subscription, and since when there is one, in microseconds by the server's clock."""
         query, values = subscribing(self._group, replace(selection, expiry=expiry))
-        [(subscription_id,)] = await self._rows(query, values)
-        return str(subscription_id)
+        [(subscription_id, since)] = await self._rows(query, values)
+        return str(subscription_id), (since - EPOCH) // MICROSECOND
 
     async def live(self, after: Place) -> list[tuple[Place, list[str], str | None]]:
         """The events of the next slices with their subscriptions; None for the data of one that was deleted."""

@@ -39,9 +39,9 @@ class EventStreams:
     often for one as for ten thousand.
 
     Guarantee: who connects again with the id that was last received loses nothing and gets nothing twice, unless more
-    than ``replay_events`` events or ``replay_age`` were missed: then an event of type ``gap`` says so, and the stream
-    goes on with what comes. A client for which more than ``buffer`` bytes wait is dropped, by an event of type
-    ``dropped``. Needs ``pgmb.grant_subscriber`` and ``pgmb.grant_consumer``.
+    than ``replay_events`` events or ``replay_age`` were missed, or the selection is a new one, of which nothing was kept:
+    then an event of type ``gap`` says so, and the stream goes on with what comes. A client for which more than ``buffer``
+    bytes wait is dropped, by an event of type ``dropped``. Needs ``pgmb.grant_subscriber`` and ``pgmb.grant_consumer``.
     """
 
     def __init__(
@@ -134,13 +134,14 @@ class EventStreams:
     async def _client(self, selection: Selection, last: Place | None) -> tuple[Client, bytes]:
         """A client at its place, and what it is told first: at least an id, from which it can connect again."""
         expiry = max(3 * self.replay_age, LEAST_EXPIRY)
-        subscription_id = await self._log.subscribe(selection, expiry)
-        gap = None if last is None else await self._gap(subscription_id, last)
-        place = self._place if last is None or gap is not None else last
+        subscription_id, since = await self._log.subscribe(selection, expiry)
+        gap = None if last is None else await self._gap(subscription_id, since, last)
+        here = replace(self._place, seen=max(self._place.seen, since))
+        place = here if last is None or gap is not None else last
         first = f"id: {place}\n\n".encode() if gap is None else notice("gap", gap, place)
         return Client(subscription_id, place, self._buffer), first
 
-    async def _gap(self, subscription_id: str, last: Place) -> str | None:
+    async def _gap(self, subscription_id: str, since: int, last: Place) -> str | None:
         """Why what was missed is not replayed; None where it is."""
         most = self._replay_events
         now, count = await self._log.count(subscription_id, last, self._place, most + 1)
@@ -148,6 +149,8 @@ class EventStreams:
             why = f"you were away for longer than {self.replay_age}"
         elif count > most:
             why = f"you missed more than {most} events"
+        elif last.seen < since:
+            why = "your selection is another one than before, or was removed meanwhile"
         else:
             return None
         return f"{why}: fetch anew what you need; from here on nothing is missing"

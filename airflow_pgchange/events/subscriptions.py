@@ -86,12 +86,12 @@ def subscribe(connection: psycopg.Connection[Any], group: str, selection: Select
 
 
 def subscribing(group: str, selection: Selection) -> tuple[LiteralString, list[Any]]:
-    """The statement that subscribes a group and returns the subscription's id, and its values."""
+    """The statement that subscribes a group and returns the subscription's id and since when it is, and its values."""
     check_group_name(group)
     query: LiteralString = (
         "insert into pgmb.subscriptions (group_id, conditions_sql, params, expiry_interval) values (%s, %s, %s, %s) "
         "on conflict (identity) do update set last_active_at = now(), expiry_interval = excluded.expiry_interval "
-        "returning id"
+        "returning id, created_at"
     )
     return query, [group, selection.conditions, Jsonb(dict(selection.params)), selection.expiry]
 

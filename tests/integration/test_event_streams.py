@@ -161,6 +161,7 @@ def test_who_was_away_too_long_is_told_of_the_gap(serve, connect):
     with listening(f"{address}/t") as client:
         publish(connect(), numbered(0, 1))
         [seen] = client.events(1)
+    connect().execute("update pgmb.subscriptions set created_at = created_at - interval '1 hour'")
     place = Place.parse(seen.id)
     with listening(f"{address}/t", str(replace(place, seen=place.seen - 4 * MINUTE))) as client:
         publish(connect(), numbered(1, 2))
@@ -168,6 +169,27 @@ def test_who_was_away_too_long_is_told_of_the_gap(serve, connect):
     with listening(f"{address}/t", str(replace(place, seen=place.seen - 6 * MINUTE))) as client:
         [gap] = client.events(1)
     assert (gap.type, "away for longer" in gap.data) == ("gap", True)
+
+
+@pytest.mark.parametrize("change", ["selection", "subscription"])
+def test_who_comes_again_to_a_new_subscription_is_told_of_the_gap_once(serve, connect, change):
+    topics = ["t"]
+    _, address = serve(lambda: topical(topics))
+    connection = connect()
+    with listening(f"{address}/any") as client:
+        publish(connection, numbered(0, 1))
+        [seen] = client.events(1)
+    publish(connection, numbered(1, 2))
+    if change == "selection":
+        topics.append("u")
+    else:
+        connection.execute("select pgmb.drop_group('web')")
+    with listening(f"{address}/any", seen.id) as client:
+        publish(connection, numbered(2, 3))
+        [gap] = client.events(1)
+    assert (gap.type, "another one than before" in gap.data) == ("gap", True)
+    with listening(f"{address}/any", gap.id) as client:
+        assert numbers(client.events(1)) == [2]
 
 
 @pytest.mark.parametrize("text", ["1", "pm.pm.0", "pm0000000000000000000000.." + "0" * 12, "'; drop table x"])
