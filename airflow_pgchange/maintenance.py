@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -27,6 +27,16 @@ MANY_STEPS = 100
 
 PLACED = 10_000
 """Scheduled events that are placed in one transaction."""
+
+TUBES = (
+    "select name, 'its capture for tube ' || tube, array[tube, tbl::oid::text] from tube.to_mend()",
+    "select tube.mend(%s, %s::oid)",
+)
+MUTATIONS = (
+    "select name, 'the capture of its mutations', array[tbl::oid::text] from pgmb.to_mend()",
+    "select pgmb.mend(%s::oid)",
+)
+"""What finds captures that are to be mended, each with a table's name, what it is and the arguments of what mends it."""
 
 Line = TypeVar("Line")
 
@@ -89,7 +99,7 @@ def maintain(
             report.add(report.done, lambda: consumers.trim(connection, keep))
         report.add(report.attention, lambda: attention.consumers(connection))
     if "tube" in held:
-        _mend_tubes(connection, report)
+        _mend(report, connection, *TUBES)
         report.add(report.attention, lambda: attention.tubes(connection))
     if "pgmb" in held:
         _keep_log(report, connection)
@@ -112,8 +122,9 @@ def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
     for step in ("trim_partitions", "make_partitions", "drop_emptied"):
         for table in ("pgmb.dispatched", "pgmb.events"):
             report.add(report.done, partial(_lines, connection, f"pgmb.{step}", table))
-    for step in ("expire_subscriptions", "forget_faults", "trim_published", "refresh"):
+    for step in ("expire_subscriptions", "forget_faults", "forget_dropped", "trim_published"):
         report.add(report.done, partial(_lines, connection, f"pgmb.{step}"))
+    _mend(report, connection, *MUTATIONS)
     report.add(report.attention, lambda: attention.partitions(connection))
     report.add(report.attention, lambda: attention.events(connection))
 
@@ -123,24 +134,23 @@ def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) 
     return [row[0] for row in connection.execute(query).fetchall()]
 
 
-def _mend_tubes(connection: psycopg.Connection[Any], report: Report) -> None:
+def _mend(
+    report: Report, connection: psycopg.Connection[Any], find: LiteralString, mend: LiteralString
+) -> None:
     """Each table in a transaction of its own: it waits for no table while it holds another."""
-    found: list[tuple[str, int, str]] = []
-    query = "select tube, tbl::oid, name from tube.to_mend()"
-    report.add(found, lambda: connection.execute(query).fetchall())
-    for tube, table, name in found:
+    found: list[tuple[str, str, list[str]]] = []
+    report.add(found, lambda: connection.execute(find).fetchall())
+    for name, capture, arguments in found:
         try:
             with translated():
-                connection.execute("select tube.mend(%s, %s::oid)", [tube, table])
-            report.done.append(f"{name}: its capture for tube {tube} was mended")
+                connection.execute(mend, arguments)
+            report.done.append(f"{name}: {capture} was mended")
         except ServerUnavailable:
             raise
         except ConsumerBusy:
             report.done.append(f"{name}: postponed, it is being written")
         except (PgChangeError, psycopg.Error) as error:
-            report.attention.append(
-                f"{name}: its capture for tube {tube} cannot be mended: {str(error).strip()}"
-            )
+            report.attention.append(f"{name}: {capture} cannot be mended: {str(error).strip()}")
 
 
 def _dispatched(connection: psycopg.Connection[Any]) -> list[str]:

@@ -169,6 +169,7 @@ as $$
 begin
     return query select * from pgmb.expire_subscriptions(current_ts);
     return query select * from pgmb.forget_faults(current_ts);
+    return query select * from pgmb.forget_dropped();
     return query select * from pgmb.trim_published();
     perform pgmb.place_scheduled(current_ts);
     -- What locks a whole table comes last for both, as locks are kept to the end.

@@ -31,6 +31,27 @@ comment on function pgmb.pushing() is
     'disabled ones, a capture that no longer fits because the table was renamed, has another owner, or lost a partition; and '
     'faults, up to 1000. pgmb.refresh() mends.';
 
+create function pgmb.to_mend() returns table (tbl regclass, name text)
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.tbl, p.tbl::text from pgmb.pushing() as p join pg_class as c on c.oid = p.tbl
+    where pg_has_role(current_user, c.relowner, 'usage') and (p.untriggered <> '{}' or p.stale)
+$$;
+comment on function pgmb.to_mend() is 'The tables that the caller owns whose capture pgmb.mend() is to mend, with their full names.';
+
+create function pgmb.mend(tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    known pgmb.pushed_table := (select t from pgmb.pushed_table as t where t.tbl = mend.tbl);
+begin
+    perform pgmb.push_table_mutations(tbl, known.inserts, known.deletes, known.updates);
+end
+$$;
+comment on function pgmb.mend(regclass) is 'Mend the capture of a table: what of it is published stays.';
+
 create function pgmb.refresh() returns setof text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -38,21 +59,43 @@ as $$
 declare
     pushed record;
 begin
-    for pushed in
-        select p.* from pgmb.pushing() as p join pg_class as c on c.oid = p.tbl
-        where pg_has_role(current_user, c.relowner, 'usage') and (p.untriggered <> '{}' or p.stale)
-    loop
+    for pushed in select m.* from pgmb.to_mend() as m loop
         begin
-            perform pgmb.push_table_mutations(pushed.tbl, pushed.inserts, pushed.deletes, pushed.updates);
-            return next format('%s: the capture of its mutations was mended', pushed.tbl);
-        exception when lock_not_available then
-            return next format('%s: postponed, it is being written', pushed.tbl);
+            perform pgmb.mend(pushed.tbl);
+            return next format('%s: the capture of its mutations was mended', pushed.name);
+        exception
+            when lock_not_available then
+                return next format('%s: postponed, it is being written', pushed.name);
+            when others then
+                return next format('%s: the capture of its mutations cannot be mended: %s', pushed.name, sqlerrm);
         end;
     end loop;
 end
 $$;
 comment on function pgmb.refresh() is
-    'Mend the capture of the tables that the caller owns: partitions that came later, a renamed table; a line for each.';
+    'Mend the capture of the tables that the caller owns: partitions that came later, a renamed table; a line for each, with the '
+    'reason where one cannot be mended.';
+
+create function pgmb.forget_dropped() returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    forgotten bigint;
+begin
+    -- A dump has the number of a table that is gone, which in the restored database may be another's.
+    with gone as (
+        delete from pgmb.pushed_table as t where not exists (select from pg_class as c where c.oid = t.tbl) returning t.tbl
+    ), faults as (
+        delete from pgmb.push_fault as f using gone as g where f.tbl = g.tbl
+    )
+    select count(*) into forgotten from gone;
+    if forgotten > 0 then
+        return next format('forgot %s tables whose mutations were published and that were dropped', forgotten);
+    end if;
+end
+$$;
+comment on function pgmb.forget_dropped() is 'Forget the tables whose mutations were published and that were dropped, and what failed of them.';
 
 create function pgmb.replay_push_faults(tbl regclass) returns bigint
 language plpgsql

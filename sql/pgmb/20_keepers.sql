@@ -45,7 +45,8 @@ begin
             pgmb.trim_partitions(regclass, timestamptz), pgmb.drop_emptied(regclass, timestamptz, integer),
             pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(timestamptz),
-            pgmb.pushing(), pgmb.refresh(), pgmb.dispatching()
+            pgmb.forget_dropped(),
+            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching()
             to %1$s
     $grants$, role);
 end
@@ -66,7 +67,8 @@ begin
         grant select, insert (tbl, op, message, before, after), update, delete on pgmb.push_fault to %1$s;
         grant execute on function
             pgmb.push_table_mutations(regclass, boolean, boolean, boolean), pgmb.stop_table_mutations_push(regclass),
-            pgmb.pushing(), pgmb.refresh(), pgmb.replay_push_faults(regclass), pgmb.create_topic(text, text, text),
+            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.replay_push_faults(regclass),
+            pgmb.create_topic(text, text, text),
             pgmb.serialise_record_for_event(oid, text, record), pgmb.serialised(oid, text, record),
             pgmb.jsonb_diff(jsonb, jsonb), pgmb.refuse(text, text), pgmb.descendants(regclass), pgmb.pushed_by(oid, name),
             pgmb.pushes(regclass), pgmb.note_push_fault(oid, text, text, jsonb, jsonb), pgmb.topic_of(regclass, text),

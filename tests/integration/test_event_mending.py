@@ -1,0 +1,80 @@
+"""Mending the capture of mutations of many tables: what hinders one hinders no other."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from airflow_pgchange.maintenance import maintain
+from tests.mutations import events, push
+from tests.tubes import one
+
+
+@pytest.fixture
+def broken(connect):
+    """A table that cannot be mended, as it has a foreign partition now, and one with a new partition."""
+    connection = connect()
+    for name in ("item", "whole"):
+        connection.execute(f"create table {name} (id bigint not null) partition by range (id)")
+        push(connection, name)
+    connection.execute(
+        "create foreign data wrapper nothing; create server elsewhere foreign data wrapper nothing; "
+        "create foreign table leaf partition of item default server elsewhere"
+    )
+    connection.execute("create table low partition of whole for values from (0) to (10)")
+    return connection
+
+
+def test_a_table_that_cannot_be_mended_is_told_and_the_others_are_mended(broken):
+    lines = sorted(line for (line,) in broken.execute("select pgmb.refresh()").fetchall())
+    assert "public.item: the capture of its mutations cannot be mended: " in lines[0]
+    assert lines[1:] == ["public.whole: the capture of its mutations was mended"]
+    broken.execute("insert into low values (1)")
+    assert [topic for topic, _, _ in events(broken)] == ["public.whole.insert"]
+
+
+def test_maintenance_names_a_table_that_cannot_be_mended_and_mends_the_others(broken):
+    report = maintain(broken)
+    assert any(
+        "public.item: the capture of its mutations cannot be mended: " in line for line in report.attention
+    )
+    assert "public.whole: the capture of its mutations was mended" in report.done
+    assert report.failed == []
+
+
+@pytest.mark.parametrize("written", ["a", "b"])
+def test_maintenance_that_waits_for_the_writers_of_a_table_holds_up_those_of_no_other(connect, written):
+    connection = connect()
+    for name in ("a", "b"):
+        connection.execute(f"create table {name} (id bigint)")
+        push(connection, name)
+        connection.execute(f"alter table {name} rename to {name}_new")
+    writer, maintaining = connect(autocommit=False), connect()
+    writer.execute(f"insert into {written}_new values (1)")
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(maintain(maintaining)))
+    thread.start()
+    waits = "select count(*) from pg_locks where pid = %s and not granted"
+    while thread.is_alive() and one(connection, waits, maintaining.info.backend_pid) == 0:
+        pass
+    assert thread.is_alive()
+    connection.execute("set lock_timeout = '1s'")
+    connection.execute(f"insert into {'b' if written == 'a' else 'a'}_new values (1)")
+    writer.commit()
+    thread.join()
+    assert sum("was mended" in line for line in reports[0].done) == 2
+
+
+@pytest.mark.parametrize("look_after", [maintain, lambda c: c.execute("select pgmb.maintain_events_table()")])
+def test_a_table_that_was_dropped_is_forgotten_before_a_dump_gives_its_number_to_another(connect, look_after):
+    connection = connect()
+    connection.execute("create table item (id bigint)")
+    push(connection)
+    connection.execute(
+        "insert into pgmb.push_fault (tbl, op, message) values ('item'::regclass, 'INSERT', '')"
+    )
+    connection.execute("drop table item")
+    look_after(connection)
+    assert one(connection, "select count(*) from pgmb.pushed_table") == 0
+    assert one(connection, "select count(*) from pgmb.push_fault") == 0
