@@ -78,6 +78,11 @@ class Handler:
             )
         if any(not 0 <= pause < math.inf for pause in self.retries or ()):
             raise InvalidArgument(f"handler {self.name}: retries are seconds to wait, not {self.retries!r}")
+        # A text is a collection too, of letters: nothing would ever come by one of those.
+        if isinstance(self.subscriptions, str):
+            raise InvalidArgument(
+                f"handler {self.name}: subscriptions are a list of ids, not {self.subscriptions!r:.100}"
+            )
         check_count(f"handler {self.name}: threads", self.threads)
 
     def wants(self, event: Event) -> bool:

@@ -10,7 +10,7 @@ import logging
 import re
 import socket
 import ssl
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -58,7 +58,7 @@ def webhook(
     retries: Sequence[float] = RETRIES,
     key: Callable[[Event], Hashable] | None = each_event,
     threads: int = 4,
-    subscriptions: Iterable[str] | None = None,
+    subscriptions: Collection[str] | None = None,
     allow: Sequence[str] = (),
 ) -> Handler:
     """A handler that posts events to a URL: ``{"events": [{"id", "topic", "payload", "metadata"}, ...]}``.
@@ -92,7 +92,7 @@ def webhook(
         retries=tuple(retries),
         key=key,
         threads=threads,
-        subscriptions=None if subscriptions is None else frozenset(subscriptions),
+        subscriptions=subscriptions,
     )
 
 

@@ -272,6 +272,7 @@ def test_an_unknown_group_is_refused_by_name_and_not_held(db, connection):
         {"timeout": float("inf")},
         {"retries": (-1,)},
         {"threads": 0},
+        {"subscriptions": "su1f3870be274f6c49b3e31a"},
     ],
 )
 def test_what_no_handler_can_be_is_refused(given):

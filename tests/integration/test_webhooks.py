@@ -277,6 +277,11 @@ def test_a_wrong_header_is_refused_and_not_shown(headers):
     assert "hidden" not in str(refused.value)
 
 
+def test_a_subscription_that_is_no_list_of_them_is_refused():
+    with pytest.raises(InvalidArgument, match="subscriptions are a list"):
+        webhook("hook", "https://example.org/", subscriptions="su1f3870be274f6c49b3e31a")
+
+
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
 def test_a_timeout_that_is_none_is_refused(timeout):
     with pytest.raises(InvalidArgument, match="timeout"):
