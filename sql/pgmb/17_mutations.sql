@@ -5,12 +5,14 @@
 
 create table pgmb.pushed_table (
     tbl regclass primary key,
+    name text not null,
     inserts boolean not null,
     updates boolean not null,
     deletes boolean not null,
     pushed_at timestamptz not null default now()
 );
-comment on table pgmb.pushed_table is 'The tables whose mutations are published, and which of them.';
+comment on table pgmb.pushed_table is
+    'The tables whose mutations are published, and which of them. name is what each was called when its capture was made or mended.';
 
 create table pgmb.push_fault (
     id bigint generated always as identity primary key,

@@ -162,10 +162,10 @@ begin
         delete from pgmb.pushed_table as t where t.tbl = note_push.tbl;
         return;
     end if;
-    insert into pgmb.pushed_table (tbl, inserts, updates, deletes)
-    values (tbl, 'insert' = any (ops), 'update' = any (ops), 'delete' = any (ops))
+    insert into pgmb.pushed_table (tbl, name, inserts, updates, deletes)
+    values (tbl, tbl::text, 'insert' = any (ops), 'update' = any (ops), 'delete' = any (ops))
     on conflict on constraint pushed_table_pkey do update
-        set inserts = excluded.inserts, updates = excluded.updates, deletes = excluded.deletes;
+        set name = excluded.name, inserts = excluded.inserts, updates = excluded.updates, deletes = excluded.deletes;
 end
 $$;
 comment on function pgmb.note_push(regclass) is

@@ -81,18 +81,16 @@ language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    forgotten bigint;
+    gone pgmb.pushed_table;
 begin
     -- A dump has the number of a table that is gone, which in the restored database may be another's.
-    with gone as (
-        delete from pgmb.pushed_table as t where not exists (select from pg_class as c where c.oid = t.tbl) returning t.tbl
-    ), faults as (
-        delete from pgmb.push_fault as f using gone as g where f.tbl = g.tbl
-    )
-    select count(*) into forgotten from gone;
-    if forgotten > 0 then
-        return next format('forgot %s tables whose mutations were published and that were dropped', forgotten);
-    end if;
+    for gone in select t.* from pgmb.pushed_table as t where not exists (select from pg_class as c where c.oid = t.tbl) loop
+        delete from pgmb.push_fault as f where f.tbl = gone.tbl;
+        delete from pgmb.pushed_table as t where t.tbl = gone.tbl;
+        return next format(
+            '%s was dropped, and its mutations are published no more; if another has its place: '
+            'select pgmb.push_table_mutations(%L)', gone.name, gone.name);
+    end loop;
 end
 $$;
 comment on function pgmb.forget_dropped() is 'Forget the tables whose mutations were published and that were dropped, and what failed of them.';

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from airflow_pgchange.maintenance import maintain
+from airflow_pgchange.maintenance import Report, maintain
 from tests.mutations import events, push
 from tests.tubes import one
 
@@ -74,7 +74,10 @@ def test_a_table_that_was_dropped_is_forgotten_before_a_dump_gives_its_number_to
     connection.execute(
         "insert into pgmb.push_fault (tbl, op, message) values ('item'::regclass, 'INSERT', '')"
     )
-    connection.execute("drop table item")
-    look_after(connection)
+    connection.execute("alter table item rename to thing; select pgmb.refresh(); drop table thing")
+    told = look_after(connection)
+    lines = told.done if isinstance(told, Report) else [line for (line,) in told.fetchall()]
+    again = "if another has its place: select pgmb.push_table_mutations('public.thing')"
+    assert f"public.thing was dropped, and its mutations are published no more; {again}" in lines
     assert one(connection, "select count(*) from pgmb.pushed_table") == 0
     assert one(connection, "select count(*) from pgmb.push_fault") == 0
