@@ -199,6 +199,20 @@ def test_a_foreign_id_is_refused(serve, text):
     assert (answer.status_code, "none that was sent here" in answer.text) == (400, True)
 
 
+def test_a_stream_looks_into_no_partition_but_those_of_its_events(serve, connect):
+    _, address = serve(keep_alive=60)
+    connection, other = connect(), connect(autocommit=False)
+    last = "select max(partition_id::text) from pgmb.get_partitions_and_bounds('pgmb.events'::regclass)"
+    [(partition,)] = connection.execute(last).fetchall()
+    other.execute(f"lock table {partition} in access exclusive mode")
+    with listening(f"{address}/t") as client:
+        publish(connection, numbered(0, 2))
+        [seen, _] = client.events(2)
+    publish(connection, numbered(2, 3))
+    with listening(f"{address}/t", seen.id) as client:
+        assert numbers(client.events(2)) == [1, 2]
+
+
 def test_an_idle_client_learns_how_far_it_is(serve, connect):
     _, address = serve(keep_alive=0.05)
     with listening(f"{address}/t") as client:
