@@ -102,6 +102,8 @@ begin
         select distinct mbus.part_key(c, mod(i, known.consumers_cnt)::integer) as k from unnest(ids) as i, unnest(consumers) as c
         order by k
     ) as keys;
+    perform pg_advisory_xact_lock(k) from (select mbus.message_key(known.id, i) as k from unnest(ids) as i order by k) as keys;
+    -- Only now: who held it for a claim may have committed that, and be at work on the batch.
     perform pg_advisory_xact_lock_shared(k)
     from (
         select distinct mbus.slot_key(known.qname, c.name, b.slot) as k
@@ -111,7 +113,8 @@ begin
         where a.consumer = any (consumers) and a.id = any (ids)
         order by k
     ) as keys;
-    perform pg_advisory_xact_lock(k) from (select mbus.message_key(known.id, i) as k from unnest(ids) as i order by k) as keys;
+    -- Where another worker adopted the batch of that slot meanwhile, its ack waits for this.
+    perform from mbus.apart as a where a.consumer = any (consumers) and a.id = any (ids) order by a.consumer, a.id for update;
 end
 $$;
 comment on function mbus.held_back(mbus.queue, bigint[], integer[]) is

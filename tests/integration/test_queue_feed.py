@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
@@ -17,6 +19,7 @@ from airflow_pgchange.feeds.errors import (
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
 from tests import queues
 from tests.batches import taken
+from tests.commits import until
 
 FEED = QueueFeed("q")
 
@@ -237,6 +240,75 @@ def test_taking_waits_for_the_batch_that_has_the_message(db, connection, connect
         consumer.ack()
     taker.join()
     assert taken == [None]
+
+
+class Worker:
+    """A worker of the feed by hand, whose claim is committed when the test says so."""
+
+    def __init__(self, connect):
+        self.own, self.claims = connect(autocommit=False), connect(autocommit=False)
+
+    def claim(self):
+        queues.one(self.own, "select mbus.feed_lock('q', 'default')")
+        position = queues.one(self.own, "select mbus.feed_position('q', 'default')")
+        query = "select mbus.feed_claim('q', 'default', %s, 1)"
+        self.batch = queues.one(self.claims, query, Jsonb(position))
+
+    def ack(self):
+        queues.one(self.own, "select mbus.feed_ack('q', 'default', %s)", Jsonb(self.batch))
+        self.own.commit()
+
+
+@contextmanager
+def taking(connect, iid):
+    """Take a message in a thread; its session, and what it got."""
+    session = connect()
+    taken: list[object] = []
+    thread = threading.Thread(target=lambda: taken.append(queues.take(session, iid)))
+    thread.start()
+    yield session.info.backend_pid, taken
+    thread.join()
+
+
+WAITS = "select exists (select from pg_locks where not granted and pid = {} and {})"
+
+
+def test_taking_waits_for_the_batch_into_which_the_message_is_being_claimed(connection, connect):
+    iid = queues.post(connection, 1)
+    worker = Worker(connect)
+    worker.claim()
+    with taking(connect, iid) as (pid, taken):
+        until(connection, WAITS.format(pid, "locktype = 'advisory'"))
+        worker.claims.commit()
+        slot = "objid::bigint = mbus.slot_key('q', 'default', 0) & 4294967295"
+        until(connection, WAITS.format(pid, slot), 5)
+        worker.ack()
+    assert taken == [None]
+
+
+def test_a_message_of_a_batch_that_changes_hands_is_taken_or_acked_and_not_both(connection, connect):
+    iid = queues.post(connection, 1)
+    other, first, second, stopping = (
+        Worker(connect),
+        Worker(connect),
+        Worker(connect),
+        connect(autocommit=False),
+    )
+    queues.one(other.own, "select mbus.feed_lock('q', 'default')")
+    first.claim()
+    first.claims.commit()
+    for killed in (first, other):
+        killed.own.rollback()
+    second.claim()
+    stopping.execute("lock table mbus.receipt in share mode")
+    with taking(connect, iid) as (pid, taken):
+        until(connection, WAITS.format(pid, "locktype = 'relation'"))
+        second.claims.commit()
+        second.own.execute("set local lock_timeout = '1s'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            second.ack()
+        stopping.commit()
+    assert taken == ["1"]
 
 
 def test_a_batch_of_which_a_message_was_taken_is_another_batch(db, connection):
