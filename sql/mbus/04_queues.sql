@@ -120,9 +120,10 @@ begin
         perform mbus.drop_trigger(each_name, known.qname);
     end loop;
     execute format('drop view mbus.%I, mbus.%I', 'qt$' || known.qname, 'all$' || known.qname);
-    perform mbus.forget_consumer(known, c) from mbus.consumer as c where c.qname = known.qname;
-    -- Its trigger goes with it, which otherwise keeps a function.
+    perform mbus.drop_views(c) from mbus.consumer as c where c.qname = known.qname;
+    -- Its trigger goes with it, which otherwise keeps a function. Before what consumers change when they have read it.
     execute format('drop table mbus.%I', 'log$' || known.qname);
+    perform mbus.forget_consumer(known, c) from mbus.consumer as c where c.qname = known.qname;
     for each_function in
         select p.oid::regprocedure from pg_proc as p
         where p.pronamespace = 'mbus'::regnamespace and p.proname = any (mbus.queue_functions(known))

@@ -149,12 +149,11 @@ comment on function mbus.create_consumer(text, text, text, boolean) is
     'Make a consumer of a queue. Its selector, SQL that only the owner of the queues may set, runs with that owner''s rights. No index is '
     'made for it; with noindex a NOTICE gives the text of one, for a selector that few messages match.';
 
-create function mbus.forget_consumer(known mbus.queue, c mbus.consumer) returns void
+create function mbus.drop_views(c mbus.consumer) returns void
 language plpgsql
 set search_path from current
 as $$
 declare
-    function regprocedure;
     each_view regclass;
 begin
     for each_view in
@@ -166,6 +165,17 @@ begin
     loop
         execute format('drop view %s', each_view);
     end loop;
+end
+$$;
+comment on function mbus.drop_views(mbus.consumer) is 'Drop the views that receive for a consumer.';
+
+create function mbus.forget_consumer(known mbus.queue, c mbus.consumer) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    function regprocedure;
+begin
     delete from mbus.position as p where p.consumer = c.id;
     delete from mbus.apart as a where a.consumer = c.id;
     delete from mbus.wake as w where w.consumer = c.id;
@@ -184,17 +194,21 @@ begin
 end
 $$;
 comment on function mbus.forget_consumer(mbus.queue, mbus.consumer) is
-    'Delete what there is of a consumer that no view of its queue has: its progress, functions and role.';
+    'Delete what there is of a consumer that no view has: its progress, functions and role.';
 
 create function mbus.remove_consumer(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
 set search_path from current
 as $$
 begin
+    -- Whoever receives by it: what they write would stay, and messages of other queues would wait for it for good.
+    perform pg_advisory_xact_lock(k)
+    from (select mbus.part_key(c.id, p) as k from unnest(known.parts) as p order by k) as keys;
     -- What it had received would be nobody's otherwise, and there again.
     perform mbus.sweep(known, false);
     delete from mbus.consumer as x where x.id = c.id;
     perform mbus.make_views(known);
+    perform mbus.drop_views(c);
     perform mbus.forget_consumer(known, c);
 end
 $$;

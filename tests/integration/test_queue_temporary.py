@@ -162,6 +162,22 @@ def test_a_queue_is_dropped_while_others_look_into_it(q, connect):
     assert one(q, "select array_agg(qname) from mbus.list()") == ["q"]
 
 
+@pytest.mark.parametrize("drop", ["mbus.drop_queue('r')", "mbus.drop_consumer('default', 'r')"])
+def test_who_waits_for_what_is_dropped_while_somebody_receives_from_it_comes(q, connect, drop):
+    make(q, "r", parts=1)
+    iids = fill(q, [1, 2], "r")
+    post(q, 3, after=[iids[1]])
+    assert drain(q) == []
+    user, dropper = connect(autocommit=False), connect()
+    assert consume(user, queue="r") == "1"
+    thread = threading.Thread(target=lambda: dropper.execute(f"select {drop}"))
+    thread.start()
+    until(q, f"select exists (select from pg_locks where not granted and pid = {dropper.info.backend_pid})")
+    user.commit()
+    thread.join()
+    assert drain(q) == ["3"]
+
+
 def test_a_trigger_copies_what_its_selector_matches(q):
     make(q, "r", "s")
     q.execute("select mbus.create_trigger('q', 'r', $$t.data->'n' = '1'$$)")
