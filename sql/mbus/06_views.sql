@@ -233,6 +233,24 @@ comment on function mbus.awaited(mbus.queue, text) is
     'The first message with an iid that a consumer of its queue is still to receive, the first of these, and when it expires; null where '
     'there is none.';
 
+create function mbus.message_of(known mbus.queue, number bigint, received integer[]) returns mbus.qt_model
+language plpgsql stable
+as $$
+declare
+    message mbus.qt_model;
+begin
+    execute format('select (m.message).* from mbus.%I as l%s where l.id = $1', 'log$' || known.qname, mbus.as_message(known))
+    into message using number;
+    if message.id is not null then
+        message.received := message_of.received;
+    end if;
+    return message;
+end
+$$;
+comment on function mbus.message_of(mbus.queue, bigint, integer[]) is
+    'A message of the log, received by these. No view is read: who has one made anew or dropped would wait for a transaction that waits for '
+    'them.';
+
 create function mbus.is_msg_exists(msgiid text) returns boolean
 language plpgsql stable security definer
 set search_path from current
@@ -258,14 +276,14 @@ set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_of(msgiid);
-    number bigint;
     message mbus.qt_model;
 begin
     if known.id is not null then
         perform mbus.demand('consume', known.qname);
-        number := (select min(e.id) from mbus.entries(known, msgiid) as e where not e.gone);
-        if number is not null then
-            execute format('select * from mbus.%I as m where m.id = $1', 'qt$' || known.qname) into message using number;
+        select m.* into message
+        from mbus.entries(known, msgiid) as e cross join mbus.message_of(known, e.id, e.received) as m
+        where not e.gone order by e.id limit 1;
+        if message.id is not null then
             return message;
         end if;
     end if;

@@ -143,7 +143,7 @@ begin
         return null;
     end if;
     number := ids[1];
-    execute format('select m.* from mbus.%I as m where m.id = $1', 'qt$' || known.qname) into message using number;
+    message := mbus.message_of(known, number, (select e.received from mbus.entries(known, msgiid) as e where e.id = number));
     insert into mbus.receipt (queue, id, consumer, pending)
     select known.id, e.id, c, array(select w from unnest(e.wanted) as w where w <> all (e.received))
     from mbus.entries(known, msgiid) as e where e.id = any (ids) and (c is null or e.id = number);

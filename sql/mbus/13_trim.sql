@@ -165,7 +165,7 @@ begin
         end loop;
         trimmed := trimmed + mbus.sweep(known, false);
     end loop;
-    -- Last: until this transaction ends nobody takes from, or peeks into, the queue of a consumer that it removes.
+    -- Last: until this transaction ends nobody takes from the queue of a consumer that it removes.
     perform mbus.clear_tempq();
     return trimmed;
 end

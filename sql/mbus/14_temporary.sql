@@ -135,7 +135,7 @@ begin
             end if;
             delete from mbus.temporary as t where t.name = left_over.name;
         exception when lock_not_available then
-            -- Whoever takes or peeks would wait behind this for a transaction that has done so and is open: another time.
+            -- Whoever takes would wait behind this for a transaction that has taken and is open: another time.
             null;
         end;
     end loop;

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.commits import until
-from tests.queues import consume, consumer, drain, fill, make, one, post, take, there
+from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
 
 WAITS = "select exists (select from pg_locks where not granted and locktype = 'relation' and pid = {})"
 
@@ -117,14 +117,14 @@ def test_a_temporary_consumer_receives_by_its_selector_and_ends_with_its_session
     assert there(q) == []
 
 
-def test_a_consumer_is_made_while_others_take_one_message_after_another(q, connect):
-    iids = fill(q, [1, 2])
+def test_a_consumer_is_made_while_others_look_into_its_queue(q, connect):
+    fill(q, [1])
     first, maker, second = connect(autocommit=False), connect(), connect()
-    assert take(first, iids[0]) == "1"
-    done: list[str | None] = []
+    assert there(first) == ["1"]
+    done: list[object] = []
     calls = [
         (maker, lambda: one(maker, "select mbus.create_temporary_consumer('q') is not null")),
-        (second, lambda: take(second, iids[1])),
+        (second, lambda: there(second)),
     ]
     threads = []
     for connection, call in calls:
@@ -134,7 +134,18 @@ def test_a_consumer_is_made_while_others_take_one_message_after_another(q, conne
     first.commit()
     for thread in threads:
         thread.join()
-    assert set(done) == {True, "2"}
+    assert sorted(done, key=str) == [True, ["1"]]
+
+
+def test_who_takes_does_not_wait_for_who_makes_a_consumer_nor_the_other_way_round(q, connect):
+    iids = fill(q, [1, 2])
+    q.execute("set lock_timeout = '5s'")
+    taker, maker = connect(autocommit=False), connect(autocommit=False)
+    maker.execute("set lock_timeout = '5s'")
+    assert take(taker, iids[0]) == "1"
+    maker.execute("select mbus.create_temporary_consumer('q')")
+    assert one(q, "select (mbus.peek(%s)).iid", iids[1]) == iids[1]
+    assert take(q, iids[1]) == "2"
 
 
 def test_a_queue_is_dropped_while_others_look_into_it(q, connect):
@@ -159,6 +170,22 @@ def test_a_queue_is_dropped_while_others_look_into_it(q, connect):
     for thread in threads:
         thread.join()
     assert [type(error) for error in failed] == [psycopg.errors.UndefinedTable]
+    assert one(q, "select array_agg(qname) from mbus.list()") == ["q"]
+
+
+def test_a_queue_is_dropped_once_those_end_who_use_it(q, connect):
+    make(q, "r")
+    iid = fill(q, [1, 2], "r")[0]
+    user, dropper = connect(autocommit=False), connect()
+    assert one(user, "select mbus.is_msg_exists(%s)", iid)
+    thread = threading.Thread(target=lambda: dropper.execute("select mbus.drop_queue('r')"))
+    thread.start()
+    until(q, WAITS.format(dropper.info.backend_pid))
+    assert one(user, "select (mbus.peek(%s)).iid", iid) == iid
+    assert take(user, iid) == "1"
+    assert consumen(user, 10, queue="r") == ["2"]
+    user.commit()
+    thread.join()
     assert one(q, "select array_agg(qname) from mbus.list()") == ["q"]
 
 
