@@ -55,6 +55,17 @@ end
 $$;
 comment on function mbus.queue_named(text) is 'A queue by its name; refused where there is none.';
 
+create function mbus.queue_to_change(qname text) returns mbus.queue
+language plpgsql
+as $$
+begin
+    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    return mbus.queue_named(qname);
+end
+$$;
+comment on function mbus.queue_to_change(text) is
+    'A queue as it is once nobody else makes or drops one, or a consumer: while that was waited for, another may have been made of its name.';
+
 create function mbus.consumer_named(qname text, cname text) returns mbus.consumer
 language plpgsql stable
 set search_path from current

@@ -114,7 +114,7 @@ begin
     if not mbus.is_admin() then
         perform mbus.deny();
     end if;
-    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    known := mbus.queue_to_change(qname);
     -- First, as who posts locks the queue that is copied from before this one.
     for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
         perform mbus.drop_trigger(each_name, known.qname);

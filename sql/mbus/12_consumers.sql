@@ -136,7 +136,7 @@ begin
     if p_selector is not null and not mbus.is_owner() then
         perform mbus.deny();
     end if;
-    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    known := mbus.queue_to_change(qname);
     perform mbus.add_consumer(known, cname, p_selector, false);
     if noindex then
         -- An index knows no alias, and is of use only with the operators that the selector has.
@@ -224,7 +224,7 @@ begin
     if not mbus.is_admin() and not (known.is_roles_security_model and mbus.has_role('admin', qname)) then
         perform mbus.deny();
     end if;
-    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    known := mbus.queue_to_change(qname);
     perform mbus.remove_consumer(known, mbus.consumer_named(qname, cname));
 end
 $$;

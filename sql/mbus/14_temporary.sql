@@ -101,7 +101,7 @@ begin
     if p_selector is not null and not mbus.is_owner() then
         perform mbus.deny();
     end if;
-    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    known := mbus.queue_to_change(qname);
     perform mbus.add_consumer(known, cname, p_selector, true);
     if not known.is_roles_security_model then
         perform mbus.let_call((mbus.consumer_functions(known, mbus.consumer_named(qname, cname)))[1:3], quote_ident(session_user));

@@ -66,7 +66,8 @@ begin
         perform mbus.deny();
     end if;
     perform mbus.check_selector(selector);
-    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    source := mbus.queue_to_change(src);
+    target := mbus.queue_named(dst);
     if exists (
         with recursive reached as (
             select create_trigger.dst as qname

@@ -205,6 +205,29 @@ def test_who_waits_for_what_is_dropped_while_somebody_receives_from_it_comes(q, 
     assert drain(q) == ["3"]
 
 
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ("mbus.drop_queue('r')", {}),
+        ("mbus.create_consumer('x', 'r')", {"default": 12, "x": 12}),
+    ],
+)
+def test_a_queue_that_is_made_anew_before_somebodys_turn_is_the_one_that_is_changed(q, connect, change, left):
+    make(q, "r")
+    maker, other = connect(autocommit=False), connect()
+    maker.execute("select mbus.drop_queue('r')")
+    thread = threading.Thread(target=lambda: other.execute(f"select {change}"))
+    thread.start()
+    until(q, f"select exists (select from pg_locks where not granted and pid = {other.info.backend_pid})")
+    make(maker, "r", parts=8)
+    fill(maker, range(12), "r")
+    maker.commit()
+    thread.join()
+    names = one(q, "select array_agg(name) from mbus.consumer where qname = 'r'") or []
+    assert {name: len(drain(q, name, queue="r", most=1)) for name in names} == left
+    make(q, "r")
+
+
 def test_a_trigger_copies_what_its_selector_matches(q):
     make(q, "r", "s")
     q.execute("select mbus.create_trigger('q', 'r', $$t.data->'n' = '1'$$)")
