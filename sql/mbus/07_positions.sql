@@ -80,41 +80,52 @@ end
 $$;
 comment on function mbus.stand(integer, integer, integer[]) is 'Where a consumer of a queue with n parts stands in some of them.';
 
-create function mbus.keep(
+create function mbus.keep_together(c integer, s mbus.standing, reached bigint, open xid8[]) returns void
+language plpgsql
+as $$
+begin
+    update mbus.position as p set
+        version = p.version + 1, done = reached, late_xids = open, late_ids = array_fill(0::bigint, array[cardinality(open)]),
+        began = case when p.txid = pg_current_xact_id() then p.began else p.done end,
+        began_xids = case when p.txid = pg_current_xact_id() then p.began_xids else '{}' end,
+        began_ids = case when p.txid = pg_current_xact_id() then p.began_ids else '{}' end,
+        txid = pg_current_xact_id()
+    where p.consumer = c and p.part = -1 and p.version = s.whole;
+end
+$$;
+comment on function mbus.keep_together(integer, mbus.standing, bigint, xid8[]) is
+    'Move on the one position of a consumer whose parts all stand together.';
+
+create function mbus.keep_joined(c integer, s mbus.standing, reached bigint, open xid8[]) returns void
+language plpgsql
+as $$
+begin
+    with gone as (
+        delete from mbus.position as p
+        using (
+            select distinct case when g.version = s.whole then -1 else g.part end, g.version
+            from unnest(s.parts, s.versions) as g(part, version)
+        ) as g(part, version)
+        where p.consumer = c and p.part = g.part and p.version = g.version
+        returning p.version, p.done, p.began, p.txid
+    )
+    insert into mbus.position (consumer, part, version, done, late_xids, late_ids, began)
+    select c, -1, max(g.version) + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]),
+           min(case when g.txid = pg_current_xact_id() then g.began else g.done end)
+    from gone as g;
+    -- Where every part had moved on by itself, the last one for all is still there.
+    delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = s.whole;
+end
+$$;
+comment on function mbus.keep_joined(integer, mbus.standing, bigint, xid8[]) is
+    'Put one position in the place of those of parts that stood apart, and stand together from now on.';
+
+create function mbus.keep_apart(
     c integer, s mbus.standing, reached bigint, open xid8[], cut_late boolean, finished xid8[], upto bigint
 ) returns void
 language plpgsql
 as $$
 begin
-    -- One row does for all parts that are held together, and stand together from now on. Mostly they do already.
-    if not cut_late and s.late_xids = '{}' and reached >= s.high then
-        if s.whole = all (s.versions) then
-            update mbus.position as p set
-                version = p.version + 1, done = reached, late_xids = open, late_ids = array_fill(0::bigint, array[cardinality(open)]),
-                began = case when p.txid = pg_current_xact_id() then p.began else p.done end,
-                began_xids = case when p.txid = pg_current_xact_id() then p.began_xids else '{}' end,
-                began_ids = case when p.txid = pg_current_xact_id() then p.began_ids else '{}' end,
-                txid = pg_current_xact_id()
-            where p.consumer = c and p.part = -1 and p.version = s.whole;
-            return;
-        end if;
-        with gone as (
-            delete from mbus.position as p
-            using (
-                select distinct case when g.version = s.whole then -1 else g.part end, g.version
-                from unnest(s.parts, s.versions) as g(part, version)
-            ) as g(part, version)
-            where p.consumer = c and p.part = g.part and p.version = g.version
-            returning p.version, p.done, p.began, p.txid
-        )
-        insert into mbus.position (consumer, part, version, done, late_xids, late_ids, began)
-        select c, -1, max(g.version) + 1, reached, open, array_fill(0::bigint, array[cardinality(open)]),
-               min(case when g.txid = pg_current_xact_id() then g.began else g.done end)
-        from gone as g;
-        -- Where every part had moved on by itself, the last one for all is still there.
-        delete from mbus.position as p where p.consumer = c and p.part = -1 and p.version = s.whole;
-        return;
-    end if;
     with old as (
         select g.part, g.version, p.done, p.late_xids, p.late_ids, p.began, p.began_xids, p.began_ids, p.txid
         from unnest(s.parts, s.versions) as g(part, version)
@@ -129,7 +140,7 @@ begin
            case when cut_late then p.done else greatest(p.done, reached) end,
            case when cut_late then p.late_xids else open end,
            case when cut_late then array(
-                    select case when l.xid = any (finished) then greatest(l.upto, keep.upto) else l.upto end
+                    select case when l.xid = any (finished) then greatest(l.upto, keep_apart.upto) else l.upto end
                     from unnest(p.late_xids, p.late_ids) with ordinality as l(xid, upto, n) order by l.n)
                 when p.late_xids = '{}' then array_fill(0::bigint, array[cardinality(open)])
                 else array(
@@ -139,6 +150,24 @@ begin
            case when m.mine then p.began else p.done end, case when m.mine then p.began_xids else p.late_xids end,
            case when m.mine then p.began_ids else p.late_ids end
     from old as p cross join lateral (select p.txid = pg_current_xact_id() as mine) as m;
+end
+$$;
+comment on function mbus.keep_apart(integer, mbus.standing, bigint, xid8[], boolean, xid8[], bigint) is
+    'Put new positions, one a part, in the place of those that a consumer stood at.';
+
+create function mbus.keep(
+    c integer, s mbus.standing, reached bigint, open xid8[], cut_late boolean, finished xid8[], upto bigint
+) returns void
+language plpgsql
+as $$
+begin
+    if cut_late or s.late_xids <> '{}' or reached < s.high then
+        perform mbus.keep_apart(c, s, reached, open, cut_late, finished, upto);
+    elsif s.whole = all (s.versions) then
+        perform mbus.keep_together(c, s, reached, open);
+    else
+        perform mbus.keep_joined(c, s, reached, open);
+    end if;
 end
 $$;
 comment on function mbus.keep(integer, mbus.standing, bigint, xid8[], boolean, xid8[], bigint) is
