@@ -55,6 +55,9 @@ STARTED = f"""
     select exists (select from pgmb.subscriptions where group_id = %s and expiry_interval is null),
            coalesce((select max(id) from pgmb.dispatched where group_id = %s), ''), {CLOCK}
 """
+PASSED = "select pgmb.position(%s) ->> 'cursor' > %s collate \"C\""
+# Never back, to what another process has let go of.
+MOVED = "select pgmb.set_group_cursor(%s, %s) where pgmb.position(%s) ->> 'cursor' < %s collate \"C\""
 KEPT = """
     select s.id::text, pgmb.keep_alive(%s, array[s.id::text]) from pgmb.subscriptions as s where s.id = any (%s)
 """
@@ -119,13 +122,19 @@ class StreamLog:
         [(now, count)] = await self._rows(COUNTED, [*self._between(subscription_id, last, upto), most])
         return now, count
 
+    async def passed(self, place: Place) -> bool:
+        """Whether what comes behind a place may be gone: another process that shares the group let go of it."""
+        seen = event_id(EPOCH + place.seen * MICROSECOND, 0)
+        [(passed,)] = await self._rows(PASSED, [self._group, seen])
+        return bool(passed)
+
     async def keep(self, subscription_ids: Sequence[str], place: Place, age: timedelta) -> set[str]:
         """Keep subscriptions from expiring, and let go of what is older than ``age``; those that are there."""
         rows = await self._rows(KEPT, [self._group, list(subscription_ids)])
         oldest = event_id(EPOCH + place.seen * MICROSECOND - age, 0)
         # Another process is doing the same, or there has been no client yet.
         with suppress(ConsumerBusy, UnknownConsumer):
-            await self._rows("select pgmb.set_group_cursor(%s, %s)", [self._group, oldest])
+            await self._rows(MOVED, [self._group, oldest, self._group, oldest])
         return {subscription_id for subscription_id, _ in rows}
 
     async def _shown(self, event_ids: list[str]) -> dict[str, str]:

@@ -234,6 +234,11 @@ class EventStreams:
                 client.put(place, text)
 
     async def _keep(self) -> None:
+        if await self._log.passed(self._place):
+            for clients in self._clients.values():
+                for client in clients:
+                    client.drop("this server was without the database for too long: connect again")
+            self._place = await self._log.end()
         used = list(self._clients)
         kept = await self._log.keep(used, self._place, self.replay_age)
         for gone in set(used) - kept:

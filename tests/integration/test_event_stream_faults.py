@@ -18,7 +18,7 @@ from airflow_pgchange.events import publish, stream_log, subscribe, topical, uns
 from airflow_pgchange.events import streams as streams_module
 from airflow_pgchange.events.http import event_router
 from airflow_pgchange.events.streams import EventStreams
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
 from demo.postgres import free_port
 from tests.handling import numbered
 from tests.streaming import may_read, numbers, serving
@@ -130,6 +130,36 @@ def test_a_database_that_does_not_answer_is_away_and_comes_back(serve, connect, 
         publish(connection, numbered(1, 2))
         assert numbers(client.events(1)) == [1]
     assert "wait for the database: the database did not answer within 0.3 s" in caplog.text
+
+
+def test_who_was_away_until_others_of_its_group_let_go_of_events_tells_its_clients(
+    serve, connect, monkeypatch
+):
+    reaching = stream_log.connect_async
+
+    async def refuse(*_, **__):
+        raise ServerUnavailable("the network is down")
+
+    _, address = serve()
+    connection = connect()
+    with listening(f"{address}/t") as client:
+        publish(connection, numbered(0, 1))
+        assert numbers(client.events(1)) == [0]
+        monkeypatch.setattr(stream_log, "connect_async", refuse)
+        connection.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid()"
+        )
+        publish(connection, numbered(1, 2))
+        connection.execute("select pgmb.poll_for_events()")
+        connection.execute("select pgmb.set_group_cursor('web', pgmb.create_event_id(clock_timestamp(), 0))")
+        connection.execute("delete from pgmb.events")
+        monkeypatch.setattr(stream_log, "connect_async", reaching)
+        [last] = client.events()
+    assert (last.type, "connect again" in last.data) == ("dropped", True)
+    with listening(f"{address}/t") as client:
+        publish(connection, numbered(2, 3))
+        assert numbers(client.events(1)) == [2]
 
 
 def test_a_subscription_that_is_gone_drops_its_clients(serve, connect, monkeypatch):
