@@ -49,9 +49,10 @@ class Handler:
     Reliable, each event comes at least once: a call that raises, or lasts longer than ``timeout`` seconds, is tried
     again after each of the seconds of ``retries``, as an event of its own behind what follows meanwhile; after the last
     try the events and the error become a dead letter. With ``retries=None`` a failed call ends the run instead, nothing
-    passes it, and the next run begins with its batch. Not reliable, at most once: a failure is logged, and nothing waits
-    for it. A ``def`` that runs past its timeout cannot be ended, only left to itself: give what it waits for a timeout
-    too, or look at ``delivery.cancelled``.
+    passes it, and the next run begins with its batch. Not reliable, a failure is logged, and nothing waits for it: each
+    event comes at most once, but where its group has reliable ones too what those had not finished when a run ended
+    early comes again. A ``def`` that runs past its timeout cannot be ended, only left to itself: give what it waits for
+    a timeout too, or look at ``delivery.cancelled``.
 
     ``key`` splits a batch: events for which ``key(event)`` is the same come in one call, in order, others in parallel
     on ``threads`` threads; of an event for which ``key`` fails the call fails. ``subscriptions`` are the ids of those

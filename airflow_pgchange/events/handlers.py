@@ -49,7 +49,8 @@ class EventHandlers:
     takes.
 
     Guarantee: a reliable handler gets each event at least once; one that was not finished when a run ended, or whose
-    cursor could not be stored, comes again, to all handlers of the group. Others get it at most once.
+    cursor could not be stored, comes again, to all handlers of the group. Others get it at most once where no handler of
+    the group is reliable.
     Needs a session of its own: no pooler in transaction mode.
     """
 
@@ -221,8 +222,8 @@ class _Run:
         self._advance(finished)
 
     def _advance(self, finished: list[tuple[Course, Work]]) -> None:
-        """Write the failures of finished batches together with the cursor behind those that every handler has done, then
-        go on with the next."""
+        """Write the failures of finished batches together with the cursor behind those that are done, then go on with the
+        next; of those some have nothing for a handler, and are done at once."""
         failures = [
             self._failure(course.handler, call, call.error)
             for course, work in finished
@@ -232,14 +233,20 @@ class _Run:
         ]
         for course, work in finished:
             course.done(work)
+        # Before the next calls: who is not reliable is not to get again what it is called with now.
+        self._keep(failures, self._passed())
         for course in self._courses.values():
             if not self._stopping:
                 course.begin()
+        self._keep([], self._passed())
+
+    def _passed(self) -> str | None:
+        """The cursor behind the batches that every reliable handler has done; None if it has not moved on."""
         lowest = min((course.checkpoint for course in self._reliable), default=self._numbers)
         cursor = None
         while self._cursors and self._cursors[0][0] <= lowest:
             cursor = self._cursors.popleft()[1]
-        self._keep(failures, cursor)
+        return cursor
 
     def _keep(self, failures: list[Failure], cursor: str | None) -> None:
         if failures or cursor is not None:

@@ -23,8 +23,8 @@ class EventHandlersOperator(BaseOperator):
     """Holds a group and runs its handlers, each at its own pace, until nothing is left or for some time.
 
     Guarantee: a reliable handler gets each event at least once, with ``delivery.key`` as the key for results elsewhere;
-    the others at most once. What a handler gives up after its last try is a dead letter. A task that is killed finishes
-    the calls that run and stores how far it came.
+    the others at most once where none of the group is reliable, see EventHandlers. What a handler gives up after its last
+    try is a dead letter. A task that is killed finishes the calls that run and stores how far it came.
 
     :param group: the group (templated)
     :param handlers: its handlers

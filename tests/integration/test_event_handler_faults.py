@@ -22,6 +22,7 @@ from airflow_pgchange.events import (
     publish,
 )
 from airflow_pgchange.events import handlers as handlers_module
+from airflow_pgchange.events.group import Group
 from airflow_pgchange.feeds.errors import (
     ConnectionLost,
     HandlerFailed,
@@ -117,6 +118,17 @@ def test_a_failure_of_one_that_is_not_reliable_is_only_logged(db, connection, ca
     assert connection.execute("select count(*) from pgmb.events where topic = 'pgmb-retry'").fetchone() == (
         0,
     )
+
+
+def test_what_one_that_is_not_reliable_gets_is_noted_as_read_before(db, connection, monkeypatch):
+    order, keep, submit = [], Group.keep, lanes.Lanes.submit
+    monkeypatch.setattr(Group, "keep", lambda self, *what: (order.append("noted"), keep(self, *what)))
+    monkeypatch.setattr(
+        lanes.Lanes, "submit", lambda self, call: (order.append("called"), submit(self, call))
+    )
+    publish(connection, numbered(0, 5))
+    group(db, Handler("loose", Seen(), reliable=False)).run("empty")
+    assert order == ["noted", "called"]
 
 
 def test_a_poisonous_key_takes_no_other_key_with_it(db, connection):
