@@ -41,7 +41,8 @@ class EventStreams:
     Guarantee: who connects again with the id that was last received loses nothing and gets nothing twice, unless more
     than ``replay_events`` events or ``replay_age`` were missed, or the selection is a new one, of which nothing was kept:
     then an event of type ``gap`` says so, and the stream goes on with what comes. A client for which more than ``buffer``
-    bytes wait is dropped, by an event of type ``dropped``. Needs ``pgmb.grant_subscriber`` and ``pgmb.grant_consumer``.
+    bytes wait is dropped, by an event of type ``dropped``; all are where this process was without the database until
+    others of its group let go of what it had not read. Needs ``pgmb.grant_subscriber`` and ``pgmb.grant_consumer``.
     """
 
     def __init__(
