@@ -174,7 +174,9 @@ def test_the_same_condition_and_params_are_one_subscription(connect):
 
 def test_identities_of_very_many_subscriptions_do_not_collide(connect):
     connection = connect()
-    connection.execute("create temporary table many (like pgmb.subscriptions including generated including defaults)")
+    connection.execute(
+        "create temporary table many (like pgmb.subscriptions including generated including defaults)"
+    )
     # As many 32-bit hashes would have about 18 pairs in common.
     connection.execute(
         "insert into many (id, group_id, conditions_sql, params, last_active_at, condition_id) "
