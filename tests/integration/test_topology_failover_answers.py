@@ -20,6 +20,19 @@ def catalogue(connect, own_cluster, standbys):
     return connection
 
 
+@pytest.fixture
+def full(own_cluster, standbys):
+    """The master lets nobody else in as app, the role that fails over."""
+    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+        connection.execute(
+            "create role app login connection limit 1; grant execute on function pg_promote to app"
+        )
+    for standby in standbys:
+        standby.wait_for_replay(own_cluster)
+    with psycopg.connect(own_cluster.conninfo(user="app")):
+        yield
+
+
 def test_a_master_that_still_takes_writes_is_not_replaced(catalogue, standbys):
     catalogue.execute("select topology.set_state('i0', 'Offline')")
     with pytest.raises(Refused, match="i0, the master of replicaset r, .* still takes writes: stop it"):
@@ -27,18 +40,10 @@ def test_a_master_that_still_takes_writes_is_not_replaced(catalogue, standbys):
     assert is_standby(standbys[0])
 
 
-def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(catalogue, own_cluster, standbys):
-    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
-        connection.execute(
-            "create role app login connection limit 1; grant execute on function pg_promote to app"
-        )
-    for standby in standbys:
-        standby.wait_for_replay(own_cluster)
+@pytest.mark.usefixtures("full")
+def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(catalogue):
     catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with (
-        psycopg.connect(own_cluster.conninfo(user="app")),
-        pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"),
-    ):
+    with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
         failover.fail_over(catalogue, "dbname=postgres user=app", "r")
     assert master(catalogue) == "i0"
 
@@ -129,6 +134,7 @@ def test_a_standby_that_is_there_and_does_not_let_us_in_is_not_passed_over(catal
     assert failover.fail_over(catalogue, "dbname=postgres user=app", "r") == "i2"
 
 
+@pytest.mark.usefixtures("full")
 @pytest.mark.parametrize(
     ("variable", "value", "options"),
     [
@@ -137,19 +143,12 @@ def test_a_standby_that_is_there_and_does_not_let_us_in_is_not_passed_over(catal
     ],
 )
 def test_a_master_that_is_there_is_not_replaced_whatever_the_environment_wants_of_encryption(
-    catalogue, own_cluster, standbys, monkeypatch, variable, value, options
+    catalogue, monkeypatch, variable, value, options
 ):
-    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
-        connection.execute(
-            "create role app login connection limit 1; grant execute on function pg_promote to app"
-        )
-    for standby in standbys:
-        standby.wait_for_replay(own_cluster)
     catalogue.execute("select topology.set_state('i0', 'Offline')")
-    with psycopg.connect(own_cluster.conninfo(user="app")):
-        monkeypatch.setenv(variable, value)
-        with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
-            failover.fail_over(catalogue, f"dbname=postgres user=app {options}", "r")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
+        failover.fail_over(catalogue, f"dbname=postgres user=app {options}", "r")
     assert master(catalogue) == "i0"
 
 
