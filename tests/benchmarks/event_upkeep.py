@@ -125,9 +125,11 @@ def mutations(connection: psycopg.Connection, report: Report) -> None:
     for rows, statements in STATEMENTS.items():
         with section(f"mutations as events / no trigger, {rows:,} rows a statement"):
             for op in ("insert", "update", "delete"):
-                write = partial(
-                    written, connection, op, rows, statements, emptied="pgmb.events, pgmb.published"
-                )
+
+                def write(table: str, op: str = op, rows: int = rows, statements: int = statements) -> float:
+                    emptied = "pgmb.events, pgmb.published"
+                    return written(connection, op, rows, statements, table, emptied=emptied).cpu
+
                 plain, watched = side_by_side(5, partial(write, "unwatched"), partial(write, "watched"))
                 report.say(op, ratio(watched, plain), "x")
                 each = statistics.median(a - b for a, b in zip(watched, plain, strict=True))

@@ -6,7 +6,7 @@ from functools import partial
 
 import psycopg
 
-from tests.benchmarks.measure import cpu_of
+from tests.benchmarks.measure import Cost, cost_of
 
 FLIGHT = (
     "id bigint primary key, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, "
@@ -25,8 +25,8 @@ WARMING = 20
 
 def written(
     connection: psycopg.Connection, op: str, rows: int, statements: int, table: str, *, emptied: str
-) -> float:
-    """CPU of so many statements on a table of what they need; ``emptied``: where earlier ones were captured."""
+) -> Cost:
+    """What so many statements cost on a table of what they need; ``emptied``: where earlier ones were captured."""
     connection.execute(f"truncate {table}")
     connection.execute(f"truncate {emptied}")
     if op != "insert":
@@ -48,4 +48,4 @@ def written(
                 connection.execute(f"delete from {table} where id between {first} and {last}")
 
     work(0, WARMING)
-    return cpu_of(connection, partial(work, WARMING, WARMING + statements))
+    return cost_of(connection, partial(work, WARMING, WARMING + statements))

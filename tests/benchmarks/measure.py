@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psycopg
+
+T = TypeVar("T")
 
 
 def backend_cpu(connection: psycopg.Connection) -> float:
@@ -23,15 +26,34 @@ def cpu_of(connection: psycopg.Connection, work: Callable[[], object]) -> float:
     return backend_cpu(connection) - before
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Seconds: CPU of the server's backend, and what the client waited, flushes of its commits included."""
+
+    cpu: float
+    waited: float
+
+
+def cost_of(connection: psycopg.Connection, work: Callable[[], object]) -> Cost:
+    cpu = 0.0
+
+    def counted() -> None:
+        nonlocal cpu
+        cpu = cpu_of(connection, work)
+
+    waited = wall(counted)
+    return Cost(cpu, waited)
+
+
 def wall(work: Callable[[], object]) -> float:
     before = time.perf_counter()
     work()
     return time.perf_counter() - before
 
 
-def side_by_side(rounds: int, *contenders: Callable[[], float]) -> list[list[float]]:
+def side_by_side(rounds: int, *contenders: Callable[[], T]) -> list[list[T]]:
     """Each contender's figures, taken in turn, A B A B, so that a drifting machine troubles all alike."""
-    figures: list[list[float]] = [[] for _ in contenders]
+    figures: list[list[T]] = [[] for _ in contenders]
     for _ in range(rounds):
         for row, contender in zip(figures, contenders, strict=True):
             row.append(contender())

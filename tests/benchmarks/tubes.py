@@ -17,7 +17,7 @@ from airflow_pgchange.feeds.merge import merge
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Request
 from tests.benchmarks.flights import FLIGHT, ROWS, written
-from tests.benchmarks.measure import Report, backend_cpu, cpu_of, ratio, section, side_by_side, wall
+from tests.benchmarks.measure import Cost, Report, backend_cpu, cpu_of, ratio, section, side_by_side, wall
 from tests.benchmarks.spark import DRIVER, JDBC, PARTITIONS, session, url
 
 GOALS = {
@@ -58,8 +58,19 @@ def capture(connection: psycopg.Connection, report: Report) -> None:
                 plain, touching, crowded = side_by_side(
                     TURNS, partial(write, "plain"), partial(write, "touching"), partial(write, "crowded")
                 )
-                report.say(op, ratio(touching, plain), "x", most=goal)
-                report.say(f"{op}, 64 workers / 1 worker", ratio(crowded, touching), "x", most=1.1)
+                report.say(op, ratio(waited(touching), waited(plain)), "x", most=goal)
+                report.say(f"{op}, CPU of the server", ratio(cpu(touching), cpu(plain)), "x")
+                report.say(
+                    f"{op}, 64 workers / 1 worker, CPU", ratio(cpu(crowded), cpu(touching)), "x", most=1.1
+                )
+
+
+def waited(costs: list[Cost]) -> list[float]:
+    return [cost.waited for cost in costs]
+
+
+def cpu(costs: list[Cost]) -> list[float]:
+    return [cost.cpu for cost in costs]
 
 
 def backfill(connection: psycopg.Connection, report: Report) -> None:
