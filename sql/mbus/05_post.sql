@@ -150,6 +150,13 @@ declare
         'destination_queue', %2$L, 'enqueue_time', clock_timestamp()::timestamp::text]);
 begin
     %1$s
+    if greatest(cardinality(headers), cardinality(properties), cardinality(delayed_until), cardinality(expires), cardinality(iid))
+        > coalesce(cardinality(data), 0)
+    then
+        raise array_subscript_error using
+            message = 'an argument has more elements than data',
+            hint = 'each element of data is a message: the other arrays have at most as many';
+    end if;
     if iid is not null then
         return array(
             select mbus.%5$I(u.data, u.headers, u.properties, u.delayed_until, u.expires, u.iid)

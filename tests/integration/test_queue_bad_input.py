@@ -45,6 +45,11 @@ def test_a_name_that_breaks_the_rules_is_refused(q, name):
         ("mbus.post_q('n=>1', iid => 'r.1')", "Wrong iid=r.1 for queue q"),
         ("mbus.post_q('n=>1', expires => '294276-12-31 23:59:59')", "times_of_every_time_zone"),
         ("mbus.post_q('n=>1', delayed_until => '4713-12-31 BC')", "times_of_every_time_zone"),
+        (
+            "mbus.postn_q(array['n=>1']::hstore[], properties => array['a=>1', 'a=>2']::hstore[])",
+            "more elements than data",
+        ),
+        ("mbus.postn_q(null, iid => array[mbus.get_iid('q')])", "more elements than data"),
         ("mbus.post_q('n=>1', headers => 'consume_after=>\"{a\"')", "Wrong consume_after:"),
     ],
 )
