@@ -51,9 +51,11 @@ MISSED = f'select d.id::text, i.id {BETWEEN} order by d.id, i.id collate "C" lim
 # By ids that the planner sees: else it plans for every partition, and where there are hundreds compiles that each time.
 EVENTS = f"select x.id::text, {SHOWN} from pgmb.events as x where x.id = any (%s::text[])"
 COUNTED = f"select {CLOCK}, (select count(*) from (select {BETWEEN} limit %s) as m)"
+# The cursor may be ahead of a clock that stepped back: what comes from now on is behind it all the same.
 STARTED = f"""
     select exists (select from pgmb.subscriptions where group_id = %s and expiry_interval is null),
-           coalesce((select max(id) from pgmb.dispatched where group_id = %s), ''), {CLOCK}
+           coalesce((select max(id) from pgmb.dispatched where group_id = %s), ''),
+           greatest({CLOCK}, pgmb.micros(nullif(pgmb.position(%s) ->> 'cursor', '')) + 1)
 """
 PASSED = "select pgmb.position(%s) ->> 'cursor' > %s collate \"C\""
 # Never back, to what another process has let go of.
@@ -86,7 +88,7 @@ class StreamLog:
 
     async def end(self) -> Place:
         """Behind all that was dispatched. Raises InvalidArgument for a group that has another kind of reader."""
-        [(taken, at, now)] = await self._rows(STARTED, [self._group, self._group])
+        [(taken, at, now)] = await self._rows(STARTED, [self._group] * 3)
         if taken:
             raise InvalidArgument(
                 f"group {self._group} has subscriptions of another reader, which would lose events: give streams a "

@@ -222,11 +222,11 @@ class EventStreams:
                 self._hand_out(place, subscription_ids, message(place, data))
         if events:
             last = events[-1][0]
-            self._place = Place(last.slice, seen=last.seen)
+            self._place = Place(last.slice, seen=max(self._place.seen, last.seen))
             return True
         now, dispatched = await self._log.dispatch()
         if not dispatched:
-            self._place = replace(self._place, seen=now)
+            self._place = replace(self._place, seen=max(self._place.seen, now))
         return dispatched > 0
 
     def _hand_out(self, place: Place, subscription_ids: list[str], text: bytes) -> None:

@@ -162,6 +162,22 @@ def test_who_was_away_until_others_of_its_group_let_go_of_events_tells_its_clien
         assert numbers(client.events(1)) == [2]
 
 
+def test_a_clock_that_stepped_back_drops_nobody_who_connects_then(serve, connect, monkeypatch):
+    monkeypatch.setattr(streams_module, "KEEP_EVERY", 0.01)
+    _, address = serve()
+    connection = connect()
+    with listening(f"{address}/t") as client:
+        ahead = "pgmb.create_event_id(clock_timestamp() + '5 minutes', 0)"
+        connection.execute(
+            f"update pgmb.subscription_groups set last_read_event_id = {ahead} where id = 'web'"
+        )
+        assert client.events()[-1].type == "dropped"
+    with listening(f"{address}/t") as client:
+        for number in range(3):
+            publish(connection, numbered(number, number + 1))
+            assert numbers(client.events(1)) == [number]
+
+
 def test_a_subscription_that_is_gone_drops_its_clients(serve, connect, monkeypatch):
     monkeypatch.setattr(streams_module, "KEEP_EVERY", 0.01)
     _, address = serve()
