@@ -39,7 +39,7 @@ from airflow_pgchange.operators.tube import TubeBackfillOperator
             description="The column in whose order rows are touched; an index on it and the id makes it quick",
         ),
         "chunk_size": Param(
-            20_000,
+            50_000,
             type="integer",
             minimum=1,
             maximum=1_000_000,

@@ -91,7 +91,7 @@ class TubeBackfillOperator(_Backfilling):
         tables: Sequence[str] | str,
         order_col: str,
         shard: int | str | None = None,
-        chunk_size: float | str = 20_000,
+        chunk_size: float | str = 50_000,
         pause: float | str = 0.0,
         timeout: float = 60.0,
         resumable: bool = True,

@@ -43,7 +43,7 @@ def backfill(
     order_col: str,
     *,
     shard: int | None = None,
-    chunk_size: int = 20_000,
+    chunk_size: int = 50_000,
     pause: float = 0.0,
     timeout: float = 60.0,
     told: Callable[[Progress], None] = lambda progress: None,

@@ -1,30 +1,37 @@
 -- Which tables belong together, what they, their functions and triggers are called today, and the shard that a name says.
 
 create function tube.attachment_of(rel oid, tube text) returns tube.attachment
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 -- Asked by captures too, whatever a writer has set.
 set row_security = on
 as $$
-    with recursive line(relid, up) as (
-        select rel, 0
-        union
-        select i.inhparent, line.up + 1 from line join pg_inherits as i on i.inhrelid = line.relid
-    )
-    select a.* from line join tube.attachment as a on a.tbl = line.relid and a.tube = attachment_of.tube order by line.up limit 1
+begin
+    return (
+        with recursive line(relid, up) as (
+            select rel, 0
+            union
+            select i.inhparent, line.up + 1 from line join pg_inherits as i on i.inhrelid = line.relid
+        )
+        select a from line join tube.attachment as a on a.tbl = line.relid and a.tube = attachment_of.tube
+        order by line.up limit 1);
+end
 $$;
 comment on function tube.attachment_of(oid, text) is
     'The attachment that a table belongs to: its own, or that of the nearest table whose partition or child it is.';
 
 create function tube.id_attribute(attached tube.attachment) returns pg_attribute
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select c from pg_attribute as c
-    where c.attrelid = attached.tbl and c.attnum > 0 and not c.attisdropped
-      and (c.attname = attached.id_column or c.attnum = attached.id_number)
-    order by c.attname = attached.id_column desc
-    limit 1
+begin
+    return (
+        select c from pg_attribute as c
+        where c.attrelid = attached.tbl and c.attnum > 0 and not c.attisdropped
+          and (c.attname = attached.id_column or c.attnum = attached.id_number)
+        order by c.attname = attached.id_column desc
+        limit 1);
+end
 $$;
 comment on function tube.id_attribute(tube.attachment) is
     'The column of ids as it is today: the one of that name, whatever its number is after a restore or once another column took '

@@ -41,7 +41,7 @@ $$;
 comment on function tube.estimated_rows(regclass) is 'How many rows the planner thinks that a table has.';
 
 create function tube.backfill_begin(
-    tube text, tbl regclass, order_col text, shard integer default null, chunk_size integer default 20000
+    tube text, tbl regclass, order_col text, shard integer default null, chunk_size integer default 50000
 ) returns bigint
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
