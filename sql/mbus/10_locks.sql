@@ -1,4 +1,14 @@
 -- Which parts to lock, and for how much: what another transaction holds is skipped, never waited for.
+--
+-- Who holds what of a consumer's messages until its transaction ends, from left to right in the order in which it locks:
+--
+--                          part              turn        message            slot             rows of mbus.apart
+--   a claim of many        exclusive                                                         for update, skips
+--   a claim of one         shared            exclusive   exclusive                           for update, skips
+--   ... of the 65th on     exclusive                                                         for update, skips
+--   take, take_from        shared, waits                 exclusive, waits   shared, waits    for update, waits
+--   a worker of a feed                                                      exclusive        deletes them at its ack
+--   drop_consumer          exclusive, waits                                                  deletes them
 
 create function mbus.take_part(c integer, part integer, whole boolean) returns boolean
 language plpgsql
@@ -66,6 +76,7 @@ declare
     held integer := coalesce(nullif(current_setting('mbus.held', true), ''), '0')::integer;
     has_whole boolean;
     is_held boolean;
+    is_mine boolean;
     -- Of the first few, one is free mostly.
     prospect record := mbus.parts_at(known, c, remaining, 1, 8, random() < 0.1);
     heads integer[] := prospect.parts;
@@ -87,25 +98,28 @@ begin
             exit when ids = '{}';
             if has_whole then
                 return ids;
-            elsif not pg_try_advisory_xact_lock(mbus.message_key(known.id, ids[1])) then
+            end if;
+            -- Each by a statement of its own: who took it may have ended since it was looked for.
+            is_mine := pg_try_advisory_xact_lock(mbus.message_key(known.id, ids[1]));
+            if not is_mine then
                 -- Who is taking it may roll back.
-                delete from mbus.receipt as r where r.queue = known.id and r.consumer = c and r.id = ids[1];
                 execute format(
                     'insert into mbus.apart (consumer, id, part, due, expires) '
                     'select $1, l.id, $2, clock_timestamp() + interval ''20 ms'', l.expires from mbus.%I as l where l.id = $3 '
                     'on conflict do nothing', 'log$' || known.qname)
                 using c, part, ids[1];
-            elsif exists (
+            elsif not exists (
                 select from mbus.receipt as r where r.queue = known.id and r.id = ids[1] and r.consumer is null
                 union all
                 select from mbus.receipt as r
                 where r.queue = known.id and r.id = ids[1] and r.consumer = c and r.txid <> pg_current_xact_id())
             then
-                continue;
-            else
                 perform set_config('mbus.held', (held + 1)::text, true);
                 return ids;
             end if;
+            -- The receipt of who took it stays.
+            delete from mbus.receipt as r
+            where r.queue = known.id and r.consumer = c and r.id = ids[1] and r.txid = pg_current_xact_id();
         end loop;
         -- All that was seen may be in parts that others hold, however much that is.
         if heads = '{}' and remaining <> '{}' then

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
+from tests.commits import until
 from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
 
 
@@ -111,6 +113,27 @@ def test_a_message_that_is_being_taken_is_skipped_by_others(connect):
     taker.rollback()
     connection.execute("select pg_sleep(0.03)")
     assert consume(connection) == "1"
+
+
+def test_a_message_that_was_taken_while_somebody_met_it_does_not_come_again(q, connect):
+    iid = post(q, 1)
+    first, second, reader, stopping = (connect(autocommit=False) for _ in range(4))
+    assert one(first, "select (mbus.take_from_q_by_default(%s)).data -> 'n'", iid) == "1"
+    waits = "select exists (select from pg_locks where not granted and pid = {} and locktype = '{}')"
+    with ThreadPoolExecutor() as pool, first, stopping:
+        stopping.execute("lock table mbus.position in share mode")
+        met = pool.submit(consume, reader)
+        until(q, waits.format(reader.info.backend_pid, "relation"))
+        tried = pool.submit(take, second, iid)
+        until(q, waits.format(second.info.backend_pid, "advisory"))
+        first.commit()
+        assert tried.result() is None
+        stopping.commit()
+        assert met.result() is None
+    second.commit()
+    reader.commit()
+    q.execute("select pg_sleep(0.03)")
+    assert drain(q) == []
 
 
 def test_a_message_that_had_to_wait_and_is_being_taken_holds_up_nobody(q, connect):
