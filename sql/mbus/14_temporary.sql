@@ -60,7 +60,8 @@ language sql stable
 set search_path from current
 as $$
     select case when "after" <> '{}' then
-        mbus.obstacle("after") is not null or exists (select from mbus.tempq as t where t.iid = any ("after"))
+        mbus.obstacle("after") is not null or exists (
+            select from mbus.tempq as t where t.iid = any ("after") and coalesce(t.expires > clock_timestamp(), true))
         else false end
 $$;
 comment on function mbus.is_behind(text[]) is 'Whether a message of a temporary queue waits for one of these.';

@@ -84,6 +84,14 @@ def test_a_message_of_a_temporary_queue_waits_for_those_that_it_names(q, connect
     assert consume(q, queue=reply) == "3"
 
 
+def test_a_message_of_a_temporary_queue_that_expired_holds_up_nobody(q):
+    reply = one(q, "select mbus.create_temporary_queue()")
+    expired = post(q, 1, reply, expires="-1 second")
+    post(q, 2, reply, after=[expired])
+
+    assert consume(q, queue=reply) == "2"
+
+
 def test_a_temporary_queue_ends_with_its_session(q, connect_to, db):
     session = connect_to(db)
     reply = one(session, "select mbus.create_temporary_queue()")
