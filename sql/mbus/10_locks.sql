@@ -9,6 +9,8 @@
 --   take, take_from        shared, waits                 exclusive, waits   shared, waits    for update, waits
 --   a worker of a feed                                                      exclusive        deletes them at its ack
 --   drop_consumer          exclusive, waits                                                  deletes them
+--
+-- But for a claim of one, which has the row of a message apart before it asks for the message: it waits for neither.
 
 create function mbus.take_part(c integer, part integer, whole boolean) returns boolean
 language plpgsql
