@@ -113,11 +113,12 @@ class StreamLog:
         [(now, dispatched)] = await self._rows(f"select {CLOCK}, pgmb.poll_for_events()")
         return now, dispatched
 
-    async def missed(self, subscription_id: str, last: Place, upto: Place) -> list[tuple[Place, str]]:
-        """The next events of a subscription between two places, at most PART."""
+    async def missed(self, subscription_id: str, last: Place, upto: Place) -> list[tuple[Place, str | None]]:
+        """The next events of a subscription between two places, at most PART: fewer only where there are no more. None for
+        the data of one that was deleted."""
         rows = await self._rows(MISSED, self._between(subscription_id, last, upto))
         shown = await self._shown([event for _, event in rows])
-        return [(Place(at, event, upto.seen), shown[event]) for at, event in rows if event in shown]
+        return [(Place(at, event, upto.seen), shown.get(event)) for at, event in rows]
 
     async def count(self, subscription_id: str, last: Place, upto: Place, most: int) -> tuple[int, int]:
         """The server's clock in microseconds, and how many events of a subscription are between two places."""

@@ -177,11 +177,12 @@ class EventStreams:
         async with self._one_at_a_time:
             missed = await asyncio.shield(self._log.missed(client.subscription_id, client.place, self._place))
             for place, data in missed:
-                if texts and sum(map(len, texts)) + len(data) > self._buffer:
-                    break
+                if data is not None:
+                    if texts and sum(map(len, texts)) + len(data) > self._buffer:
+                        return texts
+                    texts.append(message(place, data))
                 client.place = place
-                texts.append(message(place, data))
-            if len(texts) == len(missed) < PART:
+            if len(missed) < PART:
                 self._clients[client.subscription_id].add(client)
         return texts
 

@@ -140,6 +140,21 @@ def test_events_of_many_subscriptions_come_in_order_and_once(serve, connect):
             assert numbers(client.events(len(wanted))) == wanted
 
 
+def test_an_event_that_was_deleted_takes_no_other_with_it(serve, connect):
+    _, address = serve()
+    connection = connect()
+    with listening(f"{address}/t") as client:
+        publish(connection, numbered(0, 1))
+        [seen] = client.events(1)
+        publish(connection, numbered(1, 250))
+        client.events(249)
+    connection.execute("delete from pgmb.events where (payload ->> 'n')::int between 7 and 120")
+    with listening(f"{address}/t", seen.id) as client:
+        publish(connection, numbered(250, 260))
+        assert numbers(client.events(16)) == [*range(1, 7), *range(121, 131)]
+        assert numbers(client.events(129)) == [*range(131, 260)]
+
+
 def test_who_missed_too_many_is_told_of_the_gap_and_goes_on(serve, connect):
     _, address = serve(replay_events=5)
     connection = connect()
