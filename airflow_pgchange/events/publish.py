@@ -95,10 +95,12 @@ def _names(columns: Sequence[str]) -> sql.Composed:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What PostgreSQL refuses about an event, as an error of ours."""
+    """What PostgreSQL refuses about an event, or could not even be sent, as an error of ours."""
     try:
         with translated():
             yield
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"an event has text that the connection cannot send: {error}") from error
     except REFUSALS as error:
         detail = error.diag.message_detail or error.diag.context or ""
         raise InvalidArgument(

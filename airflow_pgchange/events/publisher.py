@@ -22,7 +22,6 @@ from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import (
     InvalidArgument,
     NotPublished,
-    PgChangeError,
     PublisherFull,
     ServerUnavailable,
 )
@@ -254,7 +253,8 @@ class Publisher:
                     if self._changed.wait_for(lambda: self._given_up, pause):
                         return None
                 pause = min(2 * pause, LONGEST_PAUSE)
-            except (PgChangeError, psycopg.Error) as error:
+            # Whatever it is: without this thread nothing would go any more, and flush would wait for ever.
+            except Exception as error:  # noqa: BLE001
                 return [Refused(row, error) for row in rows]
 
 

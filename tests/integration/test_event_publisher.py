@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_pgchange.events import Event, Publisher, publish
 from airflow_pgchange.events import publisher as publisher_module
 from airflow_pgchange.events.event import event_id
+from airflow_pgchange.events.publish import with_ids
 from airflow_pgchange.feeds.errors import InvalidArgument, NotPublished, PublisherFull
 
 HOUR = timedelta(hours=1)
@@ -218,6 +219,35 @@ def test_an_event_that_is_too_much_for_the_server_holds_no_other_up(db, connect)
     with pytest.raises(NotPublished, match="1 refused, 0 unsent"):
         publisher.close(timeout=5)
     assert stored(connect()) == [1, 2]
+
+
+@pytest.mark.parametrize("unsendable", [Event("\ud800"), Event("t", subscription_id="\ud800")])
+def test_an_event_that_no_connection_can_send_holds_no_other_up(db, connect, unsendable):
+    publisher = Publisher(db)
+    publisher.put([Event("t", {"n": 1}), unsendable, Event("t", {"n": 2})])
+    with pytest.raises(NotPublished, match="1 refused, 0 unsent") as raised:
+        publisher.flush(timeout=5)
+    assert raised.value.events[0].topic == unsendable.topic
+    publisher.close(timeout=5)
+    assert stored(connect()) == [1, 2]
+
+
+def test_an_error_that_nobody_thought_of_leaves_the_publisher_at_work(db, connect, monkeypatch):
+    tried = iter([True])
+
+    def broken(*args):
+        if next(tried, None):
+            raise LookupError("nobody thought of this")
+        return with_ids(*args)
+
+    monkeypatch.setattr(publisher_module, "with_ids", broken)
+    publisher = Publisher(db)
+    publisher.put(Event("t", {"n": 1}))
+    with pytest.raises(NotPublished, match="1 refused, 0 unsent.*nobody thought"):
+        publisher.flush(timeout=5)
+    publisher.put(Event("t", {"n": 2}))
+    publisher.close(timeout=5)
+    assert stored(connect()) == [2]
 
 
 def test_what_was_told_once_is_not_told_again(db):
