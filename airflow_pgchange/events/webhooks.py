@@ -247,7 +247,8 @@ def _checked_headers(name: str, headers: Mapping[str, str]) -> dict[str, str]:
     """Raises InvalidArgument without showing a value."""
     for header, value in headers.items():
         lower = header.lower()
-        if not HEADER.fullmatch(header) or not (value.isascii() and value.isprintable()):
+        sendable = value.isascii() and value.isprintable() and value == value.strip()
+        if not HEADER.fullmatch(header) or not sendable:
             raise InvalidArgument(
                 f"webhook {name}: header {header!r} or its value has characters that none can have"
             )

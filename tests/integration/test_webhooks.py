@@ -266,6 +266,8 @@ def test_a_wrong_url_is_refused_and_not_shown(url):
         {"x y": "hidden"},
         {"x": "hidden\r\ny: z"},
         {"x": "hidden\u20ac"},
+        {"x": "hidden "},
+        {"x": " hidden"},
         {"Host": "hidden"},
         {"Webhook-Id": "hidden"},
         {"Idempotency-Key": "hidden"},
