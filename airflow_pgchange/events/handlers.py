@@ -151,6 +151,8 @@ class _Run:
                         return
                     read_at = now + self._of._poll_every
             self._settle(self._collect(min(stay_at, read_at if may_read else math.inf, max(ends, now))))
+            for course in self._courses.values():
+                course.lanes.refuse_stuck()
 
     @property
     def _stopping(self) -> bool:

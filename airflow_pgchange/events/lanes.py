@@ -57,7 +57,7 @@ class Lanes:
 
     def overdue(self) -> list[Call]:
         """Abandon the calls that are past their timeout; each one's thread is left to itself, and another takes its
-        place. Raises HandlerFailed where too many of them still run."""
+        place."""
         now = time.monotonic()
         with self._changed:
             late = [call for call in self._running if call.deadline <= now]
@@ -68,13 +68,17 @@ class Lanes:
                 call.delivery.cancelled.set()
                 self._stuck += [call.thread] if call.thread else []
                 self._start()
+        return late
+
+    def refuse_stuck(self) -> None:
+        """Raises HandlerFailed where too many abandoned calls still run."""
+        with self._changed:
             self._stuck = [thread for thread in self._stuck if thread.is_alive()]
             if len(self._stuck) > MOST_STUCK:
                 raise HandlerFailed(
                     f"handler {self._handler.name}: {len(self._stuck)} calls run on past their timeout of "
                     f"{self._handler.timeout:g} s: give what they wait for a timeout too; nothing is lost"
                 )
-        return late
 
     def next_deadline(self) -> float | None:
         """When the next call is overdue, by the monotonic clock; None where none runs."""

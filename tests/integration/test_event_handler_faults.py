@@ -109,6 +109,31 @@ def test_a_handler_whose_calls_never_end_ends_the_run(db, connection, monkeypatc
     released.set()
 
 
+def test_a_run_that_ends_for_calls_that_never_do_waits_for_the_others(db, connection, monkeypatch):
+    monkeypatch.setattr(lanes, "MOST_STUCK", 0)
+    monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.05)
+    released, looked, order = threading.Event(), threading.Event(), []
+    overdue = lanes.Lanes.overdue
+
+    def look(self):
+        if self._closed and self._handler.name == "slow":
+            looked.set()
+        return overdue(self)
+
+    def slow(_):
+        looked.wait(SECONDS)
+        order.append("call")
+
+    monkeypatch.setattr(lanes.Lanes, "overdue", look)
+    publish(connection, numbered(0, 1))
+    stuck = Handler("stuck", lambda _: released.wait(SECONDS), timeout=0.02, retries=())
+    with pytest.raises(HandlerFailed, match="1 calls run on"):
+        group(db, stuck, Handler("slow", slow, timeout=SECONDS)).run("empty")
+    order.append("run")
+    released.set()
+    assert order == ["call", "run"]
+
+
 def test_a_failure_of_one_that_is_not_reliable_is_only_logged(db, connection, caplog):
     publish(connection, numbered(0, 5))
     done = group(db, Handler("loose", failing(1), reliable=False)).run("empty")
