@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ LATEST = EPOCH + (2**52 - 1) * MICROSECOND
 """The last time that the 13 hexadecimal digits of an id can say, in the year 2112."""
 ID = re.compile(r"pm[0-9a-f]{22}")
 TOPIC_LENGTH = 255
+BEYOND_FLOATS = 10**309
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,24 @@ def event_id(at: datetime, number: int) -> str:
 
 def id_of_microsecond(microsecond: int, number: int) -> str:
     return f"pm{microsecond:013x}{number & (2**36 - 1):09x}"
+
+
+def text_of(value: Any) -> str:
+    """What was read as JSON, as JSON, which has no infinity: a number that was beyond every float is again."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    if value in (math.inf, -math.inf):
+        return BEYOND_FLOATS if value > 0 else -BEYOND_FLOATS
+    return value
 
 
 def _json(event: Event, what: str, value: Any) -> str:

@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.events.dispatch import dispatch
-from airflow_pgchange.events.event import Event
+from airflow_pgchange.events.event import Event, text_of
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
 from airflow_pgchange.feeds.asking import ask
@@ -218,7 +218,7 @@ def _told(failure: Failure, events: Sequence[Event]) -> list[Any]:
         {"id": event.id, "topic": event.topic, "payload": event.payload, "metadata": dict(event.metadata)}
         for event in events
     ]
-    return [failure.subscription_id, failure.handler, Jsonb(copies), failure.error, failure.attempt]
+    return [failure.subscription_id, failure.handler, Jsonb(copies, text_of), failure.error, failure.attempt]
 
 
 def _portions(events: Sequence[Event]) -> Iterator[list[Event]]:

@@ -114,8 +114,8 @@ class StreamLog:
         return now, dispatched
 
     async def missed(self, subscription_id: str, last: Place, upto: Place) -> list[tuple[Place, str | None]]:
-        """The next events of a subscription between two places, at most PART: fewer only where there are no more. None for
-        the data of one that was deleted."""
+        """The next events of a subscription between two places, at most PART, fewer only where there are no more. None
+        for the data of one that was deleted."""
         rows = await self._rows(MISSED, self._between(subscription_id, last, upto))
         shown = await self._shown([event for _, event in rows])
         return [(Place(at, event, upto.seen), shown.get(event)) for at, event in rows]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
-import json
 import logging
 import re
 import socket
@@ -18,7 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from airflow_pgchange.events.addresses import Network, may_connect, networks
-from airflow_pgchange.events.event import Event
+from airflow_pgchange.events.event import Event, text_of
 from airflow_pgchange.events.handler import Delivery, Handler
 from airflow_pgchange.feeds.errors import ExtraMissing, InvalidArgument, WebhookFailed
 
@@ -144,7 +143,7 @@ class Webhook:
             ) from None
 
     async def _post(self, delivery: Delivery) -> int:
-        body = json.dumps({"events": [_shown(event) for event in delivery.events]}, separators=(",", ":"))
+        body = text_of({"events": [_shown(event) for event in delivery.events]})
         headers = {**self.headers, **self._signed(delivery.key, body)}
         headers |= {
             "host": self.url.netloc,

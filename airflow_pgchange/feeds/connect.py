@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import IsolationLevel, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.json import set_json_loads
 
 from airflow_pgchange.feeds.errors import translated
 
@@ -45,6 +47,7 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
             prepare_threshold=None,
             cursor_factory=psycopg.ClientCursor,
         )
+        set_json_loads(_loads, connection)
         if not _is_readable(connection.info):
             connection.execute(READABLE)
         return connection
@@ -84,9 +87,26 @@ async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.Asyn
             prepare_threshold=None,
             cursor_factory=psycopg.AsyncClientCursor,
         )
+        set_json_loads(_loads, connection)
         if not _is_readable(connection.info):
             await connection.execute(READABLE)
         return connection
+
+
+def _loads(text: str | bytes) -> Any:
+    """JSON whose numbers may be larger than Python reads: in PostgreSQL 1e5000 is one. They are infinite, as every number
+    beyond a float is that is not whole."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(text, parse_int=_whole)
+
+
+def _whole(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
 
 
 def _is_readable(info: psycopg.ConnectionInfo) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import psycopg
@@ -54,6 +55,16 @@ def test_a_group_that_cannot_be_is_refused(group):
 def test_an_unknown_group_is_named(db):
     with pytest.raises(UnknownConsumer, match="nosuch"), ConsumerTransaction(EventFeed("nosuch"), db):
         pass
+
+
+def test_a_number_that_python_cannot_read_stops_no_consumer(db, connect):
+    connection = connect()
+    subscribe(connection)
+    connection.execute("insert into pgmb.events (topic, payload) values ('t', '[1e5000, -1e5000, 7]')")
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        assert [change.data["payload"] for change in consumer.changes()] == [[math.inf, -math.inf, 7]]
+        consumer.ack()
 
 
 def test_a_batch_has_events_with_payload_time_and_subscriptions(db, connect):

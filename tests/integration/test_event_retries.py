@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from airflow_pgchange import letters
@@ -188,6 +190,28 @@ def test_an_event_that_has_no_key_is_a_dead_letter_and_stops_no_other(db, connec
         "KeyError",
         "TypeError",
     ]
+
+
+@pytest.mark.parametrize("number", ["1e5000", "-1e5000", f"{10**400}.5"])
+def test_a_number_that_python_cannot_read_stops_no_handler(db, connection, number):
+    """In PostgreSQL JSON may have it, and whoever may publish by SQL can send it."""
+    connection.execute(
+        "insert into pgmb.events (topic, payload) values ('t', %s::jsonb)",
+        [f'{{"n": 1, "beyond": [{number}]}}'],
+    )
+    beyond = []
+
+    def note(delivery):
+        beyond.append(delivery.events[0].payload["beyond"][0])
+
+    seen = Seen(failing(2))
+    handlers = group(db, Handler("note", note), Handler("a", seen, retries=(LATER,)))
+    run_with_retries(handlers, connection)
+    letters.again(connection, consumer="events:g/a")
+    handlers.run("empty")
+    assert beyond == [float(number)]
+    assert seen.numbers == [1]
+    assert abs(seen.deliveries[0].events[0].payload["beyond"][0]) > sys.float_info.max
 
 
 def test_very_large_events_are_given_up_in_portions(db, connection):

@@ -108,6 +108,12 @@ async def test_a_receiver_that_is_not_there_is_a_failure():
         await hook(port).run(delivery(1))
 
 
+async def test_a_number_beyond_every_float_is_posted_as_json():
+    with receiving() as (port, requests):
+        await hook(port).run(delivery([float("inf"), float("-inf"), 1]))
+    assert requests[0].events[0]["payload"] == [10**309, -(10**309), 1]
+
+
 @pytest.mark.parametrize("more", [False, True])
 async def test_a_body_is_compressed_from_1024_bytes(more):
     with receiving() as (port, requests):
