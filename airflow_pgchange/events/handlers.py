@@ -150,7 +150,8 @@ class _Run:
                     if idle and until == "empty":
                         return
                     read_at = now + self._of._poll_every
-            self._settle(self._collect(min(stay_at, read_at if may_read else math.inf, max(ends, now))))
+            wake_at = min(stay_at, read_at if may_read else math.inf, ends if now < ends else math.inf)
+            self._settle(self._collect(wake_at))
             for course in self._courses.values():
                 course.lanes.refuse_stuck()
 

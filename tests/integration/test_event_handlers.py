@@ -126,6 +126,20 @@ def test_a_run_ends_when_its_time_is_over_and_finishes_what_it_read(db, connecti
     assert unread(connection) == list(range(done.events, 50))
 
 
+def test_a_run_whose_time_is_over_sleeps_while_its_calls_go_on(db, connection, monkeypatch):
+    asleep, collect = threading.Event(), handlers_module._Run._collect
+
+    def look(self, until):
+        if until > time.monotonic() + 1:
+            asleep.set()
+        return collect(self, until)
+
+    monkeypatch.setattr(handlers_module._Run, "_collect", look)
+    publish(connection, numbered(0, 1))
+    assert group(db, Handler("a", lambda _: asleep.wait(3))).run(0.2).events == 1
+    assert asleep.is_set()
+
+
 def test_a_fast_handler_is_ahead_of_a_slow_one_by_so_many_batches_and_no_more(db, connection, monkeypatch):
     monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.01)
     proceed, turns = threading.Event(), threading.Semaphore(0)
