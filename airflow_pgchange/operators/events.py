@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,8 @@ class PublishEventsOperator(BaseOperator):
     ``id`` of your own where it must not; then that try fails, and nothing is there twice.
 
     :param events: events, or mappings with ``topic`` and, if you like, ``payload``, ``metadata``, ``at`` (a time with a
-        zone, or its ISO 8601 text: delivered when it has come), ``subscription_id`` (for it alone) and ``id``
-        (templated)
+        zone, or its ISO 8601 text: delivered when it has come), ``subscription_id`` (for it alone) and ``id``; or the
+        JSON of a list of those (templated)
     :param postgres_conn_id: the database of the event log
     """
 
@@ -42,17 +43,18 @@ class PublishEventsOperator(BaseOperator):
     def __init__(
         self,
         *,
-        events: Sequence[Event | Mapping[str, Any]],
+        events: Sequence[Event | Mapping[str, Any]] | str,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.events = [_given(event) if isinstance(event, Event) else event for event in events]
+        # What an upstream task returns, or a template, is there only when the task runs.
+        self.events: Any = [_given(event) for event in events] if _is_list(events) else events
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> int:
         """Returns how many events were published."""
-        wanted = [_event(given) for given in self.events]
+        wanted = _events(self.events)
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             publish(connection, wanted)
         self.log.info("published %d events", len(wanted))
@@ -223,11 +225,30 @@ def _time(name: str, value: datetime | str) -> datetime:
         ) from error
 
 
-def _given(event: Event) -> dict[str, Any]:
+def _given(event: Any) -> Any:
     """An event as something that Airflow can render, show and store."""
+    if not isinstance(event, Event):
+        return event
     given = {name: getattr(event, name) for name in GIVEN}
     at = None if event.at is None else event.at.isoformat()
     return {name: value for name, value in {**given, "at": at}.items() if value is not None}
+
+
+def _events(given: Any) -> list[Event]:
+    """Raises InvalidArgument for what is no list of events."""
+    try:
+        events = json.loads(given) if isinstance(given, str) else given
+    except json.JSONDecodeError:
+        events = None
+    if not _is_list(events) or not all(isinstance(event, Mapping) for event in events):
+        raise InvalidArgument(
+            f"events are a list of mappings with a topic each, or its JSON, not {given!r:.300}"
+        )
+    return [_event(event) for event in events]
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str)
 
 
 def _event(given: Mapping[str, Any]) -> Event:

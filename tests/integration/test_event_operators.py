@@ -9,6 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange.events import Event, Handler, Selection, publish, subscribe, topical
@@ -81,6 +83,27 @@ def test_what_is_given_as_an_event_can_be_rendered_and_stored(conn_id: str) -> N
     task = publishing(conn_id, Event("a", at=datetime(2030, 1, 1, tzinfo=UTC)))
     assert task.events == [{"topic": "a", "payload": {}, "metadata": {}, "at": "2030-01-01T00:00:00+00:00"}]
     assert "events" in task.template_fields
+
+
+def test_events_may_be_what_an_upstream_task_returns_or_a_templates_json(
+    conn_id: str, log: psycopg.Connection[Any]
+) -> None:
+    with DAG("d"):
+        upstream = EmptyOperator(task_id="upstream").output
+        task = PublishEventsOperator(task_id="returned", events=upstream, postgres_conn_id=conn_id)
+        text = PublishEventsOperator(task_id="text", events="{{ events | tojson }}", postgres_conn_id=conn_id)
+    assert task.upstream_task_ids == {"upstream"}
+    task.events = [{"topic": "a"}]
+    text.render_template_fields({"events": [{"topic": "b", "payload": {"n": [1]}}]})
+    assert (run(task), run(text)) == (1, 1)
+    rows = log.execute("select topic, payload from pgmb.events order by topic").fetchall()
+    assert rows == [("a", {}), ("b", {"n": [1]})]
+
+
+@pytest.mark.parametrize("wrong", ["soon", "{}", {"topic": "a"}, 7, None, ["topic"]], ids=str)
+def test_what_is_no_list_of_events_is_refused(conn_id: str, wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="events are a list"):
+        run(PublishEventsOperator(task_id="publish", events=wrong, postgres_conn_id=conn_id))
 
 
 @pytest.mark.parametrize(
