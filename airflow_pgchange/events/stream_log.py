@@ -118,7 +118,11 @@ class StreamLog:
         for the data of one that was deleted."""
         rows = await self._rows(MISSED, self._between(subscription_id, last, upto))
         shown = await self._shown([event for _, event in rows])
-        return [(Place(at, event, upto.seen), shown.get(event)) for at, event in rows]
+        places = [Place(at, event, _time(at)) for at, event in rows]
+        # Only behind the last is nothing further: who leaves before it has seen nothing of what came since.
+        if places and len(places) < PART:
+            places[-1] = replace(places[-1], seen=upto.seen)
+        return [(place, shown.get(place.event)) for place in places]
 
     async def count(self, subscription_id: str, last: Place, upto: Place, most: int) -> tuple[int, int]:
         """The server's clock in microseconds, and how many events of a subscription are between two places."""

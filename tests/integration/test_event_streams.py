@@ -186,6 +186,37 @@ def test_who_was_away_too_long_is_told_of_the_gap(serve, connect):
     assert (gap.type, "away for longer" in gap.data) == ("gap", True)
 
 
+def test_who_leaves_in_the_midst_of_what_was_missed_is_told_of_the_gap_by_its_age(
+    serve, connect, monkeypatch
+):
+    clock, counted = stream_log.CLOCK, stream_log.COUNTED
+
+    def go_on(minutes):
+        monkeypatch.setattr(stream_log, "CLOCK", f"{clock} + {minutes * MINUTE}")
+        monkeypatch.setattr(stream_log, "COUNTED", counted.replace(clock, stream_log.CLOCK))
+
+    def time_of_streams():
+        with listening(f"{address}/t") as client:
+            return Place.parse(client.last_id).seen
+
+    _, address = serve()
+    with listening(f"{address}/t") as client:
+        publish(connect(), numbered(0, 10))
+        [seen, *_] = client.events(10)
+    go_on(4)
+    while time_of_streams() < Place.parse(seen.id).seen + 3 * MINUTE:
+        pass
+    with listening(f"{address}/t", seen.id) as client:
+        [first, *_, last] = client.events(9)
+    go_on(8)
+    with listening(f"{address}/t", first.id) as client:
+        [gap] = client.events(1)
+    with listening(f"{address}/t", last.id) as client:
+        publish(connect(), numbered(10, 11))
+        assert numbers(client.events(1)) == [10]
+    assert (gap.type, "away for longer" in gap.data) == ("gap", True)
+
+
 @pytest.mark.parametrize("change", ["selection", "subscription"])
 def test_who_comes_again_to_a_new_subscription_is_told_of_the_gap_once(serve, connect, change):
     topics = ["t"]
