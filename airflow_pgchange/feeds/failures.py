@@ -29,7 +29,8 @@ NAMED = re.compile(
     r"(?i)(\b\w*(?:password|passwd|pwd|secret|token|api_?key)['\"]?\s*[=:]\s*)"
     r"((?:'(?:[^'\\]|\\.)*')+|\"(?:[^\"\\]|\\.)*\"|[^\s,;&'\"]+)"
 )
-IN_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s/]*(@)", re.IGNORECASE)
+# Without the scheme before it: in a long text of letters and dots one could begin at each.
+IN_URL = re.compile(r"(://[^\s:/@]*:)[^\s/]*(@)")
 
 log = logging.getLogger(__name__)
 

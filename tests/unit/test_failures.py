@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from urllib.parse import quote
 
 import pytest
@@ -46,3 +48,13 @@ def test_an_error_that_cannot_tell_itself_does_no_harm() -> None:
 
 def test_what_postgresql_cannot_store_is_left_out() -> None:
     assert described(ValueError("a\0b\ud800c")) == "ValueError: ab?c"
+
+
+@pytest.mark.parametrize("part", ["a.", "password", "token='", "://a:", "b"])
+def test_a_text_of_megabytes_is_told_at_once(part: str) -> None:
+    """Errors quote what they fail on, such as a payload, and while they are told nothing else goes on."""
+    code = (
+        "from airflow_pgchange.feeds.failures import described\n"
+        f"assert len(described(ValueError({part!r} * 1_000_000))) > 1_000_000"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=30, check=True)
