@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.events.event import MICROSECOND, event_id
+from airflow_pgchange.events.event import MICROSECOND, id_of_microsecond
 from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.subscriptions import Selection, subscribing
 from airflow_pgchange.feeds.connect import connect_async
@@ -58,8 +58,10 @@ STARTED = f"""
            greatest({CLOCK}, pgmb.micros(nullif(pgmb.position(%s) ->> 'cursor', '')) + 1)
 """
 PASSED = "select pgmb.position(%s) ->> 'cursor' > %s collate \"C\""
-# Never back, to what another process has let go of.
-MOVED = "select pgmb.set_group_cursor(%s, %s) where pgmb.position(%s) ->> 'cursor' < %s collate \"C\""
+# Never back, to what another process has let go of; nor to what a clock that stepped back takes for the future.
+MOVED = f"""
+    select pgmb.set_group_cursor(%s, %s) where pgmb.position(%s) ->> 'cursor' < %s collate "C" and %s <= {CLOCK}
+"""
 KEPT = """
     select s.id::text, pgmb.keep_alive(%s, array[s.id::text]) from pgmb.subscriptions as s where s.id = any (%s)
 """
@@ -131,17 +133,18 @@ class StreamLog:
 
     async def passed(self, place: Place) -> bool:
         """Whether what comes behind a place may be gone: another process that shares the group let go of it."""
-        seen = event_id(EPOCH + place.seen * MICROSECOND, 0)
+        seen = id_of_microsecond(place.seen, 0)
         [(passed,)] = await self._rows(PASSED, [self._group, seen])
         return bool(passed)
 
     async def keep(self, subscription_ids: Sequence[str], place: Place, age: timedelta) -> set[str]:
         """Keep subscriptions from expiring, and let go of what is older than ``age``; those that are there."""
         rows = await self._rows(KEPT, [self._group, list(subscription_ids)])
-        oldest = event_id(EPOCH + place.seen * MICROSECOND - age, 0)
+        since = place.seen - age // MICROSECOND
+        oldest = id_of_microsecond(max(since, 0), 0)
         # Another process is doing the same, or there has been no client yet.
         with suppress(ConsumerBusy, UnknownConsumer):
-            await self._rows(MOVED, [self._group, oldest, self._group, oldest])
+            await self._rows(MOVED, [self._group, oldest, self._group, oldest, since])
         return {subscription_id for subscription_id, _ in rows}
 
     async def _shown(self, event_ids: list[str]) -> dict[str, str]:

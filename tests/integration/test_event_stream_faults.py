@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from airflow_pgchange.events import publish, stream_log, subscribe, topical, unsubscribe
 from airflow_pgchange.events import streams as streams_module
 from airflow_pgchange.events.http import event_router
+from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.events.streams import EventStreams
 from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
 from demo.postgres import free_port
@@ -176,6 +178,26 @@ def test_a_clock_that_stepped_back_drops_nobody_who_connects_then(serve, connect
         for number in range(3):
             publish(connection, numbered(number, number + 1))
             assert numbers(client.events(1)) == [number]
+
+
+def test_streams_go_on_after_the_clock_stepped_back(serve, connect, monkeypatch, caplog):
+    kept, keep = threading.Semaphore(0), StreamLog.keep
+
+    async def note(*args):
+        found = await keep(*args)
+        kept.release()
+        return found
+
+    monkeypatch.setattr(streams_module, "KEEP_EVERY", 0.01)
+    monkeypatch.setattr(StreamLog, "keep", note)
+    monkeypatch.setattr(stream_log, "CLOCK", f"{stream_log.CLOCK} + {3600 * 10**6}")
+    _, address = serve()
+    with listening(f"{address}/t") as client:
+        for number in range(3):
+            assert kept.acquire(timeout=SECONDS)
+            publish(connect(), numbered(number, number + 1))
+            assert numbers(client.events(1)) == [number]
+    assert "wait for the database" not in caplog.text
 
 
 def test_a_subscription_that_is_gone_drops_its_clients(serve, connect, monkeypatch):
