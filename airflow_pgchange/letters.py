@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.asking import ask, rows
 from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.errors import (
     HistoryTrimmed,
@@ -72,8 +72,8 @@ def listed(
     names = sql.SQL(", ").join(sql.Identifier(field.name) for field in fields(Letter))
     query = sql.SQL("select {} from dead_letter.list({}, {}) order by id")
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(query.format(names, consumer, _interval(connection, older_than))).fetchall()
-    letters = [Letter(**row) for row in rows]
+        found = cursor.execute(query.format(names, consumer, _interval(connection, older_than))).fetchall()
+    letters = [Letter(**row) for row in found]
     if source is None or source is connection:
         return letters
     return [_seen_from(source, connection, letter) for letter in letters]
@@ -129,13 +129,9 @@ def drop(
                 ask(connection, select("dead_letter.drop", number))
         return list(ids)
     query = sql.SQL("select dead_letter.drop(null, {}, {})")
-    with translated():
-        return [
-            row[0]
-            for row in connection.execute(
-                query.format(consumer, _interval(connection, older_than))
-            ).fetchall()
-        ]
+    return [
+        number for (number,) in rows(connection, query.format(consumer, _interval(connection, older_than)))
+    ]
 
 
 def _send(connection: psycopg.Connection[Any], source: psycopg.Connection[Any] | None, number: int) -> None:

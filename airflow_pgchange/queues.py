@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.asking import ask, rows
 from airflow_pgchange.feeds.calls import call, select
-from airflow_pgchange.feeds.errors import InvalidArgument, translated
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.looking import in_work, lag_or_why_not
 from airflow_pgchange.feeds.queue import QueueFeed
 
@@ -208,8 +208,7 @@ def status(connection: psycopg.Connection[Any]) -> list[ConsumerStatus]:
 
 def _consumers(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
     """The queues with which this role may do something, and by which of their consumers it may consume."""
-    with translated():
-        return dict(connection.execute("select qname, consumers from mbus.list()").fetchall())
+    return dict(rows(connection, "select qname, consumers from mbus.list()"))
 
 
 def _status(connection: psycopg.Connection[Any], feed: QueueFeed) -> ConsumerStatus:
@@ -241,4 +240,4 @@ def forget_sagas(connection: psycopg.Connection[Any], older_than: str) -> list[s
 
 def troubles(connection: psycopg.Connection[Any]) -> list[str]:
     """What a person should look at: selectors and batches that fail, and sagas that are stuck."""
-    return [row[0] for row in connection.execute("select mbus.troubles()").fetchall()]
+    return [trouble for (trouble,) in rows(connection, "select mbus.troubles()")]

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from airflow_pgchange.feeds.asking import ask, rows
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, SchemaVersionMismatch, translated
 
 
@@ -73,17 +74,16 @@ def installed(connection: psycopg.Connection[Any]) -> list[Installed]:
         if not _present(connection, system):
             continue
         query = sql.SQL("select version, checksum from {} order by version desc, installed_at desc limit 1")
-        row = connection.execute(query.format(sql.Identifier(system.schema, "installed"))).fetchone()
-        if row is not None:
-            intact = None if row[1] is None else row[1] == checksum(system)
-            found.append(Installed(system.folder, row[0], system.version, intact))
+        for version, known in rows(connection, query.format(sql.Identifier(system.schema, "installed"))):
+            intact = None if known is None else known == checksum(system)
+            found.append(Installed(system.folder, version, system.version, intact))
     return found
 
 
 def available(connection: psycopg.Connection[Any], system: System) -> bool:
     """Whether the server has the extension that a system needs."""
     query = "select exists (select from pg_catalog.pg_available_extensions where name = %s)"
-    return system.extension is None or connection.execute(query, [system.extension]).fetchone() == (True,)
+    return system.extension is None or bool(ask(connection, query, [system.extension]))
 
 
 def install(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[Installed]:
@@ -182,7 +182,7 @@ def _chosen(systems: Sequence[str] | None) -> list[System]:
 
 def _present(connection: psycopg.Connection[Any], system: System) -> bool:
     query = sql.SQL("select pg_catalog.to_regclass({}) is not null").format(f"{system.schema}.installed")
-    return connection.execute(query).fetchone() == (True,)
+    return bool(ask(connection, query))
 
 
 def _demand_version(connection: psycopg.Connection[Any], system: System) -> None:
@@ -196,8 +196,7 @@ def _demand_version(connection: psycopg.Connection[Any], system: System) -> None
 
 def _version(connection: psycopg.Connection[Any], system: System) -> int:
     query = sql.SQL("select coalesce(max(version), 0) from {}")
-    row = connection.execute(query.format(sql.Identifier(system.schema, "installed"))).fetchone()
-    return 0 if row is None else int(row[0])
+    return int(ask(connection, query.format(sql.Identifier(system.schema, "installed"))))
 
 
 def _note(connection: psycopg.Connection[Any], system: System) -> None:

@@ -80,9 +80,7 @@ def subscribe(connection: psycopg.Connection[Any], group: str, selection: Select
     InvalidArgument for a condition that PostgreSQL does not take.
     """
     query, values = subscribing(group, selection or Selection())
-    with translated():
-        row = connection.execute(query, values).fetchone()
-    return str(row[0]) if row else ""
+    return str(ask(connection, query, values))
 
 
 def subscribing(group: str, selection: Selection) -> tuple[LiteralString, list[Any]]:

@@ -7,9 +7,21 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
-from airflow_pgchange.events import Event, Selection, heartbeat, publish, subscribe, topical, unsubscribe
+from airflow_pgchange import letters, queues, schema
+from airflow_pgchange.events import (
+    Event,
+    Handler,
+    Selection,
+    heartbeat,
+    publish,
+    subscribe,
+    topical,
+    unsubscribe,
+)
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Refused
+from tests.handling import failing, group
 
 
 @pytest.fixture
@@ -104,6 +116,21 @@ def test_a_direct_message_reaches_its_subscription_alone(connection):
     publish(connection, Event("hello", {"n": 1}, subscription_id=mine))
     assert read(connection, "g") == [("hello", {"n": 1}, [mine])]
     assert read(connection, "h") == []
+
+
+def test_a_connection_that_makes_dicts_of_its_rows_serves_as_well(bare_db):
+    with psycopg.connect(bare_db, autocommit=True, row_factory=dict_row) as connection:
+        assert schema.install(connection) == schema.installed(connection)
+        assert queues.troubles(connection) == []
+        mine = subscribe(connection, "g", topical("a"))
+        [made] = publish(connection, Event("a", {"n": 1}), returning=True)
+        assert heartbeat(connection, "g") == 0
+        group(bare_db, Handler("bad", failing(1), retries=())).run("empty")
+        [letter] = letters.listed(connection)
+        assert letters.again(connection, ids=[letter.id]) == [letter.id]
+        group(bare_db, Handler("bad", failing(1), retries=())).run("empty")
+        assert letters.drop(connection, consumer="events:g/bad") == [letter.id + 1]
+        assert (made[:2], unsubscribe(connection, mine)) == ("pm", True)
 
 
 def test_who_has_unsubscribed_gets_no_more(connection):
