@@ -60,6 +60,17 @@ comment on function pgmb.pushes(regclass) is
     'The triggers that publish the mutations of a table, on it, on its partitions and on those that have left it: they call '
     'what its own call, whatever is renamed and wherever it is restored. Those of a partition have an argument.';
 
+create function pgmb.push_guard(tbl regclass) returns name
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select t.tgname from pg_trigger as t
+    where t.tgrelid = tbl and t.tgparentid = 0 and t.tgname ~ '^pgmb_push_guard_[0-9a-f]{12}$'
+    limit 1
+$$;
+comment on function pgmb.push_guard(regclass) is
+    'The trigger without which the updates of a MERGE on a partitioned table would be shown as other rows; null where it is not.';
+
 create function pgmb.pushed_by(relid oid, trigger name) returns oid
 language sql stable
 set search_path = pg_catalog, pg_temp

@@ -93,6 +93,23 @@ $$;
 comment on function pgmb.place_push_function(regclass, text) is
     'Write one of the trigger functions of a table, anew if it is there.';
 
+create function pgmb.place_guard(tbl regclass, function text) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    -- To triggers of a partitioned table PostgreSQL (15 to 18) shows what a MERGE updates as the row that it inserted last;
+    -- but not where partitions have a trigger that comes before each row is inserted: this one never fires.
+    if (select c.relkind = 'p' from pg_class as c where c.oid = tbl) and pgmb.push_guard(tbl) is null then
+        execute format(
+            'create trigger pgmb_push_guard_%s before insert on %s for each row when (false) execute function %s()',
+            left(md5(concat(tbl::oid, clock_timestamp(), random())), 12), tbl, function);
+    end if;
+end
+$$;
+comment on function pgmb.place_guard(regclass, text) is
+    'See to it that triggers are shown what a MERGE on a partitioned table updates; its partitions get the guard by themselves.';
+
 create function pgmb.place_push(tbl regclass, op text) returns integer
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -113,6 +130,9 @@ begin
             function, case when part <> tbl then quote_literal('part') end);
         placed := placed + 1;
     end loop;
+    if op = 'update' then
+        perform pgmb.place_guard(tbl, function);
+    end if;
     return placed;
 end
 $$;
@@ -126,6 +146,7 @@ as $$
 declare
     placed record;
     functions oid[] := array(select distinct p.function from pgmb.pushes(tbl) as p where p.op = any (ops));
+    guard name := case when 'update' = any (ops) and not departed_only then pgmb.push_guard(tbl) end;
     function oid;
 begin
     for placed in
@@ -136,6 +157,10 @@ begin
         perform pgmb.lock_for_capture(placed.relid, to_drop => true);
         execute format('drop trigger pgmb_push_%s on %s', placed.op, placed.relid);
     end loop;
+    if guard is not null then
+        perform pgmb.lock_for_capture(tbl, to_drop => true);
+        execute format('drop trigger %I on %s', guard, tbl);
+    end if;
     foreach function in array functions loop
         if not exists (select from pg_trigger as t where t.tgfoid = function) then
             execute format('drop function %s', function::regprocedure);

@@ -21,7 +21,7 @@ as $$
                join pg_proc as f on f.oid = p.function
                where f.prosrc <> pgmb.push_body(t.tbl, p.op) or f.proowner <> c.relowner
                   or p.relid not in (select d.relid from pgmb.descendants(t.tbl) as d(relid))
-           ),
+           ) or t.updates and c.relkind = 'p' and pgmb.push_guard(t.tbl) is null,
            (select count(*) from (select from pgmb.push_fault as f where f.tbl = t.tbl limit 1000) as bounded)
     from pgmb.pushed_table as t
     join pg_class as c on c.oid = t.tbl

@@ -114,6 +114,17 @@ $$;
 comment on function tube.function_name(text, text) is
     'What the functions of an attachment are called: those of its triggers, and the one that applies its predicate.';
 
+create function tube.capture_ops(tbl regclass) returns text[]
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    -- To triggers of a partitioned table PostgreSQL (15 to 18) shows what a MERGE updates as the row that it inserted last;
+    -- but not where partitions have a trigger that comes before each row is inserted: so there is one, that never fires.
+    select array['insert', 'update', 'delete', 'truncate'] || case when c.relkind = 'p' then array['guard'] end
+    from pg_class as c where c.oid = tbl
+$$;
+comment on function tube.capture_ops(regclass) is 'What the triggers are for by which a table and each of its partitions touch a tube.';
+
 create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
 language plpgsql stable rows 4
@@ -132,7 +143,8 @@ begin
     -- No function of that name that somebody else put on a table of his own.
     functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
     return query
-        select t.tgrelid::regclass, t.tgname, split_part(p.proname, '_', 3), p.oid, t.tgenabled in ('O', 'A')
+        select t.tgrelid::regclass, t.tgname, case when t.tgtype & 1 = 1 then 'guard' else split_part(p.proname, '_', 3) end,
+               p.oid, t.tgenabled in ('O', 'A')
         from pg_proc as p
         join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = p.oid and d.classid = 'pg_trigger'::regclass
         join pg_trigger as t on t.oid = d.objid

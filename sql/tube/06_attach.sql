@@ -78,7 +78,8 @@ as $$
     select array(
         select d.relid from tube.descendants(attached.tbl) as d(relid)
         left join (
-            select c.relid from tube.captures(attached.tbl, attached.tube) as c group by 1 having count(distinct c.op) = 4
+            select c.relid from tube.captures(attached.tbl, attached.tube) as c
+            group by 1 having count(distinct c.op) = cardinality(tube.capture_ops(attached.tbl))
         ) as whole on whole.relid = d.relid
         where whole.relid is null order by d.relid)
 $$;
@@ -106,14 +107,21 @@ begin
     end loop;
     for missing in
         with kinds as materialized (
-            select k.op, tube.placed_name(attached, k.op) as function
-            from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op)
+            select k.op, tube.placed_name(attached, case k.op when 'guard' then 'update' else k.op end) as function
+            from unnest(tube.capture_ops(attached.tbl)) as k(op)
         ), captured as materialized (
             select c.relid, c.op from tube.captures(attached.tbl, attached.tube) as c
         )
         select r.relid, k.op, k.function from kinds as k cross join unnest(lacking) as r(relid)
         where not exists (select from captured as c where c.relid = r.relid and c.op = k.op)
+          and (k.op <> 'guard' or r.relid = attached.tbl)
     loop
+        if missing.op = 'guard' then
+            execute format(
+                'create trigger %I before insert on %s for each row when (false) execute function %s()',
+                tube.function_name(attached.token, 'guard'), missing.relid, missing.function);
+            continue;
+        end if;
         wanted := tube.capture_name(attached.tbl, attached.tube, missing.op);
         execute format(
             'create trigger %I after %s on %s %s for each statement execute function %s(%L)', wanted, missing.op, missing.relid,
@@ -174,7 +182,10 @@ declare
     captured record;
     function regprocedure;
 begin
-    for captured in select c.* from tube.captures(attached.tbl, attached.tube) as c loop
+    -- With the guard of a partitioned table go those of its partitions.
+    for captured in
+        select c.* from tube.captures(attached.tbl, attached.tube) as c where c.op <> 'guard' or c.relid = attached.tbl
+    loop
         execute format('drop trigger %I on %s', captured.trigger, captured.relid);
     end loop;
     -- Those of a former owner are left to him: they do nothing without their triggers.

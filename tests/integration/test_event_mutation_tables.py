@@ -53,6 +53,61 @@ def test_partitions_are_captured_through_the_parent_and_by_themselves(connect):
     ]
 
 
+MERGE = (
+    "merge into item as t using (values (1), (2), (11), (12)) as s(id) on t.id = s.id "
+    "when matched then update set kind = 'b' when not matched then insert values (s.id, 'c')"
+)
+
+
+@pytest.fixture
+def merged(connect):
+    connection = connect()
+    connection.execute(
+        "create table item (id int primary key, kind text) partition by range (id);"
+        "create table p1 partition of item for values from (1) to (10);"
+        "create table p2 partition of item for values from (10) to (20)"
+    )
+    connection.execute("insert into item values (2, 'a'), (12, 'a')")
+    push(connection)
+    return connection
+
+
+def updates(connection):
+    return [
+        (was["old"]["id"], payload)
+        for topic, payload, was in events(connection)
+        if topic == "public.item.update"
+    ]
+
+
+def test_what_a_merge_updates_is_sent_as_it_is_where_it_inserts_into_partitions_too(merged):
+    """PostgreSQL shows triggers the row that was inserted last in the place of each that is updated behind it."""
+    merged.execute(MERGE)
+    assert updates(merged) == [(2, {"kind": "b"}), (12, {"kind": "b"})]
+
+
+def test_a_lost_guard_of_a_partitioned_table_is_told_and_mended(merged):
+    merged.execute(
+        sql.SQL("drop trigger {} on item").format(
+            sql.Identifier(one(merged, "select pgmb.push_guard('item')"))
+        )
+    )
+    assert one(merged, "select stale from pgmb.pushing()")
+    assert (
+        one(merged, "select * from pgmb.refresh()") == "public.item: the capture of its mutations was mended"
+    )
+    assert not one(merged, "select stale from pgmb.pushing()")
+    merged.execute(MERGE)
+    assert updates(merged) == [(2, {"kind": "b"}), (12, {"kind": "b"})]
+
+
+@pytest.mark.parametrize("halt", [stop, lambda connection: push(connection, update=False)])
+def test_a_partitioned_table_keeps_no_guard_when_its_updates_are_not_sent(merged, halt):
+    halt(merged)
+    assert one(merged, "select count(*) from pg_trigger where tgname like 'pgmb\\_push\\_guard%'") == 0
+    assert one(merged, "select count(*) from pg_proc where proname like 'pgchange\\_push%update%'") == 0
+
+
 @pytest.fixture
 def parts(connect):
     connection = connect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.tubes import attach, faults, make, one, pods, touched
+from tests.tubes import attach, detach, faults, make, one, pods, touched
 
 PREDICATES = pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
 
@@ -54,6 +54,68 @@ def test_a_row_that_moves_to_another_partition_is_touched(connect, predicate):
     connection.execute("update item set day = 11")
     assert set(touched(connection)) == {1}
     assert len(pods(connection)) >= 2
+
+
+@pytest.mark.parametrize("predicate", [None, "kind = 'b'"])
+def test_what_a_merge_updates_is_touched_where_it_inserts_into_partitions_too(connect, predicate):
+    """PostgreSQL shows triggers the row that was inserted last in the place of each that is updated behind it."""
+    connection = connect()
+    connection.execute(
+        "create table item (id int primary key, kind text) partition by range (id);"
+        "create table p1 partition of item for values from (1) to (10);"
+        "create table p2 partition of item for values from (10) to (20)"
+    )
+    connection.execute("insert into item values (2, 'a'), (12, 'a')")
+    make(connection, predicate=predicate)
+    attach(connection)
+    connection.execute(
+        "merge into item as t using (values (1), (2), (11), (12)) as s(id) on t.id = s.id "
+        "when matched then update set kind = 'b' when not matched then insert values (s.id, 'c')"
+    )
+    assert set(touched(connection)) >= {2, 12}
+    assert pods_of_updates(connection) == {2, 12}
+
+
+def test_a_lost_guard_of_a_partitioned_table_is_told_and_mended(connect):
+    connection = connect()
+    connection.execute(
+        "create table item (id int primary key) partition by range (id);"
+        "create table p1 partition of item for values from (1) to (10)"
+    )
+    make(connection)
+    attach(connection)
+    guard = one(
+        connection, "select tgname from pg_trigger where tgrelid = 'p1'::regclass and tgparentid <> 0"
+    )
+    connection.execute(f"drop trigger {guard} on item")
+    assert one(connection, "select untriggered::text from tube.attachments()") == "{item,p1}"
+    connection.execute("select tube.refresh()")
+    assert one(connection, "select untriggered::text from tube.attachments()") == "{}"
+    assert one(connection, "select count(*) from pg_trigger where tgname = %s", guard) == 2
+
+
+def pods_of_updates(connection):
+    return {each for op, _, ids in pods(connection) if op == "U" for each in ids}
+
+
+def test_a_partitioned_table_is_left_without_a_trigger(connect):
+    connection = connect()
+    connection.execute(
+        "create table item (id int primary key) partition by range (id);"
+        "create table p1 partition of item for values from (1) to (10) partition by range (id);"
+        "create table p11 partition of p1 for values from (1) to (5);"
+        "create table p2 partition of item for values from (10) to (20)"
+    )
+    make(connection)
+    attach(connection)
+    connection.execute("alter table item detach partition p2")
+    connection.execute("create table p3 partition of item for values from (10) to (30)")
+    attach(connection)
+    connection.execute("insert into item values (1), (25); insert into p11 values (2)")
+    assert touched(connection) == [1, 2, 25]
+    detach(connection)
+    assert one(connection, "select count(*) from pg_trigger where tgname ~ '^(pgchange|item_q)'") == 0
+    assert one(connection, "select count(*) from pg_proc where proname like 'pgchange\\_touch%'") == 0
 
 
 def test_a_partition_that_came_later_is_named_and_then_captured(connect):
