@@ -75,7 +75,9 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
-    function text := (select p.function::regproc::text from pgmb.pushes(tbl) as p where p.op = place_push_function.op limit 1);
+    function text := (
+        select f.oid::regproc::text from pgmb.pushes(tbl) as p join pg_proc as f on f.oid = p.function
+        where p.op = place_push_function.op and f.proowner = class.relowner limit 1);
 begin
     if function is null then
         function := format('%I.%I', (select n.nspname from pg_namespace as n where n.oid = class.relnamespace), format(
@@ -91,7 +93,8 @@ begin
 end
 $$;
 comment on function pgmb.place_push_function(regclass, text) is
-    'Write one of the trigger functions of a table, anew if it is there.';
+    'Write one of the trigger functions of a table, anew if it is there and belongs to the owner of the table: whoever keeps all '
+    'tables may overwrite any function, and another''s is none of ours, whatever trigger calls it.';
 
 create function pgmb.place_guard(tbl regclass, function text) returns void
 language plpgsql
@@ -115,23 +118,24 @@ language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    function text := pgmb.place_push_function(tbl, op);
-    captured oid[] := array(select p.relid from pgmb.pushes(tbl) as p where p.op = place_push.op);
+    calls text := pgmb.place_push_function(tbl, op);
+    captured oid[] := array(
+        select p.relid from pgmb.pushes(tbl) as p where p.op = place_push.op and p.function::regproc::text = calls);
     part regclass;
     placed integer := 0;
 begin
     for part in select d.relid from pgmb.descendants(tbl) as d(relid) where d.relid <> all (captured) loop
         execute format(
-            'create trigger pgmb_push_%1$s after %1$s on %2$s %3$s for each statement execute function %4$s(%5$s)',
+            'create or replace trigger pgmb_push_%1$s after %1$s on %2$s %3$s for each statement execute function %4$s(%5$s)',
             op, part,
             case op when 'insert' then 'referencing new table as pgchange_added'
                     when 'update' then 'referencing old table as pgchange_removed new table as pgchange_added'
                     else 'referencing old table as pgchange_removed' end,
-            function, case when part <> tbl then quote_literal('part') end);
+            calls, case when part <> tbl then quote_literal('part') end);
         placed := placed + 1;
     end loop;
     if op = 'update' then
-        perform pgmb.place_guard(tbl, function);
+        perform pgmb.place_guard(tbl, calls);
     end if;
     return placed;
 end
@@ -145,8 +149,13 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     placed record;
-    functions oid[] := array(select distinct p.function from pgmb.pushes(tbl) as p where p.op = any (ops));
     guard name := case when 'update' = any (ops) and not departed_only then pgmb.push_guard(tbl) end;
+    functions oid[] := array(
+        select distinct f.oid
+        from pgmb.pushes(tbl) as p
+        join pg_proc as f on f.oid = p.function
+        join pg_class as c on c.relowner = f.proowner
+        where c.oid = tbl and p.op = any (ops));
     function oid;
 begin
     for placed in

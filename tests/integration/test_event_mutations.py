@@ -273,6 +273,61 @@ def test_faults_show_rows_to_the_owner_of_the_table_only(item, role):
     assert len(faults(item)) == 1
 
 
+@pytest.fixture
+def own_thing(item, role):
+    """A table of another owner whose mutations are published; its owner's role, and a connection as that."""
+    owner = role("owner")
+    item.execute(f"create schema own authorization {owner.name}; select pgmb.grant_pusher('{owner.name}')")
+    with psycopg.connect(owner.conninfo, autocommit=True) as as_owner:
+        as_owner.execute("create table own.thing (id int)")
+        push(as_owner, "own.thing")
+        yield owner, as_owner
+
+
+@pytest.mark.parametrize("mended_by", ["select pgmb.refresh()", "select pgmb.push_table_mutations('own.thing')"])
+def test_who_mends_all_tables_overwrites_no_function_of_another(item, own_thing, mended_by):
+    item.execute(
+        "create function audit() returns trigger language plpgsql as $$ begin raise 'audited'; end $$; "
+        "create trigger audited after insert on item for each row execute function audit()"
+    )
+    known = "select p::text from pg_proc as p where p.proname = 'audit'"
+    before = one(item, known)
+    _, as_owner = own_thing
+    as_owner.execute(
+        "drop trigger pgmb_push_insert on own.thing; create trigger pgmb_push_insert after insert on own.thing "
+        "referencing new table as added for each statement execute function public.audit()"
+    )
+    item.execute(mended_by)
+    assert one(item, known) == before
+    as_owner.execute("insert into own.thing values (1)")
+    assert [topic for topic, _, _ in events(item)] == ["own.thing.insert"]
+
+
+def test_what_is_stopped_drops_no_function_of_another(item, own_thing):
+    item.execute("create function audit() returns trigger language plpgsql as $$ begin return null; end $$")
+    _, as_owner = own_thing
+    as_owner.execute(
+        "drop trigger pgmb_push_insert on own.thing; create trigger pgmb_push_insert after insert on own.thing "
+        "referencing new table as added for each statement execute function public.audit()"
+    )
+    stop(item, "own.thing")
+    assert one(item, "select to_regproc('public.audit') is not null")
+
+
+@pytest.mark.parametrize("do", [push, stop], ids=["mend", "stop"])
+def test_a_new_owner_has_the_capture_of_the_table(item, own_thing, role, do):
+    heir = role("heir")
+    item.execute(
+        f"select pgmb.grant_pusher('{heir.name}'); grant usage, create on schema own to {heir.name}; "
+        f"alter table own.thing owner to {heir.name}"
+    )
+    with psycopg.connect(heir.conninfo, autocommit=True) as as_heir:
+        do(as_heir, "own.thing")
+        as_heir.execute("insert into own.thing values (1)")
+    assert [topic for topic, _, _ in events(item)] == (["own.thing.insert"] if do is push else [])
+    assert one(item, "select count(*) from pgmb.pushing() as p where p.tbl = 'own.thing'::regclass and p.stale") == 0
+
+
 def test_an_owner_who_may_publish_no_more_still_may_write(item, role):
     owner = role("owner")
     item.execute(f"create schema own authorization {owner.name}; select pgmb.grant_pusher('{owner.name}')")
