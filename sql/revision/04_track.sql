@@ -1,22 +1,26 @@
 -- Tracking a table: its capture is put in place under a lock that waits for the table's writers.
 
 create function revision.register(
-    tbl regclass, commit_id name, branch_id bigint, expression text, function text, key_ceiling bigint
+    tbl regclass, commit_id name, branch_id bigint, expression text, key_ceiling bigint
 ) returns void
 language plpgsql security definer
 set search_path = pg_catalog, revision, pg_temp
 as $$
-begin
-    if not exists (
-        select from pg_trigger as t
+declare
+    -- Who looks after all tables calls it by this name: it is not to be what somebody says.
+    function text := (
+        select format('%I.%I', n.nspname, p.proname)
+        from pg_trigger as t
         join pg_proc as p on p.oid = t.tgfoid
+        join pg_namespace as n on n.oid = p.pronamespace
         join pg_class as c on c.oid = t.tgrelid
-        where t.tgrelid = register.tbl and t.tgname = 'pgchange_capture' and p.proowner = c.relowner
-    ) then
+        where t.tgrelid = register.tbl and t.tgname = 'pgchange_capture' and p.proowner = c.relowner);
+begin
+    if function is null then
         perform revision.refuse(format('%s is not captured by its owner', tbl), 'call revision.track');
     end if;
     insert into revision.tracked (tbl, commit_id, key_number, branch_id, expression, function, since, key_ceiling)
-    select register.tbl, register.commit_id, a.attnum, register.branch_id, register.expression, register.function,
+    select register.tbl, register.commit_id, a.attnum, register.branch_id, register.expression, function,
            pg_current_xact_id(), register.key_ceiling
     from pg_attribute as a
     where a.attrelid = register.tbl and a.attname = register.commit_id
@@ -24,7 +28,7 @@ begin
         set commit_id = excluded.commit_id, key_number = excluded.key_number, function = excluded.function;
 end
 $$;
-comment on function revision.register(regclass, name, bigint, text, text, bigint) is
+comment on function revision.register(regclass, name, bigint, text, bigint) is
     'Note a table whose capture is in place. It believes the trigger, not the caller.';
 
 create function revision.unregister(tbl regclass) returns void
@@ -149,7 +153,7 @@ begin
     execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));
     perform revision.place_triggers(tbl, function);
     execute format('select max(%I) from %s', commit_id, tbl) into ceiling;
-    perform revision.register(tbl, commit_id, branch, expression, function, ceiling);
+    perform revision.register(tbl, commit_id, branch, expression, ceiling);
     return branch;
 end
 $$;

@@ -16,7 +16,7 @@ begin
             revision.replay_faults(regclass), revision.refresh_tracking(), revision.refuse(text, text),
             revision.descendants(regclass), revision.key_column(oid), revision.own_branch(regclass),
             revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
-            revision.register(regclass, name, bigint, text, text, bigint), revision.unregister(regclass),
+            revision.register(regclass, name, bigint, text, bigint), revision.unregister(regclass),
             revision.lock_for_capture(regclass), revision.place_triggers(regclass, text), revision.full_xid(xid),
             revision.enqueue_row(regclass, bigint), revision.enqueue_chunk(regclass, integer)
             to %1$s;

@@ -284,7 +284,9 @@ def own_thing(item, role):
         yield owner, as_owner
 
 
-@pytest.mark.parametrize("mended_by", ["select pgmb.refresh()", "select pgmb.push_table_mutations('own.thing')"])
+@pytest.mark.parametrize(
+    "mended_by", ["select pgmb.refresh()", "select pgmb.push_table_mutations('own.thing')"]
+)
 def test_who_mends_all_tables_overwrites_no_function_of_another(item, own_thing, mended_by):
     item.execute(
         "create function audit() returns trigger language plpgsql as $$ begin raise 'audited'; end $$; "
@@ -325,7 +327,10 @@ def test_a_new_owner_has_the_capture_of_the_table(item, own_thing, role, do):
         do(as_heir, "own.thing")
         as_heir.execute("insert into own.thing values (1)")
     assert [topic for topic, _, _ in events(item)] == (["own.thing.insert"] if do is push else [])
-    assert one(item, "select count(*) from pgmb.pushing() as p where p.tbl = 'own.thing'::regclass and p.stale") == 0
+    assert (
+        one(item, "select count(*) from pgmb.pushing() as p where p.tbl = 'own.thing'::regclass and p.stale")
+        == 0
+    )
 
 
 def test_an_owner_who_may_publish_no_more_still_may_write(item, role):
