@@ -36,7 +36,7 @@ def tracking(connection: psycopg.Connection[Any]) -> list[str]:
         if faults:
             lines.append(
                 f"{table}: {faults} commits could not be placed, see revision.fault; "
-                f"when mended: select revision.replay_faults({quoted})"
+                f"when mended, as its owner: select revision.replay_faults({quoted})"
             )
     return lines
 
@@ -164,7 +164,7 @@ def events(connection: psycopg.Connection[Any]) -> list[str]:
         if faults:
             lines.append(
                 f"{table}: {faults} rows could not be made an event, see pgmb.push_fault; "
-                f"when mended: select pgmb.replay_push_faults({quoted})"
+                f"when mended, as its owner: select pgmb.replay_push_faults({quoted})"
             )
     groups = connection.execute(
         "select group_id, quote_literal(group_id), faults, at_work, batch_id, attempt from pgmb.status(1) "

@@ -105,7 +105,14 @@ declare
     after pgmb.serialised;
     payload jsonb;
     replayed bigint := 0;
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
 begin
+    -- Types of the table may run code of its owner, and rows be put here by him: it could do whatever the caller may.
+    if owner_name <> current_user then
+        raise insufficient_privilege using
+            message = format('rows of %s are made events with the rights of its owner, %I, and no others', tbl, owner_name),
+            hint = format('connect as %I', owner_name);
+    end if;
     for failed in select f.* from pgmb.push_fault as f where f.tbl = replay_push_faults.tbl order by f.id for update loop
         continue when failed.before is null and failed.after is null;
         before := null;
@@ -134,4 +141,5 @@ begin
 end
 $$;
 comment on function pgmb.replay_push_faults(regclass) is
-    'Publish now the rows of a table that could not be made an event, in their order; returns how many. What fails again stays.';
+    'Publish now the rows of a table that could not be made an event, in their order; returns how many. What fails again stays. '
+    'For the owner of the table only.';

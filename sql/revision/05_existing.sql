@@ -11,6 +11,23 @@ $$;
 comment on function revision.full_xid(xid) is
     'A row''s xmin as the 64-bit transaction id that it most recently stood for. A frozen row may seem younger than it is.';
 
+create function revision.check_acts_as_owner(known revision.tracked) returns void
+language plpgsql stable
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = known.tbl);
+begin
+    if known.expression is not null and owner_name <> current_user then
+        raise insufficient_privilege using
+            message = format('the expression of %s runs with the rights of its owner, %I, and no others', known.tbl, owner_name),
+            hint = format('connect as %I, whose code it may be', owner_name);
+    end if;
+end
+$$;
+comment on function revision.check_acts_as_owner(revision.tracked) is
+    'Refuse to run the expression of a table for anybody but its owner: it could do whatever its caller may.';
+
 create function revision.enqueue_row(tbl regclass, commit_id bigint) returns boolean
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
@@ -20,6 +37,7 @@ declare
     branch bigint := known.branch_id;
     found_row boolean;
 begin
+    perform revision.check_acts_as_owner(known);
     begin
         execute format(
             'select true, pg_catalog.int8up((%s)) from %s as %I where %I = $1',
@@ -66,7 +84,8 @@ begin
 end
 $$;
 comment on function revision.replay_faults(regclass) is
-    'Try the faults of a table again, when what caused them is mended; returns how many went through. The rest stay faults.';
+    'Try the faults of a table again, when what caused them is mended; returns how many went through. The rest stay faults. '
+    'Where an expression says the branch, only the owner of the table may.';
 
 create function revision.enqueue_chunk(tbl regclass, chunk integer) returns bigint
 language plpgsql
@@ -87,6 +106,7 @@ begin
     if known.existing_done then
         return null;
     end if;
+    perform revision.check_acts_as_owner(known);
     -- A row whose xmin is younger than the tracking was inserted since, and captured, or only updated since: the queue
     -- tells. Above the highest key of that day everything was captured.
     execute format($chunk$

@@ -305,6 +305,23 @@ def test_who_mends_all_tables_overwrites_no_function_of_another(item, own_thing,
     assert [topic for topic, _, _ in events(item)] == ["own.thing.insert"]
 
 
+def test_rows_that_failed_are_not_made_events_for_who_does_not_own_the_table(item, own_thing):
+    owner, as_owner = own_thing
+    as_owner.execute(
+        "create table own.seen (who text);"
+        "create function own.spy(int) returns boolean language plpgsql as "
+        "$$ begin insert into own.seen values (current_user); return true; end $$;"
+        "create domain own.spied as int check (own.spy(value)); alter table own.thing add more own.spied;"
+        "truncate own.seen;"
+        "insert into pgmb.push_fault (tbl, op, message, after) values "
+        "('own.thing'::regclass, 'INSERT', 'mine', '{\"id\": 1, \"more\": 2}')"
+    )
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"its owner, {owner.name}, and no others"):
+        item.execute("select pgmb.replay_push_faults('own.thing')")
+    assert one(as_owner, "select pgmb.replay_push_faults('own.thing')") == 1
+    assert item.execute("select distinct who from own.seen").fetchall() == [(owner.name,)]
+
+
 def test_what_is_stopped_drops_no_function_of_another(item, own_thing):
     item.execute("create function audit() returns trigger language plpgsql as $$ begin return null; end $$")
     _, as_owner = own_thing

@@ -213,6 +213,31 @@ def test_who_may_track_can_have_nothing_done_by_who_looks_after_all_tables(ledge
     assert [commit for commit, _ in events(ledger)] == [1]
 
 
+@pytest.mark.parametrize(
+    "call", ["select revision.replay_faults('own.mine')", "call revision.enqueue_existing('own.mine')"]
+)
+def test_an_expression_does_not_run_for_who_does_not_own_the_table(ledger, role, call):
+    owner = role("owner")
+    ledger.execute(f"create schema own authorization {owner.name}")
+    ledger.execute("select revision.grant_tracker(%s::regrole)", [owner.name])
+    with psycopg.connect(owner.conninfo, autocommit=True) as connection:
+        connection.execute(
+            "create table own.seen (who text);"
+            "create table own.mine (id bigint primary key);"
+            "create function own.place() returns bigint language plpgsql as "
+            "$$ begin insert into own.seen values (current_user); return 0; end $$;"
+            "insert into own.mine values (1);"
+            "select revision.track('own.mine', branch_id => 'own.place()');"
+            "insert into revision.fault (tbl, commit_id, message) values ('own.mine'::regclass, 1, 'mine')"
+        )
+        with pytest.raises(
+            psycopg.errors.InsufficientPrivilege, match=f"its owner, {owner.name}, and no others"
+        ):
+            ledger.execute(call)
+        connection.execute(call)
+    assert ledger.execute("select distinct who from own.seen").fetchall() == [(owner.name,)]
+
+
 def test_an_expression_runs_with_the_rights_of_the_tables_owner(ledger, role):
     owner = role("owner")
     ledger.execute(f"grant create on schema public to {owner.name}")
