@@ -269,14 +269,18 @@ begin
             perform revision.lock_for_capture(known.tbl);
             placed := revision.place_triggers(known.tbl, known.function);
             return next format('%s: capture put on %s partitions', known.tbl, placed);
-        exception when lock_not_available then
-            return next format('%s: postponed, it is being written', known.tbl);
+        exception
+            when lock_not_available then
+                return next format('%s: postponed, it is being written', known.tbl);
+            when others then
+                return next format('%s: capture cannot be put on its partitions: %s', known.tbl, sqlerrm);
         end;
     end loop;
 end
 $$;
 comment on function revision.refresh_tracking() is
-    'Put the capture on partitions that were attached since, of the tables that the caller owns; returns a line for each.';
+    'Put the capture on partitions that were attached since, of the tables that the caller owns; returns a line for each, with '
+    'the reason where it cannot be.';
 
 create function revision.tracking()
 returns table (

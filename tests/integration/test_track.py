@@ -105,6 +105,23 @@ def test_a_partition_that_came_later_is_named_and_then_captured(connect):
     assert len(events(connection)) == 1
 
 
+def test_a_table_whose_capture_cannot_be_mended_is_told_and_keeps_no_other_from_it(connect):
+    connection = connect()
+    for table in ("a", "b", "c"):
+        connection.execute(
+            f"create table {table} (id int, day int, primary key (id, day)) partition by range (day);"
+            f"select revision.track('{table}');"
+            f"create table {table}1 partition of {table} for values from (1) to (10)"
+        )
+    connection.execute("drop trigger pgchange_capture on b; drop function pgchange_capture_b()")
+    told = {line for (line,) in connection.execute("select revision.refresh_tracking()")}
+    assert told == {
+        "public.a: capture put on 1 partitions",
+        "public.b: capture cannot be put on its partitions: function public.pgchange_capture_b() does not exist",
+        "public.c: capture put on 1 partitions",
+    }
+
+
 def test_an_inheritance_child_is_captured(ledger):
     ledger.execute("create table child () inherits (ledger)")
     ledger.execute("select revision.track('ledger')")
