@@ -236,3 +236,6 @@ def translated() -> Iterator[None]:
         if ours is None:
             raise
         raise ours from error
+    except psycopg.Rollback as error:
+        # What undoes a block in silence comes through where the connection was lost meanwhile.
+        raise ServerUnavailable(f"the connection was lost: {ADVICE[ServerUnavailable]}") from error

@@ -12,7 +12,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import schema
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers, transaction
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, asking, consumers, transaction
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import (
@@ -20,6 +20,7 @@ from airflow_pgchange.feeds.errors import (
     BatchIncomplete,
     BatchNotFinished,
     ConnectionLost,
+    ServerUnavailable,
     Stopped,
     UnknownBranch,
 )
@@ -53,6 +54,23 @@ def test_who_waited_for_the_lock_sees_what_the_holder_committed(db, connect, lev
         first.ack()
     waiting.join()
     assert found == [None]
+
+
+def test_a_connection_that_is_lost_while_another_holds_the_lock_is_told_as_that(db, connect, monkeypatch):
+    commits(connect(), 3)
+
+    def ask_and_lose(connection, query):
+        value = asking.ask(connection, query)
+        if query == FEED.lock() and not value:
+            connection.pgconn.finish()
+        return value
+
+    with ConsumerTransaction(FEED, db) as first:
+        first.claim(10)
+        monkeypatch.setattr(transaction, "ask", ask_and_lose)
+        with pytest.raises(ServerUnavailable, match="the connection was lost"), ConsumerTransaction(FEED, db):
+            raise AssertionError("it cannot have begun")
+        first.ack()
 
 
 def test_who_waits_for_the_lock_holds_no_snapshot_and_can_be_stopped(db, connect):
