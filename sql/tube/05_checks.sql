@@ -181,6 +181,7 @@ as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
     function text := tube.placed_name(attached, 'judge');
+    signature text := function || '(bigint[], name, boolean, text, bigint, integer)';
 begin
     execute format($function$
         create or replace function %s(
@@ -206,11 +207,14 @@ begin
     end if;
 end
 $body$, attached.token));
-    execute format('revoke all on function %s from public', function);
-    execute format('comment on function %s is %L', function,
+    execute format('revoke all on function %s from public', signature);
+    execute format('comment on function %s is %L', signature,
                    format('Reads %s for backfills into tube %s.', attached.tbl, attached.tube));
-    execute format('alter function %s owner to %I', function, owner_name);
-    execute format('select %s(null, null, null, null, null, null)', function);
+    execute format('alter function %s owner to %I', signature, owner_name);
+    -- Each argument of the very type, here and below: else it could be another function of that name that is called, which runs
+    -- with the rights of the caller.
+    execute format(
+        'select %s(null::bigint[], null::name, null::boolean, null::text, null::bigint, null::integer)', function);
 end
 $$;
 comment on function tube.place_judge(tube.attachment) is
@@ -224,13 +228,16 @@ as $$
 declare
     judge regproc;
 begin
-    -- Nothing else of that name: it runs as the table's owner, or it does not run.
+    -- Nothing else of that name: it runs as the table's owner, or it does not run; nor do casts of what it returns.
     select p.oid into judge
     from pg_proc as p join pg_class as c on c.oid = attached.tbl
-    where p.proname = tube.function_name(attached.token, 'judge') and p.proowner = c.relowner and p.prosecdef;
+    where p.proname = tube.function_name(attached.token, 'judge') and p.proowner = c.relowner and p.prosecdef
+      and array(select unnest(p.proallargtypes)::regtype) = '{bigint[],name,boolean,text,bigint,integer,bigint,text,bigint,bigint[]}'
+      and p.pronargs = 6;
     if judge is null then
         perform tube.refuse(
-            format('%s has another owner than when it was attached to tube %I', attached.tbl, attached.tube),
+            format('%s has another owner than when it was attached to tube %I, or its predicate''s function is another', attached.tbl,
+                   attached.tube),
             format('who owns it now attaches it anew, and agrees to the predicate by that: '
                    'select tube.tube_table_ensure_attached(%L, %L)', attached.tube, attached.tbl));
     end if;
@@ -259,7 +266,7 @@ begin
         from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
         return;
     end if;
-    execute format('select * from %s(null, $1, $2, $3, $4, $5)', tube.judge_of(attached))
+    execute format('select * from %s(null::bigint[], $1, $2, $3, $4, $5)', tube.judge_of(attached))
     using order_col, in_nulls, last_value, last_id, chunk into looked_at, upto_value, upto_id, ids;
 end
 $$;
@@ -277,7 +284,9 @@ begin
     if attached.predicate is null then
         return tube.read_wanted(attached, asked);
     end if;
-    execute format('select ids from %s($1, null, null, null, null, null)', tube.judge_of(attached)) using asked into ids;
+    execute format(
+        'select ids from %s($1, null::name, null::boolean, null::text, null::bigint, null::integer)', tube.judge_of(attached))
+    using asked into ids;
     return ids;
 end
 $$;

@@ -13,16 +13,33 @@ as $$
 $$;
 comment on function tube.base_type(regclass, name) is 'The type of a column, or that which its domain is over.';
 
-create function tube.has_own_order(kind pg_type) returns boolean
+create function tube.is_own_type(kind pg_type) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
+    with recursive part(oid) as (
+        select kind.oid
+        union
+        select p.oid
+        from part join pg_type as t on t.oid = part.oid
+        cross join lateral (
+            select t.typelem where t.typcategory = 'A'
+            union all
+            select r.rngsubtype from pg_range as r where t.oid in (r.rngtypid, r.rngmultitypid)
+        ) as p(oid)
+    )
     select exists (
-        select from pg_opclass as o join pg_am as m on m.oid = o.opcmethod and m.amname = 'btree'
-        where o.opcintype = kind.oid and o.opcdefault and o.opcnamespace <> 'pg_catalog'::regnamespace)
+        select from part join pg_type as t on t.oid = part.oid
+        where t.typtype in ('c', 'd')
+           or exists (
+               select from pg_opclass as o join pg_am as m on m.oid = o.opcmethod and m.amname = 'btree'
+               where o.opcintype = t.oid and o.opcdefault and o.opcnamespace <> 'pg_catalog'::regnamespace)
+           or t.typnamespace <> 'pg_catalog'::regnamespace and exists (
+               select from pg_cast as c where c.castfunc <> 0 and t.oid in (c.castsource, c.casttarget)))
 $$;
-comment on function tube.has_own_order(pg_type) is
-    'Whether rows are sorted by operators that are not found in pg_catalog, where a comparison takes those of another type.';
+comment on function tube.is_own_type(pg_type) is
+    'Whether rows are sorted by operators that are not found in pg_catalog, where a comparison takes those of another type; or '
+    'whether who compares and reads values runs what somebody wrote for this type: a cast, or a check of a domain within it.';
 
 create function tube.order_type(tbl regclass, order_col name) returns text
 language sql stable
@@ -54,9 +71,10 @@ begin
             format('column %I of %s is a composite: a value that is partly null is neither null nor not null', column_name, tbl),
             'name a column of another type');
     end if;
-    if tube.has_own_order(kind) then
+    if tube.is_own_type(kind) then
         perform tube.refuse(
-            format('column %I of %s is %s, a type with an order of its own', column_name, tbl, format_type(kind.oid, null)),
+            format('column %I of %s is %s, a type with an order, casts or checks of its own', column_name, tbl,
+                   format_type(kind.oid, null)),
             'name a column of one of PostgreSQL''s own types');
     end if;
     begin
@@ -101,12 +119,10 @@ as $$
              when at.last_id is null then format('%I is not null', order_col)
              when order_col = attached.id_column then format('%I > %L::bigint', order_col, at.last_id)
              else format('(%I, %I) > (%L::%s, %L::bigint)', order_col, attached.id_column, at.last_value,
-                         format_type(a.atttypid, a.atttypmod), at.last_id) end,
+                         format_type((tube.base_type(attached.tbl, order_col)).oid, -1), at.last_id) end,
         case when order_col = attached.id_column or at.in_nulls then format('%I', attached.id_column)
              else format('%I, %I', order_col, attached.id_column) end,
         chunk)
-    from pg_attribute as a
-    where a.attrelid = attached.tbl and a.attname = order_col
 $$;
 comment on function tube.slice_sql(tube.attachment, name, tube.keyset, integer, name, text) is
     'The query of the next rows of a backfill, each with what is wanted of it.';
@@ -150,17 +166,18 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     -- Values of a fixed length are few bytes and gathered as they come; others are kept where they are until the last is known.
+    -- As text a value is written by format, which no cast takes part in.
     select case when t.typlen > 0 then format('
-        select coalesce(cardinality(g.seen), 0), g.places[cardinality(g.seen)]::text, g.seen[cardinality(g.seen)],
+        select coalesce(cardinality(g.seen), 0), case when l.o is not null then format(''%%s'', l.o) end, g.seen[cardinality(g.seen)],
                coalesce(g.%s, ''{}'')
         from (
             select array_agg(c.o) as places, array_agg(c.id) as seen%s from (%s) as c
-        ) as g',
+        ) as g cross join lateral (select g.places[cardinality(g.seen)]) as l(o)',
         case when has_predicate then 'wanted' else 'seen' end,
         case when has_predicate then ', array_agg(c.id) filter (where c.wanted) as wanted' else '' end, rows)
     else format('
         with c as materialized (%s), n as (select count(*) as looked_at from c)
-        select n.looked_at, l.o::text, l.id, array(select c.id from c where %s)
+        select n.looked_at, case when l.o is not null then format(''%%s'', l.o) end, l.id, array(select c.id from c where %s)
         from n left join lateral (select c.o, c.id from c offset greatest(n.looked_at - 1, 0) limit 1) as l on true',
         rows, case when has_predicate then 'c.wanted' else 'true' end) end
     from pg_attribute as a join pg_type as t on t.oid = a.atttypid
@@ -263,6 +280,7 @@ as $$
 declare
     ids bigint[];
 begin
+    perform tube.check_order(attached.tbl, quote_ident(order_col));
     at.in_nulls := coalesce(at.in_nulls, false);
     select s.looked_at, s.upto_value, s.upto_id, s.ids into at.looked_at, at.last_value, at.last_id, ids
     from tube.judged_slice(attached, order_col, at.in_nulls, at.last_value, at.last_id, chunk) as s;

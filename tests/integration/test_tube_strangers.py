@@ -1,0 +1,125 @@
+"""What the owner of a table wrote runs with nobody else's rights when that table is backfilled or compared."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds.errors import Refused
+from tests.tubes import attach, begin, make, one, run, touched
+
+
+@pytest.fixture
+def admin(connect):
+    connection = connect()
+    make(connection)
+    return connection
+
+
+@pytest.fixture
+def owner(admin, role, connect_to):
+    """A session of a role with a table of its own that it may attach to tube q, and with own.note(), which notes whether
+    anybody else executes it, even in a transaction that fails."""
+    who = role("owner")
+    admin.execute("select tube.grant_use(%s::regrole)", [who.name])
+    admin.execute(f"grant insert on q to {who.name}; create schema own authorization {who.name}")
+    connection = connect_to(who.conninfo)
+    connection.execute(
+        "create table own.mine (id bigint primary key); insert into own.mine select generate_series(1, 500);"
+        "create sequence own.others; create function own.note() returns boolean language plpgsql as $$ begin"
+        f"    if current_user <> '{who.name}' then perform nextval('own.others'); end if;"
+        "    return true; end $$"
+    )
+    return connection
+
+
+def ran(admin):
+    """Whether own.note() ran as anybody but the owner."""
+    return one(admin, "select is_called from own.others")
+
+
+def use(admin, order_col="id"):
+    """A backfill, and a comparison with a copy."""
+    for way in (
+        lambda: run(admin, begin(admin, "own.mine", order_col, chunk_size=100)),
+        lambda: admin.execute("select tube.wanted('q', 'own.mine', '{1}')"),
+    ):
+        with suppress(Refused, psycopg.Error, AssertionError):
+            way()
+
+
+SIGNATURE = "{judge}(bigint[], name, boolean, text, bigint, integer)"
+LIKENESS = (
+    "{judge}(asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer, "
+    "out looked_at SIZE, out upto_value text, out upto_id SIZE, out ids bigint[]) language plpgsql"
+)
+IMPOSTORS = {
+    "an overload": f"create function {LIKENESS.replace('asked bigint[]', 'asked text')}"
+    " as $$ begin perform own.note(); end $$",
+    "another in its place": f"alter function {SIGNATURE} security invoker;"
+    f"create or replace function {LIKENESS} as $$ begin perform own.note(); end $$;"
+    "create function {judge}(text) returns text security definer language sql as $$ select own.note() $$",
+    "one whose result is cast": f"drop function {SIGNATURE}; create type own.size as (n bigint);"
+    "create function own.read(own.size) returns bigint language sql as $$ select 7 from own.note() $$;"
+    "create cast (own.size as bigint) with function own.read(own.size) as assignment;"
+    f"create function {LIKENESS.replace('SIZE', 'own.size')} security definer "
+    "as $$ begin looked_at := row(7); upto_id := row(7); end $$",
+}
+
+
+@pytest.mark.parametrize("impostor", IMPOSTORS)
+def test_a_function_that_only_looks_like_the_predicates_runs_for_nobody(owner, admin, impostor):
+    make(admin, predicate="id > 0")
+    attach(owner, "own.mine", shard=5)
+    judge = one(owner, "select 'own.' || proname from pg_proc where proname like 'pgchange\\_judge%%'")
+    owner.execute(IMPOSTORS[impostor].replace("SIZE", "bigint").format(judge=judge))
+    use(admin)
+    assert not ran(admin)
+
+
+TYPES = {
+    "a domain": "create domain own.day as integer check (own.note());"
+    "alter table own.mine add day own.day default 1",
+    "an array of a domain": "create domain own.day as integer check (own.note());"
+    "alter table own.mine add day own.day[] default '{1}'",
+    "a range of a domain": "create domain own.day as integer check (own.note());"
+    "create type own.days as range (subtype = own.day); alter table own.mine add day own.days default '[1,2]'",
+    "a type with casts": "create type own.day as enum ('a', 'b');"
+    "create function own.read(own.day) returns text language sql as $$ select 'a' from own.note() $$;"
+    "create cast (own.day as text) with function own.read(own.day) as assignment;"
+    "alter table own.mine add day own.day default 'a'",
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_was_written_for_a_type_runs_for_nobody_who_backfills(owner, admin, kind):
+    owner.execute(TYPES[kind])
+    attach(owner, "own.mine", shard=5)
+    use(admin, "day")
+    assert not ran(admin)
+
+
+def test_a_type_that_takes_the_place_of_another_meanwhile_is_refused(owner, admin):
+    owner.execute("create type own.day as enum ('1', '2'); alter table own.mine add day own.day default '1'")
+    attach(owner, "own.mine", shard=5)
+    number = begin(admin, "own.mine", "day", chunk_size=100)
+    owner.execute(
+        "alter type own.day rename to former; create domain own.number as integer check (own.note());"
+        "create type own.day as range (subtype = own.number);"
+        "alter table own.mine drop day; alter table own.mine add day own.day default '[1,2]'"
+    )
+    with pytest.raises(psycopg.Error, match="a type with an order, casts or checks of its own"):
+        run(admin, number)
+    assert not ran(admin)
+
+
+def test_a_backfill_goes_by_a_column_of_a_domain(owner, admin):
+    owner.execute(
+        "create domain own.day as char(5) check (value <> 'x'); alter table own.mine add day own.day"
+    )
+    owner.execute("update own.mine set day = (id % 3)::text || 'abc'")
+    attach(owner, "own.mine", shard=5)
+    run(admin, begin(admin, "own.mine", "day", chunk_size=100))
+    assert touched(admin) == list(range(1, 501))
