@@ -15,13 +15,7 @@ from airflow_pgchange.events.event import MICROSECOND, id_of_microsecond
 from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.subscriptions import Selection, subscribing
 from airflow_pgchange.feeds.connect import connect_async
-from airflow_pgchange.feeds.errors import (
-    ConsumerBusy,
-    InvalidArgument,
-    ServerUnavailable,
-    UnknownConsumer,
-    translated,
-)
+from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable, translated
 from airflow_pgchange.feeds.event import EPOCH
 
 ANSWER_WITHIN = 30.0
@@ -58,6 +52,7 @@ STARTED = f"""
            greatest({CLOCK}, pgmb.micros(nullif(pgmb.position(%s) ->> 'cursor', '')) + 1)
 """
 PASSED = "select pgmb.position(%s) ->> 'cursor' > %s collate \"C\""
+LOCKED = "select pg_catalog.pg_try_advisory_xact_lock(pgmb.lock_key(%s))"
 # Never back, to what another process has let go of; nor to what a clock that stepped back takes for the future.
 MOVED = f"""
     select pgmb.set_group_cursor(%s, %s) where pgmb.position(%s) ->> 'cursor' < %s collate "C" and %s <= {CLOCK}
@@ -142,10 +137,18 @@ class StreamLog:
         rows = await self._rows(KEPT, [self._group, list(subscription_ids)])
         since = place.seen - age // MICROSECOND
         oldest = id_of_microsecond(max(since, 0), 0)
-        # Another process is doing the same, or there has been no client yet.
-        with suppress(ConsumerBusy, UnknownConsumer):
-            await self._rows(MOVED, [self._group, oldest, self._group, oldest, since])
+        await self._let_go(oldest, since)
         return {subscription_id for subscription_id, _ in rows}
+
+    async def _let_go(self, oldest: str, since: int) -> None:
+        """Move the group's cursor up to an id, unless another process does the same or there was no client yet."""
+        if self._connection is None:
+            return
+        async with self._connection.transaction():
+            # A statement of its own: the next one sees where the cursor is once nobody else can move it.
+            [(ours,)] = await self._rows(LOCKED, [self._group])
+            if ours:
+                await self._rows(MOVED, [self._group, oldest, self._group, oldest, since])
 
     async def _shown(self, event_ids: list[str]) -> dict[str, str]:
         """What clients are told of some events."""

@@ -170,9 +170,11 @@ def test_a_clock_that_stepped_back_drops_nobody_who_connects_then(serve, connect
     connection = connect()
     with listening(f"{address}/t") as client:
         ahead = "pgmb.create_event_id(clock_timestamp() + '5 minutes', 0)"
-        connection.execute(
-            f"update pgmb.subscription_groups set last_read_event_id = {ahead} where id = 'web'"
-        )
+        with connection.transaction():
+            connection.execute("select pg_advisory_xact_lock(pgmb.lock_key('web'))")
+            connection.execute(
+                f"update pgmb.subscription_groups set last_read_event_id = {ahead} where id = 'web'"
+            )
         assert client.events()[-1].type == "dropped"
     with listening(f"{address}/t") as client:
         for number in range(3):
