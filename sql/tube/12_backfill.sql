@@ -3,11 +3,25 @@
 -- First a seq is drawn; then the writers of that moment are waited for; then the rows are read. So a row that is not read, or
 -- read before it changed, is touched by a pod with a higher seq, and what the downstream has not written since that seq is gone.
 
+create function tube.check_kind(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if (select c.relkind not in ('r', 'p') from pg_class as c where c.oid = tbl) then
+        perform tube.refuse(format('%s is no table any more', tbl), 'detach it');
+    end if;
+end
+$$;
+comment on function tube.check_kind(regclass) is
+    'Refuse a view, which an owner may make of a table before PostgreSQL 16: what it calls would run as who reads it.';
+
 create function tube.check_whole(tbl regclass) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
+    perform tube.check_kind(tbl);
     if row_security_active(tbl) then
         raise insufficient_privilege using
             message = format('row security hides rows of %s from %I: they would count as gone', tbl, current_user),

@@ -62,6 +62,7 @@ declare
     );
     kind pg_type := tube.base_type(tbl, column_name);
 begin
+    perform tube.check_kind(tbl);
     if column_name is null then
         perform tube.refuse(
             format('%s has no column %s', tbl, coalesce(quote_ident(order_col), 'null')), 'name the column to order by');
@@ -200,6 +201,7 @@ declare
     judged record;
 begin
     perform tube.check_whole(attached.tbl);
+    perform tube.check_order(attached.tbl, quote_ident(order_col));
     begin
         execute tube.boundary_sql(
             attached.tbl, order_col,
@@ -280,7 +282,6 @@ as $$
 declare
     ids bigint[];
 begin
-    perform tube.check_order(attached.tbl, quote_ident(order_col));
     at.in_nulls := coalesce(at.in_nulls, false);
     select s.looked_at, s.upto_value, s.upto_id, s.ids into at.looked_at, at.last_value, at.last_id, ids
     from tube.judged_slice(attached, order_col, at.in_nulls, at.last_value, at.last_id, chunk) as s;

@@ -123,3 +123,28 @@ def test_a_backfill_goes_by_a_column_of_a_domain(owner, admin):
     attach(owner, "own.mine", shard=5)
     run(admin, begin(admin, "own.mine", "day", chunk_size=100))
     assert touched(admin) == list(range(1, 501))
+
+
+def test_a_table_that_has_become_a_view_is_refused(owner, admin):
+    attach(owner, "own.mine", shard=5)
+    number = begin(admin, "own.mine", "id", chunk_size=100)
+    triggers = owner.execute(
+        "select tgname from pg_trigger where tgrelid = 'own.mine'::regclass and not tgisinternal"
+    )
+    for (name,) in triggers.fetchall():
+        owner.execute(f"drop trigger {name} on own.mine")
+    owner.execute("truncate own.mine; alter table own.mine drop constraint mine_pkey")
+    owner.execute("vacuum own.mine")
+    # From version 16 on PostgreSQL itself refuses this.
+    with suppress(psycopg.errors.WrongObjectType):
+        owner.execute(
+            'create rule "_RETURN" as on select to own.mine do instead select 1::bigint as id from own.note()'
+        )
+        for way in (
+            lambda: run(admin, number),
+            lambda: admin.execute("select tube.wanted('q', 'own.mine', '{1}')"),
+            lambda: begin(admin, "own.mine", "id"),
+        ):
+            with pytest.raises(psycopg.Error, match="is no table any more"):
+                way()
+    assert not ran(admin)
