@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from airflow_pgchange import letters, queues, schema
+from airflow_pgchange import letters, schema
 from airflow_pgchange.events import (
     Event,
     Handler,
@@ -121,7 +121,6 @@ def test_a_direct_message_reaches_its_subscription_alone(connection):
 def test_a_connection_that_makes_dicts_of_its_rows_serves_as_well(bare_db):
     with psycopg.connect(bare_db, autocommit=True, row_factory=dict_row) as connection:
         assert schema.install(connection) == schema.installed(connection)
-        assert queues.troubles(connection) == []
         mine = subscribe(connection, "g", topical("a"))
         [made] = publish(connection, Event("a", {"n": 1}), returning=True)
         assert heartbeat(connection, "g") == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
+from airflow_pgchange import queues
 from tests.queues import consume, consumer, drain, fill, make, one, post, take, there
 
 
@@ -131,3 +133,12 @@ def test_what_the_selector_of_a_new_consumer_fails_on_is_kept_for_it(q):
     consumer(q, "number", "(t.data->'n')::integer > 0")
     assert drain(q, "number") == ["1"]
     assert q.execute("select consumer, message_id from mbus.fault").fetchall() == [("number", 1)]
+
+
+def test_a_connection_that_makes_dicts_of_its_rows_is_told_what_troubles_a_queue(q):
+    consumer(q, "number", "(t.data->'n')::integer > 0")
+    post(q, "x")
+    assert drain(q, "number") == []
+    q.row_factory = dict_row
+    [trouble] = queues.troubles(q)
+    assert "number" in trouble
