@@ -1,22 +1,31 @@
 -- The rows of a backfill in their order: chunks by (order column, id), those without an order last; and which rows are wanted.
 
 create function tube.base_type(tbl regclass, column_name name) returns pg_type
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    with recursive kind(oid) as (
-        select a.atttypid from pg_attribute as a where a.attrelid = tbl and a.attname = column_name
-        union
-        select t.typbasetype from kind join pg_type as t on t.oid = kind.oid and t.typtype = 'd'
-    )
-    select t from kind join pg_type as t on t.oid = kind.oid and t.typtype <> 'd'
+declare
+    kind pg_type;
+begin
+    select t.* into kind
+    from pg_attribute as a join pg_type as t on t.oid = a.atttypid
+    where a.attrelid = tbl and a.attname = column_name;
+    while kind.typtype = 'd' loop
+        select t.* into kind from pg_type as t where t.oid = kind.typbasetype;
+    end loop;
+    return kind;
+end
 $$;
 comment on function tube.base_type(regclass, name) is 'The type of a column, or that which its domain is over.';
 
+-- In PL/pgSQL, which keeps its plans: every slice of a backfill asks.
 create function tube.is_own_type(kind pg_type) returns boolean
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    parts oid[];
+begin
     with recursive part(oid) as (
         select kind.oid
         union
@@ -28,14 +37,17 @@ as $$
             select r.rngsubtype from pg_range as r where t.oid in (r.rngtypid, r.rngmultitypid)
         ) as p(oid)
     )
-    select exists (
-        select from part join pg_type as t on t.oid = part.oid
-        where t.typtype in ('c', 'd')
-           or exists (
-               select from pg_opclass as o join pg_am as m on m.oid = o.opcmethod and m.amname = 'btree'
-               where o.opcintype = t.oid and o.opcdefault and o.opcnamespace <> 'pg_catalog'::regnamespace)
-           or t.typnamespace <> 'pg_catalog'::regnamespace and exists (
-               select from pg_cast as c where c.castfunc <> 0 and t.oid in (c.castsource, c.casttarget)))
+    select array_agg(oid) into parts from part;
+    return exists (
+        select from pg_type as t
+        where t.oid = any (parts)
+          and (t.typtype in ('c', 'd')
+               or t.typnamespace <> 'pg_catalog'::regnamespace and exists (
+                   select from pg_cast as c where c.castfunc <> 0 and t.oid in (c.castsource, c.casttarget))))
+        or exists (
+            select from pg_opclass as o join pg_am as m on m.oid = o.opcmethod and m.amname = 'btree'
+            where o.opcintype = any (parts) and o.opcdefault and o.opcnamespace <> 'pg_catalog'::regnamespace);
+end
 $$;
 comment on function tube.is_own_type(pg_type) is
     'Whether rows are sorted by operators that are not found in pg_catalog, where a comparison takes those of another type; or '
