@@ -201,60 +201,6 @@ def test_an_owner_tracks_its_table_and_no_other(ledger, role):
     assert events(ledger) == [(1, own)]
 
 
-def test_who_may_track_can_have_nothing_done_by_who_looks_after_all_tables(ledger, role):
-    owner = role("owner")
-    ledger.execute(f"create schema own authorization {owner.name}")
-    ledger.execute("select revision.grant_tracker(%s::regrole)", [owner.name])
-    smuggled = (
-        "own.pgchange_capture_mine(); create table own.smuggled (); drop function if exists own.nothing"
-    )
-    with psycopg.connect(owner.conninfo, autocommit=True) as connection:
-        connection.execute("create table own.mine (id bigint primary key)")
-        connection.execute("select revision.track('own.mine')")
-        parameters = connection.execute(
-            "select proargnames from pg_proc where oid = 'revision.register'::regproc"
-        ).fetchone()[0]
-        says = {
-            "tbl": "own.mine",
-            "commit_id": "id",
-            "branch_id": 0,
-            "expression": None,
-            "function": smuggled,
-        }
-        given = [says.get(name, 0) for name in parameters]
-        connection.execute(f"select revision.register({', '.join(['%s'] * len(given))})", given)
-        connection.execute("drop trigger pgchange_capture on own.mine")
-    ledger.execute("select revision.refresh_tracking()")
-    assert ledger.execute("select to_regclass('own.smuggled')").fetchone() == (None,)
-    ledger.execute("insert into own.mine values (1)")
-    assert [commit for commit, _ in events(ledger)] == [1]
-
-
-@pytest.mark.parametrize(
-    "call", ["select revision.replay_faults('own.mine')", "call revision.enqueue_existing('own.mine')"]
-)
-def test_an_expression_does_not_run_for_who_does_not_own_the_table(ledger, role, call):
-    owner = role("owner")
-    ledger.execute(f"create schema own authorization {owner.name}")
-    ledger.execute("select revision.grant_tracker(%s::regrole)", [owner.name])
-    with psycopg.connect(owner.conninfo, autocommit=True) as connection:
-        connection.execute(
-            "create table own.seen (who text);"
-            "create table own.mine (id bigint primary key);"
-            "create function own.place() returns bigint language plpgsql as "
-            "$$ begin insert into own.seen values (current_user); return 0; end $$;"
-            "insert into own.mine values (1);"
-            "select revision.track('own.mine', branch_id => 'own.place()');"
-            "insert into revision.fault (tbl, commit_id, message) values ('own.mine'::regclass, 1, 'mine')"
-        )
-        with pytest.raises(
-            psycopg.errors.InsufficientPrivilege, match=f"its owner, {owner.name}, and no others"
-        ):
-            ledger.execute(call)
-        connection.execute(call)
-    assert ledger.execute("select distinct who from own.seen").fetchall() == [(owner.name,)]
-
-
 def test_an_expression_runs_with_the_rights_of_the_tables_owner(ledger, role):
     owner = role("owner")
     ledger.execute(f"grant create on schema public to {owner.name}")

@@ -1,0 +1,124 @@
+"""What the owner of a tracked table wrote runs with nobody else's rights, whoever looks after the tables."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+
+@pytest.fixture
+def admin(connect):
+    return connect()
+
+
+@pytest.fixture
+def owner(admin, role, connect_to):
+    """A session of a role with a table of its own that it may track, and with own.note(), which notes whether
+    anybody else executes it, even in a transaction that fails."""
+    who = role("owner")
+    admin.execute(f"create schema own authorization {who.name}")
+    admin.execute("select revision.grant_tracker(%s::regrole)", [who.name])
+    connection = connect_to(who.conninfo)
+    connection.execute(
+        "create table own.mine (id bigint primary key); insert into own.mine values (1);"
+        "create sequence own.others; create function own.note() returns boolean language plpgsql as $$ begin"
+        f"    if current_user <> '{who.name}' then perform nextval('own.others'); end if;"
+        "    return true; end $$"
+    )
+    return connection
+
+
+def ran(admin):
+    """Whether own.note() ran as anybody but the owner."""
+    return admin.execute("select is_called from own.others").fetchone()[0]
+
+
+def failed(owner):
+    owner.execute(
+        "insert into revision.fault (tbl, commit_id, message) values ('own.mine'::regclass, 1, 'mine')"
+    )
+
+
+CALLS = ["select revision.replay_faults('own.mine')", "call revision.enqueue_existing('own.mine')"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_expression_does_not_run_for_who_does_not_own_the_table(admin, owner, call):
+    owner.execute(
+        "create function own.place() returns bigint language sql as $$ select 0 from own.note() $$;"
+        "select revision.track('own.mine', branch_id => 'own.place()')"
+    )
+    failed(owner)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"its owner, {owner.info.user},"):
+        admin.execute(call)
+    assert not ran(admin)
+    owner.execute(call)
+    assert admin.execute("select commit_id, branch_id from revision.commit_queue").fetchall() == [(1, 0)]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_casts_of_what_the_key_has_become_run_for_nobody_else(admin, owner, call):
+    owner.execute("select revision.track('own.mine')")
+    failed(owner)
+    owner.execute(
+        "create type own.key as enum ('1');"
+        "create function own.read(own.key) returns bigint language sql as $$ select 1 from own.note() $$;"
+        "create cast (own.key as bigint) with function own.read(own.key) as implicit;"
+        "alter table own.mine alter id type own.key using '1'"
+    )
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"its owner, {owner.info.user},"):
+        admin.execute(call)
+    assert not ran(admin)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_view_in_the_place_of_a_table_is_read_by_nobody_else(admin, owner, call):
+    owner.execute("select revision.track('own.mine')")
+    failed(owner)
+    owner.execute(
+        "drop trigger pgchange_capture on own.mine; truncate own.mine; alter table own.mine drop constraint mine_pkey"
+    )
+    owner.execute("vacuum own.mine")
+    # From version 16 on PostgreSQL itself refuses this.
+    with suppress(psycopg.errors.WrongObjectType):
+        owner.execute(
+            'create rule "_RETURN" as on select to own.mine do instead select 1::bigint as id from own.note()'
+        )
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"its owner, {owner.info.user},"):
+            admin.execute(call)
+    assert not ran(admin)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_policies_of_a_table_run_for_nobody_else(admin, owner, role, connect_to, call):
+    owner.execute("select revision.track('own.mine')")
+    failed(owner)
+    owner.execute(
+        "alter table own.mine enable row level security; create policy p on own.mine using (own.note())"
+    )
+    keeper = role("keeper")
+    admin.execute("select revision.grant_tracker(%s::regrole)", [keeper.name])
+    owner.execute(f"grant usage on schema own to {keeper.name}; grant select on own.mine to {keeper.name}")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"its owner, {owner.info.user},"):
+        connect_to(keeper.conninfo).execute(call)
+    assert not ran(admin)
+
+
+def test_who_may_track_can_have_nothing_done_by_who_looks_after_all_tables(admin, owner):
+    smuggled = (
+        "own.pgchange_capture_mine(); create table own.smuggled (); drop function if exists own.nothing"
+    )
+    owner.execute("select revision.track('own.mine')")
+    parameters = owner.execute(
+        "select proargnames from pg_proc where oid = 'revision.register'::regproc"
+    ).fetchone()[0]
+    says = {"tbl": "own.mine", "commit_id": "id", "branch_id": 0, "expression": None, "function": smuggled}
+    given = [says.get(name, 0) for name in parameters]
+    owner.execute(f"select revision.register({', '.join(['%s'] * len(given))})", given)
+    owner.execute("drop trigger pgchange_capture on own.mine")
+    admin.execute("select revision.refresh_tracking()")
+    assert admin.execute("select to_regclass('own.smuggled')").fetchone() == (None,)
+    admin.execute("insert into own.mine values (2)")
+    assert admin.execute("select commit_id from revision.commit_queue").fetchall() == [(2,)]
