@@ -135,6 +135,12 @@ def _upgraded_by_one(connection: psycopg.Connection[Any], system: System) -> boo
                 f"whose version {found + 1} of it is"
             )
         connection.execute(paths[0].read_bytes(), prepare=False)
+        reached = _version(connection, system)
+        if reached != found + 1:
+            raise SchemaVersionMismatch(
+                f"{paths[0].name} left schema {system.schema} at version {reached}, not {found + 1}: install a package "
+                "whose upgrade is whole; nothing was changed"
+            )
         _note(connection, system)
         return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 
 import psycopg
 import pytest
@@ -104,20 +103,6 @@ def test_who_may_not_take_a_capture_off_removes_nothing(db, role, connect_to):
     with pytest.raises(PermissionDenied, match=r"revision\.untrack\('airline\.ledger'\)"):
         schema.uninstall(connect_to(installer.conninfo), ["revision", "pubsub", "staging"])
     assert len(schemas(connection)) == len(possible(connection))
-
-
-def test_a_database_that_is_ahead_of_the_package_is_not_upgraded(db, connect_to):
-    connection = connect_to(db)
-    connection.execute("insert into revision.installed (version) values (99)")
-    with pytest.raises(SchemaVersionMismatch, match="install the newer package"):
-        schema.upgrade(connection)
-
-
-def test_an_upgrade_that_the_package_lacks_is_said(db, connect_to, monkeypatch):
-    systems = [replace(system, version=system.version + 1) for system in schema.SYSTEMS]
-    monkeypatch.setattr(schema, "SYSTEMS", tuple(systems))
-    with pytest.raises(SchemaVersionMismatch, match="no upgrade of schema dead_letter from version 1"):
-        schema.upgrade(connect_to(db))
 
 
 def test_each_folder_loads_with_psql_in_one_transaction(bare_db, cluster, connect_to):
