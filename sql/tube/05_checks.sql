@@ -174,6 +174,48 @@ comment on function tube.predicate_parses() is 'No tube gets a predicate that wa
 create trigger predicate_parses before insert or update of predicate on tube.tube
     for each row execute function tube.predicate_parses();
 
+create function tube.settings() returns text
+language sql immutable
+as $$
+    select $settings$
+        set standard_conforming_strings = on
+        set timezone = 'UTC'
+        set datestyle = 'ISO, MDY'
+        set intervalstyle = 'postgres'
+        set extra_float_digits = 1
+        set bytea_output = 'hex'
+    $settings$
+$$;
+comment on function tube.settings() is
+    'What functions that apply a predicate run under: it means the same for whoever writes, backfills or replays.';
+
+create function tube.ask_judge(
+    judge regprocedure, asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
+    out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    answered boolean := false;
+begin
+    -- Each argument of the very type: else it could be another function of that name that is called, which runs with the rights
+    -- of the caller. And undone in any case: what a cursor held, a trigger deferred or a setting left behind would run with them
+    -- later.
+    execute format('select * from %s($1::bigint[], $2::name, $3::boolean, $4::text, $5::bigint, $6::integer)', judge::regproc)
+    using asked, order_col, in_nulls, last_value, last_id, chunk
+    into looked_at, upto_value, upto_id, ids, failed, message;
+    answered := true;
+    raise exception using errcode = 'PCUND', message = 'answered';
+exception when sqlstate 'PCUND' then
+    if not answered then
+        raise;
+    end if;
+end
+$$;
+comment on function tube.ask_judge(regprocedure, bigint[], name, boolean, text, bigint, integer) is
+    'What the function of a table''s owner says, and nothing else of what it does.';
+
 create function tube.place_judge(attached tube.attachment) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -186,13 +228,12 @@ begin
     execute format($function$
         create or replace function %s(
             asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
-            out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[]
+            out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
         )
         language plpgsql security definer
-        set search_path = pg_catalog, tube, pg_temp
-        set standard_conforming_strings = on
+        set search_path = pg_catalog, tube, pg_temp %s
         as %L
-    $function$, function, format($body$
+    $function$, function, tube.settings(), format($body$
 declare
     attached tube.attachment := (select a from tube.attachment as a where a.token = %L);
 begin
@@ -202,7 +243,7 @@ begin
     elsif chunk is null then
         perform tube.check_predicate(attached.predicate, attached.tbl);
     else
-        select s.* into looked_at, upto_value, upto_id, ids
+        select s.* into looked_at, upto_value, upto_id, ids, failed, message
         from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
     end if;
 end
@@ -211,28 +252,26 @@ $body$, attached.token));
     execute format('comment on function %s is %L', signature,
                    format('Reads %s for backfills into tube %s.', attached.tbl, attached.tube));
     execute format('alter function %s owner to %I', signature, owner_name);
-    -- Each argument of the very type, here and below: else it could be another function of that name that is called, which runs
-    -- with the rights of the caller.
-    execute format(
-        'select %s(null::bigint[], null::name, null::boolean, null::text, null::bigint, null::integer)', function);
+    perform tube.ask_judge(signature::regprocedure, null, null, null, null, null, null);
 end
 $$;
 comment on function tube.place_judge(tube.attachment) is
     'Write the function that applies the predicate of an attachment outside of its triggers, with the rights of the table''s '
     'owner as these do; refused where the predicate does not fit the table, or asks for more than its owner may.';
 
-create function tube.judge_of(attached tube.attachment) returns regproc
+create function tube.judge_of(attached tube.attachment) returns regprocedure
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    judge regproc;
+    judge regprocedure;
 begin
     -- Nothing else of that name: it runs as the table's owner, or it does not run; nor do casts of what it returns.
     select p.oid into judge
     from pg_proc as p join pg_class as c on c.oid = attached.tbl
     where p.proname = tube.function_name(attached.token, 'judge') and p.proowner = c.relowner and p.prosecdef
-      and array(select unnest(p.proallargtypes)::regtype) = '{bigint[],name,boolean,text,bigint,integer,bigint,text,bigint,bigint[]}'
+      and array(select unnest(p.proallargtypes)::regtype)
+          = '{bigint[],name,boolean,text,bigint,integer,bigint,text,bigint,bigint[],bigint,text}'
       and p.pronargs = 6;
     if judge is null then
         perform tube.refuse(
@@ -244,7 +283,7 @@ begin
     if not has_function_privilege(judge, 'execute') then
         raise insufficient_privilege using
             message = format('the predicate of tube %I over %s is applied by the table''s owner', attached.tube, attached.tbl),
-            hint = format('let the owner backfill, or run: grant execute on function %s to %I', judge::regprocedure, current_user);
+            hint = format('let the owner backfill, or run: grant execute on function %s to %I', judge, current_user);
     end if;
     return judge;
 end
@@ -260,14 +299,20 @@ create function tube.judged_slice(
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
+declare
+    failed bigint;
+    message text;
 begin
     if attached.predicate is null then
-        select s.* into looked_at, upto_value, upto_id, ids
+        select s.* into looked_at, upto_value, upto_id, ids, failed, message
         from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
         return;
     end if;
-    execute format('select * from %s(null::bigint[], $1, $2, $3, $4, $5)', tube.judge_of(attached))
-    using order_col, in_nulls, last_value, last_id, chunk into looked_at, upto_value, upto_id, ids;
+    select s.* into looked_at, upto_value, upto_id, ids, failed, message
+    from tube.ask_judge(tube.judge_of(attached), null, order_col, in_nulls, last_value, last_id, chunk) as s;
+    if failed > 0 then
+        insert into tube.fault (tube, tbl, ids, message) values (attached.tube, attached.tbl, failed, message);
+    end if;
 end
 $$;
 comment on function tube.judged_slice(tube.attachment, name, boolean, text, bigint, integer) is
@@ -278,16 +323,11 @@ create function tube.judged_ids(attached tube.attachment, asked bigint[]) return
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
-declare
-    ids bigint[];
 begin
     if attached.predicate is null then
         return tube.read_wanted(attached, asked);
     end if;
-    execute format(
-        'select ids from %s($1, null::name, null::boolean, null::text, null::bigint, null::integer)', tube.judge_of(attached))
-    using asked into ids;
-    return ids;
+    return (select a.ids from tube.ask_judge(tube.judge_of(attached), asked, null, null, null, null, null) as a);
 end
 $$;
 comment on function tube.judged_ids(tube.attachment, bigint[]) is

@@ -51,6 +51,26 @@ def test_it_begins_and_ends_with_a_control_pod_that_names_table_and_start(item, 
     assert int(start) < one(item, "select min(seq) from q")
 
 
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda connection: steps(connection, "part", fetch=99),
+        lambda connection: run(connection, begin(connection, "part", chunk_size=99)),
+    ],
+    ids=["steps", "chunks"],
+)
+def test_an_id_that_several_rows_share_is_touched_where_any_of_them_is_wanted(connect, way):
+    item = connect()
+    item.execute(
+        "create table part (id bigint not null, day date, wanted boolean); create index on part (day, id)"
+    )
+    item.execute("insert into part select g / 2, '2024-01-01', g % 2 = 1 from generate_series(0, 999) as g")
+    make(item, predicate="wanted")
+    attach(item, "part")
+    way(item)
+    assert touched(item) == list(range(500))
+
+
 @WAYS
 def test_the_predicate_applies(item, way):
     make(item, predicate="id % 3 = 0")

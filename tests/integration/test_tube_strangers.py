@@ -53,7 +53,8 @@ def use(admin, order_col="id"):
 SIGNATURE = "{judge}(bigint[], name, boolean, text, bigint, integer)"
 LIKENESS = (
     "{judge}(asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer, "
-    "out looked_at SIZE, out upto_value text, out upto_id SIZE, out ids bigint[]) language plpgsql"
+    "out looked_at SIZE, out upto_value text, out upto_id SIZE, out ids bigint[], out failed bigint, "
+    "out message text) language plpgsql"
 )
 IMPOSTORS = {
     "an overload": f"create function {LIKENESS.replace('asked bigint[]', 'asked text')}"
@@ -147,4 +148,69 @@ def test_a_table_that_has_become_a_view_is_refused(owner, admin):
         ):
             with pytest.raises(psycopg.Error, match="is no table any more"):
                 way()
+    assert not ran(admin)
+
+
+LEFT_BEHIND = {
+    "a trigger that is deferred": "create table own.trap ();"
+    "create function own.fire() returns trigger language plpgsql as $$ begin perform own.note(); return null; end $$;"
+    "create constraint trigger t after insert on own.trap deferrable initially deferred "
+    "for each row execute function own.fire();"
+    "create function own.wanted() returns boolean language plpgsql as "
+    "$$ begin insert into own.trap default values; return true; end $$",
+    "a cursor that is held": "create function own.wanted() returns boolean language plpgsql as $$ begin "
+    "execute 'declare held cursor with hold for select own.note()'; return true; "
+    "exception when duplicate_cursor then return true; end $$",
+    "a path": "create function own.to_jsonb(x anyelement) returns jsonb language sql as "
+    "$$ select jsonb '{}' from own.note() $$;"
+    "create function own.wanted() returns boolean language plpgsql as "
+    "$$ begin perform set_config('search_path', 'own, pg_catalog', false); return true; end $$",
+}
+ASKED = {
+    "a backfill": lambda admin: run(admin, begin(admin, "own.mine", "id", chunk_size=100)),
+    "a comparison": lambda admin: admin.execute("select tube.wanted('q', 'own.mine', '{1}')"),
+    "who attaches anew": lambda admin: attach(admin, "own.mine", shard=5),
+}
+
+
+@pytest.mark.parametrize("left", LEFT_BEHIND)
+@pytest.mark.parametrize("asked", ASKED)
+def test_nothing_that_a_predicate_leaves_behind_runs_for_who_asked(owner, admin, left, asked):
+    make(admin, predicate="own.settled(0) and own.wanted()")
+    owner.execute(LEFT_BEHIND[left])
+    # Of constants alone, and said to be immutable, it runs when it is planned.
+    owner.execute(
+        "create function own.at_once() returns boolean language plpgsql as $$ begin return own.wanted(); end $$;"
+        "create function own.settled(i bigint) returns boolean immutable language plpgsql as "
+        "$$ begin return own.at_once(); end $$"
+    )
+    attach(owner, "own.mine", shard=5)
+    ASKED[asked](admin)
+    admin.execute("select to_jsonb(1)")
+    assert not ran(admin)
+    assert "own" not in one(admin, "show search_path")
+
+
+PLANNED = (
+    "create function own.settled(i bigint) returns bigint immutable language plpgsql as "
+    "$$ begin perform own.note(); return i; end $$;"
+    "create index on own.mine ((own.settled(1)))"
+)
+
+
+def test_what_indexes_call_runs_for_nobody_who_backfills_with_a_predicate(owner, admin):
+    owner.execute(PLANNED)
+    make(admin, predicate="id > 0")
+    attach(owner, "own.mine", shard=5)
+    use(admin)
+    admin.execute("delete from q")
+    admin.execute("select tube.tube_backfill_step3(tube.tube_backfill_step1(), 'q', 'own.mine', 'id')")
+    assert touched(admin) == list(range(1, 501))
+    assert not ran(admin)
+
+
+def test_what_indexes_call_does_not_run_for_who_only_begins_a_backfill(owner, admin):
+    owner.execute(PLANNED)
+    attach(owner, "own.mine", shard=5)
+    begin(admin, "own.mine", "id")
     assert not ran(admin)
