@@ -147,6 +147,7 @@ comment on function tube.row_by_row_body(tube.attachment, text, text) is
 create function tube.capture_body(attached tube.attachment, op text) returns text
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
+set quote_all_identifiers = off
 as $$
 declare
     pods text := tube.full_name((tube.named(attached.tube)).pods);

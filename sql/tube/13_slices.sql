@@ -55,13 +55,18 @@ comment on function tube.is_own_type(pg_type) is
 
 create function tube.order_type(tbl regclass, order_col name) returns text
 language sql stable
-set search_path = pg_catalog, pg_temp
+set search_path = pg_catalog, tube, pg_temp
+set quote_all_identifiers = off
 as $$
-    select concat(format_type(a.atttypid, a.atttypmod), ' collate ' || nullif(a.attcollation, 0)::regcollation)
+    select concat(
+        format_type(a.atttypid, a.atttypmod), ' collate ' || nullif(a.attcollation, 0)::regcollation,
+        (select ' of ' || string_agg(quote_literal(e.enumlabel), ', ' order by e.enumsortorder)
+         from tube.base_type(tbl, order_col) as k
+         join pg_enum as e on e.enumtypid in (k.oid, k.typelem)))
     from pg_attribute as a where a.attrelid = tbl and a.attname = order_col and a.attnum > 0 and not a.attisdropped
 $$;
 comment on function tube.order_type(regclass, name) is
-    'The type and the collation of a column, upon which its order depends; null where there is no such column.';
+    'The type, the collation and the labels of a column, upon which its order depends; null where there is no such column.';
 
 create function tube.check_order(tbl regclass, order_col text) returns name
 language plpgsql stable
@@ -104,19 +109,24 @@ comment on function tube.check_order(regclass, text) is 'The column to order a b
 
 create function tube.has_order_index(tbl regclass, order_col name, id_column name) returns boolean
 language sql stable
-set search_path = pg_catalog, pg_temp
+set search_path = pg_catalog, tube, pg_temp
 as $$
-    select exists (
-        select from pg_index as i
-        join pg_class as c on c.oid = i.indexrelid
-        join pg_am as m on m.oid = c.relam and m.amname = 'btree'
-        join pg_attribute as o on o.attrelid = tbl and o.attname = order_col
-        join pg_attribute as k on k.attrelid = tbl and k.attname = id_column
-        where i.indrelid = tbl and i.indisvalid and i.indpred is null and i.indkey[0] = o.attnum and i.indoption[0] = 0
-          and (o.attnum = k.attnum or i.indnatts > 1 and i.indkey[1] = k.attnum and i.indoption[1] = 0))
+    select not exists (
+        select from tube.descendants(tbl) as d(relid)
+        join pg_class as t on t.oid = d.relid and t.relkind = 'r'
+        where not exists (
+            select from pg_index as i
+            join pg_class as c on c.oid = i.indexrelid
+            join pg_am as m on m.oid = c.relam and m.amname = 'btree'
+            join pg_opclass as s on s.oid = i.indclass[0] and s.opcdefault
+            join pg_attribute as o on o.attrelid = t.oid and o.attname = order_col
+            join pg_attribute as k on k.attrelid = t.oid and k.attname = id_column
+            where i.indrelid = t.oid and i.indisvalid and i.indpred is null
+              and i.indkey[0] = o.attnum and i.indoption[0] = 0 and i.indcollation[0] = o.attcollation
+              and (o.attnum = k.attnum or i.indnatts > 1 and i.indkey[1] = k.attnum and i.indoption[1] = 0)))
 $$;
 comment on function tube.has_order_index(regclass, name, name) is
-    'Whether an index gives the order of a backfill: of the column and, among rows that are equal in it, of the id.';
+    'Whether indexes give the order of a backfill in all of a table: of the column and, among rows that are equal in it, of the id.';
 
 create function tube.slice_sql(
     attached tube.attachment, order_col name, at tube.keyset, chunk integer, row_name name, wanted text
@@ -287,6 +297,7 @@ create function tube.backfill_slice(
 ) returns tube.keyset
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
+set timezone = 'UTC'
 set datestyle = 'ISO'
 set intervalstyle = 'postgres'
 set extra_float_digits = 1

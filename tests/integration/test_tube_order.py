@@ -100,6 +100,38 @@ def test_a_column_whose_collation_is_changed_has_another_order(item):
     assert chunk(item, number)[3:] == (False, "failed")
 
 
+@pytest.mark.parametrize("kind", ["kind", "kinds", "kind[]"])
+def test_labels_that_are_renamed_have_another_order(item, kind):
+    item.execute("create type kind as enum ('a', 'b', 'c'); create domain kinds as kind")
+    item.execute(
+        f"alter table item alter kind drop default, alter kind type {kind} using "
+        f"(case when '{kind}' like '%[]' then '{{a}}' else 'a' end)::{kind}"
+    )
+    number = begin(item, order_col="kind")
+    chunk(item, number)
+    item.execute("alter type kind rename value 'a' to 'd'; alter type kind rename value 'c' to 'a'")
+    assert chunk(item, number)[3:] == (False, "failed")
+    assert "of 'a', 'b', 'c' and is" in one(item, "select message from tube.backfills()")
+
+
+@pytest.mark.parametrize(
+    ("setting", "column"), [("timezone = 'XXX+20'", "day"), ("quote_all_identifiers = on", "kind")]
+)
+def test_a_backfill_goes_on_in_a_session_with_settings_of_its_own(item, connect, setting, column):
+    item.execute("alter table item alter day type timestamptz")
+    number = begin(item, order_col=column)
+    chunk(item, number)
+    another = connect()
+    another.execute(f"set {setting}")
+    run(another, number)
+    assert touched(item) == list(range(1, 1001))
+
+
+def test_nothing_is_stale_in_a_session_that_quotes_all_names(item):
+    item.execute("set quote_all_identifiers = on")
+    assert one(item, "select stale from tube.attachments()") is False
+
+
 def test_a_table_whose_backfill_failed_can_be_backfilled_anew(item):
     number = begin(item)
     chunk(item, number)
@@ -152,6 +184,23 @@ def test_an_index_on_the_order_alone_is_not_enough_and_it_says_so(item):
     begin(item, order_col="kind")
     begin(item, order_col="kind")
     assert len(notices) == 1
+
+
+ELSEWHERE = {
+    "another collation": 'create index on item (kind collate "C", id)',
+    "other operators": "create index on item (kind text_pattern_ops, id)",
+    "the parent alone": "create index on item (kind, id); create table child () inherits (item)",
+}
+
+
+@pytest.mark.parametrize("index", ELSEWHERE)
+def test_an_index_that_gives_another_order_or_not_of_all_rows_is_not_enough(item, index):
+    item.execute('alter table item alter kind type text collate "en-x-icu"')
+    item.execute(ELSEWHERE[index])
+    notices = []
+    item.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    begin(item, order_col="kind")
+    assert "create index on public.item (kind, id)" in notices[0]
 
 
 @pytest.mark.parametrize("way", ["chunks", "steps"])
