@@ -28,6 +28,7 @@ KEEP_EVERY = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries to reach a server that is away."""
 LEAST_EXPIRY = timedelta(minutes=1)
+ANEW = "fetch anew what you need; from here on nothing is missing"
 
 
 class EventStreams:
@@ -154,7 +155,7 @@ class EventStreams:
             why = "your selection is another one than before, or was removed meanwhile"
         else:
             return None
-        return f"{why}: fetch anew what you need; from here on nothing is missing"
+        return f"{why}: {ANEW}"
 
     async def _texts(self, client: Client, first: bytes, keep_alive: float) -> AsyncIterator[bytes]:
         yield first
@@ -168,14 +169,21 @@ class EventStreams:
 
     def _still_here(self, client: Client) -> bytes:
         """No event to the client, but it says later that it was here."""
-        client.place = max(client.place, self._place, key=lambda place: (place, place.seen))
+        self._move_on(client)
         return f": still here\nid: {client.place}\n\n".encode()
 
+    def _move_on(self, client: Client) -> None:
+        client.place = max(client.place, self._place, key=lambda place: (place, place.seen))
+
     async def _replayed(self, client: Client) -> list[bytes]:
-        """The next events that a client missed; when there are no more it gets what comes."""
+        """The next events that a client missed; when there are no more, or some are gone, it gets what comes."""
         texts: list[bytes] = []
         async with self._one_at_a_time:
-            missed = await asyncio.shield(self._log.missed(client.subscription_id, client.place, self._place))
+            missed = await asyncio.shield(self._missed(client))
+            if missed is None:
+                self._move_on(client)
+                missed, why = [], "what you missed was let go of before you had read it"
+                texts.append(notice("gap", f"{why}: {ANEW}", client.place))
             for place, data in missed:
                 if data is not None:
                     if texts and sum(map(len, texts)) + len(data) > self._buffer:
@@ -185,6 +193,12 @@ class EventStreams:
             if len(missed) < PART:
                 self._clients[client.subscription_id].add(client)
         return texts
+
+    async def _missed(self, client: Client) -> list[tuple[Place, str | None]] | None:
+        """The next events that a client missed; None where some may be gone, as they are while a slow one reads."""
+        missed = await self._log.missed(client.subscription_id, client.place, self._place)
+        # Asked last: what was let go of until now may be lacking in what was read.
+        return None if await self._log.passed(client.place) else missed
 
     def _forget(self, client: Client) -> None:
         clients = self._clients[client.subscription_id]

@@ -18,6 +18,7 @@ import pytest
 from airflow_pgchange.events import publish, stream_log, subscribe, topical, unsubscribe
 from airflow_pgchange.events import streams as streams_module
 from airflow_pgchange.events.http import event_router
+from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.events.streams import EventStreams
 from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
@@ -66,6 +67,29 @@ def test_a_slow_client_is_dropped_with_a_reason_and_loses_nothing(serve, connect
     with listening(f"{address}/t", slow.last_id) as client:
         seen += client.events(150 - len(seen))
     assert numbers(seen) == list(range(150))
+
+
+async def test_who_reads_so_slowly_that_what_it_missed_is_let_go_of_is_told_of_the_gap(db, connect):
+    connection, streams = connect(), EventStreams(db, "web", poll_every=0.01)
+    async with streams.running():
+        async with streams.stream(topical("t")) as texts:
+            last = Place.parse((await anext(texts)).decode().removeprefix("id: ").strip())
+            publish(connection, numbered(0, 150))
+            for _ in range(150):
+                await anext(texts)
+        async with streams.stream(topical("t"), last) as texts:
+            seen = [await anext(texts) for _ in range(51)]
+            connection.execute(
+                "select pgmb.set_group_cursor('web', pgmb.create_event_id(clock_timestamp(), 0))"
+            )
+            connection.execute("delete from pgmb.events")
+            publish(connection, numbered(150, 151))
+            while b'"n": 150' not in seen[-1]:
+                seen.append(await anext(texts))
+    _, *replayed, gap, _ = seen
+    assert [json.loads(text.partition(b"data: ")[2])["payload"]["n"] for text in replayed] == [*range(100)]
+    assert gap.startswith(b"event: gap\nid: pm")
+    assert b"let go of before you had read it" in gap
 
 
 def test_a_client_that_takes_nothing_is_left(serve, connect, caplog):
