@@ -90,7 +90,9 @@ class EventHandlers:
         and what was not finished comes again.
         """
         with held(self._conninfo, self.group, self._wait, self._stopped.is_set) as group:
-            return _Run(self, group).work(until)
+            # Each run has its own: a call that outlives a run that was interrupted is nothing to the next.
+            self._ended = SimpleQueue()
+            return _Run(self, group, self._ended).work(until)
 
     def stop(self) -> None:
         """End ``run`` soon and for good, from another thread or from a signal's handler."""
@@ -101,10 +103,11 @@ class EventHandlers:
 class _Run:
     """One run, on the thread that reads and writes; calls are made on threads of the lanes."""
 
-    def __init__(self, handlers: EventHandlers, group: Group) -> None:
+    def __init__(self, handlers: EventHandlers, group: Group, ended: SimpleQueue[Call | None]) -> None:
         self._of = handlers
         self._group = group
-        self._courses = {each.name: Course(group.name, each, handlers._ended) for each in handlers.handlers}
+        self._ended = ended
+        self._courses = {each.name: Course(group.name, each, ended) for each in handlers.handlers}
         self._reliable = [course for course in self._courses.values() if course.handler.reliable]
         self._cursors: deque[tuple[int, str]] = deque()
         self._cursor: str | None = None
@@ -193,9 +196,9 @@ class _Run:
         over: list[Call] = []
         wait = min([until, *deadlines]) - time.monotonic()
         with suppress(Empty):
-            over += filter(None, [self._of._ended.get(timeout=max(wait, 0))])
+            over += filter(None, [self._ended.get(timeout=max(wait, 0))])
             while True:
-                over += filter(None, [self._of._ended.get_nowait()])
+                over += filter(None, [self._ended.get_nowait()])
         for lane in lanes:
             over += lane.overdue()
         return over

@@ -217,6 +217,45 @@ def test_a_stop_ends_well_though_the_last_call_ends_while_it_is_waited_for(db, c
     assert unread(connection) == [1]
 
 
+def test_a_call_that_outlives_a_run_that_was_interrupted_is_nothing_to_the_next(db, connection, monkeypatch):
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(self, *_):
+        monkeypatch.undo()
+        raise Interrupted
+
+    def again(self, *_):
+        monkeypatch.setattr(handlers_module._Run, "_finish_what_runs", interrupt)
+        raise Interrupted
+
+    def wait(delivery):
+        calls.append(delivery)
+        if delivery is calls[0]:
+            monkeypatch.setattr(handlers_module._Run, "_collect", again)
+            began.set()
+            released.wait(SECONDS)
+        else:
+            repeated.set()
+            proceed.wait(SECONDS)
+
+    calls = []
+    began, released, repeated, proceed = (threading.Event() for _ in range(4))
+    publish(connection, numbered(0, 1))
+    handlers = group(db, Handler("a", wait))
+    with pytest.raises(Interrupted):
+        handlers.run()
+    assert began.wait(SECONDS)
+    joined = in_thread(handlers.run, "empty")
+    assert repeated.wait(SECONDS)
+    released.set()
+    time.sleep(0.5)
+    assert unread(connection) == [0]
+    proceed.set()
+    assert joined().events == 1
+    assert unread(connection) == []
+
+
 @pytest.fixture
 def pids(connection):
     """The backends that hold a group."""
