@@ -109,7 +109,7 @@ class _Run:
         self._ended = ended
         self._courses = {each.name: Course(group.name, each, ended) for each in handlers.handlers}
         self._reliable = [course for course in self._courses.values() if course.handler.reliable]
-        self._cursors: deque[tuple[int, str]] = deque()
+        self._cursors: deque[tuple[int, str, list[Failure]]] = deque()
         self._cursor: str | None = None
         self._numbers = 0
         self._done = Handled()
@@ -169,13 +169,14 @@ class _Run:
     def _hand_out(self, batch: Read) -> None:
         self._numbers += 1
         self._cursor = batch.cursor
-        self._cursors.append((self._numbers, batch.cursor))
+        # Given up where the batch is passed: before, every run that does not come so far would give it up once more.
+        lost = [failure for retry in batch.retries if (failure := self._lost(retry))]
+        self._cursors.append((self._numbers, batch.cursor, lost))
         self._done = replace(
             self._done, batches=self._done.batches + 1, events=self._done.events + batch.count
         )
         for course in self._courses.values():
             course.add(self._numbers, batch.events, batch.retries)
-        self._keep([failure for retry in batch.retries if (failure := self._lost(retry))], None)
         self._advance([])
 
     def _lost(self, retry: Retry) -> Failure | None:
@@ -240,21 +241,20 @@ class _Run:
         for course, work in finished:
             course.done(work)
         # Before the next calls: who is not reliable is not to get again what it is called with now.
-        self._keep(failures, self._passed())
+        self._keep(failures)
         for course in self._courses.values():
             if not self._stopping:
                 course.begin()
-        self._keep([], self._passed())
+        self._keep([])
 
-    def _passed(self) -> str | None:
-        """The cursor behind the batches that every reliable handler has done; None if it has not moved on."""
+    def _keep(self, failures: list[Failure]) -> None:
+        """Write failures together with the cursor behind the batches that every reliable handler has done, if it has
+        moved on."""
         lowest = min((course.checkpoint for course in self._reliable), default=self._numbers)
         cursor = None
         while self._cursors and self._cursors[0][0] <= lowest:
-            cursor = self._cursors.popleft()[1]
-        return cursor
-
-    def _keep(self, failures: list[Failure], cursor: str | None) -> None:
+            _, cursor, lost = self._cursors.popleft()
+            failures = failures + lost
         if failures or cursor is not None:
             self._group.keep(failures, cursor)
         retried = sum(failure.pause is not None for failure in failures)

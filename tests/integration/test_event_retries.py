@@ -8,6 +8,7 @@ import pytest
 
 from airflow_pgchange import letters
 from airflow_pgchange.events import Event, Handler, publish, subscribe, unsubscribe
+from airflow_pgchange.feeds.errors import HandlerFailed
 from tests.handling import LATER, Seen, failing, group, hurry, numbered, run_with_retries, subscribed, unread
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -126,6 +127,18 @@ def test_what_comes_back_to_a_handler_that_is_gone_is_a_dead_letter(db, connecti
     (letter,) = letters.listed(connection)
     assert (letter.consumer, letter.changes) == ("events:g/old", 3)
     assert "no handler of this name" in letter.error
+
+
+def test_what_comes_back_to_nobody_is_one_dead_letter_however_often_its_batch_comes_again(db, connection):
+    ids = publish(connection, numbered(0, 1), returning=True)
+    sid = connection.execute("select id from pgmb.subscriptions").fetchone()[0]
+    payload = {"ids": ids, "retryNumber": 1, "handlerName": "old"}
+    publish(connection, Event("pgmb-retry", payload, subscription_id=sid))
+    for _ in range(2):
+        with pytest.raises(HandlerFailed):
+            group(db, Handler("strict", failing(1), retries=None)).run("empty")
+    done = group(db, Handler("strict", Seen(), retries=None)).run("empty")
+    assert (done.given_up, len(letters.listed(connection)), unread(connection)) == (1, 1, [])
 
 
 def test_a_retry_that_says_nothing_useful_is_a_dead_letter(db, connection):
