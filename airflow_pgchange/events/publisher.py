@@ -103,14 +103,14 @@ class Publisher:
         """Return when all that was put before is committed.
 
         Raises NotPublished with the events that were refused, and after ``timeout`` seconds with those that still wait
-        too: these stay in the buffer.
+        too: these stay in the buffer. So it does, at once, with those that ``close`` has given up.
         """
         self._check_process()
         with self._changed:
             goal = self._hurried = self._put
             self._changed.notify_all()
-            done = self._changed.wait_for(lambda: self._settled >= goal or self._given_up, timeout)
-            self._raise_what_failed([] if done else self._unsent())
+            self._changed.wait_for(lambda: self._settled >= goal or self._given_up, timeout)
+            self._raise_what_failed([] if self._settled >= goal else self._unsent())
 
     def close(self, timeout: float | None = CLOSE_WITHIN) -> None:
         """Publish what waits, and stop.
@@ -134,7 +134,6 @@ class Publisher:
         else:
             self._thread.join()
         with self._changed:
-            self._rows.clear()
             self._raise_what_failed(unsent)
 
     def __enter__(self) -> Self:

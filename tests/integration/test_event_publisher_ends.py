@@ -1,0 +1,43 @@
+"""The end of a publisher while the server is away: what was not published is told, once, and to whoever asks for it."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from airflow_pgchange.events import Publisher
+from airflow_pgchange.feeds.errors import NotPublished
+from tests.handling import in_thread, numbered
+
+
+@pytest.fixture
+def away(db):
+    """Nobody listens there."""
+    return make_conninfo(db, port=1)
+
+
+def untold(error):
+    return [event.payload["n"] for event in error.events]
+
+
+def test_a_flush_that_waits_while_close_gives_up_says_what_was_not_published(away):
+    publisher = Publisher(away)
+    publisher.put(numbered(0, 3))
+    joined = in_thread(publisher.flush)
+    with publisher._changed:
+        assert publisher._changed.wait_for(lambda: publisher._hurried == 3, 30)
+    with pytest.raises(NotPublished) as raised:
+        publisher.close(timeout=0.05)
+    flushed = joined()
+    assert isinstance(flushed, NotPublished)
+    assert untold(flushed) == untold(raised.value) == [0, 1, 2]
+
+
+def test_a_flush_after_a_close_that_gave_up_says_what_was_not_published(away):
+    publisher = Publisher(away, flush_events=2)
+    publisher.put(numbered(0, 3))
+    with pytest.raises(NotPublished):
+        publisher.close(timeout=0.05)
+    with pytest.raises(NotPublished, match="0 refused, 3 unsent") as raised:
+        publisher.flush(timeout=30)
+    assert untold(raised.value) == [0, 1, 2]
