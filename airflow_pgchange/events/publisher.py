@@ -113,7 +113,7 @@ class Publisher:
             self._raise_what_failed([] if self._settled >= goal else self._unsent())
 
     def close(self, timeout: float | None = CLOSE_WITHIN) -> None:
-        """Publish what waits, and stop.
+        """Publish what waits, and stop; once that was given up, another call does nothing.
 
         Raises NotPublished with what was refused or could not be sent in ``timeout`` seconds; those that were being
         committed just then may be there, under the ids that they have in the error.
@@ -122,9 +122,11 @@ class Publisher:
         if os.getpid() != self._process:
             return
         with self._changed:
+            if self._given_up:
+                return
             self._closing = True
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._settled >= self._put, timeout):
+            if not self._changed.wait_for(lambda: self._settled >= self._put or self._given_up, timeout):
                 self._given_up = True
                 self._changed.notify_all()
             unsent = self._unsent()

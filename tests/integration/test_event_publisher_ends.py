@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -41,3 +43,24 @@ def test_a_flush_after_a_close_that_gave_up_says_what_was_not_published(away):
     with pytest.raises(NotPublished, match="0 refused, 3 unsent") as raised:
         publisher.flush(timeout=30)
     assert untold(raised.value) == [0, 1, 2]
+
+
+def test_a_close_within_the_block_of_a_publisher_says_once_and_soon_what_was_not_published(away, monkeypatch):
+    monkeypatch.setattr(Publisher.close, "__defaults__", (5.0,))
+    began = time.monotonic()
+    with pytest.raises(NotPublished) as raised, Publisher(away, flush_events=2) as publisher:
+        publisher.put(numbered(0, 5))
+        publisher.close(timeout=0.05)
+    assert time.monotonic() - began < 5
+    assert untold(raised.value) == [0, 1, 2, 3, 4]
+
+
+def test_a_close_that_gives_up_ends_another_that_waits(away):
+    publisher = Publisher(away)
+    publisher.put(numbered(0, 3))
+    joined = in_thread(publisher.close, 60)
+    with publisher._changed:
+        assert publisher._changed.wait_for(lambda: publisher._closing, 30)
+    with pytest.raises(NotPublished):
+        publisher.close(timeout=0.05)
+    assert untold(joined()) == [0, 1, 2]
