@@ -111,9 +111,15 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
             f"when mended: select tube.clear_faults({quoted})"
         )
     rows = connection.execute(
+        "select t.name, t.pods::text, tube.code_on(t.pods), tube.code_hint(t) from tube.tube as t "
+        "where tube.code_on(t.pods) is not null"
+    ).fetchall()
+    for tube, pods, code, hint in rows:
+        lines.append(f"tube {tube}: its pods, {pods}, have {code}, and are read by nobody else: {hint}")
+    rows = connection.execute(
         "select w.tube, w.worker, w.control_attempt from tube.worker as w join tube.tube as t on t.name = w.tube "
         "where w.control_attempt >= %s and case when has_table_privilege(t.pods, 'select') "
-        "then tube.has_controls(t, w.worker) else true end",
+        "and tube.code_on(t.pods) is null then tube.has_controls(t, w.worker) else true end",
         [MANY_ATTEMPTS],
     ).fetchall()
     for tube, number, attempt in rows:

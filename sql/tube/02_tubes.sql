@@ -16,6 +16,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := (select t from tube.tube as t where t.name = named.tube);
+    code text;
 begin
     if known.name is null then
         raise exception using errcode = 'PC002', message = format('there is no tube %I', coalesce(tube, '')),
@@ -26,10 +27,17 @@ begin
             format('the table of the pods of tube %I is gone', tube),
             format('tube.tube_ensure_absent(%L), then make the tube anew and backfill', tube));
     end if;
+    code := tube.code_on(known.pods);
+    if code is not null then
+        raise insufficient_privilege using
+            message = format('the pods of tube %I, %s, have %s: its code would run with your rights', tube, known.pods, code),
+            hint = tube.code_hint(known);
+    end if;
     return known;
 end
 $$;
-comment on function tube.named(text) is 'A tube by its name; refused where there is none.';
+comment on function tube.named(text) is
+    'A tube by its name; refused where there is none, or where its pods hold code of somebody else, that reading them would run.';
 
 create function tube.lock_key(tube text, worker integer default null) returns bigint
 language sql immutable

@@ -13,7 +13,7 @@ as $$
 declare
     known tube.tube;
 begin
-    for known in select t.* from tube.tube as t where has_table_privilege(t.pods, 'select') order by t.name loop
+    for known in select t.* from tube.looked_at() as t loop
         return query
             select known.name, k.worker, known.partitions, (l.lag ->> 'ready')::bigint, (l.lag ->> 'ready_exact')::boolean,
                    (l.lag ->> 'ready_age')::double precision, (l.lag ->> 'waiting')::bigint, (l.lag ->> 'faults')::bigint,
@@ -185,8 +185,7 @@ declare
 begin
     for one in
         select t as known, t.name, t.partitions, k.worker
-        from tube.tube as t cross join lateral generate_series(0, t.partitions - 1) as k(worker)
-        where has_table_privilege(t.pods, 'select')
+        from tube.looked_at() as t cross join lateral generate_series(0, t.partitions - 1) as k(worker)
         order by t.name, k.worker
     loop
         at := tube.worker_now(one.name, one.worker);

@@ -1,0 +1,148 @@
+"""Who makes tubes has nothing run with the rights of who looks at them, works them or touches them."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from airflow_pgchange import attention, tubes
+from airflow_pgchange.feeds import AllTubes, watching
+from tests.integration.test_tube_strangers import admin, owner, ran  # noqa: F401
+from tests.tubes import make, one, touch
+
+DENIED = psycopg.errors.InsufficientPrivilege
+IMMUTABLE = (
+    "create function own.fixed(i bigint) returns bigint language plpgsql immutable as "
+    "$$ begin perform own.note(); return i; end $$;"
+    "create function own.fire() returns trigger language plpgsql as "
+    "$$ begin perform own.note(); return coalesce(new, old); end $$"
+)
+CODE = {
+    "an index of an expression": "create index on own.kq ((own.fixed(1)))",
+    "an index of some rows": "create index on own.kq (seq) where own.fixed(1) > 0",
+    "statistics": "create statistics own.planned on (own.fixed(1) + seq), shard from own.kq",
+    "a policy": "alter table own.kq enable row level security; create policy p on own.kq using (own.note())",
+    "a rule": "create rule r as on insert to own.kq do also select own.note()",
+    "a trigger": "create trigger t before insert or delete on own.kq for each row execute function own.fire()",
+    "a constraint": "alter table own.kq add check (own.fixed(1) > 0)",
+    "a default": "alter table own.kq alter payload set default to_jsonb(own.note())",
+    "another default": "alter table own.kq alter op set default query_to_xml('select own.note()', true, true, '')::text",
+    "a column": "alter table own.kq add more boolean default own.note()",
+    "a generated column": "alter table own.kq add more bigint generated always as (own.fixed(seq)) stored",
+    "a type": "create type own.number as enum ('0'); create function own.read(own.number) returns integer "
+    "language sql as $$ select 1 from own.note() $$; "
+    "create cast (own.number as integer) with function own.read(own.number) as implicit; "
+    "drop index own.kq_1_workers_idx, own.kq_1_control_idx; "
+    "alter table own.kq alter shard type own.number using shard::text::own.number",
+    "a domain": "create domain own.number as integer check (own.fixed(1) > 0);"
+    "alter table own.kq alter shard type own.number",
+    "a child": "create table own.kid () inherits (own.kq); create index on own.kid ((own.fixed(1)))",
+    "a table that goes with it": "alter table own.kq add unique (seq);"
+    "create table own.kid (seq bigint references own.kq (seq) on delete cascade);"
+    "create trigger t after delete on own.kid for each row execute function own.fire()",
+    "a view in their place": "alter table own.kq rename to was;"
+    "create view own.kq as select own.was.* from own.was, own.note();"
+    "update tube.tube set pods = 'own.kq' where name = 'kq'",
+}
+
+
+@pytest.fixture
+def keeper(owner, admin):  # noqa: F811
+    """A role that has made a tube of its own, kq."""
+    me = one(owner, "select current_user")
+    admin.execute(f"select tube.grant_keeper('{me}'::regrole)")
+    owner.execute("set search_path = own")
+    make(owner, "kq")
+    owner.execute("reset search_path")
+    owner.execute(IMMUTABLE)
+    return owner
+
+
+def looks(connection):
+    """Everything that looks at all tubes; the names of those that it tells of."""
+    watching.lag(connection, connection, AllTubes(), 1000)
+    attention.tubes(connection)
+    tubes.ready(connection)
+    connection.execute("select * from tube.tube_stats(), tube.attachments(), tube.tube_list()")
+    return {each.tube for each in tubes.status(connection)}
+
+
+USES = [
+    "select tube.touch('kq', 0, '{1}', 'T')",
+    "select tube.tube_pods_insert('kq', 'select 1', 0)",
+    "select tube.lag('kq', 1, 0, null)",
+    "select * from tube.control_pods('kq', 1, 0)",
+    "select tube.claim('kq', 1, 0, null, 10)",
+    "select tube.tube_pods_delete('kq', 1, 0, '{1}')",
+    "select tube.tube_pods_sql('kq', 1, 0)",
+    "select tube.tube_ensure_exists('kq', 2)",
+]
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_a_superuser_runs_no_code_of_who_keeps_the_pods(keeper, admin, code):  # noqa: F811
+    touch(keeper, 1, tube="kq")
+    keeper.execute(CODE[code])
+    assert looks(admin) == {"q"}
+    for use in USES:
+        with pytest.raises(DENIED, match="the pods of tube kq, own.kq, have") as told:
+            admin.execute(use)
+        assert "the owner of own.kq, take it away" in told.value.diag.message_hint
+    assert any(line.startswith("tube kq: its pods, own.kq, have") for line in attention.tubes(admin))
+    admin.execute("select tube.tube_ensure_absent('q')")
+    assert not ran(admin)
+
+
+def test_a_role_that_was_granted_the_pods_runs_no_policy_of_theirs(keeper, admin, role, connect_to):  # noqa: F811
+    who = role("maintainer")
+    admin.execute(f"select tube.grant_use('{who.name}'::regrole)")
+    keeper.execute(
+        f"grant usage on schema own to {who.name}; grant usage on sequence own.others to {who.name}"
+    )
+    keeper.execute(f"grant select on own.kq to {who.name}")
+    touch(keeper, 1, tube="kq")
+    connection = connect_to(who.conninfo)
+    assert looks(connection) == {"kq"}
+    keeper.execute(CODE["a policy"])
+    assert looks(connection) == set()
+    with pytest.raises(DENIED, match="row security"):
+        connection.execute("select tube.lag('kq', 1, 0, null)")
+    assert not ran(admin)
+
+
+def test_tubes_that_were_not_looked_at_are_named(keeper, admin):  # noqa: F811
+    keeper.execute(CODE["a trigger"])
+    told = []
+    admin.add_notice_handler(lambda notice: told.append((notice.message_primary, notice.message_hint)))
+    admin.execute("select * from tube.status()")
+    me = one(keeper, "select current_user")
+    assert told == [
+        (
+            "the pods of tube kq, own.kq, have a trigger, and were not looked at",
+            f"let {me}, the owner of own.kq, take it away, or use the tube as that role",
+        )
+    ]
+
+
+def test_what_runs_no_code_and_what_is_ones_own_is_nothing_to_refuse(keeper, admin):  # noqa: F811
+    keeper.execute("create index on own.kq (ts); create index on own.kq (abs(shard)); analyze own.kq")
+    keeper.execute(
+        "create statistics own.planned on op, shard from own.kq; alter table own.kq replica identity full"
+    )
+    assert looks(admin) == {"q", "kq"}
+    touch(admin, 1, tube="kq")
+    keeper.execute(CODE["a trigger"])
+    touch(keeper, 2, tube="kq")
+    assert looks(keeper) == {"kq"}
+    admin.execute(
+        "create trigger t before delete on q for each row execute function tsvector_update_trigger()"
+    )
+    assert looks(admin) == {"q"}
+
+
+def test_a_tube_whose_pods_hold_code_can_be_removed_by_others(keeper, admin):  # noqa: F811
+    keeper.execute(CODE["a trigger"])
+    keeper.execute(CODE["an index of an expression"])
+    admin.execute("select tube.tube_ensure_absent('kq')")
+    assert looks(admin) == {"q"}
+    assert not ran(admin)
