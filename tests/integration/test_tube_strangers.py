@@ -103,11 +103,11 @@ def test_what_was_written_for_a_type_runs_for_nobody_who_backfills(owner, admin,
 
 
 def test_a_type_that_takes_the_place_of_another_meanwhile_is_refused(owner, admin):
-    owner.execute("create type own.day as enum ('1', '2'); alter table own.mine add day own.day default '1'")
+    owner.execute("create domain own.day as integer; alter table own.mine add day own.day default 1")
     attach(owner, "own.mine", shard=5)
     number = begin(admin, "own.mine", "day", chunk_size=100)
     owner.execute(
-        "alter type own.day rename to former; create domain own.number as integer check (own.note());"
+        "alter domain own.day rename to former; create domain own.number as integer check (own.note());"
         "create type own.day as range (subtype = own.number);"
         "alter table own.mine drop day; alter table own.mine add day own.day default '[1,2]'"
     )
