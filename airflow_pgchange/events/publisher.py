@@ -50,7 +50,8 @@ class Publisher:
     A batch goes when ``flush_events`` wait or the oldest has waited ``flush_after`` seconds. While the server is away
     it is tried again, for as long as it takes or until ``close``; a connection that is lost in a commit neither loses
     nor doubles an event. ``memory`` bounds the bytes that may wait: ``put`` then waits, or with ``on_full="raise"``
-    raises PublisherFull. An event that PostgreSQL refuses holds no other up.
+    raises PublisherFull. An event that PostgreSQL refuses holds no other up, until those take as much as ``memory``: then
+    ``put`` raises PublisherFull until ``flush`` has told of them.
 
     Use it as a context manager, or call ``close``; a program that ends without loses nothing either. ``flush`` and
     ``close`` raise NotPublished with what could not be sent. A killed process loses what it had not flushed.
@@ -80,7 +81,7 @@ class Publisher:
         self._rows: deque[tuple[float, Row]] = deque()
         self._in_flight: list[Row] = []
         self._refused: list[Refused] = []
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._refused_bytes = 0
         self._hurried = 0
         self._put = self._settled = 0
         self._closing = self._given_up = False
@@ -150,9 +151,16 @@ class Publisher:
         self._check_process()
         with self._changed:
             if self._on_full == "wait":
-                self._changed.wait_for(lambda: self._closing or self._has_room(row), timeout)
+                self._changed.wait_for(
+                    lambda: self._closing or self._too_many_refused or self._has_room(row), timeout
+                )
             if self._closing:
                 raise InvalidArgument("this publisher is closed: open another")
+            if self._too_many_refused:
+                raise PublisherFull(
+                    f"{len(self._refused)} events that were refused take {self._refused_bytes} bytes, and memory is "
+                    f"{self._memory}: call flush, whose error has them"
+                )
             if not self._has_room(row):
                 trouble = f", as the server is away ({self._trouble})" if self._trouble else ""
                 raise PublisherFull(
@@ -169,6 +177,10 @@ class Publisher:
         """An event that is larger than the bound goes alone."""
         return self._waiting_bytes == 0 or self._waiting_bytes + row.size <= self._memory
 
+    @property
+    def _too_many_refused(self) -> bool:
+        return self._refused_bytes >= self._memory
+
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise InvalidArgument("this publisher was made in another process: make one after the fork")
@@ -177,7 +189,7 @@ class Publisher:
         return [*self._in_flight, *(row for _, row in self._rows)]
 
     def _raise_what_failed(self, unsent: list[Row]) -> None:
-        refused, self._refused = self._refused, []
+        refused, self._refused, self._refused_bytes = self._refused, [], 0
         events = [one.row.event for one in refused] + [row.event for row in unsent]
         if not events:
             return
@@ -204,6 +216,7 @@ class Publisher:
                     break
                 self._in_flight = []
                 self._refused += refused
+                self._refused_bytes += sum(one.row.size for one in refused)
                 self._settled += len(batch)
                 self._waiting_bytes -= sum(row.size for row in batch)
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The end of a publisher while the server is away: what was not published is told, once, and to whoever asks for it."""
+"""What a publisher could not publish: it is told, to whoever asks for it, and its memory is bounded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.events import Publisher
-from airflow_pgchange.feeds.errors import NotPublished
+from airflow_pgchange.events import Event, Publisher
+from airflow_pgchange.feeds.errors import NotPublished, PublisherFull
 from tests.handling import in_thread, numbered
 
 
@@ -64,3 +64,19 @@ def test_a_close_that_gives_up_ends_another_that_waits(away):
     with pytest.raises(NotPublished):
         publisher.close(timeout=0.05)
     assert untold(joined()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("on_full", ["wait", "raise"])
+def test_the_memory_of_events_that_were_refused_is_bounded_and_freed_by_a_flush(db, on_full):
+    publisher = Publisher(db, memory=10_000, on_full=on_full)
+    with pytest.raises(PublisherFull, match="call flush"):
+        for number in range(100):
+            publisher.put(Event("t", {"n": number, "word": "\0"}))
+            with publisher._changed:
+                assert publisher._changed.wait_for(lambda: publisher._settled == publisher._put, 30)
+    with pytest.raises(NotPublished) as raised:
+        publisher.flush()
+    assert untold(raised.value) == list(range(number))
+    assert number <= 10
+    publisher.put(numbered(0, 1))
+    publisher.close()
