@@ -15,6 +15,8 @@ from airflow_pgchange.feeds.errors import InvalidArgument
 
 RETRY = "pgmb-retry"
 """The topic of events that bring others back to one handler."""
+LONGEST_PAUSE = 3650 * 86400.0
+"""Seconds to a retry: its time must be one that an id can say."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,11 @@ class Handler:
             raise InvalidArgument(
                 f"handler {self.name}: timeout must be a number of seconds, not {self.timeout!r}"
             )
-        if any(not 0 <= pause < math.inf for pause in self.retries or ()):
-            raise InvalidArgument(f"handler {self.name}: retries are seconds to wait, not {self.retries!r}")
+        if any(not 0 <= pause <= LONGEST_PAUSE for pause in self.retries or ()):
+            raise InvalidArgument(
+                f"handler {self.name}: retries are seconds to wait, at most {LONGEST_PAUSE:.0f} (ten years), not "
+                f"{self.retries!r}"
+            )
         # A text is a collection too, of letters: nothing would ever come by one of those.
         if isinstance(self.subscriptions, str):
             raise InvalidArgument(

@@ -347,6 +347,8 @@ def test_an_unknown_group_is_refused_by_name_and_not_held(db, connection):
         {"timeout": 0},
         {"timeout": float("inf")},
         {"retries": (-1,)},
+        {"retries": (60, 1e13)},
+        {"retries": (float("nan"),)},
         {"threads": 0},
         {"subscriptions": "su1f3870be274f6c49b3e31a"},
     ],
