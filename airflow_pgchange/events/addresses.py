@@ -15,6 +15,7 @@ NOT_PUBLIC: tuple[Network, ...] = (
     IPv4Network("192.0.0.0/24"),
     IPv4Network("192.88.99.0/24"),
     IPv6Network("64:ff9b:1::/48"),
+    IPv6Network("3fff::/20"),
     IPv6Network("fec0::/10"),
 )
 """What ``is_global`` of some versions of Python takes for public."""

@@ -40,6 +40,8 @@ from airflow_pgchange.feeds.errors import InvalidArgument
         "2002:a00:1::1",
         "2001::1",
         "2001:db8::1",
+        "3fff::1",
+        "3fff:fff:ffff::1",
         "fc00::1",
         "fd12:3456::1",
         "fe80::1",
