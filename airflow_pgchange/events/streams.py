@@ -16,7 +16,7 @@ import psycopg
 from airflow_pgchange.events.event import MICROSECOND
 from airflow_pgchange.events.stream import Client, Place, message, notice
 from airflow_pgchange.events.stream_log import PART, StreamLog
-from airflow_pgchange.events.subscriptions import Selection
+from airflow_pgchange.events.subscriptions import LEAST_EXPIRY, Selection
 from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, TooManyClients
 from airflow_pgchange.feeds.event import check_group_name
@@ -27,7 +27,6 @@ KEEP_EVERY = 5.0
 """Seconds between two signs of life for the subscriptions of the clients."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries to reach a server that is away."""
-LEAST_EXPIRY = timedelta(minutes=1)
 ANEW = "fetch anew what you need; from here on nothing is missing"
 
 

@@ -19,7 +19,8 @@ TOPICAL = "s.params @> jsonb_build_object('topics', jsonb_build_array(e.topic))"
 PART_OF = "pgmb.event_partition(coalesce(e.payload ->> (s.params ->> 'by'), e.id), (s.params ->> 'partitions')::integer)"
 PARTITIONED = f"{TOPICAL} and {PART_OF} = (s.params ->> 'partition')::integer"
 
-LONGEST_EXPIRY = timedelta(days=365_000)
+LEAST_EXPIRY, LONGEST_EXPIRY = timedelta(minutes=1), timedelta(days=365_000)
+"""Who runs handlers or streams says every few seconds that a subscription is used: a shorter one would go meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Selection:
 
     ``conditions`` is SQL over ``e``, the event, and ``s``, the subscription, whose ``params`` it may use: the fewer
     different conditions there are, the quicker is dispatching. It runs with the rights of the schema's owner. A
-    subscription that nobody uses for ``expiry`` is removed.
+    subscription that nobody uses for ``expiry``, at least a minute, is removed.
     """
 
     conditions: str = "TRUE"
@@ -38,9 +39,9 @@ class Selection:
     def __post_init__(self) -> None:
         if not self.conditions.strip():
             raise InvalidArgument("conditions is SQL that says yes or no of an event: TRUE for every event")
-        if self.expiry is not None and not timedelta() < self.expiry <= LONGEST_EXPIRY:
+        if self.expiry is not None and not LEAST_EXPIRY <= self.expiry <= LONGEST_EXPIRY:
             raise InvalidArgument(
-                f"expiry must be longer than nothing and at most 1000 years, and is {self.expiry}: None is never"
+                f"expiry must be at least a minute and at most 1000 years, and is {self.expiry}: None is never"
             )
 
 

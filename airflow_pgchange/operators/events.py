@@ -71,7 +71,7 @@ class SubscribeOperator(BaseOperator):
     :param by: the field of the payload by which events are parted; default: their ids
     :param selection: instead of topics: any SQL over event and subscription, which runs with the rights of the owner
         of the schema
-    :param expiry: remove the subscription when nobody has used it for so long
+    :param expiry: remove the subscription when nobody has used it for so long, at least a minute
     :param postgres_conn_id: the database of the event log
     """
 

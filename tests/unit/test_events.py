@@ -78,6 +78,7 @@ def test_what_is_no_json_is_refused_by_name(what: str, value: object) -> None:
         {"topics": "t", "partition": (0, 0)},
         {"topics": "t", "by": "customer"},
         {"topics": "t", "expiry": timedelta()},
+        {"topics": "t", "expiry": timedelta(seconds=59)},
         {"topics": "t", "expiry": timedelta.max},
     ],
 )
