@@ -151,8 +151,8 @@ class TooManyClients(PgChangeError):
 
 
 class DispatchEnded(PgChangeError):
-    """Dispatching events was ended by a limit of time, or by somebody: the message names the condition that it was at.
-    Change or delete the subscriptions that have it if it is too slow; nothing is lost."""
+    """Dispatching events was ended by a limit of time, or by somebody: the message names the condition that it was at, or
+    says that it was at none. Change or delete the subscriptions that have it if it is too slow; nothing is lost."""
 
 
 class ExtraMissing(PgChangeError, ImportError):

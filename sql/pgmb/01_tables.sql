@@ -106,7 +106,7 @@ create table pgmb.scheduled (
     txid xid8 not null default pg_current_xact_id()
 );
 comment on table pgmb.scheduled is 'Events whose time had not come when they were published.';
-create index scheduled_by_txid on pgmb.scheduled (txid);
+create index scheduled_by_txid on pgmb.scheduled (txid, event_id);
 
 create table pgmb.dispatcher (
     version bigint primary key,

@@ -141,6 +141,69 @@ union all
 select l.id from pgmb.later as l;
 comment on view pgmb.unread_events is 'Events that are not dispatched yet, those in the future included.';
 
+create function pgmb.late(after pg_snapshot, scheduled_upto text, before text) returns table (event_id text)
+language sql stable
+as $$
+    (
+        select q.event_id
+        from pg_catalog.pg_snapshot_xip(late.after) as o(txid)
+        cross join lateral (
+            select s.event_id from pgmb.scheduled as s
+            where s.txid = o.txid and s.event_id <= late.scheduled_upto and s.event_id < late.before
+            order by s.txid, s.event_id
+        ) as q
+    )
+    union all
+    (
+        select s.event_id from pgmb.scheduled as s
+        where s.txid >= pg_catalog.pg_snapshot_xmax(late.after)
+          and s.event_id <= late.scheduled_upto and s.event_id < late.before
+        order by s.txid, s.event_id
+    )
+$$;
+comment on function pgmb.late(pg_snapshot, text, text) is
+    'The scheduled events before an id that became visible to a dispatcher when their time was over already, by transaction and '
+    'in the order of their time. Each by the index on txid: those that were taken before are not stepped over again.';
+
+create function pgmb.due_by(at pgmb.dispatcher, before text) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+    return exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < before)
+        or exists (select from pgmb.late(at.snapshot, at.scheduled_upto, before));
+end
+$$;
+comment on function pgmb.due_by(pgmb.dispatcher, text) is
+    'Whether scheduled events before an id, which is not in the future, are still to be dispatched.';
+
+create function pgmb.anything(at pgmb.dispatcher, upto pg_snapshot) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+    return at.partial_txid is not null
+        or exists (select from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto))
+        or pgmb.due_by(at, 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g')
+        -- Whoever published only for later: when the dispatcher sees that, nobody looks there again for what is late.
+        or exists (
+            select from pgmb.scheduled as s
+            where s.txid >= pg_snapshot_xmax(at.snapshot) and s.txid < pg_snapshot_xmin(upto));
+end
+$$;
+comment on function pgmb.anything(pgmb.dispatcher, pg_snapshot) is
+    'Whether there is something to dispatch, or to see that is to be dispatched later.';
+
 create function pgmb.check_isolation() returns void
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp

@@ -1,65 +1,38 @@
 -- Dispatching: a poll takes the next chunk of what is published, finds who gets it, and writes their slices.
 
-create function pgmb.due_by(at pgmb.dispatcher, before text) returns boolean
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-set plan_cache_mode = force_generic_plan
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-begin
-    return exists (select from pgmb.scheduled as s where s.event_id > at.scheduled_upto and s.event_id < before)
-        or exists (
-            select from pgmb.scheduled as s
-            where s.event_id <= at.scheduled_upto and s.event_id < before
-              and (s.txid = any (array(select x from pg_snapshot_xip(at.snapshot) as x)) or s.txid >= pg_snapshot_xmax(at.snapshot)));
-end
-$$;
-comment on function pgmb.due_by(pgmb.dispatcher, text) is
-    'Whether scheduled events before an id, which is not in the future, are still to be dispatched.';
-
-create function pgmb.anything(at pgmb.dispatcher, upto pg_snapshot) returns boolean
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-set plan_cache_mode = force_generic_plan
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-begin
-    return at.partial_txid is not null
-        or exists (select from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto))
-        or pgmb.due_by(at, 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g');
-end
-$$;
-comment on function pgmb.anything(pgmb.dispatcher, pg_snapshot) is 'Whether there is something to dispatch.';
-
 create function pgmb.take_due(
-    inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out more boolean
+    inout at pgmb.dispatcher, most integer, out ids text[], out late boolean, out more boolean
 )
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
     now_id text := 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g';
-    late text[];
+    n bigint;
+    on_time text[];
     last_id text;
 begin
-    -- Those that became visible when their time was over already; deleted ones are not stepped over again.
-    with gone as (
-        delete from pgmb.scheduled as s
-        where s.event_id <= at.scheduled_upto
-          and (s.txid = any (array(select x from pg_snapshot_xip(at.snapshot) as x)) or s.txid >= pg_snapshot_xmax(at.snapshot))
-        returning s.event_id
+    with next as (
+        select l.event_id from pgmb.late(at.snapshot, at.scheduled_upto, now_id) as l limit most
+    ), gone as (
+        delete from pgmb.scheduled as s using next as n where s.event_id = n.event_id returning s.event_id
     )
-    select array_agg(g.event_id::text) into late from gone as g;
+    -- By those that were found: somebody may have set some of them aside before they could be taken.
+    select coalesce((select array_agg(g.event_id::text) from gone as g), '{}'), count(*) into ids, n from next as x;
+    late := n >= most;
+    more := late;
+    if late then
+        -- What tells the rest from what was taken stays as it is.
+        return;
+    end if;
+    most := most - n;
     with next as (
         select s.event_id from pgmb.scheduled as s
         where s.event_id > at.scheduled_upto and s.event_id < now_id
@@ -67,15 +40,15 @@ begin
     ), gone as (
         delete from pgmb.scheduled as s using next as n where s.event_id = n.event_id returning s.event_id
     )
-    -- By those that were found: somebody may have set some of them aside before they could be taken.
-    select (select array_agg(g.event_id::text) from gone as g), count(*) >= most, max(n.event_id) into ids, more, last_id
+    select (select array_agg(g.event_id::text) from gone as g), count(*) >= most, max(n.event_id) into on_time, more, last_id
     from next as n;
     at.scheduled_upto := case when more then last_id else now_id end;
-    ids := coalesce(late, '{}') || coalesce(ids, '{}');
+    ids := ids || on_time;
 end
 $$;
-comment on function pgmb.take_due(pgmb.dispatcher, pg_snapshot, integer) is
-    'Take the scheduled events whose time has come, at most so many and those that were committed too late.';
+comment on function pgmb.take_due(pgmb.dispatcher, integer) is
+    'Take the scheduled events whose time has come, at most so many, and first those that were committed too late. late: more '
+    'of these may be left, so the dispatcher''s snapshot must not move, nor does it move behind those that come in time.';
 
 create function pgmb.take_published(
     inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out direct boolean, out more boolean
@@ -163,20 +136,72 @@ $$;
 comment on function pgmb.chunk_size() is
     'How many events a poll takes: poll_chunk_size, and less where more than a thousand subscriptions may get each of them.';
 
+create function pgmb.dispatch_some(
+    at pgmb.dispatcher, upto pg_snapshot, chunk integer, out events bigint, out pairs bigint, out more boolean
+)
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    due record;
+    fresh record;
+    ids text[];
+    direct boolean;
+    found_pairs record;
+    base bigint;
+    cuts text[];
+begin
+    due := pgmb.take_due(at, chunk);
+    at := due.at;
+    ids := due.ids;
+    more := due.more;
+    direct := cardinality(ids) > 0;
+    if not due.late then
+        fresh := pgmb.take_published(at, upto, chunk);
+        at := fresh.at;
+        ids := case when cardinality(ids) = 0 then fresh.ids
+                    else array(select i.id from unnest(ids || fresh.ids) as i(id) order by i.id collate "C") end;
+        more := more or fresh.more;
+        direct := direct or coalesce(fresh.direct, true);
+        -- Also while there are more of those that come in time: the dispatcher is behind them by their ids.
+        if fresh.ids is null and not fresh.more then
+            at.snapshot := pgmb.snapshot_union(at.snapshot, upto);
+        end if;
+    else
+        ids := array(select i.id from unnest(ids) as i(id) order by i.id collate "C");
+    end if;
+    events := coalesce(cardinality(ids), 0);
+    pairs := 0;
+    base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
+    if events > 0 then
+        found_pairs := pgmb.matches(ids, direct);
+        perform pgmb.note_faults(found_pairs.faults);
+        cuts := array(select ids[g] collate "C" from generate_series(1001, events, 1000) as g);
+        pairs := pgmb.write_alone(found_pairs.matches, base, at.total);
+        if exists (
+            select from unnest(found_pairs.matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
+        then
+            pairs := pairs + pgmb.write_shared(found_pairs.matches, base, at.total, cuts);
+        end if;
+    end if;
+    insert into pgmb.dispatcher (
+        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
+    values (
+        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq,
+        pgmb.cursor_at(base + coalesce(cardinality(cuts), 0), 0), at.scheduled_upto, at.total + events, at.source, at.restored);
+    delete from pgmb.dispatcher as d where d.version = at.version;
+end
+$$;
+comment on function pgmb.dispatch_some(pgmb.dispatcher, pg_snapshot, integer) is
+    'Take a chunk of what is due and a chunk of what was published, write who gets them, and move the dispatcher behind them.';
+
 create function pgmb.dispatch(most integer default null, out events bigint, out pairs bigint, out more boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    chunk integer;
     at pgmb.dispatcher;
     upto pg_snapshot;
-    due record;
-    fresh record;
-    ids text[];
-    found_pairs record;
-    base bigint;
-    cuts text[];
 begin
     events := 0;
     pairs := 0;
@@ -210,38 +235,14 @@ begin
     if not pgmb.anything(at, upto) then
         return;
     end if;
-    chunk := coalesce(most, pgmb.chunk_size());
-    due := pgmb.take_due(at, upto, chunk);
-    fresh := pgmb.take_published(due.at, upto, chunk);
-    ids := case when cardinality(due.ids) = 0 then fresh.ids
-                else array(select i.id from unnest(due.ids || fresh.ids) as i(id) order by i.id collate "C") end;
-    events := coalesce(cardinality(ids), 0);
-    more := due.more or fresh.more;
-    if events = 0 and (fresh.at).partial_txid is not distinct from at.partial_txid then
-        return;
-    end if;
-    at := fresh.at;
-    base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
-    if fresh.ids is null and not more then
-        at.snapshot := pgmb.snapshot_union(at.snapshot, upto);
-    end if;
-    if events > 0 then
-        found_pairs := pgmb.matches(ids, coalesce(fresh.direct, true) or cardinality(due.ids) > 0);
-        perform pgmb.note_faults(found_pairs.faults);
-        cuts := array(select ids[g] collate "C" from generate_series(1001, events, 1000) as g);
-        pairs := pgmb.write_alone(found_pairs.matches, base, at.total);
-        if exists (
-            select from unnest(found_pairs.matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
-        then
-            pairs := pairs + pgmb.write_shared(found_pairs.matches, base, at.total, cuts);
-        end if;
-    end if;
-    insert into pgmb.dispatcher (
-        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
-    values (
-        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq,
-        pgmb.cursor_at(base + coalesce(cardinality(cuts), 0), 0), at.scheduled_upto, at.total + events, at.source, at.restored);
-    delete from pgmb.dispatcher as d where d.version = at.version;
+    begin
+        select d.events, d.pairs, d.more into events, pairs, more
+        from pgmb.dispatch_some(at, upto, coalesce(most, pgmb.chunk_size())) as d;
+    exception when query_canceled then
+        raise exception using errcode = 'PC013',
+            message = format('dispatching was ended, and at no condition: %s', sqlerrm),
+            hint = 'where it was the time that a poll may take, there is less to do for one with a smaller poll_chunk_size';
+    end;
 end
 $$;
 comment on function pgmb.dispatch(integer) is

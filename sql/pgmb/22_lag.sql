@@ -42,6 +42,8 @@ begin
         (select x.event_id from pgmb.scheduled as x where x.event_id > at.scheduled_upto order by x.event_id
          limit greatest(upto - counted, 0) + 1)
         union all
+        (select l.event_id from pgmb.late(at.snapshot, at.scheduled_upto, 'pmg') as l limit greatest(upto - counted, 0) + 1)
+        union all
         (select x.id from pgmb.later as x where x.id >= (select m.id from pgmb.later_from as m) order by x.id
          limit greatest(upto - counted, 0) + 1)
     ) as s;
