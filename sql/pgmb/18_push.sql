@@ -96,11 +96,27 @@ comment on function pgmb.place_push_function(regclass, text) is
     'Write one of the trigger functions of a table, anew if it is there and belongs to the owner of the table: whoever keeps all '
     'tables may overwrite any function, and another''s is none of ours, whatever trigger calls it.';
 
+create function pgmb.drop_guards(tbl regclass, former_only boolean default false) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    guard name;
+begin
+    for guard in select g.guard from pgmb.push_guards(tbl) as g where not (former_only and g.by_owner) loop
+        perform pgmb.lock_for_capture(tbl, to_drop => true);
+        execute format('drop trigger %I on %s', guard, tbl);
+    end loop;
+end
+$$;
+comment on function pgmb.drop_guards(regclass, boolean) is 'Take the guards off a table, or those only that call what a former owner has.';
+
 create function pgmb.place_guard(tbl regclass, function text) returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
+    perform pgmb.drop_guards(tbl, former_only => true);
     -- To triggers of a partitioned table PostgreSQL (15 to 18) shows what a MERGE updates as the row that it inserted last;
     -- but not where partitions have a trigger that comes before each row is inserted: this one never fires.
     if (select c.relkind = 'p' from pg_class as c where c.oid = tbl) and pgmb.push_guard(tbl) is null then
@@ -149,7 +165,6 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     placed record;
-    guard name := case when 'update' = any (ops) and not departed_only then pgmb.push_guard(tbl) end;
     functions oid[] := array(
         select distinct f.oid
         from pgmb.pushes(tbl) as p
@@ -166,9 +181,8 @@ begin
         perform pgmb.lock_for_capture(placed.relid, to_drop => true);
         execute format('drop trigger pgmb_push_%s on %s', placed.op, placed.relid);
     end loop;
-    if guard is not null then
-        perform pgmb.lock_for_capture(tbl, to_drop => true);
-        execute format('drop trigger %I on %s', guard, tbl);
+    if 'update' = any (ops) and not departed_only then
+        perform pgmb.drop_guards(tbl);
     end if;
     foreach function in array functions loop
         if not exists (select from pg_trigger as t where t.tgfoid = function) then

@@ -73,7 +73,8 @@ begin
             pgmb.jsonb_diff(jsonb, jsonb), pgmb.refuse(text, text), pgmb.descendants(regclass), pgmb.pushed_by(oid, name),
             pgmb.pushes(regclass), pgmb.note_push_fault(oid, text, text, jsonb, jsonb), pgmb.topic_of(regclass, text),
             pgmb.push_body(regclass, text), pgmb.push_rows(regclass, text), pgmb.push_update(regclass),
-            pgmb.push_guard(regclass), pgmb.place_guard(regclass, text),
+            pgmb.push_guards(regclass), pgmb.push_guard(regclass), pgmb.place_guard(regclass, text),
+            pgmb.drop_guards(regclass, boolean),
             pgmb.lock_for_capture(regclass, boolean), pgmb.check_pushable(regclass), pgmb.place_push_function(regclass, text),
             pgmb.place_push(regclass, text), pgmb.drop_push(regclass, text[], boolean), pgmb.note_push(regclass)
             to %1$s

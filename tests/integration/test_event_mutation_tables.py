@@ -101,6 +101,41 @@ def test_a_lost_guard_of_a_partitioned_table_is_told_and_mended(merged):
     assert updates(merged) == [(2, {"kind": "b"}), (12, {"kind": "b"})]
 
 
+def test_a_trigger_that_is_called_like_the_guard_does_not_take_its_place(merged, role):
+    stop(merged)
+    merged.execute(
+        "create function nothing() returns trigger language plpgsql as 'begin return null; end'; "
+        "create trigger pgmb_push_guard_000000000000 after delete on item for each statement execute function nothing()"
+    )
+    push(merged)
+    merged.execute(MERGE)
+    assert updates(merged) == [(2, {"kind": "b"}), (12, {"kind": "b"})]
+    stop(merged)
+    assert merged.execute("select tgname from pg_trigger where tgrelid = 'item'::regclass").fetchall() == [
+        ("pgmb_push_guard_000000000000",)
+    ]
+
+
+def test_the_guard_of_a_former_owner_is_told_and_placed_anew(merged, role):
+    owner = role("heir")
+    merged.execute(f"grant create on schema public to {owner.name}")
+    merged.execute("select pgmb.grant_pusher(%s)", [owner.name])
+    merged.execute(f"alter table item owner to {owner.name}")
+    # What publishes is mended, and the guard calls what a former owner has.
+    mend = "select pgmb.refresh()"
+    assert one(merged, "select stale from pgmb.pushing()")
+    merged.execute(mend)
+    assert not one(merged, "select stale from pgmb.pushing()")
+    of_others = (
+        "select count(*) from pg_trigger as t join pg_proc as f on f.oid = t.tgfoid "
+        "join pg_class as c on c.oid = t.tgrelid where c.relname like 'item%' and f.proowner <> c.relowner "
+        "and t.tgparentid = 0 and t.tgname like 'pgmb%'"
+    )
+    assert one(merged, of_others) == 0
+    merged.execute(MERGE)
+    assert updates(merged) == [(2, {"kind": "b"}), (12, {"kind": "b"})]
+
+
 @pytest.mark.parametrize("halt", [stop, lambda connection: push(connection, update=False)])
 def test_a_partitioned_table_keeps_no_guard_when_its_updates_are_not_sent(merged, halt):
     halt(merged)
