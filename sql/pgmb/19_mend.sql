@@ -117,14 +117,19 @@ begin
         continue when failed.before is null and failed.after is null;
         before := null;
         after := null;
-        if failed.before is not null then
-            execute format('select s.* from pgmb.serialised($1, $2, jsonb_populate_record(null::%s, $3)) as s', tbl)
-            using tbl::oid, failed.op, failed.before into before;
-        end if;
-        if failed.after is not null then
-            execute format('select s.* from pgmb.serialised($1, $2, jsonb_populate_record(null::%s, $3)) as s', tbl)
-            using tbl::oid, failed.op, failed.after into after;
-        end if;
+        begin
+            if failed.before is not null then
+                execute format('select s.* from pgmb.serialised($1, $2, jsonb_populate_record(null::%s, $3)) as s', tbl)
+                using tbl::oid, failed.op, failed.before into before;
+            end if;
+            if failed.after is not null then
+                execute format('select s.* from pgmb.serialised($1, $2, jsonb_populate_record(null::%s, $3)) as s', tbl)
+                using tbl::oid, failed.op, failed.after into after;
+            end if;
+        exception when others or assert_failure then
+            -- The table has other columns by now, of which it is no row.
+            continue;
+        end;
         continue when coalesce(before.error, after.error) is not null;
         payload := case failed.op when 'UPDATE' then pgmb.jsonb_diff(
             coalesce(after.serialised, '{}'), coalesce(before.serialised, '{}')) else coalesce(after.serialised, before.serialised) end;

@@ -205,6 +205,22 @@ def test_a_row_that_cannot_be_serialised_does_not_fail_the_write_and_is_kept_for
     assert faults(item) == []
 
 
+def test_a_row_that_is_none_of_the_table_by_now_keeps_no_other_from_being_published(item):
+    serialise(item, "raise exception 'no';")
+    item.execute("insert into item values (1, 'x', 1), (2, '7', 1)")
+    item.execute("delete from item where id = 1")
+    item.execute("alter table item alter kind type integer using kind::integer")
+    serialise(item, "serialised := to_jsonb(record); emit := true;")
+    assert one(item, "select pgmb.replay_push_faults('item')") == 1
+    assert [(topic, row["id"], row["kind"]) for topic, row, _ in events(item)] == [
+        ("public.item.insert", 2, 7)
+    ]
+    assert [(op, (before or after)["id"]) for op, _, before, after in faults(item)] == [
+        ("INSERT", 1),
+        ("DELETE", 1),
+    ]
+
+
 def test_a_failed_assertion_in_a_serialisation_does_not_fail_the_write(item):
     serialise(item, "assert record.amount > 5, 'too small';")
     item.execute("insert into item values (1, 'a', 5)")
