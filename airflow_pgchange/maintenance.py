@@ -25,6 +25,10 @@ from airflow_pgchange.feeds.errors import (
 MANY_STEPS = 100
 """After so many of one kind, what is still to be dispatched or placed is left to the next time."""
 
+LEFT = "left "
+AGAIN = (LEFT, "kept ", "postponed ")
+"""How a line begins that says that more is left for another transaction, and lines that are said again in that one."""
+
 PLACED = 10_000
 """Scheduled events that are placed in one transaction."""
 
@@ -121,7 +125,7 @@ def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
     # Trimming gives back the room of a default partition, which is read before the next one is made.
     for step in ("trim_partitions", "make_partitions", "drop_emptied"):
         for table in ("pgmb.dispatched", "pgmb.events"):
-            report.add(report.done, partial(_lines, connection, f"pgmb.{step}", table))
+            report.add(report.done, partial(_all_lines, connection, f"pgmb.{step}", table))
     for step in ("expire_subscriptions", "forget_faults", "forget_dropped", "trim_published"):
         report.add(report.done, partial(_lines, connection, f"pgmb.{step}"))
     _mend(report, connection, *MUTATIONS)
@@ -132,6 +136,17 @@ def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
 def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
     query = sql.SQL("select line::text from {} as line").format(call(function, *arguments))
     return [row[0] for row in connection.execute(query).fetchall()]
+
+
+def _all_lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
+    """Call it, each time in a transaction of its own, until it leaves nothing to the next time."""
+    said: list[str] = []
+    for _ in range(MANY_STEPS):
+        lines = _lines(connection, function, *arguments)
+        said = [line for line in said if not line.startswith(AGAIN)] + lines
+        if not any(line.startswith(LEFT) for line in lines):
+            break
+    return said
 
 
 def _mend(

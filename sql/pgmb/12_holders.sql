@@ -30,14 +30,10 @@ comment on function pgmb.retries(pgmb.event_id, pgmb.event_id) is
     'The retries that name events in a range of ids, read or not: those are to be read again until the retry is read.';
 
 -- Each branch is a pipeline that ends when its reader has seen enough: pinned paths would keep them from being inlined.
-create function pgmb.needs(lower pgmb.event_id, upper pgmb.event_id)
+create function pgmb.needs_of_dispatched(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable
 as $$
-    select 'undispatched', null, u.event_id, null::timestamptz
-    from pgmb.unread_events as u
-    where u.event_id >= lower and u.event_id < upper
-    union all
     select 'unread', c.group_id, i.id, c.since
     from pgmb.cursors() as c
     -- From each cursor on: never through what everybody has read.
@@ -77,9 +73,22 @@ as $$
         select x.* from pgmb.retries(lower, upper) as x where x.id = w.id and x.group_id = g.group_id offset 0
     ) as r
 $$;
+comment on function pgmb.needs_of_dispatched(pgmb.event_id, pgmb.event_id) is
+    'Why dispatched events in a range of ids may not go, an event and holder each: it is unread by a group, a condition failed '
+    'for it (fault), or a retry that is still to be read names it.';
+
+create function pgmb.needs(lower pgmb.event_id, upper pgmb.event_id)
+returns table (kind text, holder text, event_id text, since timestamptz)
+language sql stable
+as $$
+    select 'undispatched', null, u.event_id, null::timestamptz
+    from pgmb.unread_events as u
+    where u.event_id >= lower and u.event_id < upper
+    union all
+    select n.* from pgmb.needs_of_dispatched(lower, upper) as n
+$$;
 comment on function pgmb.needs(pgmb.event_id, pgmb.event_id) is
-    'Why events in a range of ids may not go, an event and holder each: it is undispatched, unread by a group, a condition '
-    'failed for it (fault), or a retry that is still to be read names it.';
+    'Why events in a range of ids may not go, an event and holder each: it is undispatched, or needed since it is dispatched.';
 
 create function pgmb.needs_dispatches(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
@@ -96,9 +105,12 @@ $$;
 comment on function pgmb.needs_dispatches(pgmb.event_id, pgmb.event_id) is
     'The groups that have not read a range of dispatches.';
 
-create function pgmb.holder_of(tbl regclass, lower pgmb.event_id, upper pgmb.event_id) returns text
+create function pgmb.holder_of(
+    tbl regclass, lower pgmb.event_id, upper pgmb.event_id, all_dispatched boolean default false
+) returns text
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off
 set enable_seqscan = off
@@ -114,8 +126,10 @@ begin
         -- all else that it has not read.
         select n.* into need from pgmb.needs_dispatches(lower, upper) as n
         where n.event_id >= lower and n.event_id < upper limit 1;
-        if need.kind is null then
+        if need.kind is null and not all_dispatched then
             select n.* into need from pgmb.needs(lower, upper) as n limit 1;
+        elsif need.kind is null then
+            select n.* into need from pgmb.needs_of_dispatched(lower, upper) as n limit 1;
         end if;
     end if;
     return case need.kind
@@ -126,8 +140,9 @@ begin
     end;
 end
 $$;
-comment on function pgmb.holder_of(regclass, pgmb.event_id, pgmb.event_id) is
-    'One reason why a range of events, or of dispatches, may not go; null where there is none.';
+comment on function pgmb.holder_of(regclass, pgmb.event_id, pgmb.event_id, boolean) is
+    'One reason why a range of events, or of dispatches, may not go; null where there is none. all_dispatched: so much is known, '
+    'and what is not dispatched, which may be very much, is not gone through.';
 
 create function pgmb.default_spans(tbl regclass, upto pgmb.event_id default 'pn')
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
@@ -181,3 +196,79 @@ comment on function pgmb.holders() is
     'Who holds which partition of the events, the default one too, and why: undispatched events, groups that have not read theirs (unread), failed '
     'conditions (fault), retries to come (retry); how many events, the oldest of them, and since when. Counts every event: '
     'not for a sensor.';
+
+create function pgmb.retained_from(current_ts timestamptz) returns pgmb.event_id
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select pgmb.create_event_id(current_ts - pgmb.setting_as_interval('partition_retention_period'), 0)
+$$;
+comment on function pgmb.retained_from(timestamptz) is 'The id below which rows are older than partition_retention_period.';
+
+create function pgmb.past_retention(tbl regclass, current_ts timestamptz default now())
+returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.*
+    from pgmb.get_partitions_and_bounds(tbl) as p
+    where p.upper_bound <= pgmb.retained_from(current_ts)
+$$;
+comment on function pgmb.past_retention(regclass, timestamptz) is
+    'The partitions that are older than partition_retention_period, with their bounds.';
+
+create function pgmb.old_partitions(tbl regclass, current_ts timestamptz default now())
+returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id, holder text)
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+    parts regclass[];
+    lowest text[];
+    ends text[];
+    waiting integer[] := '{}';
+begin
+    select array_agg(p.partition_id), array_agg(p.lower_bound::text), array_agg(p.upper_bound::text) into parts, lowest, ends
+    from pgmb.past_retention(tbl, current_ts) as p
+    where pgmb.empty_ones(array[p.partition_id]) = '{}';
+    if tbl = 'pgmb.events'::regclass and parts is not null then
+        -- What is not dispatched may be very much: it is gone through once, and not for each of them.
+        waiting := array(
+            select distinct u.place from (
+                select x.event_id, width_bucket(x.event_id::text collate "C", lowest) as place from pgmb.unread_events as x
+                where x.event_id >= lowest[1] and x.event_id < ends[cardinality(ends)] offset 0
+            ) as u
+            where u.event_id < ends[u.place]);
+    end if;
+    for n in 1..coalesce(cardinality(parts), 0) loop
+        partition_id := parts[n];
+        lower_bound := lowest[n];
+        upper_bound := ends[n];
+        holder := case when n = any (waiting) then 'not all in it is dispatched'
+                       else pgmb.holder_of(tbl, lower_bound, upper_bound, true) end;
+        return next;
+    end loop;
+end
+$$;
+comment on function pgmb.old_partitions(regclass, timestamptz) is
+    'The partitions that are older than partition_retention_period and hold something, each with one reason why it may not go, '
+    'null where there is none.';
+
+create function pgmb.overdue(current_ts timestamptz default now()) returns table (partition regclass, reason text)
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.partition_id, p.holder from pgmb.old_partitions('pgmb.events', current_ts) as p where p.holder is not null
+    union
+    select p.partition_id, n.reason
+    from pgmb.default_spans('pgmb.events', pgmb.retained_from(current_ts)) as p
+    cross join lateral pgmb.holder_of('pgmb.events', p.lower_bound, p.upper_bound) as n(reason)
+    where n.reason is not null
+    order by 1, 2
+$$;
+comment on function pgmb.overdue(timestamptz) is
+    'The partitions of events that are kept although they are older than partition_retention_period, each with one reason, and '
+    'the default one for what it holds that is; pgmb.holders() says all.';

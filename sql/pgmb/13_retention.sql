@@ -1,7 +1,8 @@
 -- What is older than partition_retention_period goes, a partition at a time, when nobody needs anything in it.
 --
--- A partition is emptied under a lock of its own that nobody waits for long, after a second look: an insert may have come
--- before the lock. Emptied ones are dropped by and by.
+-- Who needs what is looked for without a lock. Then a few partitions are emptied, under locks that nobody waits for long, after
+-- a second look: an insert may have come before the lock. As locks are kept to the end of the transaction, the others are left
+-- to the next one. Emptied ones are dropped by and by.
 
 create function pgmb.empty_ones(parts regclass[]) returns regclass[]
 language plpgsql stable
@@ -22,31 +23,6 @@ begin
 end
 $$;
 comment on function pgmb.empty_ones(regclass[]) is 'Those of some partitions that hold nothing.';
-
-create function pgmb.trim_partition(tbl regclass, part regclass, lower pgmb.event_id, upper pgmb.event_id) returns text
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-set lock_timeout = '200ms'
-as $$
-declare
-    holder text := pgmb.holder_of(tbl, lower, upper);
-begin
-    if holder is not null then
-        return format('kept %s: %s', part, holder);
-    end if;
-    execute format('lock table only %s in access exclusive mode', part);
-    holder := pgmb.holder_of(tbl, lower, upper);
-    if holder is not null then
-        return format('kept %s: %s', part, holder);
-    end if;
-    execute format('truncate %s', part);
-    return format('emptied %s', part);
-exception when lock_not_available then
-    return format('postponed %s: it is in use', part);
-end
-$$;
-comment on function pgmb.trim_partition(regclass, regclass, pgmb.event_id, pgmb.event_id) is
-    'Empty one partition that nobody needs; says what it did, or why not.';
 
 create function pgmb.shrink_default(tbl regclass, edge pgmb.event_id) returns void
 language plpgsql
@@ -120,51 +96,88 @@ $$;
 comment on function pgmb.restored() is
     'Whether this is a copy in another cluster that has not dispatched yet: till then nobody can tell what was dispatched.';
 
-create function pgmb.retained_from(current_ts timestamptz) returns pgmb.event_id
-language sql stable
+create function pgmb.holder_since(tbl regclass, lower pgmb.event_id, upper pgmb.event_id, seen pg_snapshot) returns text
+language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
 as $$
-    select pgmb.create_event_id(current_ts - pgmb.setting_as_interval('partition_retention_period'), 0)
+begin
+    if tbl = 'pgmb.events'::regclass and (
+        exists (
+            select
+            from pgmb.dispatcher_now() as d
+            cross join lateral pgmb.undispatched(
+                pgmb.snapshot_union(d.snapshot, seen), null, null, pg_current_snapshot()) as u
+            cross join lateral unnest(u.ids) as i(id)
+            where i.id >= lower and i.id < upper)
+        or exists (select from pgmb.scheduled as s where s.event_id >= lower and s.event_id < upper)
+        or exists (select from pgmb.later as l where l.id >= lower and l.id < upper))
+    then
+        return 'not all in it is dispatched';
+    end if;
+    return pgmb.holder_of(tbl, lower, upper, true);
+end
 $$;
-comment on function pgmb.retained_from(timestamptz) is 'The id below which rows are older than partition_retention_period.';
+comment on function pgmb.holder_since(regclass, pgmb.event_id, pgmb.event_id, pg_snapshot) is
+    'As pgmb.holder_of, of a range that nobody can write into now: of what the snapshot sees all in it is dispatched.';
 
-create function pgmb.past_retention(tbl regclass, current_ts timestamptz default now())
-returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
-language sql stable
+create function pgmb.trim_some(tbl regclass, parts regclass[], seen pg_snapshot) returns setof text
+language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
 as $$
-    select p.*
-    from pgmb.get_partitions_and_bounds(tbl) as p
-    where p.upper_bound <= pgmb.retained_from(current_ts)
+declare
+    part record;
+    holder text;
+    locked_at timestamptz;
+    tried integer := 0;
+    free regclass[] := '{}';
+begin
+    for part in
+        select p.* from pgmb.get_partitions_and_bounds(tbl) as p where p.partition_id = any (parts)
+        -- Nobody waits for us while we wait for others: what somebody uses comes last.
+        order by exists (select from pg_locks as l where l.relation = p.partition_id and l.pid <> pg_backend_pid()), p.lower_bound
+    loop
+        exit when cardinality(free) = 16 or clock_timestamp() > locked_at + interval '100 ms';
+        tried := tried + 1;
+        begin
+            execute format('lock table only %s in access exclusive mode', part.partition_id);
+            locked_at := coalesce(locked_at, clock_timestamp());
+            holder := pgmb.holder_since(tbl, part.lower_bound, part.upper_bound, seen);
+            if holder is null then
+                free := free || part.partition_id;
+            else
+                return next format('kept %s: %s', part.partition_id, holder);
+            end if;
+        exception when lock_not_available then
+            return next format('postponed %s: it is in use', part.partition_id);
+        end;
+    end loop;
+    -- After all have been looked at: with each one that is emptied every query is planned anew.
+    for part in select f.id from unnest(free) as f(id) loop
+        execute format('truncate %s', part.id);
+        return next format('emptied %s', part.id);
+    end loop;
+    if tried < cardinality(parts) then
+        return next format('left %s old partitions of %s to the next time', cardinality(parts) - tried, tbl);
+    end if;
+end
 $$;
-comment on function pgmb.past_retention(regclass, timestamptz) is
-    'The partitions that are older than partition_retention_period, with their bounds.';
-
-create function pgmb.overdue(current_ts timestamptz default now()) returns table (partition regclass, reason text)
-language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select distinct p.partition_id, n.reason
-    from (
-        select r.* from pgmb.past_retention('pgmb.events', current_ts) as r
-        where pgmb.empty_ones(array[r.partition_id]) = '{}'
-        union all
-        select * from pgmb.default_spans('pgmb.events', pgmb.retained_from(current_ts))
-    ) as p
-    cross join lateral pgmb.holder_of('pgmb.events', p.lower_bound, p.upper_bound) as n(reason)
-    where n.reason is not null
-    order by 1, 2
-$$;
-comment on function pgmb.overdue(timestamptz) is
-    'The partitions of events that are kept although they are older than partition_retention_period, each with one reason, and '
-    'the default one for what it holds that is; pgmb.holders() says all.';
+comment on function pgmb.trim_some(regclass, regclass[], pg_snapshot) is
+    'Empty the first of some partitions that nobody needed when the snapshot was taken: as many as are done in a fraction of a '
+    'second. A line for each, and one for those that are left.';
 
 create function pgmb.trim_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
+    seen pg_snapshot;
     part record;
+    free regclass[] := '{}';
 begin
     perform pgmb.check_append_only(tbl);
     if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
@@ -175,19 +188,23 @@ begin
         return next format('kept all of %s: it was restored here, and select pgmb.poll_for_events() comes first', tbl);
         return;
     end if;
-    for part in select * from pgmb.past_retention(tbl, current_ts) loop
-        if pgmb.empty_ones(array[part.partition_id]) = '{}' then
-            return next pgmb.trim_partition(tbl, part.partition_id, part.lower_bound, part.upper_bound);
+    return query select * from pgmb.trim_default(tbl, pgmb.retained_from(current_ts));
+    seen := pg_current_snapshot();
+    for part in select * from pgmb.old_partitions(tbl, current_ts) loop
+        if part.holder is null then
+            free := free || part.partition_id;
+        else
+            return next format('kept %s: %s', part.partition_id, part.holder);
         end if;
     end loop;
-    return query select * from pgmb.trim_default(tbl, pgmb.retained_from(current_ts));
     -- In any case: when the last of its rows went somebody may have been at work there.
     perform pgmb.shrink_default(tbl, pgmb.placed_from(current_ts));
+    return query select * from pgmb.trim_some(tbl, free, seen);
 end
 $$;
 comment on function pgmb.trim_partitions(regclass, timestamptz) is
-    'Empty the partitions that are older than partition_retention_period and that nobody needs; a line for each thing done or '
-    'kept, and for whom.';
+    'Empty partitions that are older than partition_retention_period and that nobody needs, a few: where some are left it says '
+    'so, and is called again in another transaction. A line for each thing done or kept, and for whom.';
 
 create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
 language plpgsql

@@ -7,6 +7,7 @@ import threading
 import psycopg
 import pytest
 
+from airflow_pgchange.maintenance import maintain as look_after
 from tests.commits import until
 from tests.event_keeping import dispatch, kept, lines, maintain, narrow, partitions, publish, read, subscribe
 from tests.tubes import one
@@ -42,10 +43,7 @@ def test_an_event_that_is_committed_while_retention_waits_for_its_partition_stay
     ids = publish(log)
     dispatch(log)
     read(log)
-    log.execute(
-        "alter function pgmb.trim_partition(regclass, regclass, pgmb.event_id, pgmb.event_id) "
-        "set lock_timeout = '60s'"
-    )
+    log.execute("alter function pgmb.trim_some(regclass, regclass[], pg_snapshot) set lock_timeout = '60s'")
     publisher, told = connect(autocommit=False), []
     late = publish(publisher)
 
@@ -166,3 +164,64 @@ def test_everything_is_read_once_while_partitions_come_and_go(log, db):
     got.extend(read(log))
     assert aside > 0
     assert sorted(got) == sorted(published)
+
+
+@pytest.fixture
+def many(log):
+    """40 old partitions with an event each that everybody has read."""
+    narrow(log)
+    for statement in lines(
+        log,
+        "select format('create table pgmb.events_old_%s partition of pgmb.events for values from (%L) to (%L)', n, "
+        "pgmb.create_event_id(t, 0), pgmb.create_event_id(t + interval '1 minute', 0)) "
+        "from generate_series(1, 40) as n cross join lateral ("
+        "select date_trunc('hour', now() - interval '3 hours') + n * interval '1 minute') as o(t)",
+    ):
+        log.execute(statement)
+    for n in range(1, 41):
+        publish(log, at=f"date_trunc('hour', now() - interval '3 hours') + interval '{n} minutes 1 second'")
+    dispatch(log)
+    assert len(read(log)) == 40
+    return log
+
+
+def test_of_many_old_partitions_a_few_are_emptied_in_a_transaction_and_the_rest_in_others(many):
+    told = lines(many, "select pgmb.trim_partitions('pgmb.events')")
+    emptied = [line for line in told if line.startswith("emptied")]
+    assert 1 <= len(emptied) <= 16
+    assert told[-1] == f"left {40 - len(emptied)} old partitions of events to the next time"
+    report = look_after(many)
+    assert len([line for line in report.done if line.startswith("emptied events_old_")]) == 40 - len(emptied)
+    assert not any(line.startswith("left") for line in report.done)
+    assert kept(many) == []
+
+
+def test_old_partitions_that_are_in_use_keep_no_other_from_being_emptied(many, connect):
+    reader = connect(autocommit=False)
+    for n in range(1, 21):
+        reader.execute(f"select from pgmb.events_old_{n}")
+    report = look_after(many)
+    assert len([line for line in report.done if line.startswith("emptied events_old_")]) == 20
+    assert len([line for line in report.done if line.startswith("postponed events_old_")]) == 20
+    reader.rollback()
+    look_after(many)
+    assert kept(many) == []
+
+
+def test_what_is_not_dispatched_is_gone_through_once_for_all_old_partitions(many):
+    for _ in range(1000):
+        publish(many)
+    (held,) = publish(
+        many, at="date_trunc('hour', now() - interval '3 hours') + interval '20 minutes 2 seconds'"
+    )
+    with many.transaction():
+        many.execute("set local enable_seqscan = off")
+        told = lines(many, "select pgmb.trim_partitions('pgmb.events')")
+        gone_through = one(
+            many,
+            "select sum(pg_stat_get_xact_tuples_returned(c.oid)) from pg_class as c where c.relname ~ '^published_'",
+        )
+    assert "kept events_old_20: not all in it is dispatched" in told
+    assert gone_through < 5000
+    look_after(many)
+    assert held in kept(many)
