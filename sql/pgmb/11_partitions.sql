@@ -215,7 +215,9 @@ begin
     for part in
         select pgmb.extract_date_from_event_id(p.lower_bound) as begins, pgmb.extract_date_from_event_id(p.upper_bound) as ends
         from pgmb.get_partitions_and_bounds(tbl) as p
-        where p.upper_bound > pgmb.create_event_id(lower, 0) and p.partition_id <> all (pgmb.misfits(tbl, current_ts))
+        where p.upper_bound > pgmb.create_event_id(lower, 0)
+          -- Asked once, and not for each of them.
+          and p.partition_id <> all ((select pgmb.misfits(tbl, current_ts))::regclass[])
         union all
         select 'infinity', 'infinity'
         order by 1

@@ -103,6 +103,9 @@ declare
     misfits regclass[];
     missing tstzrange[];
     crowded text;
+    -- Publishers wait while some are attached, and that is to be a moment.
+    lot constant integer := 50;
+    left_over integer;
 begin
     perform pgmb.check_append_only(tbl);
     if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
@@ -119,6 +122,15 @@ begin
     if missing = '{}' and misfits = '{}' then
         return;
     end if;
+    left_over := greatest(cardinality(missing), cardinality(misfits)) - lot;
+    if left_over > 0 then
+        missing := missing[:lot];
+        misfits := array(
+            select p.partition_id from pgmb.get_partitions_and_bounds(tbl) as p
+            where p.partition_id = any (misfits)
+              and p.lower_bound < pgmb.create_event_id(coalesce(upper(missing[lot]), 'infinity'), 0)
+            limit lot);
+    end if;
     -- All of them before the first is attached: from then on publishers wait.
     perform pgmb.prepare_partition(tbl, m) from unnest(missing) as m;
     loop
@@ -127,6 +139,9 @@ begin
             case when stop_publishers then null else 10000 end);
         begin
             return query select pgmb.attach_partitions(tbl, missing, misfits, stop_publishers);
+            if left_over > 0 then
+                return next format('left %s partitions of %s to the next time', left_over, tbl);
+            end if;
             return;
         exception when lock_not_available or object_in_use then
             tries := tries - 1;
@@ -143,9 +158,10 @@ end
 $$;
 comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
     'Keep partitions of partition_interval ready for future_intervals_to_create from now, one at least; a line for each thing '
-    'done. Where publishers'' transactions are in the way it tries again for a few seconds, unless its transaction has written '
-    'before. Of those made ahead with a longer interval the empty ones are replaced. Where the default partition has grown, it '
-    'must be told that it may stop publishers while that is read: then it waits, up to a minute, for those at work.';
+    'done. It makes the next 50: where some are left it says so, and is called again in another transaction. Where publishers'' '
+    'transactions are in the way it tries again for a few seconds, unless its transaction has written before. Of those made '
+    'ahead with a longer interval the empty ones are replaced. Where the default partition has grown, it must be told that it '
+    'may stop publishers while that is read: then it waits, up to a minute, for those at work.';
 
 create function pgmb.maintain_append_only_table(tbl regclass, current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
@@ -183,6 +199,6 @@ end
 $$;
 comment on function pgmb.maintain_events_table(timestamptz) is
     'Look after the log, in one transaction: select pgmb.maintain_events_table(). Subscriptions expire, partitions are made '
-    'ahead, what is old and needed by nobody goes. A line for each thing done, postponed, or kept and for whom. What is locked '
-    'stays so to the end: it tries once where its steps, each in a transaction of its own, try for some seconds. It is a '
-    'function: call is for procedures.';
+    'ahead, what is old and needed by nobody goes. A line for each thing done, postponed, kept and for whom, or left to the next '
+    'time, as no more is locked at once than takes a moment. What is locked stays so to the end: it tries once where its steps, '
+    'each in a transaction of its own, try for some seconds. It is a function: call is for procedures.';

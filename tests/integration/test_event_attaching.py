@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
+from airflow_pgchange.maintenance import maintain as look_after
 from tests.commits import until
 from tests.event_keeping import (
     configure,
@@ -367,3 +368,33 @@ def test_of_partitions_that_cannot_be_attached_nothing_is_left(connect):
     (told,) = lines(connection, "select pgmb.make_partitions('pgmb.events', now() + interval '5 hours')")
     assert "it is in use" in told
     assert one(connection, tables) == before
+
+
+def test_many_partitions_are_made_some_at_a_time_the_nearest_first(connect):
+    connection = connect()
+    configure(connection, partition_interval="1 minute", future_intervals_to_create="4 hours")
+    before = partitions(connection)
+    told = lines(connection, "select pgmb.make_partitions('pgmb.events')")
+    assert len([line for line in told if line.startswith("added")]) == 50
+    assert told[-1].startswith("left ")
+    assert told[-1].endswith(" partitions of events to the next time")
+    now = one(connection, "select now()")
+    assert any(begins <= now < ends for _, begins, ends in partitions(connection))
+    report = look_after(connection)
+    assert not any(line.startswith("left") for line in report.done)
+    assert contiguous(connection)
+    assert len(partitions(connection)) - len(before) > 120
+    assert lines(connection, "select pgmb.make_partitions('pgmb.events')") == []
+
+
+def test_many_partitions_that_are_too_long_are_replaced_some_at_a_time(connect):
+    connection = connect()
+    configure(connection, partition_interval="3 minutes", future_intervals_to_create="4 hours")
+    look_after(connection)
+    configure(connection, partition_interval="1 minute")
+    told = lines(connection, "select pgmb.make_partitions('pgmb.events')")
+    assert len([line for line in told if line.startswith("added")]) == 50
+    assert 1 <= len([line for line in told if line.startswith("dropped")]) <= 50
+    look_after(connection)
+    assert contiguous(connection)
+    assert lines(connection, "select pgmb.make_partitions('pgmb.events')") == []
