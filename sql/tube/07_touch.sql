@@ -1,4 +1,4 @@
--- Touching by hand: ids that someone knows, or the result of a query, or what is undone of a table that gets another shard.
+-- Touching by hand: ids that someone knows, or the result of a query.
 
 create function tube.checked_op(op text) returns text
 language plpgsql stable
@@ -183,43 +183,6 @@ end
 $$;
 comment on function tube.place_touch(regclass) is
     'Make a table''s own function <table>_touch beside it, for its owner, or drop it where the table is attached to nothing.';
-
-create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    upto bigint := nextval('tube.seq');
-begin
-    if not has_table_privilege(known.pods, 'select') then
-        raise insufficient_privilege using
-            message = format('who gives %s another shard must read the pods of its old one', tbl),
-            hint = format('let their owner run: grant select on %s to %I', known.pods, current_user);
-    end if;
-    insert into tube.moved (tube, from_shard, to_shard, upto)
-    select known.name, o.shard, move.to_shard, upto
-    from (
-        select move.from_shard
-        union
-        -- What waits for a shard that the table came from before.
-        select m.from_shard from tube.moved as m where m.tube = known.name and m.to_shard = move.from_shard
-    ) as o(shard)
-    where o.shard <> move.to_shard;
-    -- Whoever works the old shard no longer looks into the table: what is undone of it is touched again under the new one.
-    -- Of another table in the old shard that is one too many, which does no harm.
-    execute format(
-        'insert into %1$s (op, shard, ids, payload, ts)
-         select l.op, $2, l.ids, l.payload, l.ts from %1$s as l
-         where l.shard = $1 and (
-             l.ids <> ''{}'' or l.payload ->> ''type'' in (''truncate'', ''backfill_end'')
-             and tube.table_named(l.payload ->> ''tbl'') = $3)
-         order by l.seq', known.pods)
-    using from_shard, to_shard, tbl;
-end
-$$;
-comment on function tube.move(tube.tube, regclass, integer, integer) is
-    'Bring what is undone of a table under its new shard, whose newer pods wait for those of the old one. Nobody may be '
-    'working the tube or writing the table.';
 
 create function tube.named_all(tube_or_tubes text) returns setof tube.tube
 language plpgsql stable

@@ -5,7 +5,21 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.tubes import ack, attach, claim, detach, drain, lag, make, one, pods, take, touch
+from tests.tubes import (
+    ack,
+    attach,
+    changes,
+    claim,
+    controls,
+    detach,
+    drain,
+    lag,
+    make,
+    one,
+    pods,
+    take,
+    touch,
+)
 
 
 @pytest.fixture
@@ -141,3 +155,96 @@ def test_tables_that_swap_their_shards_do_not_wait_for_each_other_for_ever(conne
         got += take(connection, 0, 2, limit=2) + take(connection, 1, 2, limit=2)
     assert set(got) == {1, 2, 11, 12, 21, 22, 111, 112}
     assert pods(connection) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("shards", [(0, 1), (0, 1, 2)], ids=str)
+def test_what_waits_does_not_grow_with_the_moves_of_a_table(connect, workers, shards):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key, n int default 0)")
+    make(connection, workers=workers)
+    attach(connection, shard=0)
+    connection.execute("insert into item select generate_series(1, 1000); truncate item")
+    connection.execute("insert into item select generate_series(1, 1000); update item set n = 1")
+    touch(connection, 1, 2, payload={"why": "asked"})
+    for turn in range(1, 21):
+        attach(connection, shard=shards[turn % len(shards)])
+        connection.execute("update item set n = %s where id = 7", [turn])
+        for shard in range(3):
+            waiting = [each for _, of, ids in pods(connection) if of == shard for each in ids]
+            # As it was written, and again as it came from another shard: inserts, updates, the touch by hand.
+            assert len(waiting) <= (3002 + 2002 if shard == 0 else 2002) + turn
+        assert len(controls(connection)) <= len(shards) + 1
+    got = []
+    for _ in range(10):
+        got += [each for worker in range(workers) for each in drain(connection, worker, workers)]
+    assert set(got) == set(range(1, 1001))
+    assert pods(connection) == []
+
+
+def test_a_table_that_comes_back_leaves_a_batch_that_was_claimed_as_it_is(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key, n int default 0)")
+    make(connection)
+    attach(connection, shard=0)
+    connection.execute("insert into item values (1), (2)")
+    attach(connection, shard=1)
+    batch = claim(connection)
+    attach(connection, shard=0)
+    attach(connection, shard=1)
+    again = claim(connection)
+    assert (again["id"], again["attempt"]) == (batch["id"], 2)
+    assert sorted(changes(connection, again)) == [1, 1, 2, 2]
+    ack(connection, again)
+    # Between its claim and its end the table was another's: what it did may not be what is there now.
+    assert set(drain(connection)) == {1, 2}
+
+
+def test_a_table_that_comes_back_brings_what_was_touched_meanwhile_and_what_waits_for_it_last(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key, n int default 0)")
+    make(connection, workers=2)
+    attach(connection, shard=0)
+    connection.execute("insert into item values (1), (2)")
+    attach(connection, shard=1)
+    connection.execute("update item set n = 1 where id = 2")
+    attach(connection, shard=0)
+    connection.execute("insert into item values (3); truncate item")
+    attach(connection, shard=1)
+    assert take(connection, 1, 2) == []
+    assert take(connection, 0, 2, limit=2) == [1, 2]
+    assert take(connection, 1, 2) == []
+    assert drain(connection, 0, 2) == [1, 2, 3]
+    assert sorted(drain(connection, 1, 2)) == [1, 2, 3]
+    assert [shard for _, shard, _ in controls(connection)] == [0, 1]
+
+
+def test_who_may_not_delete_pods_moves_a_table_all_the_same(connect, role, connect_to):
+    connection = connect()
+    make(connection)
+    who = role("owner")
+    connection.execute("select tube.grant_use(%s::regrole)", [who.name])
+    connection.execute(f"grant insert, select on q to {who.name}; create schema own authorization {who.name}")
+    owner = connect_to(who.conninfo)
+    owner.execute("create table own.item (id bigint primary key)")
+    attach(owner, "own.item")
+    owner.execute("insert into own.item values (1)")
+    for turn in range(1, 8):
+        attach(owner, "own.item", shard=turn % 2)
+    assert [ids for _, _, ids in pods(connection)] == [[1]] * 8
+
+
+def test_what_somebody_deletes_by_hand_keeps_no_table_from_moving(connect):
+    connection, by_hand = connect(), connect(autocommit=False)
+    connection.execute("create table item (id bigint primary key)")
+    make(connection)
+    attach(connection, shard=0)
+    connection.execute("insert into item values (1)")
+    attach(connection, shard=1)
+    attach(connection, shard=0)
+    by_hand.execute("delete from q where shard = 1")
+    connection.execute("set statement_timeout = '10s'")
+    attach(connection, shard=1)
+    by_hand.commit()
+    assert 1 in [shard for _, shard, _ in pods(connection)]
+    assert set(drain(connection)) == {1}

@@ -1,0 +1,120 @@
+-- A table that gets another shard: what is undone of it comes under the new one.
+--
+-- Whoever works the old shard no longer looks into the table, so its undone ids are touched again; each once, however many pods
+-- they were in. They stay under the old shard too, where they may be those of another table. If the table comes back before all
+-- that is done, what then comes again takes the place of what waited there, or else each move would add to what the next copies.
+
+create function tube.asks_for_giving_up(tbl text) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format(
+        'l.ids = ''{}'' and l.payload ->> ''type'' in (''truncate'', ''backfill_end'') '
+        'and tube.table_named(l.payload ->> ''tbl'') = %s', tbl)
+$$;
+comment on function tube.asks_for_giving_up(text) is
+    'The condition of the control pods for which a downstream gives up what it holds of a table.';
+
+create function tube.drop_repeated(known tube.tube, tbl regclass, shard integer, upto bigint) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+set lock_timeout = '100ms'
+set jit = off
+as $$
+begin
+    -- Not what a batch has that was claimed: it is the same when it is tried again. Nor what was in the shard before the table
+    -- first came to it.
+    execute format(
+        'with again as (
+             select l.op, l.payload, i.id from %1$s as l cross join lateral unnest(l.ids) as i(id)
+             where l.shard = $1 and l.seq > $2
+         ), repeated as (
+             select l.ctid as place
+             from %1$s as l
+             cross join lateral unnest(l.ids) as i(id)
+             left join again as a on a.id = i.id and a.op = l.op and a.payload is not distinct from l.payload
+             where l.shard = $1 and l.seq <= $2
+               and l.seq > (select min(m.upto) from tube.moved as m where m.tube = $3 and m.to_shard = $1 and m.upto < $2)
+               and l.seq not in (
+                   select p.seq
+                   from tube.worker as w cross join lateral tube.pods_of(w.tube, w.worker, w.batch -> ''bounds'') as p
+                   where w.tube = $3 and w.worker = $4 and w.batch is not null)
+             group by l.ctid
+             having bool_and(a.id is not null)
+         )
+         delete from %1$s as l using repeated as r where l.ctid = r.place', known.pods)
+    using shard, upto, known.name, tube.worker_of(shard, known.partitions);
+    execute format(
+        'delete from %1$s as l
+         where l.shard = $1 and l.seq <= $2 and %2$s
+           and exists (
+               select from %1$s as a
+               where a.ids = ''{}'' and a.shard = $1 and a.seq > $2 and a.op = l.op
+                 and a.payload ->> ''type'' = l.payload ->> ''type''
+                 and a.payload ->> ''start_seq'' is not distinct from l.payload ->> ''start_seq''
+                 and tube.table_named(a.payload ->> ''tbl'') = $3)', known.pods, tube.asks_for_giving_up('$3'))
+    using shard, upto, tbl;
+exception when lock_not_available then
+    null; -- Somebody is deleting some by hand. They are done twice, which does no harm.
+end
+$$;
+comment on function tube.drop_repeated(tube.tube, regclass, integer, bigint) is
+    'Take away what waited in a shard for a table that came back to it, where all of it comes again behind a seq.';
+
+create function tube.move(known tube.tube, tbl regclass, from_shard integer, to_shard integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+as $$
+declare
+    upto bigint := nextval('tube.seq');
+begin
+    if not has_table_privilege(known.pods, 'select') then
+        raise insufficient_privilege using
+            message = format('who gives %s another shard must read the pods of its old one', tbl),
+            hint = format('let their owner run: grant select on %s to %I', known.pods, current_user);
+    end if;
+    insert into tube.moved (tube, from_shard, to_shard, upto)
+    select known.name, o.shard, move.to_shard, upto
+    from (
+        select move.from_shard
+        union
+        -- What waits for a shard that the table came from before.
+        select m.from_shard from tube.moved as m where m.tube = known.name and m.to_shard = move.from_shard
+    ) as o(shard)
+    where o.shard <> move.to_shard;
+    -- Of another table in the old shard that is one too many, which does no harm.
+    execute format(
+        'insert into %1$s (op, shard, ids, payload, ts)
+         select c.op, $2, array_agg(c.id order by c.seq, c.n), c.payload, min(c.ts)
+         from (
+             select u.*, div(row_number() over (partition by u.op, u.payload order by u.seq, u.n) - 1, 250) as chunk
+             from (
+                 select distinct on (l.op, l.payload, i.id) l.op, l.payload, i.id, i.n, l.seq, l.ts
+                 from %1$s as l cross join lateral unnest(l.ids) with ordinality as i(id, n)
+                 where l.shard = $1 and i.id is not null
+                 order by l.op, l.payload, i.id, l.seq, i.n
+             ) as u
+         ) as c
+         group by c.op, c.payload, c.chunk
+         order by min(c.seq)', known.pods)
+    using from_shard, to_shard;
+    execute format(
+        'insert into %1$s (op, shard, ids, payload, ts)
+         select c.op, $2, ''{}'', c.payload, c.ts
+         from (
+             select distinct on (l.op, l.payload ->> ''type'', l.payload ->> ''start_seq'') l.op, l.payload, l.ts, l.seq
+             from %1$s as l
+             where l.shard = $1 and %2$s
+             order by l.op, l.payload ->> ''type'', l.payload ->> ''start_seq'', l.seq desc
+         ) as c
+         order by c.seq', known.pods, tube.asks_for_giving_up('$3'))
+    using from_shard, to_shard, tbl;
+    if has_table_privilege(known.pods, 'delete') then
+        perform tube.drop_repeated(known, tbl, to_shard, upto);
+    end if;
+end
+$$;
+comment on function tube.move(tube.tube, regclass, integer, integer) is
+    'Bring what is undone of a table under its new shard, each id and control pod once; its newer pods wait for those of the old '
+    'one. Nobody may be working the tube or writing the table.';
