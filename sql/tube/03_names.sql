@@ -84,6 +84,31 @@ $$;
 comment on function tube.check_family(regclass, text) is
     'Refuse a table of which a partition, a child or a parent is attached to the same tube: a row has one shard.';
 
+create function tube.check_twin(wanted tube.attachment) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    relation name := (select c.relname from pg_class as c where c.oid = wanted.tbl);
+    twin regclass;
+begin
+    -- Of two that are attached at the same time the second sees the first.
+    perform pg_advisory_xact_lock(hashtextextended(format('pgchange twin %s %s %s', wanted.shard, relation, wanted.tube), 0));
+    select a.tbl into twin
+    from tube.attachment as a join pg_class as c on c.oid = a.tbl
+    where a.tube = wanted.tube and a.shard = wanted.shard and c.relname = relation and a.tbl <> wanted.tbl
+    order by a.tbl limit 1;
+    if twin is not null then
+        perform tube.refuse(
+            format('%s and %s would both touch tube %I under shard %s, so a copy could not tell their rows apart',
+                   wanted.tbl, twin, wanted.tube, wanted.shard),
+            'attach one of them under another shard, or to another tube');
+    end if;
+end
+$$;
+comment on function tube.check_twin(tube.attachment) is
+    'Refuse a table where another with its name touches the tube under the same shard: no copy would be kept of either.';
+
 create function tube.table_named(name text) returns regclass
 language plpgsql stable
 set search_path = pg_catalog, pg_temp

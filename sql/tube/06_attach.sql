@@ -1,6 +1,6 @@
 -- Attaching and detaching tables, with writers running, and mending what capture has become.
 --
--- Locks are taken in one order: the capture of each table, in the order of the tables; the tube's; of a table that moves its
+-- Locks are taken in one order: the capture of each table, in the order of the tables; its name in its shard; the tube's; of a table that moves its
 -- backfill's and its touching; tables; pods.
 
 create function tube.take_locks(relations regclass[], mode text) returns void
@@ -234,6 +234,10 @@ begin
         case when before.token is null or tube.is_anothers(before)
              then left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12) else before.token end, now());
     wanted.id_number := tube.check_key(tbl, wanted.id_column);
+    -- Those that became twins by a new name are mended all the same.
+    if before.shard is distinct from wanted.shard then
+        perform tube.check_twin(wanted);
+    end if;
     if shard_before <> wanted.shard then
         -- Nobody may go on touching under the old shard once the new one counts: neither a worker nor a backfill nor a hand.
         -- In this order: a worker that collects touches by hand, and a chunk takes its key before its backfill's row.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import runpy
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from airflow_pgchange import tubes
@@ -127,10 +129,60 @@ def test_a_shared_copy_without_a_shard_is_refused_by_name(shards, replay, db):
 
 @pytest.fixture
 def twins(shards):
-    """Another table of the same name, under the same shard."""
-    shards.execute("create schema other; create table other.flight (id bigint primary key, word text)")
-    attach(shards, "other.flight", "copies", 1)
+    """Another table that was given the same name, under the same shard, when both were attached."""
+    shards.execute("create schema other; create table other.trip (id bigint primary key, word text)")
+    attach(shards, "other.trip", "copies", 1)
+    shards.execute("alter table other.trip rename to flight")
     return shards
+
+
+def test_a_second_table_of_one_name_and_shard_is_refused_and_the_first_is_kept(shards, settle):
+    shards.execute("create schema other; create table other.flight (id bigint primary key, word text)")
+    with pytest.raises(psycopg.Error, match=r"flight would both touch tube copies under shard 1") as told:
+        attach(shards, "other.flight", "copies", 1)
+    assert (told.value.sqlstate, told.value.diag.message_hint) == (
+        "PC008",
+        "attach one of them under another shard, or to another tube",
+    )
+    attach(shards, "other.flight", "copies", 3)
+    with pytest.raises(psycopg.Error, match=r"sh0001\.flight would both touch tube copies"):
+        attach(shards, "other.flight", "copies", 1)
+    make(shards, "early")
+    attach(shards, "other.flight", "early", 1)
+    shards.execute("update sh0001.flight set word = 'new'")
+    settle()
+    assert rows(shards, "select * from copies.flight where shard < 3") == rows(shards, BOTH)
+
+
+def test_of_two_tables_of_one_name_and_shard_that_are_attached_at_once_one_is_refused(shards, connect):
+    first, second = connect(autocommit=False), connect()
+    shards.execute(
+        "create schema a; create schema b; create table a.gate (id bigint primary key);"
+        "create table b.gate (id bigint primary key)"
+    )
+    attach(first, "a.gate", "copies", 1)
+    refused: list[psycopg.Error] = []
+
+    def attach_second():
+        try:
+            attach(second, "b.gate", "copies", 1)
+        except psycopg.Error as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=attach_second)
+    thread.start()
+    while not one(shards, "select exists (select from pg_locks where locktype = 'advisory' and not granted)"):
+        assert thread.is_alive()
+    first.commit()
+    thread.join()
+    assert [error.sqlstate for error in refused] == ["PC008"]
+
+
+def test_the_capture_of_tables_that_came_to_one_name_and_shard_is_mended_all_the_same(twins):
+    twins.execute("alter table sh0001.flight rename id to number")
+    mended = [row[0] for row in twins.execute("select tube.refresh()")]
+    assert [line.endswith("was mended") for line in mended] == [True, True]
+    attach(twins, "other.flight", "copies", 1)
 
 
 def test_two_tables_of_one_name_and_shard_are_refused_by_the_mirror(twins, replay):
