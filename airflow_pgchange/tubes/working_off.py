@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -16,7 +17,14 @@ from psycopg.rows import dict_row
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.connect import connect, keep_open
-from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError, Refused, Stopped, translated
+from airflow_pgchange.feeds.errors import (
+    ConsumerBusy,
+    InvalidArgument,
+    PgChangeError,
+    Refused,
+    Stopped,
+    translated,
+)
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.tubes.backfilling import Progress, chunks, committed
@@ -60,8 +68,9 @@ def work_off(
     and the end of the pods are one transaction, which holds the worker's lock.
 
     No control pod holds up another. One that can never be worked off is taken away, with a line in the log and a row in
-    ``tube.fault``; where one fails for now, the first such error is raised when all others are done. Raises ConsumerBusy
-    while the worker is at work for longer than ``wait`` seconds, and Stopped.
+    ``tube.fault``; where one fails for now, the first such error is raised when all others are done: InvalidArgument
+    where the downstream gave something that is no id. Raises ConsumerBusy while the worker is at work for longer than
+    ``wait`` seconds, and Stopped.
     """
     turn = _Turn(feed, downstream, seconds, told, stopped)
     turn.carry_out_backfills(source)
@@ -76,7 +85,7 @@ def work_off(
                 one = turn.work_off(consumer.connection, row)
             except Stopped:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if consumer.connection.closed:
                     raise
                 log.exception("%s: control pod %s failed, and stays", feed.name, row["seq"])
@@ -107,7 +116,7 @@ class _Turn:
     ended: dict[int, int] = field(default_factory=dict)
     refused: dict[int, Refused] = field(default_factory=dict)
     covered: set[int] = field(default_factory=set)
-    failed: list[Exception] = field(default_factory=list)
+    failed: list[BaseException] = field(default_factory=list)
 
     def carry_out_backfills(self, source: str) -> None:
         deadline = time.monotonic() + self.seconds
@@ -165,7 +174,7 @@ class _Turn:
             return None
         touched = self.ended.get(seq, 0)
         asks_nothing = control.type in ("backfill_schedule", "backfill_start") or seq in self.covered
-        held = iter((None if asks_nothing else self.downstream(control)) or ())
+        held = _ids((None if asks_nothing else self.downstream(control)) or ())
         while ids := list(islice(held, CHUNK)):
             if self.stopped():
                 raise Stopped(f"{self.feed.name}: stopped, and nothing was given up")
@@ -195,6 +204,23 @@ def _covered(due: list[dict[str, Any]]) -> set[int]:
     }
     last = {subject: seq for seq, subject in truncations.items()}
     return truncations.keys() - last.values()
+
+
+def _ids(held: object) -> Iterator[int]:
+    """What a downstream gave, where it is ids. A text would be taken for its digits."""
+    if not isinstance(held, Iterable) or isinstance(held, (str, bytes, bytearray)):
+        raise InvalidArgument(f"{held!r:.100} is no list of ids: a downstream gives a list, or yields them")
+    return (_id(each) for each in held if each is not None)
+
+
+def _id(given: Any) -> int:
+    try:
+        number = int(given) if isinstance(given, str) else operator.index(given)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(given, bool) or not -(2**63) <= number < 2**63:
+        raise InvalidArgument(f"{given!r:.100} is no id: ids are whole numbers of 64 bits, as bigint is")
+    return number
 
 
 def _control(row: Mapping[str, Any]) -> Control:

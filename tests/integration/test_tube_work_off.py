@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import pytest
 
 from airflow_pgchange.feeds import TubeFeed
-from airflow_pgchange.feeds.errors import PermissionDenied, Refused, Stopped
+from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Refused, Stopped
 from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.tubes import Control, TableDownstream, work_off
 from tests.tubes import attach, controls, detach, drain, faults, make, pods, touched
@@ -140,6 +141,40 @@ def test_a_control_pod_that_fails_for_now_stays_and_the_others_are_done(db, item
     drain(item)
     work_off(FEED, db, downstream)
     assert controls(item) == []
+
+
+def test_a_callable_that_exits_keeps_no_other_from_being_done(db, item):
+    put(item, {"type": "own"})
+    item.execute("truncate item")
+
+    def leaves(control: Control):
+        if control.type == "own":
+            raise SystemExit(3)
+        return [7]
+
+    with pytest.raises(SystemExit):
+        work_off(FEED, db, leaves)
+    assert [payload["type"] for _, _, payload in controls(item)] == ["own"]
+    assert touched(item) == [7]
+
+
+@pytest.mark.parametrize("given", ["12", b"12", 12, [2**63], [1.5], [True], [5, "x"], [[1]]], ids=repr)
+def test_what_is_no_list_of_ids_is_told_and_touches_nothing(db, item, given):
+    item.execute("truncate item")
+    named = given[-1] if isinstance(given, list) else given
+    with pytest.raises(InvalidArgument, match=re.escape(f"{named!r} is no ")):
+        work_off(FEED, db, lambda control: given)
+    assert touched(item) == []
+    assert len(controls(item)) == 1
+
+
+@pytest.mark.parametrize(
+    "given", [[5, None, -(2**63)], ["5", "-9223372036854775808"], (i for i in (5, -(2**63)))]
+)
+def test_ids_may_be_given_as_any_iterable_of_numbers(db, item, given):
+    item.execute("truncate item")
+    work_off(FEED, db, lambda control: given)
+    assert touched(item) == [-(2**63), 5]
 
 
 def test_what_a_failing_control_pod_touched_is_not_kept(db, item, monkeypatch):
