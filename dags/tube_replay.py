@@ -2,7 +2,8 @@
 
 One mapped task for each worker that has something to do. Tubes that are made later are taken up by themselves: a tube
 named ``copies`` mirrors ``public.flight`` into ``copies.flight``, which must be there. Tables of one name in several
-schemas share a copy, whose key is (shard, id).
+schemas share a copy, whose key is (shard, id). Copies belong to the role of the connection or to a superuser, and the
+owner of the tube's pods may write them too: any other table of such a name is not written.
 """
 
 from pathlib import Path

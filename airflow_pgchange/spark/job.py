@@ -170,9 +170,11 @@ class Job:
 
         In ``into`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the table. A shared copy is of
         several tables' rows: it has a column ``shard``, and its key is (shard, id). Raises InvalidArgument where another
-        table has the same name and shard, so that no copy could tell their rows apart.
+        table has the same name and shard, so that no copy could tell their rows apart; PermissionDenied where what is
+        filled in names a table that the owner of the tube's pods may not write, or whose owner could have code run here.
         """
-        copy = attached.copy(into)
+        with connect(self._request.results, primary=True) as connection:
+            copy = attached.copy_in(connection, into)
         frame, key = self.rows(attached, columns=columns), [attached.id_column]
         if attached.shared:
             if SHARD in map(str.lower, frame.columns):

@@ -30,7 +30,7 @@ class TableDownstream:
 
     Raises Refused for control pods that it can do nothing about: of a table that is not attached, or has no copy, and
     users' own. Raises InvalidArgument where two tables' rows in a copy cannot be told apart, PermissionDenied where row
-    security hides rows of the source.
+    security hides rows of the source, or where what is filled in names a table that is no copy (``Attached.copy_in``).
     """
 
     results: str = field(repr=False)
@@ -45,7 +45,7 @@ class TableDownstream:
             raise Refused(f"a table cannot do what control pods of type {control.type!r} ask for")
         with translated(), connect(self.results) as results, connect(self.source, primary=True) as source:
             attached, is_shared = self._attached(source, control)
-            copy = attached.copy(self.table)
+            copy = attached.copy_in(results, self.table)
             key = self.key or attached.id_column
             self._check(results, copy, key, is_shared)
             for ids in self._held(results, copy, key, attached.shard if is_shared else None):

@@ -139,6 +139,7 @@ begin
             'shard', t.shard, 'schema', t.nspname, 'name', t.relname, 'id_column', t.id_column, 'predicate', t.predicate,
             'shared', exists (select from tables as o where o.relname = t.relname and o.tbl <> t.tbl)
                 or exists (select from former as f where f.relname = t.relname and f.shard <> t.shard),
+            'keeper', (select pg_get_userbyid(p.relowner) from pg_class as p where p.oid = known.pods),
             'twin', (select min(tube.full_name(o.tbl)) from tables as o
                      where o.relname = t.relname and o.shard = t.shard and o.tbl <> t.tbl)
         ) order by t.shard, t.nspname, t.relname), '[]')
@@ -149,7 +150,8 @@ $$;
 comment on function tube.attached_to(text, integer, integer) is
     'The tables in a worker''s shards: of each the shard, its schema and name, today''s name of the column of its ids, the '
     'tube''s predicate; shared: whether another table that touches the tube, or did under another shard, has the same name, so '
-    'that copies in one schema would be one; and the twin that has both name and shard in common with it, or null.';
+    'that copies in one schema would be one; the twin that has both name and shard in common with it, or null; and the keeper, '
+    'who owns the pods.';
 
 create function tube.positions() returns jsonb
 language sql stable

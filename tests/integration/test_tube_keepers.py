@@ -6,9 +6,11 @@ import psycopg
 import pytest
 
 from airflow_pgchange import attention, tubes
-from airflow_pgchange.feeds import AllTubes, watching
+from airflow_pgchange.feeds import AllTubes, TubeFeed, watching
+from airflow_pgchange.feeds.errors import PermissionDenied
 from tests.integration.test_tube_strangers import admin, owner, ran  # noqa: F401
-from tests.tubes import make, one, touch
+from tests.spark_session import batch_of
+from tests.tubes import attach, make, one, touch
 
 DENIED = psycopg.errors.InsufficientPrivilege
 IMMUTABLE = (
@@ -146,3 +148,75 @@ def test_a_tube_whose_pods_hold_code_can_be_removed_by_others(keeper, admin):  #
     admin.execute("select tube.tube_ensure_absent('kq')")
     assert looks(admin) == {"q"}
     assert not ran(admin)
+
+
+@pytest.fixture
+def ledger(keeper, admin):  # noqa: F811
+    """A table that the keeper may not write, and a tube of the keeper's that is called like its schema."""
+    admin.execute("create schema finance; create table finance.ledger (id bigint primary key, amount int)")
+    admin.execute("insert into finance.ledger values (1, 100), (2, 200)")
+    keeper.execute("set search_path = own")
+    make(keeper, "finance")
+    keeper.execute("reset search_path; create table own.ledger (id bigint primary key, amount int)")
+    attach(keeper, "own.ledger", "finance")
+    keeper.execute(
+        "insert into own.ledger values (1, 7); truncate own.ledger; insert into own.ledger values (1, 9)"
+    )
+    return admin
+
+
+def replay(db, into="{tube}.{table}"):
+    feed = TubeFeed("finance")
+    with batch_of(feed, db) as job:
+        for each in job.attached():
+            job.mirror(each, into=into)
+    tubes.work_off(feed, db, tubes.TableDownstream(db, db, feed, into))
+    with psycopg.connect(db) as connection:
+        is_left = one(connection, "select count(*) from own.finance")
+    if is_left:
+        replay(db, into)
+
+
+def amounts(connection):
+    return connection.execute("select id, amount from finance.ledger order by id").fetchall()
+
+
+def test_a_tube_writes_no_table_that_its_keeper_may_not_write(ledger, keeper, db):
+    feed = TubeFeed("finance")
+    keeper_name = one(keeper, "select current_user")
+    told = f"{keeper_name}, who keeps tube finance, may not write finance.ledger"
+    for template in ("{tube}.{table}", "finance.{table}"):
+        with pytest.raises(PermissionDenied, match=told):
+            replay(db, template)
+    keeper.execute("delete from own.finance where ids <> '{}'")
+    with pytest.raises(PermissionDenied, match="grant select, insert, update, delete"):
+        tubes.work_off(feed, db, tubes.TableDownstream(db, db, feed, "{tube}.{table}"))
+    assert amounts(ledger) == [(1, 100), (2, 200)]
+    assert one(ledger, "select count(*) from own.finance") == 1
+
+
+def test_a_tube_writes_a_copy_that_its_keeper_was_granted(ledger, keeper, db):
+    ledger.execute(
+        f"grant select, insert, update, delete on finance.ledger to {one(keeper, 'select current_user')}"
+    )
+    replay(db)
+    assert amounts(ledger) == [(1, 9)]
+
+
+def test_a_copy_that_the_author_of_the_dag_names_is_written(ledger, db):
+    replay(db, "finance.ledger")
+    assert amounts(ledger) == [(1, 9)]
+
+
+@pytest.mark.parametrize("what", ["table", "schema"])
+def test_a_tube_writes_no_copy_whose_owner_could_have_code_run(ledger, keeper, db, what):
+    keeper_name = one(keeper, "select current_user")
+    ledger.execute(f"grant select, insert, update, delete on finance.ledger to {keeper_name}")
+    ledger.execute(
+        f"alter {what} {'finance.ledger' if what == 'table' else 'finance'} owner to {keeper_name}"
+    )
+    with pytest.raises(
+        PermissionDenied, match=f"belongs to {keeper_name}, whose triggers would run with the rights of"
+    ):
+        replay(db)
+    assert amounts(ledger) == [(1, 100), (2, 200)]
