@@ -196,9 +196,10 @@ ADVICE: dict[type[PgChangeError], str] = {
     PermissionDenied: (
         "let the owner of the schema run `select pubsub.grant_consumer('<role>')`, for who skips, sends again, moves, "
         "repairs, drops and trims `pubsub.grant_keeper('<role>')`, for who tracks tables "
-        "`revision.grant_tracker('<role>')`; for tubes `tube.grant_use('<role>')`, with insert on a tube's pods for "
-        "who touches and attaches, select and delete for who works them, `tube.grant_keeper('<role>')` for who makes "
-        "them; for events `pgmb.grant_publisher('<role>')`, and in its place `grant_subscriber`, `grant_consumer` or "
+        "`revision.grant_tracker('<role>')`; for tubes `tube.grant_use('<role>')`, with insert (op, shard, ids, payload, "
+        "ts) on a tube's pods for who touches and attaches, select and delete for who works them, "
+        "`tube.grant_keeper('<role>')` for who makes them; for events `pgmb.grant_publisher('<role>')`, and in its place "
+        "`grant_subscriber`, `grant_consumer` or "
         "`grant_keeper`; for a topology `topology.grant_reader('<role>')`, and in its place `grant_consumer`, "
         "`grant_operator` or `grant_keeper`"
     ),

@@ -8,7 +8,8 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
     select case when has_table_privilege(t.pods, 'delete') then '{see,keep}'::text[] else '{see}' end
     from tube.tube as t
-    where t.name = address ->> 'tube' and has_table_privilege(t.pods, 'select, insert, delete')
+    where t.name = address ->> 'tube'
+      and (has_table_privilege(t.pods, 'select, delete') or has_any_column_privilege(t.pods, 'insert'))
 $$;
 comment on function tube.letter_rights(jsonb) is
     'What the caller may do with dead letters of a tube: who works it, and so may delete its pods, keeps them.';

@@ -1,5 +1,6 @@
 -- Who may do what. PUBLIC may do nothing; a writer of an attached table needs nothing. Who may use these functions at all is
 -- granted here; which tubes, by GRANTs on their pods: INSERT touches and attaches, SELECT and DELETE work, their owner changes.
+-- INSERT of some columns is enough, and better: who may give a pod its seq or txid can keep the workers from what is behind it.
 
 create function tube.grant_use(role regrole) returns void
 language plpgsql
@@ -20,8 +21,8 @@ begin
 end
 $$;
 comment on function tube.grant_use(regrole) is
-    'Let a role touch, attach its tables to, and work those tubes whose pods it was granted INSERT on, or SELECT and DELETE. A '
-    'role that attaches is trusted: it can touch any id.';
+    'Let a role touch, attach its tables to, and work those tubes whose pods it was granted INSERT (op, shard, ids, payload, ts) '
+    'on, or SELECT and DELETE. A role that attaches is trusted: it can touch any id.';
 
 create function tube.grant_keeper(role regrole) returns void
 language plpgsql
@@ -39,7 +40,8 @@ comment on function tube.grant_keeper(regrole) is
 
 alter table tube.tube enable row level security;
 -- A tube whose pods were dropped is nobody's: whoever may make tubes may clear it away.
-create policy seen on tube.tube for select using (coalesce(has_table_privilege(pods, 'select, insert, delete'), true));
+create policy seen on tube.tube for select using (
+    coalesce(has_table_privilege(pods, 'select, delete') or has_any_column_privilege(pods, 'insert'), true));
 create policy owned on tube.tube using (
     coalesce(pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = pods), 'usage'), true));
 
@@ -47,17 +49,17 @@ alter table tube.attachment enable row level security;
 create policy seen on tube.attachment for select using (tube in (select t.name from tube.tube as t));
 -- The predicate in it runs with the rights of the table's owner: nobody else may write it.
 create policy attached on tube.attachment for insert with check (
-    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert'))
+    exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert'))
     and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'));
 create policy changed on tube.attachment for update using (
-    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert'))
+    exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert'))
     and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'));
 create policy detached on tube.attachment for delete using (
     exists (
         select from tube.tube as t
         where t.name = tube and (
             coalesce(pg_has_role((select p.relowner from pg_catalog.pg_class as p where p.oid = t.pods), 'usage'), true)
-            or has_table_privilege(t.pods, 'insert')
+            or has_any_column_privilege(t.pods, 'insert')
                and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'))));
 
 alter table tube.detached enable row level security;
@@ -67,13 +69,13 @@ create policy owned on tube.detached using (
         select from tube.tube as t
         where t.name = tube and (
             coalesce(pg_has_role((select p.relowner from pg_catalog.pg_class as p where p.oid = t.pods), 'usage'), true)
-            or has_table_privilege(t.pods, 'insert')
+            or has_any_column_privilege(t.pods, 'insert')
                and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'))));
 
 alter table tube.moved enable row level security;
 create policy seen on tube.moved for select using (tube in (select t.name from tube.tube as t));
 create policy touched on tube.moved for insert with check (
-    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert')));
+    exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert')));
 create policy worked on tube.moved for delete using (
     exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
 
@@ -85,14 +87,14 @@ create policy worked on tube.worker using (
 alter table tube.fault enable row level security;
 create policy seen on tube.fault for select using (tube in (select t.name from tube.tube as t));
 create policy touched on tube.fault for insert with check (
-    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert')));
+    exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert')));
 create policy worked on tube.fault for delete using (
     exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
 
 alter table tube.backfill enable row level security;
 create policy seen on tube.backfill for select using (tube in (select t.name from tube.tube as t));
 create policy touched on tube.backfill using (
-    exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'insert')));
+    exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert')));
 
 revoke all on all functions in schema tube from public;
 revoke all on all tables in schema tube from public;

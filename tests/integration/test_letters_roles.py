@@ -65,7 +65,7 @@ def test_a_keeper_of_consumers_sees_the_letters_of_the_commit_queue_and_no_other
     assert kinds(session("pubsub.grant_keeper")) == ["commit"]
 
 
-@pytest.mark.parametrize("right", ["select", "insert", "delete"])
+@pytest.mark.parametrize("right", ["select", "insert", "insert (op, shard, ids)", "delete"])
 def test_who_may_see_a_tube_sees_its_letters_and_no_other(session, right):
     assert kinds(session("tube.grant_use")) == []
     assert kinds(session("tube.grant_use", on_pods=[right])) == ["tube"]

@@ -178,6 +178,19 @@ def test_an_owner_whose_pods_are_anothers_is_told_what_to_grant(session, admin):
     assert f"grant insert on tubes.q to {name}" in told.value.diag.message_hint
 
 
+def test_who_puts_pods_cannot_say_when_they_count(session, admin):
+    connection = session("insert (op, shard, ids, payload, ts)")
+    assert connection.execute("select distinct tube from tube.tube_list()").fetchall() == [("q",)]
+    for column, value in [("seq", "9000000000000000000"), ("txid", "999999999999")]:
+        with pytest.raises(DENIED):
+            connection.execute(f"insert into tubes.q (shard, ids, {column}) values (0, '{{1}}', '{value}')")
+    connection.execute("select tube.touch('q', 0, '{2}', 'T', '{}')")
+    connection.execute("select tube.tube_pods_insert('q', 'select 3', 0)")
+    connection.execute("insert into tube.fault (tube, tbl, ids, message) values ('q', 'item', 1, 'told')")
+    assert take(admin) == [2, 3]
+    assert lag(admin)["ready"] == 0
+
+
 def test_a_keeper_makes_changes_and_removes_tubes_of_its_own(session, admin):
     connection = session(keeper=True)
     name = one(connection, "select current_user::text")
