@@ -115,7 +115,8 @@ def test_events_that_wait_in_a_partition_made_ahead_stay_when_the_interval_chang
     maintain(connection)
     waiting = publish(connection, at="now() + interval '2 days'")
     configure(connection, partition_interval="1 hour")
-    maintain(connection)
+    while any(line.startswith("left") for line in maintain(connection)):
+        pass
     assert contiguous(connection)
     assert kept(connection) == waiting
     assert one(connection, DEFAULT) == 0
@@ -161,7 +162,8 @@ def test_where_another_interval_left_a_partition_in_the_way_the_next_begins_behi
     connection.execute("select pgmb.attach_partitions('pgmb.events', array[tstzrange(%s, %s)])", span)
     waiting = publish(connection, at="now() + interval '1 hour'")
     configure(connection, partition_interval="1 minute", future_intervals_to_create="4 hours")
-    lines(connection, "select pgmb.make_partitions('pgmb.events')")
+    while any("left" in line for line in lines(connection, "select pgmb.make_partitions('pgmb.events')")):
+        pass
     assert contiguous(connection)
     assert len(partitions(connection)) > 100
     assert kept(connection)[1:] == waiting
