@@ -26,7 +26,8 @@ class Dispatched:
 def dispatch(connection: psycopg.Connection[Any], within: float = WITHIN) -> Dispatched:
     """Dispatch the next chunk, in a transaction of its own; nothing while somebody else dispatches.
 
-    Raises DispatchEnded where it takes more than ``within`` seconds, and names the condition that it was at.
+    Raises DispatchEnded where it takes more than ``within`` seconds, and names the condition that it was at, or says that
+    it was at none.
     """
     limit = sql.SQL("set local statement_timeout = {}").format(max(1, round(within * 1000)))
     with translated(), connection.transaction():

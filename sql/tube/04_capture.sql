@@ -40,7 +40,7 @@ declare
 begin
     begin
         pods := tube.pods_named(%2$L);
-        open := has_table_privilege(pods, 'insert') and has_sequence_privilege('tube.seq', 'usage');
+        open := has_any_column_privilege(pods, 'insert') and has_sequence_privilege('tube.seq', 'usage');
         name := coalesce(tube.attached_name(tg_relid, %2$L), name);
         -- Every partition of a truncated table fires: one pod will do, where it can be seen.
         if has_table_privilege(pods, 'select') then
@@ -84,7 +84,7 @@ as $$
         begin
             begin
                 pgchange_pods := tube.pods_named(%2$L);
-                pgchange_open := pg_catalog.has_table_privilege(pgchange_pods, 'insert')
+                pgchange_open := pg_catalog.has_any_column_privilege(pgchange_pods, 'insert')
                     and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
                 pgchange_column := tube.id_column(tg_relid, %2$L);
             exception when others or assert_failure then
@@ -190,7 +190,7 @@ begin
     return null;
 end
 $body$,
-        format('pg_catalog.has_table_privilege(%L::pg_catalog.regclass, ''insert'') '
+        format('pg_catalog.has_any_column_privilege(%L::pg_catalog.regclass, ''insert'') '
                'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')', pods),
         case op when 'delete' then removed else added end,
         pods,

@@ -87,14 +87,15 @@ declare
 begin
     if not (
         has_schema_privilege(owner_name, 'tube', 'usage')
-        and has_table_privilege(owner_name, known.pods, 'insert')
+        and has_any_column_privilege(owner_name, known.pods, 'insert')
         and has_sequence_privilege(owner_name, 'tube.seq', 'usage')
         and has_column_privilege(owner_name, 'tube.fault', 'message', 'insert')
         and has_schema_privilege(owner_name, (select c.relnamespace from pg_class as c where c.oid = known.pods), 'usage')
     ) then
         raise insufficient_privilege using
             message = format('%I, the owner of %s, may not put pods into tube %I', owner_name, tbl, known.name),
-            hint = format('let their owners run: select tube.grant_use(%L); grant usage on schema %I to %I; grant insert on %s to %I',
+            hint = format('let their owners run: select tube.grant_use(%L); grant usage on schema %I to %I; '
+                          'grant insert (op, shard, ids, payload, ts) on %s to %I',
                           owner_name, tube.schema_of(known.pods), owner_name, known.pods, owner_name);
     end if;
 end

@@ -175,7 +175,7 @@ def test_an_owner_whose_pods_are_anothers_is_told_what_to_grant(session, admin):
     connection.execute("create table own.mine (id bigint primary key)")
     with pytest.raises(DENIED, match="may not put pods") as told:
         attach(connection, "own.mine")
-    assert f"grant insert on tubes.q to {name}" in told.value.diag.message_hint
+    assert f"grant insert (op, shard, ids, payload, ts) on tubes.q to {name}" in told.value.diag.message_hint
 
 
 def test_who_puts_pods_cannot_say_when_they_count(session, admin):

@@ -24,7 +24,9 @@ def owner(admin, role, connect_to):
     anybody else executes it, even in a transaction that fails."""
     who = role("owner")
     admin.execute("select tube.grant_use(%s::regrole)", [who.name])
-    admin.execute(f"grant insert on q to {who.name}; create schema own authorization {who.name}")
+    admin.execute(
+        f"grant insert (op, shard, ids, payload, ts) on q to {who.name}; create schema own authorization {who.name}"
+    )
     connection = connect_to(who.conninfo)
     connection.execute(
         "create table own.mine (id bigint primary key); insert into own.mine select generate_series(1, 500);"
