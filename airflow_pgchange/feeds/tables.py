@@ -108,16 +108,18 @@ class Attached:
         return named(template, self.tube, self.name)
 
     def copy_in(self, results: psycopg.Connection[Any], template: str) -> str:
-        """The same, of a copy to be written. Who makes a tube and attaches a table chooses what is filled in: so that
-        names only what the tube's keeper may write too, and what runs no code but of ``results``'s role or a superuser.
+        """The same, of a copy to be written. Who makes a tube chooses the schema where that is filled in: so that names
+        only what the tube's keeper may write too, and what runs no code but of ``results``'s role or a superuser.
 
-        Raises PermissionDenied for any other. Of a template without fields, the DAG's author's own, nothing is asked.
+        Raises PermissionDenied for any other. Of a schema that the DAG's author wrote, as in ``copies.{table}``, nothing
+        is asked: it is there for copies.
         """
         copy = self.copy(template)
-        if "{" not in template:
+        schema = _NAME.fullmatch(template)
+        if schema is not None and schema[1] and "{" not in schema[1]:
             return copy
         name = table_identifier(copy).as_string(None)
-        instead = "or write its name in the DAG, without {tube} and {table}"
+        instead = "or write its schema in the DAG, without {tube}"
         for role, strangers, may_write in rows(
             results, sql.SQL(_RIGHTS).format(keeper=self.keeper or "", copy=name)
         ):

@@ -1,7 +1,7 @@
 -- Attaching and detaching tables, with writers running, and mending what capture has become.
 --
--- Locks are taken in one order: the capture of each table, in the order of the tables; its name in its shard; the tube's; of a table that moves its
--- backfill's and its touching; tables; pods.
+-- Locks are taken in one order: the capture of each table, in the order of the tables; its name in its shard; the tube's; of a
+-- table that moves its backfill's and its touching; tables; pods.
 
 create function tube.take_locks(relations regclass[], mode text) returns void
 language plpgsql
