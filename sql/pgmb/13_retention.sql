@@ -188,6 +188,11 @@ begin
         return next format('kept all of %s: it was restored here, and select pgmb.poll_for_events() comes first', tbl);
         return;
     end if;
+    if exists (select from pgmb.published as p where p.txid = pg_current_xact_id_if_assigned()) then
+        -- No snapshot of its own sees them, so they would be taken for dispatched.
+        return next format('kept all of %s: this transaction has published events, maintain it in another one', tbl);
+        return;
+    end if;
     return query select * from pgmb.trim_default(tbl, pgmb.retained_from(current_ts));
     seen := pg_current_snapshot();
     for part in select * from pgmb.old_partitions(tbl, current_ts) loop

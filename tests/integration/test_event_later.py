@@ -169,3 +169,24 @@ def test_what_is_set_aside_later_and_due_earlier_is_delivered_too(connect):
     assert one(connection, LATER) == 2
     until(connection, "select pairs = 1 from pgmb.dispatch()")
     assert read(connection) == expected
+
+
+def test_what_is_taken_back_is_not_let_go_of_by_the_same_maintenance(connect):
+    connection = connect()
+    subscribe(connection)
+    expected = set_aside_and_due(connection, 3)
+    said = maintain(connection, "1 day")
+    assert one(connection, LATER) == 0
+    assert any("this transaction has published events" in line for line in said)
+    dispatch(connection)
+    assert read(connection) == expected
+
+
+def test_who_publishes_and_maintains_in_one_transaction_loses_nothing(connect):
+    connection = connect()
+    subscribe(connection)
+    with connection.transaction():
+        expected = publish(connection, 3)
+        maintain(connection, "1 day")
+    dispatch(connection)
+    assert read(connection) == expected
