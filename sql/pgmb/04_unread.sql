@@ -198,7 +198,7 @@ begin
         -- Whoever published only for later: when the dispatcher sees that, nobody looks there again for what is late.
         or exists (
             select from pgmb.scheduled as s
-            where s.txid >= pg_snapshot_xmax(at.snapshot) and s.txid < pg_snapshot_xmin(upto));
+            where s.txid >= pg_snapshot_xmax(at.snapshot) and pg_visible_in_snapshot(s.txid, upto));
 end
 $$;
 comment on function pgmb.anything(pgmb.dispatcher, pg_snapshot) is

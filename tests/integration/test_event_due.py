@@ -102,9 +102,12 @@ def test_a_poll_with_nothing_to_do_costs_no_more_after_many_were_due_although_an
     assert min(idle(connection) for _ in range(3)) < 50
 
 
-def test_a_poll_with_nothing_to_do_costs_no_more_with_many_that_are_not_due(connect):
-    connection = connect()
+@pytest.mark.parametrize("is_open", [False, True], ids=["alone", "beside an open transaction"])
+def test_a_poll_with_nothing_to_do_costs_no_more_with_many_that_are_not_due(connect, is_open):
+    connection, older = connect(), connect(autocommit=False)
     subscribe(connection)
+    if is_open:
+        older.execute("select pg_current_xact_id()")
     publish(connection, 20_000, at="now() + interval '1 hour'")
     dispatch(connection)
     assert min(idle(connection) for _ in range(3)) < 50
