@@ -195,7 +195,6 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("index", ELSEWHERE)
 def test_an_index_that_gives_another_order_or_not_of_all_rows_is_not_enough(item, index):
-    item.execute('alter table item alter kind type text collate "en-x-icu"')
     item.execute(ELSEWHERE[index])
     notices = []
     item.add_notice_handler(lambda notice: notices.append(notice.message_primary))
