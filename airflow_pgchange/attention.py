@@ -111,8 +111,8 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
             f"when mended: select tube.clear_faults({quoted})"
         )
     rows = connection.execute(
-        "select t.name, t.pods::text, tube.code_on(t.pods), tube.code_hint(t) from tube.tube as t "
-        "where tube.code_on(t.pods) is not null"
+        "select t.name, t.pods::text, c.code, tube.code_hint(t) from tube.tube as t "
+        "cross join lateral tube.code_on(t.pods) as c(code) where c.code is not null"
     ).fetchall()
     for tube, pods, code, hint in rows:
         lines.append(f"tube {tube}: its pods, {pods}, have {code}, and are read by nobody else: {hint}")

@@ -7,6 +7,8 @@ from contextlib import suppress
 import psycopg
 import pytest
 
+from tests.strangers import ran, stranger
+
 
 @pytest.fixture
 def admin(connect):
@@ -15,24 +17,10 @@ def admin(connect):
 
 @pytest.fixture
 def owner(admin, role, connect_to):
-    """A session of a role with a table of its own that it may track, and with own.note(), which notes whether
-    anybody else executes it, even in a transaction that fails."""
+    """A session of a role that may track its table own.mine."""
     who = role("owner")
-    admin.execute(f"create schema own authorization {who.name}")
     admin.execute("select revision.grant_tracker(%s::regrole)", [who.name])
-    connection = connect_to(who.conninfo)
-    connection.execute(
-        "create table own.mine (id bigint primary key); insert into own.mine values (1);"
-        "create sequence own.others; create function own.note() returns boolean language plpgsql as $$ begin"
-        f"    if current_user <> '{who.name}' then perform nextval('own.others'); end if;"
-        "    return true; end $$"
-    )
-    return connection
-
-
-def ran(admin):
-    """Whether own.note() ran as anybody but the owner."""
-    return admin.execute("select is_called from own.others").fetchone()[0]
+    return stranger(admin, who, connect_to, rows=1)
 
 
 def failed(owner):

@@ -8,8 +8,8 @@ import pytest
 from airflow_pgchange import attention, tubes
 from airflow_pgchange.feeds import AllTubes, TubeFeed, watching
 from airflow_pgchange.feeds.errors import PermissionDenied
-from tests.integration.test_tube_strangers import admin, owner, ran  # noqa: F401
 from tests.spark_session import batch_of
+from tests.strangers import attacher, ran
 from tests.tubes import attach, make, one, touch
 
 DENIED = psycopg.errors.InsufficientPrivilege
@@ -49,7 +49,19 @@ CODE = {
 
 
 @pytest.fixture
-def keeper(owner, admin):  # noqa: F811
+def admin(connect):
+    connection = connect()
+    make(connection)
+    return connection
+
+
+@pytest.fixture
+def owner(admin, role, connect_to):
+    return attacher(admin, role("owner"), connect_to)
+
+
+@pytest.fixture
+def keeper(owner, admin):
     """A role that has made a tube of its own, kq."""
     me = one(owner, "select current_user")
     admin.execute(f"select tube.grant_keeper('{me}'::regrole)")
@@ -82,7 +94,7 @@ USES = [
 
 
 @pytest.mark.parametrize("code", CODE)
-def test_a_superuser_runs_no_code_of_who_keeps_the_pods(keeper, admin, code):  # noqa: F811
+def test_a_superuser_runs_no_code_of_who_keeps_the_pods(keeper, admin, code):
     touch(keeper, 1, tube="kq")
     keeper.execute(CODE[code])
     assert looks(admin) == {"q"}
@@ -95,7 +107,7 @@ def test_a_superuser_runs_no_code_of_who_keeps_the_pods(keeper, admin, code):  #
     assert not ran(admin)
 
 
-def test_a_role_that_was_granted_the_pods_runs_no_policy_of_theirs(keeper, admin, role, connect_to):  # noqa: F811
+def test_a_role_that_was_granted_the_pods_runs_no_policy_of_theirs(keeper, admin, role, connect_to):
     who = role("maintainer")
     admin.execute(f"select tube.grant_use('{who.name}'::regrole)")
     keeper.execute(
@@ -112,7 +124,7 @@ def test_a_role_that_was_granted_the_pods_runs_no_policy_of_theirs(keeper, admin
     assert not ran(admin)
 
 
-def test_tubes_that_were_not_looked_at_are_named(keeper, admin):  # noqa: F811
+def test_tubes_that_were_not_looked_at_are_named(keeper, admin):
     keeper.execute(CODE["a trigger"])
     told = []
     admin.add_notice_handler(lambda notice: told.append((notice.message_primary, notice.message_hint)))
@@ -126,7 +138,7 @@ def test_tubes_that_were_not_looked_at_are_named(keeper, admin):  # noqa: F811
     ]
 
 
-def test_what_runs_no_code_and_what_is_ones_own_is_nothing_to_refuse(keeper, admin):  # noqa: F811
+def test_what_runs_no_code_and_what_is_ones_own_is_nothing_to_refuse(keeper, admin):
     keeper.execute("create index on own.kq (ts); create index on own.kq (abs(shard)); analyze own.kq")
     keeper.execute(
         "create statistics own.planned on op, shard from own.kq; alter table own.kq replica identity full"
@@ -142,7 +154,7 @@ def test_what_runs_no_code_and_what_is_ones_own_is_nothing_to_refuse(keeper, adm
     assert looks(admin) == {"q"}
 
 
-def test_a_tube_whose_pods_hold_code_can_be_removed_by_others(keeper, admin):  # noqa: F811
+def test_a_tube_whose_pods_hold_code_can_be_removed_by_others(keeper, admin):
     keeper.execute(CODE["a trigger"])
     keeper.execute(CODE["an index of an expression"])
     admin.execute("select tube.tube_ensure_absent('kq')")
@@ -151,7 +163,7 @@ def test_a_tube_whose_pods_hold_code_can_be_removed_by_others(keeper, admin):  #
 
 
 @pytest.fixture
-def ledger(keeper, admin):  # noqa: F811
+def ledger(keeper, admin):
     """A table that the keeper may not write, and a tube of the keeper's that is called like its schema."""
     admin.execute("create schema finance; create table finance.ledger (id bigint primary key, amount int)")
     admin.execute("insert into finance.ledger values (1, 100), (2, 200)")

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds.errors import Refused
+from tests.strangers import attacher, ran
 from tests.tubes import attach, begin, make, one, run, touched
 
 
@@ -20,26 +21,7 @@ def admin(connect):
 
 @pytest.fixture
 def owner(admin, role, connect_to):
-    """A session of a role with a table of its own that it may attach to tube q, and with own.note(), which notes whether
-    anybody else executes it, even in a transaction that fails."""
-    who = role("owner")
-    admin.execute("select tube.grant_use(%s::regrole)", [who.name])
-    admin.execute(
-        f"grant insert (op, shard, ids, payload, ts) on q to {who.name}; create schema own authorization {who.name}"
-    )
-    connection = connect_to(who.conninfo)
-    connection.execute(
-        "create table own.mine (id bigint primary key); insert into own.mine select generate_series(1, 500);"
-        "create sequence own.others; create function own.note() returns boolean language plpgsql as $$ begin"
-        f"    if current_user <> '{who.name}' then perform nextval('own.others'); end if;"
-        "    return true; end $$"
-    )
-    return connection
-
-
-def ran(admin):
-    """Whether own.note() ran as anybody but the owner."""
-    return one(admin, "select is_called from own.others")
+    return attacher(admin, role("owner"), connect_to)
 
 
 def use(admin, order_col="id"):

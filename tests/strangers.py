@@ -1,0 +1,39 @@
+"""Owners of tables whose code others are not to run, and whether somebody did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from tests.tubes import one
+
+Connection = psycopg.Connection[Any]
+
+
+def stranger(admin: Connection, who: Any, connect_to: Callable[[str], Connection], rows: int) -> Connection:
+    """A session of a role with a table of its own, own.mine, and with own.note(), which notes whether anybody else
+    executes it, even in a transaction that fails."""
+    admin.execute(f"create schema own authorization {who.name}")
+    connection = connect_to(who.conninfo)
+    connection.execute(
+        "create table own.mine (id bigint primary key);"
+        f"insert into own.mine select generate_series(1, {rows});"
+        "create sequence own.others; create function own.note() returns boolean language plpgsql as $$ begin"
+        f"    if current_user <> '{who.name}' then perform nextval('own.others'); end if;"
+        "    return true; end $$"
+    )
+    return connection
+
+
+def attacher(admin: Connection, who: Any, connect_to: Callable[[str], Connection]) -> Connection:
+    """A stranger that may attach its table to tube q."""
+    admin.execute("select tube.grant_use(%s::regrole)", [who.name])
+    admin.execute(f"grant insert (op, shard, ids, payload, ts) on q to {who.name}")
+    return stranger(admin, who, connect_to, rows=500)
+
+
+def ran(admin: Connection) -> bool:
+    """Whether own.note() ran as anybody but the owner."""
+    return bool(one(admin, "select is_called from own.others"))
