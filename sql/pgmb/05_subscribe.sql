@@ -55,6 +55,23 @@ $$;
 comment on function pgmb.prepare_poll_for_events_fn(text[]) is
     'Refuse a condition that does not compile, with its text and the reason. Polls need no other preparation.';
 
+create function pgmb.is_volatile(topical text) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    plan text;
+begin
+    -- PostgreSQL plans a query of a "with" by itself only where it must not be evaluated less often than it says.
+    execute format(
+        'explain (format json) with pgchange_whole as (select (%s' || chr(10) || ') as held from '
+        '(select null::varchar as topic) as e, pgmb.subscriptions as s) select held from pgchange_whole', topical) into plan;
+    return strpos(plan, '"CTE Name": "pgchange_whole"') > 0;
+end
+$$;
+comment on function pgmb.is_volatile(text) is
+    'Whether a condition that looks at the topic alone may say another thing each time that it is asked, as random() does.';
+
 create function pgmb.condition_added() returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -69,6 +86,9 @@ begin
         and pgmb.compiles(format(
             'select from (select null::varchar as topic) as e, pgmb.subscriptions as s where (%s' || chr(10) || ') limit 0',
             new.conditions_sql)) is null;
+    if new.by_topic then
+        new.by_topic := not pgmb.is_volatile(new.conditions_sql);
+    end if;
     return new;
 end
 $$;

@@ -25,8 +25,10 @@ as $$
         -- The planner takes one index for the other where a table has no statistics yet: we say which.
         select format(
             'cross join lateral (select s.id, s.group_id from pgmb.subscriptions as s where s.condition_id %s = %s '
-            'and ($4 is null or s.id = any ($4)) and (%s' || chr(10) || ') offset 0) as s',
-            case when condition.by_params then '+ 0' else '' end, condition.id, condition.conditions_sql)
+            'and ($4 is null or s.id = any ($4)) and (%s' || chr(10) || ')%s offset 0) as s',
+            case when condition.by_params then '+ 0' else '' end, condition.id, condition.conditions_sql,
+            -- What does not look at e would be evaluated once for all events, random() too.
+            case when condition.of_event and condition.conditions_sql !~* '\me\M' then ' and e.id <> '''' ' end)
     )
     select case when condition.by_topic then format(
         'select s.group_id, s.id as subscription_id, e.ids from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',

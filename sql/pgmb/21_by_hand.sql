@@ -198,7 +198,7 @@ set enable_bitmapscan = off
 as $$
 declare
     earliest record;
-    seen record;
+    seen text;
     ids text[];
 begin
     perform pgmb.check_group(gid);
@@ -213,21 +213,22 @@ begin
         raise invalid_parameter_value using message = 'max_events must be at least 1 event';
     end if;
     select d.event_ids[1] as id into earliest from pgmb.dispatched as d
-    where d.group_id = gid and d.subscription_id = sid order by d.group_id, d.id limit 1;
+    where d.group_id = gid and d.subscription_id = sid order by d.group_id, d.id, d.event_ids[1] limit 1;
     ids := pgmb.replay_older(
         sid, from_event_id, coalesce(earliest.id, pgmb.create_event_id(clock_timestamp(), 0)), max_events);
     -- Behind the event itself where it was dispatched, else behind its time.
-    select d.id, i.n into seen
-    from pgmb.dispatched as d cross join lateral unnest(d.event_ids) with ordinality as i(id, n)
-    where d.group_id = gid and d.subscription_id = sid and d.id > from_event_id and i.id = from_event_id limit 1;
+    seen := (
+        select d.id from pgmb.dispatched as d
+        where d.group_id = gid and d.subscription_id = sid and d.id > from_event_id and from_event_id = any (d.event_ids) limit 1);
     if cardinality(ids) < max_events then
         ids := ids || array(
             select i.id
-            from pgmb.dispatched as d cross join lateral unnest(d.event_ids) with ordinality as i(id, n)
+            from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id)
             where d.group_id = gid and d.subscription_id = sid
-              and (d.id > coalesce(seen.id, from_event_id) or d.id = seen.id and i.n > seen.n)
+              and (d.id > coalesce(seen, from_event_id) or d.id = seen and i.id > from_event_id collate "C")
               and i.id <> all (ids)
-            order by d.id, i.n limit max_events - cardinality(ids));
+            -- A dispatch may have several slices of one subscription under its id.
+            order by d.id, i.id collate "C" limit max_events - cardinality(ids));
     end if;
     return query select e.* from pgmb.read_events(ids[:max_events]::pgmb.event_id[]) as e;
 end

@@ -32,6 +32,15 @@ def test_an_event_goes_to_the_subscriptions_whose_condition_is_true(connect, con
     assert [row["topic"] for row in read(connection)] == wanted
 
 
+@pytest.mark.parametrize("condition", ["random() < 0.5", "e.topic = 't' and random() < 0.5"])
+def test_a_condition_that_draws_lots_draws_one_for_each_event(connect, condition):
+    connection = connect()
+    subscribe(connection, "g", condition)
+    publish(connection, *["t"] * 1000)
+    poll_all(connection)
+    assert 0 < len(read(connection, "g", 1000)) < 1000
+
+
 def test_an_event_for_one_subscription_goes_to_that_one_alone(connect):
     connection = connect()
     chosen = subscribe(connection, "g", "false")

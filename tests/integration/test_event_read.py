@@ -284,6 +284,16 @@ def test_a_replay_gives_what_came_after_an_event_in_order_of_dispatch(connect):
     assert [row[0] for row in rows] == [ids[2], ids[3], *old]
 
 
+def test_a_replay_is_whole_and_in_order_where_a_dispatch_went_to_several_subscriptions_of_the_group(connect):
+    connection = connect()
+    sid = subscribe(connection)
+    subscribe(connection, conditions=TOPICAL, params={"topic": "x0"})
+    ids = publish(connection, *[f"x{i % 2}" for i in range(900)])
+    poll_all(connection)
+    replayed = connection.execute("select id from pgmb.replay_events('g', %s, %s, 900)", [sid, ids[99]]).fetchall()
+    assert [event for (event,) in replayed] == ids[100:]
+
+
 def test_a_replay_gives_a_new_subscription_older_events_that_fit_and_at_most_so_many(connect):
     connection = connect()
     first = publish(connection, "a", "b", "a", "a")
