@@ -19,6 +19,12 @@ __all__ = ["Staged", "merge", "read_manifest", "validate", "write_manifest"]
 COMMA = sql.SQL(", ")
 ADDED = "{0} = coalesce(t.{0} + excluded.{0}, t.{0}, excluded.{0})"
 OVERWRITTEN = "{0} = excluded.{0}"
+BITS = {"smallint": 16, "integer": 32, "bigint": 64}
+ONE_BY_ONE = (errors.UniqueViolation, errors.ForeignKeyViolation)
+AT_THE_END = (
+    "rows are written one by one and tables one after the other, so let constraints of the table other than its key be "
+    "deferrable initially deferred"
+)
 
 
 def merge(connection: psycopg.Connection[Any], batch: Batch, manifest: Sequence[Staged]) -> None:
@@ -46,7 +52,8 @@ def merge(connection: psycopg.Connection[Any], batch: Batch, manifest: Sequence[
 
 def _insert(staged: Staged, target: Target) -> sql.Composed:
     key, values = _key(staged), _values(staged)
-    query = sql.SQL("insert into {} as t ({}) {}").format(
+    # An identity that the target always makes is the source's where it is the key.
+    query = sql.SQL("insert into {} as t ({}) overriding system value {}").format(
         target.identifier, COMMA.join([*key, *values]), _selected(staged, target)
     )
     if staged.mode == "append":
@@ -77,8 +84,19 @@ def _rows(staged: Staged, target: Target, *, touched: bool = False) -> sql.Compo
         for name, _ in staged.columns
     )
     flag = sql.SQL("{}" if touched else "{} is not true").format(sql.Identifier(TOUCHED))
-    return sql.SQL("select {} from {} where {} and {}").format(
-        columns, staged.identifier, _is_winner(staged), flag
+    held = _is_held(staged, target) if touched else sql.SQL("true")
+    return sql.SQL("select {} from {} where {} and {} and {}").format(
+        columns, staged.identifier, _is_winner(staged), flag, held
+    )
+
+
+def _is_held(staged: Staged, target: Target) -> sql.Composable:
+    """Whether the target's key can hold an id that was touched: one that it cannot hold is of another table."""
+    bits = BITS.get(target.columns[staged.key[-1]].type)
+    if bits is None:
+        return sql.SQL("true")
+    return sql.SQL("{} between {} and {}").format(
+        sql.Identifier(staged.key[-1]), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     )
 
 
@@ -171,4 +189,5 @@ def _refusals(staged: Staged) -> Iterator[None]:
     ) as error:
         said = error.diag.message_primary or str(error)
         detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
-        raise MergeRefused(f"{staged.target}: {said}{detail}: nothing was written") from error
+        advice = f": {AT_THE_END}" if isinstance(error, ONE_BY_ONE) and staged.mode != "append" else ""
+        raise MergeRefused(f"{staged.target}: {said}{detail}: nothing was written{advice}") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ from psycopg.rows import dict_row
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch, Change, Partition
+from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import BatchIncomplete, PermissionDenied, translated
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.tables import table_identifier
@@ -83,6 +85,15 @@ def caught_up(connection: psycopg.Connection[Any], lsn: str | None) -> None:
             )
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
+
+
+@contextmanager
+def connected(source: str, lsn: str | None) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a server of ``source`` that has replayed ``lsn``: it knows the tables, attachments and rows of the
+    batch. Raises BatchIncomplete where a standby lags for too long."""
+    with connect(source) as connection:
+        caught_up(connection, lsn)
+        yield connection
 
 
 def expect(partition: Partition, found: int) -> None:

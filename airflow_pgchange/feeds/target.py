@@ -40,7 +40,7 @@ select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
     'name', a.attname,
     'type', pg_catalog.format_type(base.oid, -1) || base.array,
     'required', (a.attnotnull or t.typnotnull) and not a.atthasdef and a.attidentity = '' and t.typdefault is null,
-    'generated', a.attgenerated <> '' or a.attidentity = 'a')), '[]')
+    'generated', a.attgenerated <> '', 'identity', a.attidentity = 'a')), '[]')
 from pg_catalog.pg_attribute a
 join pg_catalog.pg_type t on t.oid = a.atttypid
 cross join lateral (
@@ -87,6 +87,8 @@ class Column:
     type: str
     required: bool
     generated: bool
+    identity: bool
+    """Always made by PostgreSQL, unless it is told to take another."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def validate(
     found = look_up(connection, target)
     _check_key(found, key, mode, columns)
     for name, kind in columns.items():
-        _check_column(found, name, kind)
+        _check_column(found, name, kind, is_key=name in key)
         if mode == "add" and name not in key and found.columns[name].type not in ADDITIVE:
             raise MergeRefused(
                 f'{target}: column "{name}" is {found.columns[name].type}, which cannot be added: put it '
@@ -190,7 +192,7 @@ def _check_key(target: Target, key: Sequence[str], mode: Mode, columns: Mapping[
         )
 
 
-def _check_column(target: Target, name: str, kind: str) -> None:
+def _check_column(target: Target, name: str, kind: str, *, is_key: bool) -> None:
     if name.startswith(RESERVED):
         raise MergeRefused(f'{target.name}: names that begin with "{RESERVED}" are reserved: rename "{name}"')
     column = target.columns.get(name)
@@ -199,7 +201,7 @@ def _check_column(target: Target, name: str, kind: str) -> None:
             f'{target.name} has no column "{name}": it has {_listed(sorted(target.columns))}; '
             "select or rename columns before merging"
         )
-    if column.generated:
+    if column.generated or (column.identity and not is_key):
         raise MergeRefused(f'{target.name}: "{name}" is always generated: leave it out of what is merged')
     if not _fits(kind, column.type):
         raise MergeRefused(

@@ -18,9 +18,9 @@ from adbc_driver_manager import Error as AdbcError
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.batch import Partition
-from airflow_pgchange.feeds.connect import complete, connect
+from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.errors import BatchIncomplete, ServerUnavailable
-from airflow_pgchange.feeds.reading import caught_up, expect
+from airflow_pgchange.feeds.reading import connected, expect
 from airflow_pgchange.feeds.staging import ATTEMPT, SCHEMA
 from airflow_pgchange.spark.types import MISFIT, SESSION, Column, misfit_error, reading_query
 
@@ -38,8 +38,7 @@ def read(
     whole before the first batch is handed on, and again when it was cancelled. Raises BatchIncomplete after the last
     batch if the rows are not as many as the batch counts, UnsupportedType for a value that Spark has no value for.
     """
-    with connect(source) as connection:
-        caught_up(connection, lsn)
+    with connected(source, lsn) as connection:
         on_standby = connection.execute("select pg_catalog.pg_is_in_recovery()").fetchone() == (True,)
         info = connection.info
         server = make_conninfo(

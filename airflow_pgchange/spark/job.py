@@ -19,8 +19,10 @@ from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.merge import validate, write_manifest
 from airflow_pgchange.feeds.queue import QueueFeed
+from airflow_pgchange.feeds.reading import connected
 from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
 from airflow_pgchange.feeds.tables import Attached
+from airflow_pgchange.feeds.target import look_up
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.spark import request, sink
 from airflow_pgchange.spark.parent import follow_parent
@@ -67,7 +69,7 @@ class Job:
         feed = self.feed
         if not isinstance(feed, TubeFeed):
             raise InvalidArgument(f"{feed.name} is a {feed.kind} feed: tables are attached to tubes")
-        with connect(self._request.source) as connection:
+        with connected(self._request.source, self.batch.lsn) as connection:
             return Attached.all(feed.tube, ask(connection, feed.attached()))
 
     def shards(self) -> list[int]:
@@ -168,14 +170,16 @@ class Job:
     def mirror(self, attached: Attached, into: str, columns: Sequence[str] | None = None) -> None:
         """Bring the copy of an attached table up to date: ``merge`` in mode ``mirror`` of its rows.
 
-        In ``into`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the table. A shared copy is of
+        In ``into`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the table. What the copy generates
+        itself is left out. A shared copy is of
         several tables' rows: it has a column ``shard``, and its key is (shard, id). Raises InvalidArgument where another
         table has the same name and shard, so that no copy could tell their rows apart; PermissionDenied where what is
         filled in names a table that the owner of the tube's pods may not write, or whose owner could have code run here.
         """
         with connect(self._request.results, primary=True) as connection:
             copy = attached.copy_in(connection, into)
-        frame, key = self.rows(attached, columns=columns), [attached.id_column]
+            made = [name for name, column in look_up(connection, copy).columns.items() if column.generated]
+        frame, key = self.rows(attached, columns=columns).drop(*made), [attached.id_column]
         if attached.shared:
             if SHARD in map(str.lower, frame.columns):
                 raise InvalidArgument(
@@ -232,7 +236,7 @@ class Job:
     def _with_touched(
         self, frame: DataFrame, into: str, keys: tuple[str, ...], shard: int | None
     ) -> DataFrame:
-        """The frame and, marked, every id of the batch: what is then without a row is gone."""
+        """The frame and, marked, every id of the batch that the key can hold: what is then without a row is gone."""
         named = {**{name: name for name in keys[:-1]}, keys[-1]: "id"}
         changes = self.changes(shard)
         unknown = sorted(set(named.values()) - set(changes.columns))
@@ -243,11 +247,12 @@ class Job:
             )
         columns = [
             (f.col(named[field.name]) if field.name in named else f.lit(None))
-            .cast(field.dataType)
+            .try_cast(field.dataType)
             .alias(field.name)
             for field in frame.schema.fields
         ]
-        touched = changes.select(*columns, f.lit(True).alias(TOUCHED))
+        held = changes.where(f.col("id").try_cast(frame.schema[keys[-1]].dataType).isNotNull())
+        touched = held.select(*columns, f.lit(True).alias(TOUCHED))
         return frame.withColumn(TOUCHED, f.lit(False)).unionByName(touched)
 
     def _frame(self, wanted: Wanted) -> DataFrame:

@@ -83,7 +83,7 @@ class RoutedReading:
             )
         with connect(cluster.catalogue, primary=True) as connection:
             buckets = owners.all_buckets(connection, wanted.rule.tier)
-        with connect(source) as connection:
+        with reading.connected(source, batch.lsn) as connection:
             ids = tuple(describe(connection, _ids(feed.partitions(batch, 1)[0]).query))
         undescribed = cls(
             feed, batch, source, cluster, wanted, wanted.table, wanted.key, wanted.rule, buckets, ids

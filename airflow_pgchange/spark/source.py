@@ -14,7 +14,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
-from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.owners import Cluster
@@ -43,7 +42,7 @@ class Reading:
         """Ask the source what the columns are. Raises UnsupportedType, InvalidArgument for a column that is not there,
         and PermissionDenied where row security hides rows."""
         partition = _query(feed.partitions(batch, 1)[0], wanted)
-        with connect(source) as connection:
+        with reading.connected(source, batch.lsn) as connection:
             with explained(wanted):
                 columns = tuple(describe(connection, partition.query))
             if wanted.table is not None:

@@ -1,7 +1,12 @@
 """Copies of the tables that touch a tube: of each, in the schema that is called like the tube."""
 
+import logging
+
 from airflow_pgchange.spark.job import batch_job
 
 with batch_job() as job:
-    for attached in job.attached():
+    tables = job.attached()
+    for shard in sorted(set(job.shards()) - {attached.shard for attached in tables}):
+        logging.warning("no attached table has shard %d: what was touched there is copied nowhere", shard)
+    for attached in tables:
         job.mirror(attached, into="{tube}.{table}")

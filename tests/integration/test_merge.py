@@ -285,6 +285,46 @@ def test_identity_default_and_generated_columns_of_the_target_fill_themselves(re
     ]
 
 
+def test_a_key_that_the_target_makes_itself_is_the_one_that_was_staged(results):
+    results.execute(
+        "create table public.numbered (id bigint generated always as identity primary key, v int)"
+    )
+    for value in (1, 2):
+        columns = {"id": "bigint", "v": "integer"}
+        merge(results, BATCH, [stage(results, "public.numbered", ["id"], "replace", columns, [(7, value)])])
+    assert rows_of(results, "select id, v from numbered") == [(7, 2)]
+
+
+def test_an_id_that_the_key_of_a_mirror_cannot_hold_is_of_another_table(results):
+    results.execute("create table public.small (id smallint primary key, v int)")
+    staged = stage(
+        results,
+        "public.small",
+        ["id"],
+        "mirror",
+        {"id": "bigint", "v": "integer"},
+        [(1, 1)],
+        touched=[1, 5_000_000_000],
+    )
+    merge(results, BATCH, [staged])
+    assert rows_of(results, "select id, v from small") == [(1, 1)]
+
+
+def test_rows_that_are_written_one_by_one_are_told_what_lets_values_change_places(results):
+    results.execute(
+        "create table public.tails (id bigint primary key, tail text unique); insert into tails values (1, 'a'), (2, 'b')"
+    )
+    columns, rows = {"id": "bigint", "tail": "text"}, [(1, "b"), (2, "a")]
+    with pytest.raises(MergeRefused, match="deferrable initially deferred"):
+        merge(results, BATCH, [stage(results, "public.tails", ["id"], "replace", columns, rows)])
+    results.execute(
+        "alter table tails drop constraint tails_tail_key; "
+        "alter table tails add unique (tail) deferrable initially deferred"
+    )
+    merge(results, BATCH, [stage(results, "public.tails", ["id"], "replace", columns, rows)])
+    assert rows_of(results, "select id, tail from tails order by id") == rows
+
+
 def test_a_partitioned_target_and_names_that_need_quotes(results):
     results.execute(
         'create schema "My Schema"; '

@@ -235,6 +235,14 @@ def test_a_table_with_a_shard_of_its_own_cannot_share_a_copy_unseen(shards, repl
         replay()
 
 
+def test_what_is_touched_in_a_shard_of_no_table_is_told(shards, settle, caplog):
+    shards.execute("select copies_touch(7, '{1}', 'T')")
+    settle()
+    assert [record.getMessage() for record in caplog.records if "shard 7" in record.getMessage()] == [
+        "no attached table has shard 7: what was touched there is copied nowhere"
+    ]
+
+
 def test_a_detached_tables_copy_is_kept_no_more_and_a_backfill_puts_it_right(shards, settle):
     """What it touched just before is done without it: whoever attaches it again backfills."""
     settle()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
 from pyspark.sql import functions as f
 
-from airflow_pgchange.feeds import TubeFeed
+from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
+from airflow_pgchange.feeds.merge import merge
+from airflow_pgchange.spark.job import Job
+from airflow_pgchange.spark.request import Request
 from tests.commits import FEED as COMMITS
 from tests.commits import commits
-from tests.spark_session import batch_of
+from tests.spark_session import batch_of, spark_session
 from tests.tubes import attach, make
 
 FEED = TubeFeed("q")
@@ -116,3 +122,73 @@ def test_a_feed_without_shards_says_so(db, connect):
         assert job.shards() == []
         with pytest.raises((InvalidArgument, Exception), match="no shards"):
             job.changes(shard=1).collect()
+
+
+@pytest.fixture
+def two_keys(connect):
+    """Two tables of one shard, whose ids are of two sizes, and their copies."""
+    connection = connect()
+    connection.execute("create schema copies")
+    make(connection)
+    for name, key in (("large", "bigint"), ("small", "int")):
+        connection.execute(
+            f"create table {name} (id {key} primary key); create table copies.{name} (like {name} including all)"
+        )
+        attach(connection, name)
+    return connection
+
+
+def test_tables_of_one_shard_may_have_ids_of_two_sizes(db, two_keys, path):
+    two_keys.execute("insert into large values (5000000000), (1); insert into small values (1), (2)")
+    with batch_of(FEED, db) as job:
+        for attached in job.attached():
+            job.mirror(attached, into="copies.{table}")
+    assert same(two_keys, "select * from large", "select * from copies.large")
+    assert same(two_keys, "select * from small", "select * from copies.small")
+
+
+def test_what_a_copy_generates_itself_is_left_to_it(db, connect, path):
+    connection = connect()
+    connection.execute(
+        "create table part (id bigint generated always as identity primary key, n int, "
+        "twice int generated always as (n * 2) stored); "
+        "create table copy (like part including all); insert into part (n) values (1), (2)"
+    )
+    make(connection)
+    attach(connection, "part")
+    connection.execute("update part set n = 5")
+    with batch_of(FEED, db) as job:
+        (attached,) = job.attached()
+        job.mirror(attached, into="public.copy")
+    assert same(connection, "select id, n, twice from part", "select id, n, twice from copy")
+
+
+@pytest.mark.parametrize("late", ["a table that was attached", "a column that was added"])
+def test_a_standby_that_lags_is_asked_when_it_knows_of_the_batch(own_cluster, own_database, connect_to, late):
+    connection = connect_to(own_database)
+    make(connection)
+    connection.execute(
+        "create table plane (id bigint primary key); create table mirror (id bigint primary key, n int)"
+    )
+    if "column" in late:
+        attach(connection, "plane")
+    standby = own_cluster.standby()
+    try:
+        standby.wait_for_replay(own_cluster)
+        replica = connect_to(standby.conninfo())
+        replica.execute("select pg_wal_replay_pause()")
+        attach(connection, "plane")
+        connection.execute("alter table plane add n int; insert into plane values (1, 7)")
+        with ConsumerTransaction(FEED, own_database, own_database) as consumer:
+            batch = consumer.claim(10)
+            assert batch is not None
+            catching_up = threading.Timer(1, replica.execute, ["select pg_wal_replay_resume()"])
+            catching_up.start()
+            job = Job(spark_session(), Request(FEED, batch, own_database, standby.conninfo(), Path("unused")))
+            for attached in job.attached():
+                job.mirror(attached, into="public.mirror")
+            catching_up.join()
+            consumer.ack(lambda results: merge(results, batch, job.staged))
+        assert same(connection)
+    finally:
+        standby.remove()
