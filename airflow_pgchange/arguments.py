@@ -16,6 +16,7 @@ from airflow_pgchange.feeds.feed import Feed, Watched
 FeedLike = Watched | Mapping[str, Any] | str
 """A feed, its JSON as a mapping or as text, or its asset URI."""
 
+MOST_SECONDS = 1e9
 
 Until = Literal["empty"] | float | str
 """``empty``, or a number of seconds."""
@@ -76,27 +77,35 @@ def json_of(value: FeedLike) -> Mapping[str, Any] | str:
     return feeds.to_json(value) if isinstance(value, Watched) else value
 
 
-def names(what: str, value: Sequence[str] | str) -> list[str]:
+def names(what: str, value: Sequence[str] | str | None) -> list[str]:
     """Names: those of a list as they stand, or those of a text with commas between. Raises InvalidArgument for none."""
-    given = value.split(",") if isinstance(value, str) else value
-    found = [name.strip() for name in given if name.strip()]
+    given = [name.strip() for name in value.split(",")] if isinstance(value, str) else value or ()
+    found = [name for name in given if name.strip()]
     if not found:
         raise InvalidArgument(f"{what}: name at least one, not {value!r}")
     return found
 
 
 def whole(what: str, value: float | str | None) -> int | None:
-    """A whole number, also as the text or the 20000.0 that a form makes of it; None for none. Raises InvalidArgument."""
+    """A whole number that PostgreSQL takes for an integer, also as the text or the 20000.0 that a form makes of it; None
+    for none. Raises InvalidArgument."""
     if value is None or value == "":
         return None
-    number = seconds(what, value)
-    if not number.is_integer():
-        raise InvalidArgument(f"{what} must be a whole number, not {value!r}")
+    number = _number(what, value)
+    if not number.is_integer() or not -(2**31) <= number < 2**31:
+        raise InvalidArgument(f"{what} must be a whole number from {-(2**31)} to {2**31 - 1}, not {value!r}")
     return int(number)
 
 
 def seconds(what: str, value: float | str) -> float:
-    """A finite number. Raises InvalidArgument."""
+    """A number of seconds, from none to some thirty years. Raises InvalidArgument."""
+    number = _number(what, value)
+    if not 0 <= number <= MOST_SECONDS:
+        raise InvalidArgument(f"{what} must be from 0 to {MOST_SECONDS:g} seconds, not {value!r}")
+    return number
+
+
+def _number(what: str, value: float | str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError) as error:

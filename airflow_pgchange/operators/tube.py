@@ -62,11 +62,15 @@ class TubeAttachOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         tables, shard = names("tables", self.tables), whole("shard", self.shard)
+        workers = whole("workers", self.workers)
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             with connection.transaction():
                 connection.execute("set transaction isolation level read committed")
-                tubes.ensure(connection, self.tube, self.workers, self.predicate)
-                for table in tables:
+                tubes.ensure(connection, self.tube, workers, self.predicate)
+                # One that gets another shard waits for workers: before the others are kept from being written. Else in
+                # one order, so that two runs with the same tables wait for each other and not in a circle.
+                known = tubes.attached(connection, self.tube)
+                for table in sorted(tables, key=lambda table: (table not in known, table)):
                     tubes.attach(connection, self.tube, table, shard=shard, id_column=self.id_column)
             self.log.info("%s: touched by %s", self.tube, ", ".join(tables))
 

@@ -114,10 +114,9 @@ class TubeBackfillOperator(_Backfilling):
         """Returns the number of rows that were looked at, by table; none for the three steps."""
         tables, shard = names("tables", self.tables), whole("shard", self.shard)
         chunk_size, pause = whole("chunk_size", self.chunk_size), seconds("pause", self.pause)
+        timeout = seconds("timeout", self.timeout)
         if chunk_size is None:
             raise InvalidArgument("say how many rows a chunk is to have")
-        if pause < 0:
-            raise InvalidArgument(f"pause must not be negative, and is {pause:g} seconds")
         looked_at = {}
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             connection.add_notice_handler(lambda notice: self.log.warning("%s", notice.message_primary))
@@ -125,7 +124,7 @@ class TubeBackfillOperator(_Backfilling):
             for table in tables:
                 if not self.resumable:
                     tubes.backfill_in_steps(
-                        connection, self.tube, table, self.order_col, shard=shard, timeout=self.timeout
+                        connection, self.tube, table, self.order_col, shard=shard, timeout=timeout
                     )
                     continue
                 done = tubes.backfill(
@@ -136,7 +135,7 @@ class TubeBackfillOperator(_Backfilling):
                     shard=shard,
                     chunk_size=chunk_size,
                     pause=pause,
-                    timeout=self.timeout,
+                    timeout=timeout,
                     told=partial(self._say, table),
                     stop=self._stop,
                 )
@@ -210,12 +209,14 @@ class TubeGarbageCollectOperator(_Backfilling):
         downstream = self.downstream
         if isinstance(downstream, str):
             downstream = TableDownstream(results, source, feed, downstream, self.key, self.shard_column)
+        if not callable(downstream):
+            raise InvalidArgument(f"downstream is the name of a table or a callable, not {downstream!r}")
         done = tubes.work_off(
             feed,
             source,
             downstream,
-            wait=self.wait_for,
-            seconds=self.backfill_for,
+            wait=None if self.wait_for is None else seconds("wait_for", self.wait_for),
+            seconds=seconds("backfill_for", self.backfill_for),
             told=partial(self._say, feed.tube),
             stopped=self._stop,
         )

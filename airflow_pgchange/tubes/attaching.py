@@ -52,13 +52,15 @@ def touch(
     """
     if not tubes or not all(tubes):
         raise InvalidArgument("name the tube to touch, or several")
+    if not query or not query.strip("; \r\n\t"):
+        raise InvalidArgument("give the query that returns the ids to touch")
     if odd := [tube for tube in tubes if set(tube) & set(",{}")]:
         raise InvalidArgument(
             f"{odd[0]!r}: a tube with a comma or a brace in its name cannot be touched by a query"
         )
     # The query may end in a comment.
     numbered = sql.SQL("select q.id, pg_catalog.row_number() over () from ({}\n) as q(id)").format(
-        sql.SQL(query.rstrip("; \n\t"))
+        sql.SQL(query.rstrip("; \r\n\t"))
     )
     ask(
         connection,

@@ -54,7 +54,8 @@ def attaching(**given: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "query", ["select 1;", "select 1 -- one", "select 1 ;\n ", "select 1 -- one;", "values (1)"]
+    "query",
+    ["select 1;", "select 1 -- one", "select 1 ;\n ", "select 1;\r\n", "select 1 -- one;", "values (1)"],
 )
 def test_a_query_may_end_as_people_end_theirs(tube: psycopg.Connection[Any], query: str) -> None:
     touch(query=query)
@@ -73,7 +74,7 @@ def test_a_touch_without_a_shard_does_not_become_a_task(tube: psycopg.Connection
         task(TubeTouchOperator, tube="q", query="select 1")
 
 
-@pytest.mark.parametrize("named", ["", [], [""], " , "])
+@pytest.mark.parametrize("named", ["", [], [""], " , ", None])
 def test_what_names_nothing_is_refused(tube: psycopg.Connection[Any], named: Any) -> None:
     for run in (
         lambda: touch(tube=named),
@@ -95,7 +96,7 @@ def test_a_tube_with_a_comma_in_its_name_is_not_taken_for_two(tube: psycopg.Conn
     assert (touched(tube), touched(tube, "r")) == ([1], [1])
 
 
-@pytest.mark.parametrize("table", ["with,comma", "with.dot", "Upper"])
+@pytest.mark.parametrize("table", ["with,comma", "with.dot", "Upper", "blank "])
 def test_a_table_in_a_list_may_be_called_anything(tube: psycopg.Connection[Any], table: str) -> None:
     tube.execute(f'create table "{table}" (id bigint primary key); insert into "{table}" values (5)')
     attaching(tables=[f'public."{table}"'], shard="0")
@@ -119,7 +120,13 @@ def test_a_chunk_is_as_large_as_a_form_says(tube: psycopg.Connection[Any], chunk
         {"pause": -1},
         {"pause": "nan"},
         {"pause": "x"},
+        {"pause": 1e30},
         {"shard": "abc"},
+        {"shard": 3_000_000_000},
+        {"chunk_size": 10_000_000_000},
+        {"timeout": "inf"},
+        {"timeout": -1},
+        {"timeout": None},
     ],
 )
 def test_numbers_that_make_no_sense_are_refused_before_any_work(
@@ -128,6 +135,30 @@ def test_numbers_that_make_no_sense_are_refused_before_any_work(
     with pytest.raises(InvalidArgument, match=next(iter(wrong)) if wrong != {"chunk_size": ""} else "rows"):
         backfill(**wrong).execute({})
     assert tube.execute("select count(*) from tube.backfill").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("query", [None, "", ";"])
+def test_a_touch_by_no_query_is_refused(tube: psycopg.Connection[Any], query: Any) -> None:
+    with pytest.raises(InvalidArgument, match="give the query"):
+        touch(query=query)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"wait_for": "x"}, {"backfill_for": -1}, {"downstream": 5}, {"downstream": None}]
+)
+def test_what_a_worker_cannot_work_off_with_is_refused(
+    tube: psycopg.Connection[Any], wrong: dict[str, Any]
+) -> None:
+    given = {"feed": TubeFeed("q"), "downstream": "public.plane", **wrong}
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        task(TubeGarbageCollectOperator, **given).execute({})
+
+
+def test_as_many_workers_share_a_tube_as_a_template_says(tube: psycopg.Connection[Any]) -> None:
+    attaching(workers="3")
+    assert tube.execute("select partitions from tube.tube").fetchone() == (3,)
+    with pytest.raises(InvalidArgument, match="workers"):
+        attaching(workers="four")
 
 
 def test_tables_are_attached_all_or_none(tube: psycopg.Connection[Any]) -> None:
