@@ -54,8 +54,12 @@ def skip(connection: psycopg.Connection[Any], feed: TubeFeed, reason: str) -> st
 
 
 def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:
-    """The workers, of all tubes of this database, that have something to do and are not at work."""
-    query = "select tube, worker, workers from tube.status(1) where ready > 0 and not at_work order by tube, worker"
+    """The workers, of all tubes of this database that we may empty, that have something to do and are not at work."""
+    query = """
+        select tube, worker, workers from tube.status(1)
+        where ready > 0 and not at_work and has_table_privilege((tube.named(tube)).pods, 'delete')
+        order by tube, worker
+    """
     with translated():
         return [TubeFeed(*row) for row in connection.execute(query).fetchall()]
 

@@ -49,17 +49,60 @@ comment on function tube.lock_key(text, integer) is
     'The advisory lock of a worker, or of the whole tube: shared by workers at work, exclusive for who changes their number or '
     'a shard.';
 
-create function tube.hold_still(tube text) returns void
+create function tube.holds_tables(besides regclass[]) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return exists (
+        select from pg_locks as l
+        where l.pid = pg_backend_pid() and l.locktype = 'relation' and l.relation >= 16384 and l.relation <> all (besides)
+          and l.mode in ('ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'));
+end
+$$;
+comment on function tube.holds_tables(regclass[]) is 'Whether this transaction keeps writers from any other table than those.';
+
+create function tube.unseen() returns interval
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select current_setting('deadlock_timeout')::interval / 2
+$$;
+comment on function tube.unseen() is
+    'How long a transaction that holds tables may wait for anything: soon after, somebody who waits for what it holds may look '
+    'for a deadlock, and be the one that is ended.';
+
+create function tube.hold(key bigint, who text) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
+declare
+    lock_timeout text := current_setting('lock_timeout');
+    held boolean := tube.holds_tables('{}');
 begin
-    perform pg_advisory_xact_lock(tube.lock_key(tube));
+    if held then
+        perform set_config('lock_timeout', (extract(epoch from tube.unseen()) * 1000)::integer || 'ms', true);
+    end if;
+    perform pg_advisory_xact_lock(key);
+    perform set_config('lock_timeout', lock_timeout, true);
 exception when lock_not_available then
     raise lock_not_available using
-        message = format('workers of tube %I are at work, and do not end in time', tube),
-        hint = 'try again when their batches have ended, or with a longer lock_timeout; nothing was changed';
+        message = format('%s are at work, and do not end in time', who),
+        hint = case when held
+            then 'try again when they have ended, or do this before anything that locks a table: this transaction does, and '
+                 'whoever writes that table waits too; nothing was changed'
+            else 'try again when they have ended, or with a longer lock_timeout; nothing was changed' end;
 end
+$$;
+comment on function tube.hold(bigint, text) is
+    'Wait for who is at work under an advisory lock, as long as lock_timeout says, and keep others from it until this transaction '
+    'ends; where it keeps writers from a table already, only shortly.';
+
+create function tube.hold_still(tube text) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.hold(tube.lock_key(tube), format('workers of tube %I', tube))
 $$;
 comment on function tube.hold_still(text) is
     'Wait until no worker of a tube is at work, as long as lock_timeout says, and keep them from starting until this '
@@ -279,6 +322,7 @@ begin
     perform from tube.tube as t where t.name = in_tube for update;
     perform tube.detach(in_tube, null, pods);
     delete from dead_letter.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
+    perform tube.clear_faults(in_tube);
     delete from tube.tube as t where t.name = in_tube;
     for function in
         select p.oid from pg_proc as p

@@ -20,6 +20,14 @@ $$;
 comment on function tube.attachment_of(oid, text) is
     'The attachment that a table belongs to: its own, or that of the nearest table whose partition or child it is.';
 
+create function tube.may_put(pods text, columns text[]) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select has_table_privilege(pods, 'insert') or (select bool_and(has_column_privilege(pods, c, 'insert')) from unnest(columns) as c)
+$$;
+comment on function tube.may_put(text, text[]) is 'Whether the caller may write these columns of a table of pods.';
+
 create function tube.id_attribute(attached tube.attachment) returns pg_attribute
 language plpgsql stable
 set search_path = pg_catalog, pg_temp

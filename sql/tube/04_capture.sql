@@ -40,7 +40,7 @@ declare
 begin
     begin
         pods := tube.pods_named(%2$L);
-        open := has_any_column_privilege(pods, 'insert') and has_sequence_privilege('tube.seq', 'usage');
+        open := tube.may_put(pods, '{op, shard, ids, payload}') and has_sequence_privilege('tube.seq', 'usage');
         name := coalesce(tube.attached_name(tg_relid, %2$L), name);
         -- Every partition of a truncated table fires: one pod will do, where it can be seen.
         if has_table_privilege(pods, 'select') then
@@ -84,7 +84,7 @@ as $$
         begin
             begin
                 pgchange_pods := tube.pods_named(%2$L);
-                pgchange_open := pg_catalog.has_any_column_privilege(pgchange_pods, 'insert')
+                pgchange_open := tube.may_put(pgchange_pods, '{op, shard, ids}')
                     and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
                 pgchange_column := tube.id_column(tg_relid, %2$L);
             exception when others or assert_failure then
@@ -150,7 +150,8 @@ set search_path = pg_catalog, tube, pg_temp
 set quote_all_identifiers = off
 as $$
 declare
-    pods text := tube.full_name((tube.named(attached.tube)).pods);
+    -- Nothing of the pods is read, so whatever is on them runs nothing.
+    pods text := (select tube.full_name(t.pods) from tube.tube as t where t.name = attached.tube);
     kind text := format(
         'case when pg_catalog.strpos(pg_catalog.current_setting(''application_name''), ''backfill'') operator(pg_catalog.>) 0 '
         'then ''B'' else %L end', upper(left(op, 1)));
@@ -190,7 +191,10 @@ begin
     return null;
 end
 $body$,
-        format('pg_catalog.has_any_column_privilege(%L::pg_catalog.regclass, ''insert'') '
+        format('(pg_catalog.has_table_privilege(%1$L::pg_catalog.regclass, ''insert'') '
+               'or pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''op'', ''insert'') '
+               'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''shard'', ''insert'') '
+               'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''ids'', ''insert'')) '
                'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')', pods),
         case op when 'delete' then removed else added end,
         pods,

@@ -87,7 +87,8 @@ declare
 begin
     if not (
         has_schema_privilege(owner_name, 'tube', 'usage')
-        and has_any_column_privilege(owner_name, known.pods, 'insert')
+        and (select bool_and(has_column_privilege(owner_name, known.pods, c, 'insert'))
+             from unnest(array['op', 'shard', 'ids', 'payload', 'ts']) as c)
         and has_sequence_privilege(owner_name, 'tube.seq', 'usage')
         and has_column_privilege(owner_name, 'tube.fault', 'message', 'insert')
         and has_schema_privilege(owner_name, (select c.relnamespace from pg_class as c where c.oid = known.pods), 'usage')

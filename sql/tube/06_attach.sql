@@ -9,12 +9,8 @@ set search_path = pg_catalog, tube, pg_temp
 set lock_timeout = '100ms'
 as $$
 declare
-    -- In the second half of it somebody who waits for what is held here may look for a deadlock, and be the one that is ended.
-    unseen interval := current_setting('deadlock_timeout')::interval / 2;
-    is_first boolean := not exists (
-        select from pg_locks as l
-        where l.pid = pg_backend_pid() and l.locktype = 'relation' and l.relation >= 16384 and l.relation <> all (relations)
-          and l.mode in ('ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'));
+    unseen interval := tube.unseen();
+    is_first boolean := not tube.holds_tables(relations);
     until timestamptz := clock_timestamp() + case when is_first then interval '5 s' else unseen end;
     held_since timestamptz;
     relation regclass;
@@ -242,9 +238,9 @@ begin
         -- Nobody may go on touching under the old shard once the new one counts: neither a worker nor a backfill nor a hand.
         -- In this order: a worker that collects touches by hand, and a chunk takes its key before its backfill's row.
         perform tube.hold_still(known.name);
-        perform pg_advisory_xact_lock(tube.backfill_key(tbl, shard_before));
+        perform tube.hold(tube.backfill_key(tbl, shard_before), format('backfills of %s', tbl));
         perform tube.fail_backfills(known.name, tbl, format('%s was attached under another shard', tbl));
-        perform pg_advisory_xact_lock(tube.touch_key(tbl));
+        perform tube.hold(tube.touch_key(tbl), format('those who touch %s by hand', tbl));
         perform tube.take_locks(array(select d.relid from tube.descendants(tbl) as d(relid) order by d.relid), 'share row exclusive');
         perform tube.move(known, tbl, shard_before, wanted.shard);
     elsif wanted.predicate is distinct from before.predicate or wanted.id_column is distinct from tube.id_column(tbl, known.name) then

@@ -193,13 +193,13 @@ declare
 begin
     foreach name in array coalesce(
         case when exists (select from tube.tube as t where t.name = tube_or_tubes) then array[tube_or_tubes] end,
-        string_to_array(trim(both '{}' from tube_or_tubes), ','), array[null])
+        case when tube_or_tubes ~ '^\{.*\}$' then tube_or_tubes::text[] else string_to_array(tube_or_tubes, ',') end, array[null])
     loop
         return next tube.named(trim(name));
     end loop;
 end
 $$;
-comment on function tube.named_all(text) is 'Several tubes by their names, with commas between them.';
+comment on function tube.named_all(text) is 'Several tubes by their names, with commas between them, or as the text of an array.';
 
 create function tube.insert_pods(pods regclass[], op text, shard integer, ids bigint[], chunk_size integer) returns void
 language plpgsql
@@ -243,15 +243,18 @@ create function tube.tube_pods_insert(
 language plpgsql
 as $$
 declare
-    pods pg_catalog.regclass[] := array(select t.pods from tube.named_all(tube_or_tubes) as t);
+    pods pg_catalog.regclass[] := array(select distinct t.pods from tube.named_all(tube_or_tubes) as t);
     kind pg_catalog.text := tube.checked_op(op);
     chunk integer := tube.checked_chunk(insert_chunk_size);
     each_id bigint;
     ids bigint[] := '{}';
 begin
     perform tube.check_bulk(shard, fetch_chunk_size);
+    if pg_catalog.btrim(query, E' ;\r\n\t') operator(pg_catalog.<>) '' is not true then
+        perform tube.refuse('a touch of many ids needs a query', 'give one that returns them');
+    end if;
     for each_id in
-        execute pg_catalog.format(E'select q.id::bigint from (%s\n) as q(id)', pg_catalog.rtrim(query, E' ;\n\t'))
+        execute pg_catalog.format(E'select q.id::bigint from (%s\n) as q(id)', pg_catalog.rtrim(query, E' ;\r\n\t'))
     loop
         if each_id is not null then
             ids := pg_catalog.array_append(ids, each_id);

@@ -3,6 +3,7 @@
 create function tube.code_on(pods regclass) returns text
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
+set quote_all_identifiers = off
 as $$
 declare
     class record;
@@ -68,8 +69,17 @@ declare
     known tube.tube;
     code text;
 begin
-    for known in select t.* from tube.tube as t where has_table_privilege(t.pods, 'select') order by t.name loop
-        code := tube.code_on(known.pods);
+    for known in
+        select t.* from tube.tube as t
+        where has_table_privilege(t.pods, 'select') and has_schema_privilege(tube.schema_of(t.pods), 'usage') order by t.name
+    loop
+        begin
+            execute format('lock table only %s in access share mode nowait', tube.full_name(known.pods));
+            code := tube.code_on(known.pods);
+        exception when lock_not_available then
+            raise notice 'the pods of tube %, %, are locked by somebody, and were not looked at', known.name, known.pods;
+            continue;
+        end;
         if code is null then
             return next known;
         else

@@ -168,7 +168,8 @@ begin
     ids := '{}';
     failed := 0;
     for each_row in execute format(
-        'select pgchange_asked.id, pgchange_row as wanted from unnest($1) with ordinality as pgchange_asked(id, n) '
+        'select pgchange_asked.id, pgchange_row as wanted '
+        'from (select u.id, min(u.n) as n from unnest($1) with ordinality as u(id, n) group by u.id) as pgchange_asked '
         'join %s as pgchange_row on pgchange_row.%I = pgchange_asked.id order by pgchange_asked.n', tbl, id_column)
     using asked loop
         begin

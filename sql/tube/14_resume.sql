@@ -231,7 +231,7 @@ declare
     job tube.backfill := tube.backfill_named(id);
 begin
     perform tube.set_state(
-        id, array['paused'], case when job.looked_at = 0 then 'scheduled' else 'running' end, null);
+        id, array['paused'], case when job.looked_at = 0 and not job.in_nulls then 'scheduled' else 'running' end, null);
 end
 $$;
 comment on function tube.backfill_resume(bigint) is 'Let a paused backfill go on where it stopped.';

@@ -290,7 +290,9 @@ def test_a_replay_is_whole_and_in_order_where_a_dispatch_went_to_several_subscri
     subscribe(connection, conditions=TOPICAL, params={"topic": "x0"})
     ids = publish(connection, *[f"x{i % 2}" for i in range(900)])
     poll_all(connection)
-    replayed = connection.execute("select id from pgmb.replay_events('g', %s, %s, 900)", [sid, ids[99]]).fetchall()
+    replayed = connection.execute(
+        "select id from pgmb.replay_events('g', %s, %s, 900)", [sid, ids[99]]
+    ).fetchall()
     assert [event for (event,) in replayed] == ids[100:]
 
 

@@ -16,6 +16,7 @@ from tests.tubes import (
     controls,
     detach,
     drain,
+    faults,
     ids_in_order,
     make,
     make_items,
@@ -77,6 +78,30 @@ def test_a_paused_backfill_stays_where_it_is_until_it_is_resumed(item):
     assert chunk(item, number)[1] == 200
     run(item, number)
     assert touched(item) == list(range(1, 1001))
+
+
+def test_a_backfill_that_is_paused_before_its_first_row_begins_once(item):
+    item.execute("update item set day = null")
+    drain(item)
+    number = begin(item)
+    assert chunk(item, number)[1] == 0
+    item.execute("select tube.backfill_pause(%s); ", [number])
+    item.execute("select tube.backfill_resume(%s)", [number])
+    run(item, number)
+    assert [payload["type"] for _, _, payload in controls(item)] == ["backfill_start", "backfill_end"]
+
+
+def test_of_many_rows_with_one_id_each_is_judged_once(connect):
+    connection = connect()
+    connection.execute(
+        "create table item (id bigint not null, n int); create index on item (id); "
+        "insert into item select 7, g - 1 from generate_series(1, 50) as g"
+    )
+    make(connection, predicate="10 / n >= 0")
+    attach(connection)
+    run(connection, begin(connection, order_col="id"))
+    assert faults(connection) == [(1, "division by zero")]
+    assert set(touched(connection)) == {7}
 
 
 def test_a_cancelled_backfill_ends_without_giving_anything_up(item):

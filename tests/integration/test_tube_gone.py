@@ -68,6 +68,52 @@ def test_a_tube_that_a_role_may_only_touch_does_not_stop_its_looks_at_others(con
     assert worker.execute("select tube from tube.tube_stats()").fetchall() == [("mine",)]
 
 
+def test_a_tube_that_a_role_may_not_empty_is_not_ready_for_it(connection, role, connect_to):
+    who = role("looker")
+    connection.execute("select tube.grant_use(%s::regrole)", [who.name])
+    connection.execute(f"grant select on q to {who.name}")
+    touch(connection, 1)
+    looker = connect_to(who.conninfo)
+    assert [(each.tube, each.ready) for each in tubes.status(looker)] == [("q", 1)]
+    assert tubes.ready(looker) == []
+    assert one(looker, "select tube.lag_of_idle(1000)")["ready"] == 0
+
+
+@pytest.fixture(params=["in a schema that it may not use", "that somebody has locked"])
+def shut(request, connection, connect):
+    """What becomes of a tube r, whose pods everybody may read and empty."""
+    connection.execute("create schema his; set search_path = his")
+    make(connection, "r")
+    connection.execute("reset search_path; grant select, delete on his.r to public")
+    attach(connection, "a", "r")
+    if "locked" in request.param:
+        connection.execute("grant usage on schema his to public")
+        connect(autocommit=False).execute("lock table his.r")
+
+
+def test_a_tube_that_cannot_be_read_stops_no_look_at_others(connection, shut, role, connect_to):
+    who = role("worker")
+    connection.execute("select tube.grant_use(%s::regrole)", [who.name])
+    connection.execute(f"grant select, delete on q to {who.name}")
+    touch(connection, 1)
+    worker = connect_to(who.conninfo)
+    worker.execute("set statement_timeout = '10s'")
+    assert [each.tube for each in tubes.status(worker)] == ["q"]
+    assert [feed.tube for feed in tubes.ready(worker)] == ["q"]
+    assert one(worker, "select tube.lag_of_idle(1000)")["ready"] == 1
+    assert worker.execute("select tube from tube.tube_stats()").fetchall() == [("q",)]
+    assert set(worker.execute("select tube from tube.attachments()").fetchall()) == {("q",), ("r",)}
+
+
+def test_a_tube_takes_its_faults_with_it(connection):
+    make(connection, predicate="1 / n = 1")
+    attach(connection, "a")
+    connection.execute("insert into a values (1, 0)")
+    assert one(connection, "select count(*) from tube.fault") == 1
+    connection.execute("select tube.tube_ensure_absent('q')")
+    assert one(connection, "select count(*) from tube.fault") == 0
+
+
 def test_a_missing_right_on_a_tube_is_told_with_the_grants_of_tubes(connection, role, connect_to):
     worker = connect_to(role("nobody").conninfo)
     with pytest.raises(psycopg.Error) as told:

@@ -154,6 +154,18 @@ def test_what_runs_no_code_and_what_is_ones_own_is_nothing_to_refuse(keeper, adm
     assert looks(admin) == {"q"}
 
 
+def test_a_table_that_touches_such_a_tube_keeps_no_other_from_being_mended(keeper, admin):
+    attach(keeper, "own.mine", "kq")
+    admin.execute("create table item (id bigint primary key)")
+    attach(admin)
+    keeper.execute(CODE["a trigger"])
+    assert set(admin.execute("select tube, stale from tube.attachments()")) == {("q", False), ("kq", False)}
+    admin.execute("alter table item rename id to number")
+    assert one(admin, "select array_agg(name) from tube.to_mend()") == ["public.item"]
+    admin.execute("select tube.refresh()")
+    assert one(admin, "select id_column from tube.attachments() where tube = 'q'") == "number"
+
+
 def test_a_tube_whose_pods_hold_code_can_be_removed_by_others(keeper, admin):
     keeper.execute(CODE["a trigger"])
     keeper.execute(CODE["an index of an expression"])
@@ -191,6 +203,15 @@ def replay(db, into="{tube}.{table}"):
 
 def amounts(connection):
     return connection.execute("select id, amount from finance.ledger order by id").fetchall()
+
+
+def test_settings_of_a_session_are_no_code(keeper, admin, role, connect_to):
+    who = role("worker")
+    admin.execute(f"select tube.grant_use('{who.name}'::regrole)")
+    keeper.execute(f"grant usage on schema own to {who.name}; grant select on own.kq to {who.name}")
+    connection = connect_to(who.conninfo)
+    connection.execute("set quote_all_identifiers = on")
+    connection.execute("select tube.tube_pods_sql('kq', 1, 0)")
 
 
 def test_a_tube_writes_no_table_that_its_keeper_may_not_write(ledger, keeper, db):

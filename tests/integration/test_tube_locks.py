@@ -178,3 +178,18 @@ def test_a_role_whose_transactions_are_repeatable_read_is_told(item, connect, ca
     assert "default_transaction_isolation" in told.value.diag.message_hint
     item.execute("insert into item values (10)")
     assert 10 in touched(item)
+
+
+def test_writers_of_a_new_table_do_not_wait_for_the_workers_that_one_attached_with_it_waits_for(
+    item, connect
+):
+    item.execute("create table fresh (id bigint primary key)")
+    worker, both = connect(autocommit=False), connect(autocommit=False)
+    assert one(worker, "select tube.take_lock('q', 0)") is True
+    attach(both, "fresh", shard=7)
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="workers of tube q are at work") as told:
+        attach(both, "item", shard=7)
+    assert "before anything that locks a table" in told.value.diag.message_hint
+    both.rollback()
+    item.execute("insert into fresh values (1)")
+    assert one(item, "select count(*) from tube.attachment") == 1

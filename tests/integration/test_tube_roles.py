@@ -168,14 +168,31 @@ def test_an_owner_touches_attaches_anew_and_detaches_a_table_that_another_has_at
     assert admin.execute("select tbl::text from tube.tube_list()").fetchall() == [("item",), (None,)]
 
 
-def test_an_owner_whose_pods_are_anothers_is_told_what_to_grant(session, admin):
-    connection = session("select")
+@pytest.mark.parametrize("granted", ["select", "insert (op, shard, ids)"])
+def test_an_owner_whose_pods_are_anothers_is_told_what_to_grant(session, admin, granted):
+    connection = session(granted)
     name = one(connection, "select current_user::text")
     admin.execute(f"create schema own authorization {name}")
     connection.execute("create table own.mine (id bigint primary key)")
     with pytest.raises(DENIED, match="may not put pods") as told:
         attach(connection, "own.mine")
     assert f"grant insert (op, shard, ids, payload, ts) on tubes.q to {name}" in told.value.diag.message_hint
+
+
+@pytest.mark.parametrize(
+    ("taken", "write"), [("shard", "insert into own.mine values (1)"), ("payload", "truncate own.mine")]
+)
+def test_a_write_goes_on_where_a_right_on_one_column_of_the_pods_was_taken_away(session, admin, taken, write):
+    connection = session("insert (op, shard, ids, payload, ts)")
+    name = one(connection, "select current_user::text")
+    admin.execute(f"create schema own authorization {name}")
+    connection.execute("create table own.mine (id bigint primary key)")
+    attach(connection, "own.mine")
+    admin.execute(f"revoke insert ({taken}) on tubes.q from {name}")
+    said = []
+    connection.add_notice_handler(lambda notice: said.append(notice.message_primary))
+    connection.execute(write)
+    assert [line.endswith("not captured: tube q cannot be written") for line in said] == [True]
 
 
 def test_who_puts_pods_cannot_say_when_they_count(session, admin):

@@ -129,3 +129,21 @@ def test_a_transaction_that_does_not_see_a_change_of_shard_is_to_be_repeated(ite
         toucher.execute(f"set transaction isolation level {level}")
         toucher.execute("select item_touch(array[1])")
     assert pods(item) == [("T", 4, [1])]
+
+
+@pytest.mark.parametrize("tubes", ["q, q", "{q,q}"])
+def test_a_tube_that_is_named_twice_is_touched_once(item, tubes):
+    item.execute("select tube.tube_pods_insert(%s, 'select 1', 0)", [tubes])
+    assert touched(item) == [1]
+
+
+def test_tubes_may_be_given_as_the_text_of_an_array(item):
+    make(item, "with blank")
+    item.execute("select tube.tube_pods_insert(array['q', 'with blank']::text, 'select 1', 0)")
+    assert (touched(item), touched(item, '"with blank"')) == ([1], [1])
+
+
+@pytest.mark.parametrize("query", [None, "", " ;\r\n"])
+def test_a_touch_by_no_query_is_refused(item, query):
+    with pytest.raises(psycopg.Error, match="needs a query"):
+        item.execute("select tube.tube_pods_insert('q', %s, 0)", [query])
