@@ -87,8 +87,9 @@ class Job:
         """The batch's events with their payloads as columns: ``event_id``, ``topic``, and the fields of ``schema``.
 
         The schema is Spark's, or its DDL such as ``"carrier string, delay int"``. A field that a payload lacks is null;
-        a payload that does not fit fails what reads the frame, with the event's id. Take the payload as JSON from
-        ``changes()`` where it has no schema. Only of an event log's batch; raises InvalidArgument.
+        a payload that does not fit fails what reads the frame, with the event's id; but a number beyond its float or
+        double becomes infinity, as Spark reads JSON. Take the payload as JSON from ``changes()`` where it has no schema.
+        Only of an event log's batch; raises InvalidArgument.
         """
         if not isinstance(self.feed, EventFeed):
             raise InvalidArgument(f"{self.feed.name} is a {self.feed.kind} feed: only events have payloads")

@@ -1,7 +1,7 @@
 -- Ids, settings, and the numbers that partition events among handlers.
 
 create function pgmb.create_event_id(ts timestamptz, rand bigint) returns pgmb.event_id
-language plpgsql immutable
+language plpgsql immutable strict
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin

@@ -37,7 +37,7 @@ declare
     condition text;
     reason text;
 begin
-    foreach condition in array sql_statements loop
+    foreach condition in array coalesce(sql_statements, '{}') loop
         -- What closes a bracket that it has not opened fails inside the other kind of bracket.
         reason := coalesce(
             pgmb.compiles(format(

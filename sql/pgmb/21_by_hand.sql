@@ -28,6 +28,7 @@ declare
     run record;
     upto pgmb.event_id;
     found_events bigint;
+    locked boolean := false;
 begin
     perform pgmb.check_group(gid);
     if coalesce(chunk_size, 0) < 1 then
@@ -38,27 +39,38 @@ begin
     else
         perform pgmb.check_cursor(gid, after);
     end if;
-    if not peek then
-        -- Each call that takes the lock wants one that releases it: a session takes it once.
-        if not pgmb.held_here(gid) and not pg_try_advisory_lock(pgmb.lock_key(gid)) then
-            return;
+    begin
+        if not peek then
+            -- Each call that takes the lock wants one that releases it: a session takes it once.
+            if not pgmb.held_here(gid) then
+                if not pg_try_advisory_lock(pgmb.lock_key(gid)) then
+                    return;
+                end if;
+                locked := true;
+            end if;
+            perform pgmb.keep_alive(gid);
+            if cursor is null then
+                after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
+            end if;
         end if;
-        perform pgmb.keep_alive(gid);
-        if cursor is null then
-            after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
+        select * into run from pgmb.ahead(gid, after, chunk_size);
+        upto := run.upto;
+        return query
+            select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[], upto
+            from pgmb.some_events(gid, after, run.upto, run.lowest, run.highest, run.alone) as e;
+        get diagnostics found_events = row_count;
+        if found_events < run.count then
+            raise object_not_in_prerequisite_state using
+                message = format('of %s events of group %I only %s could be read', run.count, gid, found_events),
+                hint = 'events were deleted by hand: pgmb.set_group_cursor(gid, new_cursor) sets a cursor behind them';
         end if;
-    end if;
-    select * into run from pgmb.ahead(gid, after, chunk_size);
-    upto := run.upto;
-    return query
-        select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[], upto
-        from pgmb.some_events(gid, after, run.upto, run.lowest, run.highest, run.alone) as e;
-    get diagnostics found_events = row_count;
-    if found_events < run.count then
-        raise object_not_in_prerequisite_state using
-            message = format('of %s events of group %I only %s could be read', run.count, gid, found_events),
-            hint = 'events were deleted by hand: pgmb.set_group_cursor(gid, new_cursor) sets a cursor behind them';
-    end if;
+    exception when others or query_canceled or assert_failure then
+        -- A session's lock outlives its transaction: whoever got no events does not know that it has it.
+        if locked then
+            perform pg_advisory_unlock(pgmb.lock_key(gid));
+        end if;
+        raise;
+    end;
 end
 $$;
 comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean) is
@@ -206,7 +218,7 @@ begin
         raise exception using errcode = 'PC002', message = format('group %L has no subscription %L', gid, sid),
             hint = 'select id, group_id from pgmb.subscriptions lists them';
     end if;
-    if from_event_id !~ '^pm[0-9a-f]{22}$' then
+    if (from_event_id ~ '^pm[0-9a-f]{22}$') is not true then
         raise invalid_parameter_value using message = format('%L is no event id', from_event_id);
     end if;
     if coalesce(max_events, 0) < 1 then

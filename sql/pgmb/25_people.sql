@@ -103,6 +103,7 @@ declare
     again record;
     at pgmb.dispatcher;
     base bigint;
+    cuts text[];
     written bigint;
 begin
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
@@ -121,12 +122,20 @@ begin
     end if;
     at := pgmb.dispatcher_now();
     base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
-    written := pgmb.write_alone(again.matches, base, at.total) + pgmb.write_shared(again.matches, base, at.total, '{}');
+    cuts := array(
+        select c.id
+        from (
+            select distinct on (i.id collate "C") i.id, dense_rank() over (order by i.id collate "C") as n
+            from unnest(again.matches) as m cross join lateral unnest(m.ids) as i(id)
+        ) as c
+        where c.n > 1 and c.n % 1000 = 1
+        order by c.id collate "C");
+    written := pgmb.write_alone(again.matches, base, at.total) + pgmb.write_shared(again.matches, base, at.total, cuts);
     insert into pgmb.dispatcher (
         version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
     values (
-        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, pgmb.cursor_at(base, 0), at.scheduled_upto, at.total,
-        at.source, at.restored);
+        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, pgmb.cursor_at(base + cardinality(cuts), 0), at.scheduled_upto,
+        at.total, at.source, at.restored);
     delete from pgmb.dispatcher as d where d.version = at.version;
     return written;
 end
@@ -178,6 +187,10 @@ begin
     if new_cursor !~ '^pm[0-9a-f]{22}$' then
         raise invalid_parameter_value using message = format('%L is no cursor', new_cursor),
             hint = 'null is the beginning; pgmb.cursor_of(<timestamp>), in the database of the events, that of a time';
+    end if;
+    -- What is dispatched from now on comes in any case.
+    if exists (select from pgmb.subscriptions as s where s.group_id = gid) then
+        new_cursor := least(new_cursor collate "C", left((pgmb.dispatcher_now()).last_id, 15) || 'fffffffff');
     end if;
     perform pgmb.check_kept(gid, new_cursor);
     update pgmb.subscription_groups as g set last_read_event_id = new_cursor, updated_at = now() where g.id = gid;

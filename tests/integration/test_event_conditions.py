@@ -151,6 +151,23 @@ def test_a_condition_that_fails_on_everything_loses_nothing_and_a_replay_deliver
     assert faults(connection) == []
 
 
+def test_what_a_replay_of_faults_delivers_to_several_subscriptions_is_read_a_thousand_at_a_time(connect):
+    connection = connect()
+    for number in range(2):
+        subscribe(connection, "g", "1 / (e.payload ->> 'of')::integer > 0", {"number": number})
+    connection.execute(
+        """insert into pgmb.events (topic, payload) select 't', '{"of": 0}' from generate_series(1, 2001)"""
+    )
+    poll_all(connection)
+    connection.execute("update pgmb.subscriptions set conditions_sql = 'TRUE'")
+    assert one(connection, "select pgmb.replay_faults('g')") == 2 * 2001
+    assert one(connection, "select count(distinct id) from pgmb.dispatched") == 3
+    ids = one(connection, "select array_agg(id::text order by id) from pgmb.events")
+    assert drain(connection, chunk=100) == ids
+    new = publish(connection, "new")
+    assert drain(connection) == new
+
+
 @pytest.mark.parametrize(
     "conditions",
     [

@@ -326,6 +326,35 @@ def test_a_table_that_is_not_kept_by_time_is_refused(connect, function, table):
         connect().execute(f"select pgmb.{function}(%s)", [table])
 
 
+@pytest.mark.parametrize("time", ["null", "'infinity'", "'-infinity'", "'2112-10-01'"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "maintain_events_table(",
+        "maintain_append_only_table('pgmb.events', ",
+        "make_partitions('pgmb.events', ",
+        "crowded_default('pgmb.events', ",
+        "place_scheduled(",
+    ],
+)
+def test_a_time_that_no_event_can_have_is_refused(connect, call, time):
+    connection = connect()
+    connection.execute("set statement_timeout = '10s'")
+    with pytest.raises(psycopg.Error, match="no partitions to make up to") as told:
+        connection.execute(f"select pgmb.{call}{time})")
+    assert told.value.sqlstate == "PC008"
+
+
+def test_a_partition_that_is_dropped_is_named(connect):
+    connection = connect()
+    connection.execute("update pgmb.config set value = '10 minutes' where id = 'partition_interval'")
+    said = [
+        line for line in lines(connection, "select pgmb.make_partitions('pgmb.events')") if "dropped" in line
+    ]
+    assert said
+    assert all(line.startswith("dropped the empty partition events_20") for line in said)
+
+
 def test_maintenance_that_could_not_look_twice_is_refused(connect):
     connection = connect(autocommit=False)
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
