@@ -170,7 +170,7 @@ declare
     pgchange_before bigint[];
 begin
     begin
-        pgchange_touched := case when %1$s then %2$s end;
+        select %2$s where %1$s;
         %6$s
     exception when others or assert_failure then
         pgchange_touched := null;
@@ -196,15 +196,15 @@ $body$,
                'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''shard'', ''insert'') '
                'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''ids'', ''insert'')) '
                'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')', pods),
-        case op when 'delete' then removed else added end,
+        case op when 'update' then format('%s, %s into pgchange_touched, pgchange_before', added, removed)
+                else format('%s into pgchange_touched', case op when 'delete' then removed else added end) end,
         pods,
         kind,
         attached.shard,
-        case op when 'update' then format($update$pgchange_before := %s;
-        if pgchange_before operator(pg_catalog.<>) pgchange_touched then
+        case op when 'update' then $update$if pgchange_before operator(pg_catalog.<>) pgchange_touched then
             pgchange_touched := array(
                 select pg_catalog.unnest(pgchange_touched) union select pg_catalog.unnest(pgchange_before));
-        end if;$update$, removed) end,
+        end if;$update$ end,
         tube.row_by_row_body(
             attached,
             case op when 'delete' then 'select r.* from pgchange_removed as r'
