@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, FloatType, StringType, StructField, StructType
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch
@@ -87,9 +87,9 @@ class Job:
         """The batch's events with their payloads as columns: ``event_id``, ``topic``, and the fields of ``schema``.
 
         The schema is Spark's, or its DDL such as ``"carrier string, delay int"``. A field that a payload lacks is null;
-        a payload that does not fit fails what reads the frame, with the event's id; but a number beyond its float or
-        double becomes infinity, as Spark reads JSON. Take the payload as JSON from ``changes()`` where it has no schema.
-        Only of an event log's batch; raises InvalidArgument.
+        a payload that does not fit fails what reads the frame, with the event's id. Within a field of fields Spark takes
+        a number that is too large for a ``float`` or ``double`` as infinity. Take the payload as JSON from ``changes()``
+        where it has no schema. Only of an event log's batch; raises InvalidArgument.
         """
         if not isinstance(self.feed, EventFeed):
             raise InvalidArgument(f"{self.feed.name} is a {self.feed.kind} feed: only events have payloads")
@@ -107,7 +107,8 @@ class Job:
         problem = f.concat(
             f.lit("the payload of event "), "id", f.lit(f" does not fit {fields.simpleString()}: "), "payload"
         )
-        fitting = f.when(parsed[CORRUPT].isNull(), parsed).otherwise(f.raise_error(problem))
+        fits = parsed[CORRUPT].isNull() & ~_too_large(parsed, fields)
+        fitting = f.when(fits, parsed).otherwise(f.raise_error(problem))
         frame = self.changes().select(f.col("id").alias("event_id"), "topic", fitting.alias("payload"))
         return frame.select(*EVENT_COLUMNS, *(f.col("payload")[name].alias(name) for name in fields.names))
 
@@ -265,6 +266,17 @@ class Job:
         batches = [batch for partition in reading.partitions(1) for batch in reading.read(partition)]
         table = pa.Table.from_batches(batches, schema=to_arrow_schema(schema, timezone="UTC"))
         return self.spark.createDataFrame(table, schema=schema)
+
+
+def _too_large(parsed: Column, fields: StructType) -> Column:
+    """Whether a number of the payload has become infinity; a text that says infinity, as PostgreSQL writes it, may."""
+    names = [field.name for field in fields if isinstance(field.dataType, FloatType | DoubleType)]
+    written = f.from_json("payload", StructType([StructField(name, StringType()) for name in names]))
+    found = f.lit(False)
+    for name in names:
+        number = (f.abs(parsed[name]) == float("inf")) & written[name].rlike("[0-9]")
+        found = found | f.coalesce(number, f.lit(False))
+    return found
 
 
 def _wanted(

@@ -75,7 +75,7 @@ declare
     waiting bigint;
     ages timestamptz[];
 begin
-    if upto < 0 then
+    if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
     -- A few more than asked for: among the first there may be such as have to wait.

@@ -196,6 +196,8 @@ create table pgmb.subscriptions (
     expiry_interval interval,
     condition_id integer not null references pgmb.condition,
     created_at timestamptz not null default clock_timestamp(),
+    -- Whoever is in use says so every few seconds.
+    constraint expiry_interval_is_at_least_a_minute check (expiry_interval >= interval '1 minute'),
     -- Maintenance works out when each one expires: one of which that cannot be said would end it for all.
     constraint it_expires_in_a_year_up_to_9999 check (
         last_active_at + expiry_interval between '1970-01-01 00:00:00+00' and '9999-12-31 00:00:00+00')

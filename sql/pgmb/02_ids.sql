@@ -11,7 +11,8 @@ end
 $$;
 comment on function pgmb.create_event_id(timestamptz, bigint) is
     'The event id of a time, to the microsecond, and a number of which the lowest 36 bits count. With 0 it lies before every '
-    'other id of that microsecond. A time before 1970 counts as that, one after 2112, which 13 digits cannot say, as the last.';
+    'other id of that microsecond. A time before 1970 counts as that, one after 2112, which 13 digits cannot say, as the last; of '
+    'null it is null.';
 
 create function pgmb.create_event_id_default() returns pgmb.event_id
 language sql volatile

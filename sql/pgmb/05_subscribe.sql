@@ -37,7 +37,10 @@ declare
     condition text;
     reason text;
 begin
-    foreach condition in array coalesce(sql_statements, '{}') loop
+    if sql_statements is null then
+        perform pgmb.refuse('null is no list of conditions', 'give an array of them, as in array[''e.topic = ''''t'''''']');
+    end if;
+    foreach condition in array sql_statements loop
         -- What closes a bracket that it has not opened fails inside the other kind of bracket.
         reason := coalesce(
             pgmb.compiles(format(

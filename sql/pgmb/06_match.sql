@@ -232,6 +232,15 @@ $$;
 comment on function pgmb.write_alone(pgmb.match[], bigint, bigint) is
     'Write the slices of the groups of which one subscription matched; returns how many events were dispatched.';
 
+create function pgmb.cuts(ids text[]) returns text[]
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select array(select ids[g] collate "C" from generate_series(1001, cardinality(ids), 1000) as g)
+$$;
+comment on function pgmb.cuts(text[]) is
+    'Where events, whose ids are given in order, are cut into dispatches of a thousand: the first id of each but the first one.';
+
 create function pgmb.write_shared(matches pgmb.match[], base bigint, total bigint, cuts text[]) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp

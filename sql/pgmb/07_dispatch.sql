@@ -176,7 +176,7 @@ begin
     if events > 0 then
         found_pairs := pgmb.matches(ids, direct);
         perform pgmb.note_faults(found_pairs.faults);
-        cuts := array(select ids[g] collate "C" from generate_series(1001, events, 1000) as g);
+        cuts := pgmb.cuts(ids);
         pairs := pgmb.write_alone(found_pairs.matches, base, at.total);
         if exists (
             select from unnest(found_pairs.matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))

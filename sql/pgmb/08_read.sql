@@ -196,6 +196,36 @@ end
 $$;
 comment on function pgmb.check_group(text) is 'Refuse a group that does not exist.';
 
+create function pgmb.cursor_by_now(cursor text) returns text
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    last text := left((pgmb.dispatcher_now()).last_id, 15);
+begin
+    return case when left(cursor, 15) collate "C" > last then last || 'fffffffff' else cursor end;
+end
+$$;
+comment on function pgmb.cursor_by_now(text) is
+    'A cursor, or, in place of one behind the last dispatch, that of now: what is dispatched from now on comes in any case.';
+
+create function pgmb.check_past(cursor text, rewind text) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    last text := (pgmb.dispatcher_now()).last_id;
+begin
+    if cursor collate "C" > greatest(last || 'g', pgmb.create_event_id(clock_timestamp(), 0)::text) collate "C"
+       and left(cursor, 15) <> left(last, 15)
+    then
+        raise invalid_parameter_value using message = format('the cursor %L lies in the future', cursor), hint = rewind;
+    end if;
+end
+$$;
+comment on function pgmb.check_past(text, text) is
+    'In the database of the events: refuse a cursor that lies in the future, with what to give instead.';
+
 create function pgmb.check_cursor(gid text, cursor text) returns void
 language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -205,17 +235,12 @@ set enable_bitmapscan = off
 as $$
 declare
     at text := (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid);
-    last text := (pgmb.dispatcher_now()).last_id;
     rewind text := 'a time does: pgmb.create_event_id(<timestamp>, 0); or what pgmb.read_next_events() of this group returned';
 begin
     if cursor !~ '^pm[0-9a-f]{22}$' then
         raise invalid_parameter_value using message = format('%L is no cursor', cursor), hint = rewind;
     end if;
-    if cursor collate "C" > greatest(last || 'g', pgmb.create_event_id(clock_timestamp(), 0)::text) collate "C"
-       and left(cursor, 15) <> left(last, 15)
-    then
-        raise invalid_parameter_value using message = format('the cursor %L lies in the future', cursor), hint = rewind;
-    end if;
+    perform pgmb.check_past(cursor, rewind);
     if pgmb.rank_of(cursor) > 0 and cursor is distinct from at and not exists (
         select from pgmb.dispatched as d
         where d.group_id = gid and d.id >= cursor and d.id < left(cursor, 15) || 'g')

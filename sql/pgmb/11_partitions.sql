@@ -131,7 +131,6 @@ declare
     name text;
     span tstzrange;
     part regclass;
-    emptied text;
 begin
     if stop_publishers then
         perform set_config('lock_timeout', '60s', true);
@@ -145,9 +144,8 @@ begin
         if pgmb.empty_ones(array[part]) = '{}' then
             raise object_in_use using message = format('%s holds something by now', part);
         end if;
-        emptied := part::text;
+        return next format('dropped the empty partition %s', part);
         execute format('drop table %s', part);
-        return next format('dropped the empty partition %s', emptied);
     end loop;
     if spans = '{}' then
         return;
@@ -206,11 +204,6 @@ declare
     upper timestamptz;
     part record;
 begin
-    if (current_ts >= 'epoch' and pgmb.create_event_id(upto, 0) < pgmb.create_event_id('infinity', 0)) is not true then
-        perform pgmb.refuse(
-            format('there are no partitions to make up to %s', coalesce(upto::text, 'no time')),
-            'ids, and so partitions, are of times from 1970 to 2112: give one such as now()');
-    end if;
     select coalesce(pgmb.extract_date_from_event_id(max(p.upper_bound)), date_bin(width, current_ts, 'epoch')) into lower
     from pgmb.get_partitions_and_bounds(tbl) as p
     where p.lower_bound <= pgmb.create_event_id(current_ts, 0);

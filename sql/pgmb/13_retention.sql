@@ -179,7 +179,7 @@ declare
     part record;
     free regclass[] := '{}';
 begin
-    perform pgmb.check_append_only(tbl);
+    perform pgmb.check_append_only(tbl, current_ts);
     if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
         return next format('postponed emptying partitions of %s: another maintenance is at work', tbl);
         return;
@@ -248,7 +248,7 @@ as $$
 declare
     emptied regclass[];
 begin
-    perform pgmb.check_append_only(tbl);
+    perform pgmb.check_append_only(tbl, current_ts);
     if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
         return next format('postponed dropping empty partitions of %s: another maintenance is at work', tbl);
         return;

@@ -8,7 +8,27 @@ $$;
 comment on function pgmb.upkeep_key() is
     'The advisory lock of who makes, empties and drops partitions: one at a time, and who comes meanwhile steps aside.';
 
-create function pgmb.check_append_only(tbl regclass) returns void
+create function pgmb.check_time(current_ts timestamptz) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    ahead interval := greatest(
+        pgmb.setting_as_interval('partition_interval'), pgmb.setting_as_interval('future_intervals_to_create'));
+    last timestamptz := pgmb.extract_date_from_event_id(pgmb.create_event_id('infinity', 0));
+begin
+    if coalesce(current_ts not between to_timestamp(0) and last - ahead, true) then
+        perform pgmb.refuse(
+            format('the log cannot be maintained as of %s', coalesce(current_ts::text, 'null')),
+            format(
+                'ids, and so partitions, are of times from 1970 to %s, and partitions are made for %s ahead; without a time it '
+                'is maintained as of now', last::date, ahead));
+    end if;
+end
+$$;
+comment on function pgmb.check_time(timestamptz) is 'Refuse to maintain the log as of a time around which there can be no partitions.';
+
+create function pgmb.check_append_only(tbl regclass, current_ts timestamptz) returns void
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -18,10 +38,12 @@ begin
             format('%s is not a table that is kept by time', coalesce(tbl::text, 'null')),
             'these are: pgmb.events, pgmb.dispatched');
     end if;
+    perform pgmb.check_time(current_ts);
     perform pgmb.check_isolation();
 end
 $$;
-comment on function pgmb.check_append_only(regclass) is 'Refuse to maintain any other table than those kept here, or unsafely.';
+comment on function pgmb.check_append_only(regclass, timestamptz) is
+    'Refuse to maintain any other table than those kept here, as of no time, or unsafely.';
 
 create function pgmb.placed_from(current_ts timestamptz) returns pgmb.event_id
 language plpgsql stable
@@ -44,6 +66,7 @@ declare
     edge pgmb.event_id;
     placed bigint;
 begin
+    perform pgmb.check_time(current_ts);
     perform pgmb.check_isolation();
     if most not between 1 and 1000000 then
         raise invalid_parameter_value using message = format('1 to 1000000 events are placed at once, not %s', most);
@@ -67,7 +90,7 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
-    perform pgmb.check_append_only(tbl);
+    perform pgmb.check_append_only(tbl, current_ts);
     return (
         select format(
             'publishers would wait while the %s of the default one are read; when they may: '
@@ -107,7 +130,7 @@ declare
     lot constant integer := 50;
     left_over integer;
 begin
-    perform pgmb.check_append_only(tbl);
+    perform pgmb.check_append_only(tbl, current_ts);
     if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
         return next format('postponed the partitions of %s: another maintenance is at work', tbl);
         return;

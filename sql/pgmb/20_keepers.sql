@@ -5,6 +5,9 @@ language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
+    if role is null then
+        perform pgmb.refuse('null is no role', 'name one, as in ''reader''');
+    end if;
     execute format($grants$
         grant usage on schema pgmb to %1$s;
         grant select on pgmb.installed, pgmb.config to %1$s;

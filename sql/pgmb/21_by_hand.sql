@@ -28,7 +28,7 @@ declare
     run record;
     upto pgmb.event_id;
     found_events bigint;
-    locked boolean := false;
+    taken boolean := false;
 begin
     perform pgmb.check_group(gid);
     if coalesce(chunk_size, 0) < 1 then
@@ -39,15 +39,17 @@ begin
     else
         perform pgmb.check_cursor(gid, after);
     end if;
+    if not peek then
+        -- Each call that takes the lock wants one that releases it: a session takes it once.
+        if not pgmb.held_here(gid) then
+            taken := pg_try_advisory_lock(pgmb.lock_key(gid));
+            if not taken then
+                return;
+            end if;
+        end if;
+    end if;
     begin
         if not peek then
-            -- Each call that takes the lock wants one that releases it: a session takes it once.
-            if not pgmb.held_here(gid) then
-                if not pg_try_advisory_lock(pgmb.lock_key(gid)) then
-                    return;
-                end if;
-                locked := true;
-            end if;
             perform pgmb.keep_alive(gid);
             if cursor is null then
                 after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
@@ -64,9 +66,9 @@ begin
                 message = format('of %s events of group %I only %s could be read', run.count, gid, found_events),
                 hint = 'events were deleted by hand: pgmb.set_group_cursor(gid, new_cursor) sets a cursor behind them';
         end if;
-    exception when others or query_canceled or assert_failure then
-        -- A session's lock outlives its transaction: whoever got no events does not know that it has it.
-        if locked then
+    -- The lock is the session's: no rollback lets go of it, and whoever got no events does not think of it.
+    exception when others or query_canceled then
+        if taken then
             perform pg_advisory_unlock(pgmb.lock_key(gid));
         end if;
         raise;
@@ -76,7 +78,7 @@ $$;
 comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean) is
     'The next events of a group in the order of dispatch, behind its own cursor or a given one, with next_cursor, the same in '
     'every row, to go on from or to give to pgmb.set_group_cursor. It takes the group''s lock for the session, and returns '
-    'nothing where another holds it; a peek takes no lock. Not behind a pooler in transaction mode.';
+    'nothing where another holds it; a peek, or a call that fails, leaves no lock. Not behind a pooler in transaction mode.';
 
 create function pgmb.release_group_lock(gid varchar) returns boolean
 language plpgsql volatile
@@ -137,8 +139,6 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
-declare
-    last text := (pgmb.dispatcher_now()).last_id;
 begin
     perform pgmb.check_group(gid);
     if new_cursor is not null then
@@ -149,11 +149,7 @@ begin
             hint = 'stop it, or wait until it lets go of the group';
     end if;
     perform pgmb.check_kept(gid, new_cursor);
-    -- What is dispatched from now on comes in any case.
-    update pgmb.subscription_groups as g set
-        last_read_event_id = case when left(new_cursor, 15) > left(last, 15) then left(last, 15) || 'fffffffff' else new_cursor end,
-        updated_at = now()
-    where g.id = gid;
+    update pgmb.subscription_groups as g set last_read_event_id = pgmb.cursor_by_now(new_cursor), updated_at = now() where g.id = gid;
     if release_lock then
         perform pgmb.release_group_lock(gid);
     end if;
@@ -218,7 +214,7 @@ begin
         raise exception using errcode = 'PC002', message = format('group %L has no subscription %L', gid, sid),
             hint = 'select id, group_id from pgmb.subscriptions lists them';
     end if;
-    if (from_event_id ~ '^pm[0-9a-f]{22}$') is not true then
+    if coalesce(from_event_id !~ '^pm[0-9a-f]{22}$', true) then
         raise invalid_parameter_value using message = format('%L is no event id', from_event_id);
     end if;
     if coalesce(max_events, 0) < 1 then

@@ -65,7 +65,7 @@ declare
     counted bigint;
 begin
     perform pgmb.check_position(gid, "position");
-    if upto < 0 then
+    if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
     select r.* into ready from pgmb.ahead(gid, after, upto::bigint + 1) as r;

@@ -13,8 +13,12 @@ as $$
 declare
     known record;
     ahead record;
-    waits record := pgmb.waiting(upto);
+    waits record;
 begin
+    if coalesce(upto < 0, true) then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    waits := pgmb.waiting(upto);
     for known in
         select g.id, coalesce(c.elsewhere, false) as elsewhere, c.batch_id, c.attempt, c.claimed_at, c.version as claimed,
                case when c.elsewhere then c.after else coalesce(g.last_read_event_id, '') end as cursor,
@@ -122,20 +126,14 @@ begin
     end if;
     at := pgmb.dispatcher_now();
     base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
-    cuts := array(
-        select c.id
-        from (
-            select distinct on (i.id collate "C") i.id, dense_rank() over (order by i.id collate "C") as n
-            from unnest(again.matches) as m cross join lateral unnest(m.ids) as i(id)
-        ) as c
-        where c.n > 1 and c.n % 1000 = 1
-        order by c.id collate "C");
+    cuts := pgmb.cuts(array(
+        select distinct i.id collate "C" from unnest(again.matches) as m cross join lateral unnest(m.ids) as i(id) order by 1));
     written := pgmb.write_alone(again.matches, base, at.total) + pgmb.write_shared(again.matches, base, at.total, cuts);
     insert into pgmb.dispatcher (
         version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
     values (
-        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, pgmb.cursor_at(base + cardinality(cuts), 0), at.scheduled_upto,
-        at.total, at.source, at.restored);
+        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, pgmb.cursor_at(base + cardinality(cuts), 0),
+        at.scheduled_upto, at.total, at.source, at.restored);
     delete from pgmb.dispatcher as d where d.version = at.version;
     return written;
 end
@@ -178,6 +176,13 @@ comment on function pgmb.cursor_of(timestamptz) is
     'In the database of the events: the cursor behind all that was dispatched before a time; or, without one, behind all that is '
     'published now, which it dispatches.';
 
+create function pgmb.cursor_hint() returns text
+language sql immutable
+as $$
+    select 'null is the beginning; pgmb.cursor_of(<timestamp>), in the database of the events, that of a time'
+$$;
+comment on function pgmb.cursor_hint() is 'Which cursors a group can be moved to.';
+
 create function pgmb.move_group(gid text, new_cursor pgmb.event_id) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -185,12 +190,12 @@ as $$
 begin
     perform pgmb.take_idle(gid);
     if new_cursor !~ '^pm[0-9a-f]{22}$' then
-        raise invalid_parameter_value using message = format('%L is no cursor', new_cursor),
-            hint = 'null is the beginning; pgmb.cursor_of(<timestamp>), in the database of the events, that of a time';
+        raise invalid_parameter_value using message = format('%L is no cursor', new_cursor), hint = pgmb.cursor_hint();
     end if;
-    -- What is dispatched from now on comes in any case.
+    -- Elsewhere the dispatcher of the events knows what has come: pgmb.note_move() asks it.
     if exists (select from pgmb.subscriptions as s where s.group_id = gid) then
-        new_cursor := least(new_cursor collate "C", left((pgmb.dispatcher_now()).last_id, 15) || 'fffffffff');
+        perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
+        new_cursor := pgmb.cursor_by_now(new_cursor);
     end if;
     perform pgmb.check_kept(gid, new_cursor);
     update pgmb.subscription_groups as g set last_read_event_id = new_cursor, updated_at = now() where g.id = gid;
@@ -205,13 +210,14 @@ language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
+    perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
     update pgmb.claim as c set moved_to = least(c.moved_to, coalesce(new_cursor, '')) where c.group_id = gid and c.elsewhere;
     perform pgmb.check_kept(gid, new_cursor);
 end
 $$;
 comment on function pgmb.note_move(text, pgmb.event_id) is
     'In the database of the events: keep what a group whose cursor is elsewhere is moved back to, until it has claimed from there; '
-    'refused where that is gone.';
+    'refused where that is gone, or lies in the future.';
 
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer

@@ -50,7 +50,7 @@ declare
 begin
     perform pubsub.check_branch(branch_id);
     perform pubsub.check_position("position" ->> 'consumer', branch_id, "position");
-    if upto < 0 then
+    if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
     ready := pubsub.count_unread(branch_id, "position", case when in_order then settled else visible end, '0', upto);

@@ -105,7 +105,7 @@ declare
     sent bigint := coalesce(("position" -> 'letter' -> 'batch' ->> 'count')::bigint, 0);
     oldest timestamptz;
 begin
-    if upto < 0 then
+    if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
     perform topology.check_position("position");

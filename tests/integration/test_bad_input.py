@@ -75,6 +75,7 @@ def test_an_unknown_consumer_is_told_by_hand_too(connect, call):
         "select pubsub.claim('x', 0, '{}', -5)",
         "select pubsub.claim('x', 0, '{}', 0)",
         "select pubsub.lag(0, '{}', -1, false)",
+        "select pubsub.lag(0, '{}', null, false)",
         "select revision.maintain_partitions(0)",
         "select revision.maintain_partitions(100, -1)",
         "select revision.add_partition(7, 7)",

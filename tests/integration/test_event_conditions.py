@@ -151,21 +151,28 @@ def test_a_condition_that_fails_on_everything_loses_nothing_and_a_replay_deliver
     assert faults(connection) == []
 
 
-def test_what_a_replay_of_faults_delivers_to_several_subscriptions_is_read_a_thousand_at_a_time(connect):
+def test_what_is_dispatched_again_is_dispatched_a_thousand_at_a_time(connect):
+    """A reader of a group with several subscriptions reads a dispatch whole, for each of its chunks."""
     connection = connect()
-    for number in range(2):
-        subscribe(connection, "g", "1 / (e.payload ->> 'of')::integer > 0", {"number": number})
+    for n in range(2):
+        subscribe(connection, "g", "(e.payload ->> 'n')::int > 0", {"n": n})
     connection.execute(
-        """insert into pgmb.events (topic, payload) select 't', '{"of": 0}' from generate_series(1, 2001)"""
+        "insert into pgmb.events (topic, payload) select 't', '{\"n\": \"x\"}' from generate_series(1, 2500)"
     )
     poll_all(connection)
-    connection.execute("update pgmb.subscriptions set conditions_sql = 'TRUE'")
-    assert one(connection, "select pgmb.replay_faults('g')") == 2 * 2001
-    assert one(connection, "select count(distinct id) from pgmb.dispatched") == 3
-    ids = one(connection, "select array_agg(id::text order by id) from pgmb.events")
-    assert drain(connection, chunk=100) == ids
-    new = publish(connection, "new")
-    assert drain(connection) == new
+    connection.execute("update pgmb.subscriptions set conditions_sql = 'TRUE' where params ->> 'n' = '0'")
+    connection.execute(
+        "update pgmb.subscriptions set conditions_sql = 'e.topic = ''t''' where params ->> 'n' = '1'"
+    )
+    assert one(connection, "select pgmb.replay_faults('g')") == 5000
+    each = connection.execute(
+        "select count(distinct event_id) from pgmb.subscription_events group by left(id, 15) order by left(id, 15)"
+    ).fetchall()
+    assert [n for (n,) in each] == [1000, 1000, 500]
+    behind = publish(connection, "t")
+    ids = [row[0] for row in connection.execute("select id from pgmb.events order by id").fetchall()]
+    assert drain(connection, chunk=171) == ids
+    assert ids[-1:] == behind
 
 
 @pytest.mark.parametrize(
@@ -188,6 +195,12 @@ def test_a_condition_that_does_not_compile_is_refused_with_its_text(connect, con
     assert refused.value.sqlstate == "PC008"
     assert conditions in str(refused.value)
     assert one(connection, "select count(*) from pgmb.subscription_groups") == 0
+
+
+def test_no_list_of_conditions_is_refused(connect):
+    with pytest.raises(psycopg.Error, match="no list of conditions") as refused:
+        connect().execute("select pgmb.prepare_poll_for_events_fn(null)")
+    assert refused.value.sqlstate == "PC008"
 
 
 def test_the_same_condition_and_params_are_one_subscription(connect):

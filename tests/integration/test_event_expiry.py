@@ -188,6 +188,16 @@ def test_maintenance_expires_subscriptions(connect):
     assert any("group passing expired" in line for line in maintain(connection, "20 minutes"))
 
 
+@pytest.mark.parametrize("expiry", ["-1 day", "0", "59 seconds"])
+def test_a_subscription_that_would_expire_while_it_is_in_use_is_refused(connect, expiry):
+    connection = connect()
+    with pytest.raises(psycopg.errors.CheckViolation, match="expiry_interval_is_at_least_a_minute"):
+        subscribe(connection, "g", expiry_interval=expiry)
+    sid = subscribe(connection, "g", expiry_interval="1 minute")
+    with pytest.raises(psycopg.errors.CheckViolation, match="expiry_interval_is_at_least_a_minute"):
+        connection.execute("update pgmb.subscriptions set expiry_interval = %s where id = %s", [expiry, sid])
+
+
 @pytest.mark.parametrize(
     "columns",
     [

@@ -191,6 +191,61 @@ def test_a_chunk_of_no_size_is_refused_and_takes_no_lock(connect):
     assert one(connection, "select pgmb.locked('g')") is False
 
 
+def stale(connection):
+    """Let the group's subscription be one of which the next read says that it is in use."""
+    connection.execute("update pgmb.subscriptions set expiry_interval = '1 hour'")
+    connection.execute("update pgmb.subscriptions set last_active_at = now() - interval '50 minutes'")
+
+
+def slow(connection):
+    """Let who says so take longer than a reader may."""
+    stale(connection)
+    connection.execute(
+        "create function public.rest() returns trigger language plpgsql as 'begin perform pg_sleep(60); return new; end'"
+    )
+    connection.execute(
+        "create trigger rest before update on pgmb.subscriptions for each row execute function public.rest()"
+    )
+
+
+def lacking(connection):
+    connection.execute("delete from pgmb.events where topic = 'a'")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "setting", "state"),
+    [
+        (stale, "set default_transaction_read_only = on", "25006"),
+        (slow, "set statement_timeout = '500ms'", "57014"),
+        (lacking, "select", "55000"),
+    ],
+    ids=["read only", "cancelled", "events gone"],
+)
+def test_a_read_that_fails_lets_go_of_the_lock_that_it_took(connect, prepare, setting, state):
+    connection, reader = connect(), connect()
+    subscribe(connection)
+    publish(connection, "a", "b")
+    poll_all(connection)
+    prepare(connection)
+    reader.execute(setting)
+    with pytest.raises(psycopg.DatabaseError) as failed:
+        read(reader, peek=False)
+    assert failed.value.sqlstate == state
+    assert one(connection, "select pgmb.locked('g')") is False
+
+
+def test_a_read_that_fails_keeps_the_lock_of_the_one_before(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a", "b")
+    poll_all(connection)
+    assert len(read(connection, chunk=1, peek=False)) == 1
+    lacking(connection)
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        read(connection, peek=False)
+    assert one(connection, "select pgmb.held_here('g')") is True
+
+
 @pytest.mark.parametrize("most", [0, -1, 1_000_001])
 def test_a_poll_of_no_events_or_of_more_than_memory_may_hold_is_refused(connect, most):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="1 to 1000000"):

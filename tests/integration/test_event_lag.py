@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import psycopg
+import pytest
+
 from airflow_pgchange.feeds import points, watching
 from tests.commits import until
 from tests.event_keeping import set_aside_and_due
@@ -25,6 +28,15 @@ def test_the_lag_beyond_what_was_asked_for_is_an_estimate_that_is_not_too_low(co
     publish(connection, *["t"] * 3000)
     found = lag(connection, upto=10)
     assert (found["ready"] >= 3000, found["ready_exact"]) == (True, False)
+
+
+@pytest.mark.parametrize("upto", [-1, None])
+def test_what_is_ready_is_counted_up_to_a_number(connect, upto):
+    connection = connect()
+    subscribe(connection)
+    for call in ("pgmb.status(%s)", "pgmb.lag('g', pgmb.position('g'), %s)"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="upto must not be negative"):
+            connection.execute(f"select {call}", [upto])
 
 
 def test_a_group_with_several_subscriptions_lags_by_events_not_by_pairs(connect):

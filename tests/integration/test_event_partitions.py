@@ -108,6 +108,17 @@ def test_another_interval_holds_from_the_next_maintenance_on(connect, table):
     assert not [line for line in maintain(connection) if "dropped" in line]
 
 
+def test_a_partition_that_gives_way_to_shorter_ones_is_named(connect):
+    connection = connect()
+    now = one(connection, "select now()")
+    ahead = [name.removeprefix("pgmb.") for name, lower, _ in partitions(connection) if lower > now]
+    configure(connection, partition_interval="10 minutes")
+    said = lines(connection, "select pgmb.make_partitions('pgmb.events')")
+    assert [line for line in said if "dropped" in line] == [
+        f"dropped the empty partition {name}" for name in ahead
+    ]
+
+
 def test_events_that_wait_in_a_partition_made_ahead_stay_when_the_interval_changes(connect):
     connection = connect()
     configure(connection, partition_interval="1 day", partition_retention_period="2 days")
@@ -326,33 +337,25 @@ def test_a_table_that_is_not_kept_by_time_is_refused(connect, function, table):
         connect().execute(f"select pgmb.{function}(%s)", [table])
 
 
-@pytest.mark.parametrize("time", ["null", "'infinity'", "'-infinity'", "'2112-10-01'"])
 @pytest.mark.parametrize(
-    "call",
-    [
-        "maintain_events_table(",
-        "maintain_append_only_table('pgmb.events', ",
-        "make_partitions('pgmb.events', ",
-        "crowded_default('pgmb.events', ",
-        "place_scheduled(",
-    ],
+    "time", [None, "infinity", "-infinity", "1960-01-01", "2400-01-01", "2112-09-17 22:00"]
 )
-def test_a_time_that_no_event_can_have_is_refused(connect, call, time):
+def test_a_time_around_which_there_can_be_no_partition_is_refused(connect, time):
     connection = connect()
-    connection.execute("set statement_timeout = '10s'")
-    with pytest.raises(psycopg.Error, match="no partitions to make up to") as told:
-        connection.execute(f"select pgmb.{call}{time})")
-    assert told.value.sqlstate == "PC008"
-
-
-def test_a_partition_that_is_dropped_is_named(connect):
-    connection = connect()
-    connection.execute("update pgmb.config set value = '10 minutes' where id = 'partition_interval'")
-    said = [
-        line for line in lines(connection, "select pgmb.make_partitions('pgmb.events')") if "dropped" in line
+    connection.execute("set statement_timeout = '5s'")
+    said = f"as of {time[:4] if time else 'null'}"
+    of_a_table = [
+        "maintain_append_only_table",
+        "make_partitions",
+        "trim_partitions",
+        "drop_emptied",
+        "crowded_default",
     ]
-    assert said
-    assert all(line.startswith("dropped the empty partition events_20") for line in said)
+    for call in ("maintain_events_table(", "place_scheduled(", *[f"{f}('pgmb.events', " for f in of_a_table]):
+        with pytest.raises(psycopg.Error, match=said) as refused:
+            connection.execute(f"select pgmb.{call}%s)", [time])
+        assert refused.value.sqlstate == "PC008"
+        assert "1970 to 2112-09-17" in refused.value.diag.message_hint
 
 
 def test_maintenance_that_could_not_look_twice_is_refused(connect):

@@ -137,6 +137,15 @@ def test_an_event_beyond_the_last_partition_is_kept_for_its_time(connect):
     )
 
 
+@pytest.mark.parametrize("time_and_number", ["null, 0", "now(), null"])
+def test_an_event_of_no_time_is_refused_and_not_delivered_at_once(connect, time_and_number):
+    with pytest.raises(psycopg.errors.NotNullViolation):
+        connect().execute(
+            "insert into pgmb.events (id, topic, payload) "
+            f"values (pgmb.create_event_id({time_and_number}), 't', '{{}}')"
+        )
+
+
 @pytest.mark.parametrize(
     ("when", "prefix"),
     [("1960-01-01", "0" * 13), ("-infinity", "0" * 13), ("2200-01-01", "f" * 13), ("infinity", "f" * 13)],

@@ -111,31 +111,6 @@ def test_a_peek_takes_no_lock_and_sees_what_another_reads(connect):
     assert len(read(other, peek=True)) == 1
 
 
-@pytest.mark.parametrize("fails", ["in a transaction that only reads", "where events were deleted by hand"])
-def test_a_read_that_fails_lets_go_of_the_lock_that_it_took(connect, fails):
-    connection, other = connect(), connect()
-    subscribe(connection)
-    publish(connection, "a", "b")
-    poll_all(connection)
-    if "deleted" in fails:
-        connection.execute("delete from pgmb.events where topic = 'a'")
-    else:
-        connection.execute("set default_transaction_read_only = on")
-    error(connection, "select pgmb.read_next_events('g')")
-    assert one(other, "select pg_try_advisory_lock(pgmb.lock_key('g'))")
-
-
-def test_a_read_that_fails_keeps_the_lock_that_an_earlier_one_took(connect):
-    connection, other = connect(), connect()
-    subscribe(connection)
-    publish(connection, "a", "b")
-    poll_all(connection)
-    read(connection, chunk=1, peek=False)
-    connection.execute("delete from pgmb.events where topic = 'a'")
-    error(connection, "select pgmb.read_next_events('g')")
-    assert not one(other, "select pg_try_advisory_lock(pgmb.lock_key('g'))")
-
-
 def test_an_unknown_group_is_named_and_takes_no_lock(connect):
     connection = connect()
     refused = error(connection, "select pgmb.read_next_events('nosuch')")
@@ -254,13 +229,6 @@ def test_a_group_set_to_now_gets_what_is_dispatched_from_now_on(connect):
     assert drain(connection) == new
 
 
-@pytest.mark.parametrize("event", ["pm12", None])
-def test_a_replay_after_what_is_no_event_is_refused(connect, event):
-    connection = connect()
-    sid = subscribe(connection)
-    assert "is no event id" in str(error(connection, "select pgmb.replay_events('g', %s, %s, 5)", sid, event))
-
-
 @pytest.mark.parametrize("cursor", ["pm12", "nonsense", "pm" + "g" * 22, ""])
 def test_a_malformed_cursor_is_refused(connect, cursor):
     connection = connect()
@@ -269,23 +237,36 @@ def test_a_malformed_cursor_is_refused(connect, cursor):
     assert error(connection, "select pgmb.read_next_events('g', %s)", cursor).sqlstate == "22023"
 
 
-def test_a_cursor_in_the_future_is_refused(connect):
+@pytest.mark.parametrize("move", ["set_group_cursor", "move_group"])
+def test_a_cursor_in_the_future_is_refused(connect, move):
     connection = connect()
     subscribe(connection)
     future = "pgmb.create_event_id(now() + interval '1 hour', 0)"
-    assert "future" in str(error(connection, f"select pgmb.set_group_cursor('g', {future})"))
+    assert "future" in str(error(connection, f"select pgmb.{move}('g', {future})"))
 
 
-@pytest.mark.parametrize("cursor", ["pmffffffffffffffffffffff", "in an hour"])
-def test_a_group_that_is_moved_into_the_future_misses_nothing(connect, cursor):
+@pytest.mark.parametrize("move", ["set_group_cursor", "move_group"])
+def test_what_comes_after_the_clock_stepped_back_is_read_behind_a_cursor_of_before(connect, move):
     connection = connect()
     subscribe(connection)
-    publish(connection, "old")
-    poll_all(connection)
-    future = "pgmb.create_event_id(now() + interval '1 hour', 0)" if cursor == "in an hour" else f"'{cursor}'"
-    connection.execute(f"select pgmb.move_group('g', {future})")
-    new = publish(connection, "new")
-    assert drain(connection) == new
+    drain(connection)
+    connection.execute(f"select pgmb.{move}('g', pgmb.create_event_id(clock_timestamp(), 0))")
+    assert one(
+        connection,
+        "select left(g.last_read_event_id, 15) = left(d.last_id, 15) "
+        "from pgmb.subscription_groups as g, pgmb.dispatcher_now() as d",
+    )
+
+
+def test_a_group_whose_cursor_is_elsewhere_is_not_moved_into_the_future(db, other_db, connect_to):
+    results, source = connect_to(db), connect_to(other_db)
+    subscribe(source)
+    assert work(db, source=other_db) == []
+    future = one(source, "select pgmb.create_event_id(now() + interval '1 hour', 0)")
+    assert "future" in str(error(source, "select pgmb.note_move('g', %s)", future))
+    groups.move(results, source, FEED, "now")
+    ids = publish(source, "a")
+    assert work(db, source=other_db) == ids
 
 
 def test_the_cursor_of_another_group_is_refused(connect):
@@ -376,6 +357,13 @@ def test_events_that_are_gone_are_not_passed_over_in_silence(connect):
     poll_all(connection)
     connection.execute("delete from pgmb.events where id = %s", [ids[0]])
     assert error(connection, "select pgmb.read_next_events('g', chunk_size => 10)").sqlstate == "55000"
+
+
+def test_a_replay_behind_no_event_is_refused(connect):
+    connection = connect()
+    sid = subscribe(connection)
+    refused = error(connection, "select pgmb.replay_events('g', %s, null, 1)", sid)
+    assert (refused.sqlstate, "no event id" in str(refused)) == ("22023", True)
 
 
 @pytest.mark.parametrize("most", ["0", "-1", "null"])

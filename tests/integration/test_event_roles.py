@@ -46,6 +46,16 @@ def test_a_role_without_a_grant_may_do_nothing(session, statement):
         session().execute(statement)
 
 
+@pytest.mark.parametrize(
+    "grant",
+    ["publisher", "subscriber", "conditions", "consumer", "dispatcher", "maintainer", "pusher", "keeper"],
+)
+def test_a_grant_to_nobody_is_refused(admin, grant):
+    with pytest.raises(psycopg.Error, match="null is no role") as refused:
+        admin.execute(f"select pgmb.grant_{grant}(null)")
+    assert refused.value.sqlstate == "PC008"
+
+
 def test_a_publisher_publishes_now_and_later_and_no_more(session, admin):
     subscribe(admin)
     connection = session("publisher")

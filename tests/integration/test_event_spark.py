@@ -88,6 +88,28 @@ def test_a_payload_that_does_not_fit_fails_with_the_events_id(db, log, path, pay
         job.payloads("minutes int").collect()
 
 
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("float", 1e39), ("float", -1e200), ("double", 10**400)],
+    ids=["float", "negative", "double"],
+)
+def test_a_number_that_a_field_cannot_hold_does_not_become_infinity(db, log, kind, number):
+    [wrong] = publish(log, [Event("delay", {"minutes": number})], returning=True)
+    with (
+        pytest.raises(Exception, match=f"the payload of event {wrong} does not fit"),
+        batch_of(FEED, db) as job,
+    ):
+        job.payloads(f"minutes {kind}").collect()
+
+
+def test_numbers_of_a_field_that_holds_them_are_what_they_are(db, log):
+    numbers = [1.5, -1e300, "Infinity", "-Infinity", None]
+    publish(log, [Event("delay", {"minutes": number}) for number in numbers])
+    with batch_of(FEED, db) as job:
+        rows = sorted(job.payloads("minutes double").collect(), key=lambda row: row["event_id"])
+        assert [row["minutes"] for row in rows] == [None if n is None else float(n) for n in numbers]
+
+
 def test_a_field_that_is_called_as_a_column_of_the_frame_is_refused(db, log):
     publish(log, delays(1))
     with batch_of(FEED, db) as job, pytest.raises(InvalidArgument, match="called topic already"):

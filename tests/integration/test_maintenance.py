@@ -195,7 +195,7 @@ def test_maintenance_names_a_log_whose_partitions_are_made_only_while_publishers
 
 
 def test_maintenance_expires_subscriptions(log):
-    subscribe(log, "passing", expiry_interval="1 second")
+    subscribe(log, "passing", expiry_interval="1 minute")
     log.execute(
         "update pgmb.subscriptions set last_active_at = now() - interval '1 hour' where group_id = 'passing'"
     )

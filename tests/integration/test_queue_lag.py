@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed, points, watching
@@ -47,6 +48,12 @@ def test_the_lag_of_a_backlog_is_an_estimate(db, connection):
     queues.fill(connection, range(3000))
     found = lag(connection, 10)
     assert (found.ready, found.ready_exact) == (3000, False)
+
+
+@pytest.mark.parametrize("upto", [-1, None])
+def test_what_is_ready_is_counted_up_to_a_number(connection, upto):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="upto must not be negative"):
+        connection.execute("select mbus.feed_lag('q', 'default', %s)", [upto])
 
 
 def test_a_point_is_passed_when_all_before_it_is_received(db, connection):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, points, watching
@@ -115,6 +116,12 @@ def test_the_lag_counts_what_is_behind(db, catalogue):
     lag = watching.lag(catalogue, catalogue, FEED, 10)
     assert (lag.ready, lag.ready_exact, lag.waiting) == (1, True, 0)
     assert lag.ready_age is not None
+
+
+@pytest.mark.parametrize("upto", [-1, None])
+def test_what_is_behind_is_counted_up_to_a_number(catalogue, upto):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="upto must not be negative"):
+        catalogue.execute("select topology.lag('{}', %s)", [upto])
 
 
 def test_a_point_is_passed_when_all_before_it_is_processed(db, catalogue):
