@@ -149,7 +149,8 @@ begin
             hint = 'stop it, or wait until it lets go of the group';
     end if;
     perform pgmb.check_kept(gid, new_cursor);
-    update pgmb.subscription_groups as g set last_read_event_id = pgmb.cursor_by_now(new_cursor), updated_at = now() where g.id = gid;
+    update pgmb.subscription_groups as g set last_read_event_id = pgmb.cursor_by_now(new_cursor), updated_at = now()
+    where g.id = gid;
     if release_lock then
         perform pgmb.release_group_lock(gid);
     end if;

@@ -13,7 +13,10 @@ from airflow_pgchange.feeds.target import EXACT, Column, Target, _fits
 COLUMNS = {"id": "bigint", 'odd "name" {}': "numeric"}
 TARGET = Target(
     "public.t",
-    {name: Column(name, kind, False, False) for name, kind in COLUMNS.items()},
+    {
+        name: Column(name, kind, required=False, generated=False, identity=False)
+        for name, kind in COLUMNS.items()
+    },
     [frozenset({"id"})],
     {},
 )
