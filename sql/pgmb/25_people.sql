@@ -167,9 +167,7 @@ begin
         end loop;
     end if;
     -- Without a time the clock has no say: what was dispatched last may be ahead of it.
-    return least(
-        pgmb.create_event_id(coalesce(at, 'infinity'), 0)::text collate "C",
-        left((pgmb.dispatcher_now()).last_id, 15) || 'fffffffff');
+    return pgmb.cursor_by_now(pgmb.create_event_id(coalesce(at, 'infinity'), 0));
 end
 $$;
 comment on function pgmb.cursor_of(timestamptz) is

@@ -66,7 +66,8 @@ $$;
 comment on function tube.attachments() is
     'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
     'longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; triggers that somebody '
-    'disabled, and is to enable; faults, up to 1000; and whether the tube has another predicate than the table''s owner agreed to by attaching it.';
+    'disabled, and is to enable; faults, up to 1000; and whether the tube has another predicate than the table''s owner agreed '
+    'to by attaching it.';
 
 create function tube.to_mend() returns table (tube text, tbl regclass, name text)
 language sql stable
@@ -209,8 +210,8 @@ begin
 end
 $$;
 comment on function tube.lag_of_idle(integer) is
-    'What is ready for the workers, of all tubes that the caller may empty, that are not at work and do not rest after their batch failed, nor, where '
-    'they have nothing else to do, after their control pods did; it stops counting at upto.';
+    'What is ready for the workers, of all tubes that the caller may empty, that are not at work and do not rest after their '
+    'batch failed, nor, where they have nothing else to do, after their control pods did; it stops counting at upto.';
 
 create function tube.clear_faults(tube text) returns bigint
 language sql
