@@ -5,6 +5,7 @@ import subprocess
 import psycopg
 import pytest
 
+from airflow_pgchange.feeds.connect import connect as feed_connect
 from tests.airflow_home import prepare
 from tests.failovers import REPLAYED, wait_until
 from tests.relay_process import relay_process
@@ -24,6 +25,13 @@ def path(request, monkeypatch):
 def executors(monkeypatch):
     """A batch is read and staged by executors, however small it is."""
     monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 0)
+
+
+@pytest.fixture
+def results(db):
+    """A connection to a database of results, as a consumer opens it."""
+    with feed_connect(db) as connection:
+        yield connection
 
 
 @pytest.fixture
