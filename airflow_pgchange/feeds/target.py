@@ -97,6 +97,7 @@ class Target:
     columns: Mapping[str, Column]
     unique: Sequence[frozenset[str]]
     privileges: Mapping[str, bool]
+    is_table: bool = True
     is_hidden: bool = False
     """Whether row security hides rows of it."""
 
@@ -104,22 +105,25 @@ class Target:
     def identifier(self) -> sql.Identifier:
         return table_identifier(self.name)
 
+    def is_of_shards(self, shard: str, key: str) -> bool:
+        """Whether its key is (shard, id): it is of several tables' rows, or was before the others were dropped."""
+        return frozenset({shard, key}) in self.unique and frozenset({key}) not in self.unique
+
 
 def look_up(connection: psycopg.Connection[Any], name: str) -> Target:
-    """The table as it is now; raises MergeRefused where it is none."""
+    """The table or view as it is now; raises MergeRefused where there is none."""
     shown = table_identifier(name).as_string(None)
     with translated():
         row = connection.execute(sql.SQL(_TARGET).format(shown)).fetchone()
     if row is None:
         raise MergeRefused(f"there is no table {name} in the results database: create it, with a unique key")
     columns, unique, is_table, privileges, is_hidden = row
-    if not is_table:
-        raise MergeRefused(f"{name} is not a table: merge into the table behind it")
     return Target(
         name,
         {column["name"]: Column(**column) for column in columns},
         [frozenset(names) for names in unique if names],
         privileges,
+        is_table,
         is_hidden,
     )
 
@@ -136,6 +140,8 @@ def validate(
     Raises MergeRefused for what does not fit, and PermissionDenied: call it before any work is done.
     """
     found = look_up(connection, target)
+    if not found.is_table:
+        raise MergeRefused(f"{target} is not a table: merge into the table behind it")
     _check_key(found, key, mode, columns)
     for name, kind in columns.items():
         _check_column(found, name, kind, is_key=name in key)

@@ -61,7 +61,7 @@ class Job:
             )
 
     def attached(self) -> list[Attached]:
-        """The tables that touch the tube, in the shards of this batch's worker; only of a tube's batch.
+        """The tables that touch the tube, in the shards that this batch has changes of; only of a tube's batch.
 
         One that was detached is not among them, though ids of it may be in the batch: nobody keeps its copy any more, and
         when it is attached again it needs a backfill.
@@ -70,7 +70,9 @@ class Job:
         if not isinstance(feed, TubeFeed):
             raise InvalidArgument(f"{feed.name} is a {feed.kind} feed: tables are attached to tubes")
         with connected(self._request.source, self.batch.lsn) as connection:
-            return Attached.all(feed.tube, ask(connection, feed.attached()))
+            every = Attached.all(feed.tube, ask(connection, feed.attached()))
+        shards = set(self.shards())
+        return [attached for attached in every if attached.shard in shards]
 
     def shards(self) -> list[int]:
         """The shards that the batch has changes of, for feeds that have shards."""
@@ -173,16 +175,17 @@ class Job:
         """Bring the copy of an attached table up to date: ``merge`` in mode ``mirror`` of its rows.
 
         In ``into`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the table. What the copy generates
-        itself is left out. A shared copy is of
-        several tables' rows: it has a column ``shard``, and its key is (shard, id). Raises InvalidArgument where another
+        itself is left out. A shared copy is of several tables' rows, or was before the others were dropped: it has a
+        column ``shard``, and its key is (shard, id). Raises InvalidArgument where another
         table has the same name and shard, so that no copy could tell their rows apart; PermissionDenied where what is
         filled in names a table that the owner of the tube's pods may not write, or whose owner could have code run here.
         """
         with connect(self._request.results, primary=True) as connection:
             copy = attached.copy_in(connection, into)
-            made = [name for name, column in look_up(connection, copy).columns.items() if column.generated]
+            target = look_up(connection, copy)
+        made = [name for name, column in target.columns.items() if column.generated]
         frame, key = self.rows(attached, columns=columns).drop(*made), [attached.id_column]
-        if attached.shared:
+        if attached.shared or target.is_of_shards(SHARD, attached.id_column):
             if SHARD in map(str.lower, frame.columns):
                 raise InvalidArgument(
                     f'{attached.table} has a column "{SHARD}" of its own, which {copy} needs for the tables\' shards: '

@@ -11,8 +11,9 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import InvalidArgument, Refused, translated
+from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, Refused, translated
 from airflow_pgchange.feeds.tables import Attached, table_identifier, table_parts
+from airflow_pgchange.feeds.target import Target, look_up
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.tubes.control import Control
 
@@ -44,10 +45,12 @@ class TableDownstream:
         if control.type not in ("backfill_end", "truncate"):
             raise Refused(f"a table cannot do what control pods of type {control.type!r} ask for")
         with translated(), connect(self.results) as results, connect(self.source, primary=True) as source:
-            attached, is_shared = self._attached(source, control)
+            attached, shares = self._attached(source, control)
             copy = attached.copy_in(results, self.table)
             key = self.key or attached.id_column
-            self._check(results, copy, key, is_shared)
+            target = _looked_up(results, copy)
+            is_shared = shares or target.is_of_shards(self.shard_column, key)
+            self._check(target, key, is_shared)
             for ids in self._held(results, copy, key, attached.shard if is_shared else None):
                 yield from _absent(source, attached, ids)
 
@@ -75,19 +78,12 @@ class TableDownstream:
                 )
         return found, bool(others)
 
-    def _check(self, results: psycopg.Connection[Any], copy: str, key: str, is_shared: bool) -> None:
-        query = (
-            "select array_agg(a.attname::text) from pg_catalog.pg_attribute as a "
-            "where a.attrelid = pg_catalog.to_regclass({}) and a.attnum > 0 and not a.attisdropped"
-        )
-        columns = ask(results, sql.SQL(query).format(table_identifier(copy).as_string(None)))
-        if columns is None:
-            raise Refused(f"there is no copy {copy}, which could give something up")
-        if key not in columns:
-            raise InvalidArgument(f"{copy} has no column {key}: say what its column of ids is called")
-        if is_shared and self.shard_column not in columns:
+    def _check(self, copy: Target, key: str, is_shared: bool) -> None:
+        if key not in copy.columns:
+            raise InvalidArgument(f"{copy.name} has no column {key}: say what its column of ids is called")
+        if is_shared and self.shard_column not in copy.columns:
             raise InvalidArgument(
-                f"{copy} is of several tables' rows and has no column {self.shard_column} to tell them apart: "
+                f"{copy.name} is of several tables' rows and has no column {self.shard_column} to tell them apart: "
                 f"add it, with ({self.shard_column}, {key}) as the key"
             )
 
@@ -110,6 +106,13 @@ class TableDownstream:
                 return
             yield ids
             after = _compared(key, ">", ids[-1])
+
+
+def _looked_up(results: psycopg.Connection[Any], copy: str) -> Target:
+    try:
+        return look_up(results, copy)
+    except MergeRefused as error:
+        raise Refused(f"there is no copy {copy}, which could give something up") from error
 
 
 def _compared(column: str, operator: str, value: int) -> sql.Composed:

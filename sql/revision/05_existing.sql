@@ -122,9 +122,10 @@ begin
         select count(*), max(c.key), count(*) filter (where c.young and c.key <= %4$L::bigint)
         from (
             select %1$I as key, revision.full_xid(xmin) >= %3$L::bigint as young
-            from %2$s where %1$I > %5$L::bigint order by %1$I limit %6$s
+            from %2$s as %7$I where %1$I > %5$L::bigint order by %7$I.%1$I limit %6$s
         ) as c
-    $chunk$, key, tbl, known.since::text, known.key_ceiling, coalesce(known.existing_upto, -9223372036854775808), chunk)
+    $chunk$, key, tbl, known.since::text, known.key_ceiling, coalesce(known.existing_upto, -9223372036854775808), chunk,
+        table_name)
     into looked, upto, unclear;
     if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id)
        and exists (select from revision.tracked as t where t.tbl <> enqueue_chunk.tbl) then
@@ -146,7 +147,7 @@ begin
             from (
                 select %1$I as key, pg_catalog.int8up((%7$s)) as branch, revision.full_xid(xmin) >= %3$L::bigint as young
                 from %2$s as %8$I where %1$I > %4$L::bigint and %1$I <= %5$L::bigint
-                order by %1$I
+                order by %8$I.%1$I
             ) as e
             where e.branch is not null
               and (not e.young or e.key <= %10$L::bigint and e.key not in (select c.commit_id from captured as c))

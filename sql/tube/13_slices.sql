@@ -135,19 +135,19 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select format(
-        'select %1$I as o, %2$I::bigint as id, %3$s as wanted from %4$s as %5$I where %6$s '
+        'select %1$s as o, %2$s::bigint as id, %3$s as wanted from %4$s as %5$I where %6$s '
         'order by %7$s fetch first %8$s rows with ties',
-        order_col, attached.id_column, wanted, attached.tbl, row_name,
+        c.place, c.id, wanted, attached.tbl, row_name,
         case when at.in_nulls then
-                 format('%I is null', order_col)
-                 || case when at.last_id is null then '' else format(' and %I > %L::bigint', attached.id_column, at.last_id) end
-             when at.last_id is null then format('%I is not null', order_col)
-             when order_col = attached.id_column then format('%I > %L::bigint', order_col, at.last_id)
-             else format('(%I, %I) > (%L::%s, %L::bigint)', order_col, attached.id_column, at.last_value,
+                 c.place || ' is null' || case when at.last_id is null then '' else format(' and %s > %L::bigint', c.id, at.last_id) end
+             when at.last_id is null then c.place || ' is not null'
+             when c.place = c.id then format('%s > %L::bigint', c.place, at.last_id)
+             else format('(%s, %s) > (%L::%s, %L::bigint)', c.place, c.id, at.last_value,
                          format_type((tube.base_type(attached.tbl, order_col)).oid, -1), at.last_id) end,
-        case when order_col = attached.id_column or at.in_nulls then format('%I', attached.id_column)
-             else format('%I, %I', order_col, attached.id_column) end,
+        case when c.place = c.id or at.in_nulls then c.id else c.place || ', ' || c.id end,
         chunk)
+    -- With the row's name: to sort, a bare one would be that of what is selected.
+    from (select format('%I.%I', row_name, order_col), format('%I.%I', row_name, attached.id_column)) as c(place, id)
 $$;
 comment on function tube.slice_sql(tube.attachment, name, tube.keyset, integer, name, text) is
     'The query of the next rows of a backfill, each with what is wanted of it; all of those with the last one''s order and id, of '

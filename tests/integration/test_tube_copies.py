@@ -110,6 +110,40 @@ def test_a_copy_stays_that_of_several_tables_when_one_of_them_was_detached(shard
     assert rows(shards, "select * from copies.flight") == rows(shards, BOTH)
 
 
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_copy_stays_that_of_several_tables_when_one_of_them_was_dropped(shards, settle, detached):
+    settle()
+    left = rows(shards, "select * from copies.flight where shard = 2")
+    if detached:
+        detach(shards, "sh0002.flight", "copies")
+    shards.execute(
+        "drop table sh0002.flight; update sh0001.flight set word = 'new'; delete from sh0001.flight where id = 1"
+    )
+    settle()
+    tubes.backfill(shards, "copies", "sh0001.flight", "id")
+    settle()
+    assert rows(shards, "select * from copies.flight where shard = 1") == rows(
+        shards, "select 1, * from sh0001.flight"
+    )
+    assert rows(shards, "select * from copies.flight where shard = 2") == left
+
+
+def test_a_table_that_has_no_copy_stops_none_of_another_shard(shards, settle):
+    settle()
+    shards.execute("create schema sh0003; create table sh0003.gate (id bigint primary key)")
+    attach(shards, "sh0003.gate", "copies", None)
+    shards.execute("update sh0001.flight set word = 'new'")
+    settle()
+    assert rows(shards, "select * from copies.flight") == rows(shards, BOTH)
+
+
+def test_only_tables_of_shards_that_were_touched_are_staged(shards, settle, db):
+    settle()
+    shards.execute("update sh0002.flight set word = 'new' where id = 1")
+    with batch_of(COPIES, db) as job:
+        assert [attached.table for attached in job.attached()] == ["sh0002.flight"]
+
+
 def test_other_workers_shards_count_for_who_shares_a_copy(shards, settle, replay, db):
     settle()
     make(shards, "copies", 2)

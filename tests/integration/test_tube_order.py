@@ -209,3 +209,53 @@ def test_a_role_whose_transactions_are_repeatable_read_by_default_can_backfill(i
     run_it = tubes.backfill_in_steps if way == "steps" else tubes.backfill
     run_it(session, "q", "public.item", "day")
     assert set(touched(item)) == set(range(1, 1001))
+
+
+@pytest.mark.parametrize(
+    ("id_column", "order_col"),
+    [
+        ("nr", "id"),
+        ("nr", "o"),
+        ("nr", "wanted"),
+        ("o", "day"),
+        ("wanted", "day"),
+        ("item", "c"),
+        ("c", "item"),
+    ],
+)
+@pytest.mark.parametrize("predicate", [None, "true"])
+def test_no_row_is_missed_whatever_the_columns_are_called(connect, id_column, order_col, predicate):
+    connection = connect()
+    connection.execute(
+        f"create table item ({id_column} bigint primary key, {order_col} text);"
+        "insert into item select n, left(md5(n::text), 1) from generate_series(1, 100) as n"
+    )
+    make(connection, predicate=predicate)
+    attach(connection, id_column=id_column)
+    run(connection, begin(connection, order_col=order_col, chunk_size=10))
+    assert sorted(ids_in_order(connection)) == list(range(1, 101))
+    connection.execute("delete from q")
+    steps(connection, order_col=order_col, fetch=10)
+    assert sorted(ids_in_order(connection)) == list(range(1, 101))
+
+
+@pytest.mark.parametrize("kind", ["bigint", "integer", "smallint"])
+@pytest.mark.parametrize("order_col", ["id", "day"])
+def test_a_chunk_goes_along_an_index_whatever_the_size_of_the_ids(connect, kind, order_col):
+    connection = connect()
+    connection.execute(
+        f"create table item (id {kind} primary key, day int not null); create index on item (day, id);"
+        "insert into item select n, n / 100 from generate_series(1, 10000) as n"
+    )
+    connection.execute("vacuum analyze item")
+    make(connection)
+    attach(connection)
+    query = one(
+        connection,
+        "select tube.slice_sql(a, %s, row(false, '1', 100, 0, 0, false)::tube.keyset, 50, 'item', 'true') "
+        "from tube.attachment as a",
+        order_col,
+    )
+    plan = "\n".join(row[0] for row in connection.execute("explain " + query))
+    assert "Index" in plan
+    assert "Sort" not in plan
