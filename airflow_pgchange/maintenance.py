@@ -14,6 +14,7 @@ from airflow_pgchange import attention, queues, schema
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.calls import call
+from airflow_pgchange.feeds.connect import keep_open
 from airflow_pgchange.feeds.errors import (
     ConsumerBusy,
     InvalidArgument,
@@ -81,6 +82,7 @@ def maintain(
     said.
     """
     report = Report()
+    keep_open(connection)
     with translated():
         held = {state.system: state for state in schema.installed(connection)}
     for state in held.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -12,11 +13,13 @@ import psycopg
 from airflow_pgchange import queues, schema, tubes
 from airflow_pgchange.feeds import catalogues, consumers, groups
 from airflow_pgchange.feeds.commit import CommitFeed
-from airflow_pgchange.feeds.errors import InvalidArgument, SchemaMissing
+from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, SchemaMissing
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.topology import TopologyFeed
+
+log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[Any]
 Row = dict[str, Any]
@@ -82,16 +85,28 @@ def _read(name: str) -> tuple[Kind, Named]:
     return kind, feed
 
 
-def status(results: Connection, source: Connection) -> list[Row]:
+def status(results: Connection, source: Connection, warn: Callable[[str], None] = log.warning) -> list[Row]:
     """A row for each consumer of every kind, its name as ``consumer``; ages in seconds, ``ready`` exact up to 1,000.
 
-    ``results`` holds their progress, ``source`` the changes of those whose changes are elsewhere. Raises SchemaMissing
-    where neither has any of our schemas.
+    ``results`` holds their progress, ``source`` the changes of those whose changes are elsewhere. Kinds that the role
+    may not see are left out, and ``warn`` is told. Raises SchemaMissing where neither has any of our schemas,
+    PermissionDenied where the role may see no kind.
     """
-    held = {state.system for connection in (results, source) for state in schema.installed(connection)}
+    held = {system for connection in (results, source) for system in schema.present(connection)}
     if not held:
         raise SchemaMissing("our schemas are not in this database: run `airflow pgchange install` on it")
-    return [row for kind in KINDS if kind.system in held for row in kind.status(results, source)]
+    kinds = [kind for kind in KINDS if kind.system in held]
+    found: list[Row] = []
+    denied: list[PermissionDenied] = []
+    for kind in kinds:
+        try:
+            found += kind.status(results, source)
+        except PermissionDenied as error:
+            denied.append(error)
+            warn(f"consumers such as {kind.example} are left out: {error}")
+    if denied and len(denied) == len(kinds):
+        raise denied[0]
+    return found
 
 
 def skip(results: Connection, source: Connection, consumer: Consumer, reason: str) -> str:

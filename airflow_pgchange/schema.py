@@ -67,6 +67,16 @@ def checksum(system: System) -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in scripts(system))).hexdigest()
 
 
+def present(connection: psycopg.Connection[Any]) -> list[str]:
+    """The systems that this database holds, by their folders; whoever asks."""
+    query = (
+        "select n.nspname::text from pg_catalog.pg_class as c "
+        "join pg_catalog.pg_namespace as n on n.oid = c.relnamespace where c.relname = 'installed'"
+    )
+    schemas = {name for (name,) in rows(connection, query)}
+    return [system.folder for system in SYSTEMS if system.schema in schemas]
+
+
 def installed(connection: psycopg.Connection[Any]) -> list[Installed]:
     """What this database holds, in the order of ``SYSTEMS``; nothing for a system that is not there."""
     found = []
@@ -187,8 +197,7 @@ def _chosen(systems: Sequence[str] | None) -> list[System]:
 
 
 def _present(connection: psycopg.Connection[Any], system: System) -> bool:
-    query = sql.SQL("select pg_catalog.to_regclass({}) is not null").format(f"{system.schema}.installed")
-    return bool(ask(connection, query))
+    return system.folder in present(connection)
 
 
 def _demand_version(connection: psycopg.Connection[Any], system: System) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from datetime import datetime
@@ -35,7 +36,7 @@ def uninstall(args: Namespace) -> Rows:
 @command("No consumer has begun here yet: the first claim makes one.")
 def status(args: Namespace) -> Rows:
     with both(args) as (results, source):
-        rows = people.status(results, source)
+        rows = people.status(results, source, lambda text: print(text, file=sys.stderr))
     return rows if args.output == "json" else [_brief(row) for row in rows]
 
 

@@ -18,7 +18,7 @@ from airflow.utils.cli import suppress_logs_and_warning
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.hooks.pgchange import conninfo_of
 
@@ -54,7 +54,7 @@ def command(nothing: str) -> Callable[[Callable[[Namespace], Rows]], Callable[[N
 
 def database(args: Namespace) -> Database:
     """An open connection to the database that the options name."""
-    return connect(conninfo(args), primary=True)
+    return _opened(conninfo(args))
 
 
 def conninfo(args: Namespace) -> str:
@@ -71,7 +71,13 @@ def both(args: Namespace) -> Iterator[tuple[Database, Database]]:
             yield results, results
         else:
             source = _conninfo(args.source_conn_id, args.source_dsn, "--source-conn-id", "--source-dsn")
-            yield results, opened.enter_context(connect(source, primary=True))
+            yield results, opened.enter_context(_opened(source))
+
+
+def _opened(conninfo: str) -> Database:
+    connection = connect(conninfo, primary=True)
+    keep_open(connection)
+    return connection
 
 
 def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:

@@ -30,8 +30,13 @@ CONSUMER = _arg(
     "consumer",
     help="the consumer, as status names it: delays/0, tube:copies/0, events:mails, queue:orders/default, topology:router",
 )
+MOVABLE = _arg("consumer", help="the consumer, as status names it: delays/0, events:mails, topology:router")
 REASON = _arg("--reason", required=True, help="why; it is recorded")
-TO = _arg("--to", required=True, help="beginning, now, or a time such as 2026-01-31T12:00:00+00:00")
+TO = _arg(
+    "--to",
+    required=True,
+    help="beginning, now, or (not of the topology) a time such as 2026-01-31T12:00:00+00:00",
+)
 KEEP = _arg("--keep", required=True, help="how much history stays, as a PostgreSQL interval: '30 days'")
 LETTERS = _arg("ids", nargs="*", type=int, metavar="letter", help="numbers of letters, as list shows them")
 OF_CONSUMER = _arg("--consumer", help="letters of this consumer, as status names it: delays/0, tube:copies/0")
@@ -123,11 +128,11 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                     "repair",
                     "Go on after the source lost its tail, or was restored",
                     *WHERE_BOTH,
-                    CONSUMER,
+                    MOVABLE,
                     YES,
                 ),
-                _command("move", "Move a consumer to another point", *WHERE_BOTH, CONSUMER, TO, YES),
-                _command("drop", "Forget a consumer", *WHERE_BOTH, CONSUMER, YES),
+                _command("move", "Move a consumer to another point", *WHERE_BOTH, MOVABLE, TO, YES),
+                _command("drop", "Forget a consumer", *WHERE_BOTH, MOVABLE, YES),
                 ActionCommand(
                     name="topology-relay",
                     help="Tell clients of the topology, until it is stopped",

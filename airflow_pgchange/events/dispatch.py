@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from airflow_pgchange.feeds.connect import read_committed
 from airflow_pgchange.feeds.errors import translated
 
 WITHIN = 60.0
@@ -30,7 +31,7 @@ def dispatch(connection: psycopg.Connection[Any], within: float = WITHIN) -> Dis
     it was at none.
     """
     limit = sql.SQL("set local statement_timeout = {}").format(max(1, round(within * 1000)))
-    with translated(), connection.transaction():
+    with translated(), read_committed(connection):
         connection.execute(limit)
         row = connection.execute("select events, pairs, more from pgmb.dispatch()").fetchone()
     return Dispatched(*(row or (0, 0, False)))

@@ -205,7 +205,7 @@ def _event(row: Mapping[str, Any]) -> Event:
     return Event(
         row["topic"],
         row["payload"],
-        dict(row["metadata"]),
+        row["metadata"] if isinstance(row["metadata"], dict) else {"json": row["metadata"]},
         subscription_id=row.get("subscription_id"),
         id=row["id"],
         subscriptions=tuple(row["subscription_ids"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import threading
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -75,6 +76,8 @@ class Handler:
             raise InvalidArgument("a handler needs a name: its retries find it by that")
         if not callable(self.run):
             raise InvalidArgument(f"handler {self.name}: run must be callable, not {self.run!r}")
+        if inspect.isgeneratorfunction(self.run) or inspect.isasyncgenfunction(self.run):
+            raise InvalidArgument(f"handler {self.name}: nobody runs a generator: write run without yield")
         if not 0 < self.timeout < math.inf:
             raise InvalidArgument(
                 f"handler {self.name}: timeout must be a number of seconds, not {self.timeout!r}"

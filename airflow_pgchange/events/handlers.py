@@ -19,6 +19,7 @@ from airflow_pgchange.events.handler import Handler
 from airflow_pgchange.events.lanes import Call
 from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import HandlerFailed, InvalidArgument
+from airflow_pgchange.feeds.event import check_group_name
 from airflow_pgchange.feeds.failures import LONGEST, described
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class EventHandlers:
         poll_every: float = 0.1,
         wait: float | None = 0,
     ) -> None:
+        check_group_name(group)
         names = [handler.name for handler in handlers]
         if not names or len(set(names)) < len(names):
             raise InvalidArgument(

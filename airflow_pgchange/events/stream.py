@@ -12,6 +12,8 @@ from airflow_pgchange.feeds.errors import InvalidArgument
 
 BEHIND_ALL = "~"
 """Sorts behind the id of every event."""
+FIRST_PORTION, LARGEST_PORTION = 10, 100
+"""Missed events that are read at once."""
 PLACE = re.compile(r"(pm[0-9a-f]{22})?\.(pm[0-9a-f]{22})?\.([0-9a-f]{13})")
 
 
@@ -55,13 +57,15 @@ def notice(kind: str, reason: str, place: Place | None = None) -> bytes:
 class Client:
     """What waits for one client, at most about ``buffer`` bytes; an event larger than that waits alone.
 
-    ``place`` is behind all that was put or replayed. A client that has no room for an event is dropped: what waits is
-    forgotten, and the last it gets is why.
+    ``place`` is behind all that was put or replayed, ``portion`` how many of the events that it missed are read next: as
+    many as it had room for, twice as many where there was more. A client that has no room for an event is dropped: what
+    waits is forgotten, and the last it gets is why.
     """
 
     def __init__(self, subscription_id: str, place: Place, buffer: int) -> None:
         self.subscription_id = subscription_id
         self.place = place
+        self.portion = FIRST_PORTION
         self.ended = False
         self._buffer = buffer
         self._waiting: deque[bytes] = deque()

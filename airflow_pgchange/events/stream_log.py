@@ -22,9 +22,11 @@ ANSWER_WITHIN = 30.0
 """Seconds after which a database that does not answer is away."""
 SLICES = 4
 """Slices of dispatched events, of at most 280 events each, that are read at once."""
-PART = 100
-"""Events that are replayed at once."""
-
+# Each statement is a transaction. Behind a pooler the session is not ours: nothing is set.
+READ_COMMITTED = """
+    select pg_catalog.set_config('default_transaction_isolation', 'read committed', false)
+    where pg_catalog.pg_backend_pid() = %s
+"""
 CLOCK = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint"
 # PostgreSQL writes the JSON that clients get: nothing is parsed here.
 SHOWN = "jsonb_build_object('id', x.id, 'topic', x.topic, 'payload', x.payload, 'metadata', x.metadata)::text as data"
@@ -41,10 +43,13 @@ BETWEEN = """
     where d.group_id = %s and d.subscription_id = %s and d.id >= %s and d.id <= %s
       and (d.id, i.id collate "C") > (%s, %s)
 """
-MISSED = f'select d.id::text, i.id {BETWEEN} order by d.id, i.id collate "C" limit {PART}'
+MISSED = f'select d.id::text, i.id {BETWEEN} order by d.id, i.id collate "C" limit %s'
 # By ids that the planner sees: else it plans for every partition, and where there are hundreds compiles that each time.
 EVENTS = f"select x.id::text, {SHOWN} from pgmb.events as x where x.id = any (%s::text[])"
-COUNTED = f"select {CLOCK}, (select count(*) from (select {BETWEEN} limit %s) as m)"
+COUNTED = f"""
+    select {CLOCK}, (select count(*) from (select {BETWEEN} limit %s) as m),
+           %s <= coalesce((select max(id) from pgmb.dispatched where group_id = %s), '')
+"""
 # The cursor may be ahead of a clock that stepped back: what comes from now on is behind it all the same.
 STARTED = f"""
     select exists (select from pgmb.subscriptions where group_id = %s and expiry_interval is null),
@@ -76,6 +81,7 @@ class StreamLog:
 
     async def connect(self) -> None:
         self._connection = await connect_async(self._conninfo, primary=True)
+        await self._rows(READ_COMMITTED, [self._connection.info.backend_pid])
 
     async def disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -110,21 +116,25 @@ class StreamLog:
         [(now, dispatched)] = await self._rows(f"select {CLOCK}, pgmb.poll_for_events()")
         return now, dispatched
 
-    async def missed(self, subscription_id: str, last: Place, upto: Place) -> list[tuple[Place, str | None]]:
-        """The next events of a subscription between two places, at most PART, fewer only where there are no more. None
+    async def missed(
+        self, subscription_id: str, last: Place, upto: Place, most: int
+    ) -> list[tuple[Place, str | None]]:
+        """The next events of a subscription between two places, fewer than ``most`` only where there are no more. None
         for the data of one that was deleted."""
-        rows = await self._rows(MISSED, self._between(subscription_id, last, upto))
+        rows = await self._rows(MISSED, [*self._between(subscription_id, last, upto), most])
         shown = await self._shown([event for _, event in rows])
         places = [Place(at, event, _time(at)) for at, event in rows]
         # Only behind the last is nothing further: who leaves before it has seen nothing of what came since.
-        if places and len(places) < PART:
+        if places and len(places) < most:
             places[-1] = replace(places[-1], seen=upto.seen)
         return [(place, shown.get(place.event)) for place in places]
 
-    async def count(self, subscription_id: str, last: Place, upto: Place, most: int) -> tuple[int, int]:
-        """The server's clock in microseconds, and how many events of a subscription are between two places."""
-        [(now, count)] = await self._rows(COUNTED, [*self._between(subscription_id, last, upto), most])
-        return now, count
+    async def count(self, subscription_id: str, last: Place, upto: Place, most: int) -> tuple[int, int, bool]:
+        """The server's clock in microseconds, how many events of a subscription are between two places, and whether the
+        group has been as far as the first."""
+        values = [*self._between(subscription_id, last, upto), most, last.slice, self._group]
+        [(now, count, known)] = await self._rows(COUNTED, values)
+        return now, count, known or last.slice <= upto.slice
 
     async def passed(self, place: Place) -> bool:
         """Whether what comes behind a place may be gone: another process that shares the group let go of it."""

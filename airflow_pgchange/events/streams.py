@@ -14,8 +14,8 @@ from datetime import timedelta
 import psycopg
 
 from airflow_pgchange.events.event import MICROSECOND
-from airflow_pgchange.events.stream import Client, Place, message, notice
-from airflow_pgchange.events.stream_log import PART, StreamLog
+from airflow_pgchange.events.stream import LARGEST_PORTION, Client, Place, message, notice
+from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.events.subscriptions import LEAST_EXPIRY, Selection
 from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, TooManyClients
@@ -145,11 +145,13 @@ class EventStreams:
     async def _gap(self, subscription_id: str, since: int, last: Place) -> str | None:
         """Why what was missed is not replayed; None where it is."""
         most = self._replay_events
-        now, count = await self._log.count(subscription_id, last, self._place, most + 1)
+        now, count, known = await self._log.count(subscription_id, last, self._place, most + 1)
         if now - last.seen > self.replay_age / MICROSECOND:
             why = f"you were away for longer than {self.replay_age}"
         elif count > most:
             why = f"you missed more than {most} events"
+        elif not known:
+            why = "your last id is of no event of this stream"
         elif last.seen < since:
             why = "your selection is another one than before, or was removed meanwhile"
         else:
@@ -183,19 +185,21 @@ class EventStreams:
                 self._move_on(client)
                 missed, why = [], "what you missed was let go of before you had read it"
                 texts.append(notice("gap", f"{why}: {ANEW}", client.place))
-            for place, data in missed:
+            for number, (place, data) in enumerate(missed):
                 if data is not None:
                     if texts and sum(map(len, texts)) + len(data) > self._buffer:
+                        client.portion = number
                         return texts
                     texts.append(message(place, data))
                 client.place = place
-            if len(missed) < PART:
+            if len(missed) < client.portion:
                 self._clients[client.subscription_id].add(client)
+            client.portion = min(2 * client.portion, LARGEST_PORTION)
         return texts
 
     async def _missed(self, client: Client) -> list[tuple[Place, str | None]] | None:
         """The next events that a client missed; None where some may be gone, as they are while a slow one reads."""
-        missed = await self._log.missed(client.subscription_id, client.place, self._place)
+        missed = await self._log.missed(client.subscription_id, client.place, self._place, client.portion)
         # Asked last: what was let go of until now may be lacking in what was read.
         return None if await self._log.passed(client.place) else missed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,7 +14,7 @@ from psycopg.types.json import Jsonb
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
-from airflow_pgchange.feeds.event import check_group_name
+from airflow_pgchange.feeds.event import check_group_name, is_sendable
 
 TOPICAL = "s.params @> jsonb_build_object('topics', jsonb_build_array(e.topic))"
 PART_OF = "pgmb.event_partition(coalesce(e.payload ->> (s.params ->> 'by'), e.id), (s.params ->> 'partitions')::integer)"
@@ -39,6 +40,11 @@ class Selection:
     def __post_init__(self) -> None:
         if not self.conditions.strip():
             raise InvalidArgument("conditions is SQL that says yes or no of an event: TRUE for every event")
+        if not isinstance(self.params, Mapping):
+            raise InvalidArgument(
+                f"params is a mapping, which conditions find as s.params, not {self.params!r:.300}"
+            )
+        _check_json(self.params)
         if self.expiry is not None and not LEAST_EXPIRY <= self.expiry <= LONGEST_EXPIRY:
             raise InvalidArgument(
                 f"expiry must be at least a minute and at most 1000 years, and is {self.expiry}: None is never"
@@ -59,7 +65,7 @@ def topical(
     without it, or without ``by``, goes by its id. All conditions of this kind are known to every database.
     """
     names = sorted({topics} if isinstance(topics, str) else set(topics))
-    if not names or not all(isinstance(name, str) and name for name in names):
+    if not names or not all(isinstance(name, str) and name and is_sendable(name) for name in names):
         raise InvalidArgument(f"name at least one topic, not {topics!r}")
     if partition is None:
         if by is not None:
@@ -108,3 +114,13 @@ def heartbeat(connection: psycopg.Connection[Any], group: str) -> int:
     Call it as often as you like: a row is written when a tenth of its time has passed.
     """
     return int(ask(connection, select("pgmb.keep_alive", group)))
+
+
+def _check_json(params: Mapping[str, Any]) -> None:
+    try:
+        text = json.dumps(dict(params), allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"params are no JSON: {error}") from error
+    # As JSON writes the one character that PostgreSQL has not.
+    if not is_sendable(text) or "\\u0000" in text.replace("\\\\", ""):
+        raise InvalidArgument(f"params have text that PostgreSQL cannot hold: {params!r:.300}")

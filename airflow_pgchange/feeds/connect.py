@@ -25,6 +25,8 @@ DEFAULTS: dict[str, Any] = {
 }
 READABLE = "set datestyle = 'ISO'"
 """The driver reads times in no other style. A pooler keeps it with its client, as the server reports it."""
+LASTING = {"idle_session_timeout": "0", "default_transaction_isolation": "read committed"}
+"""For a session that is ours as long as it is open."""
 
 
 def complete(conninfo: str, *, primary: bool = False) -> str:
@@ -54,15 +56,23 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
 
 
 def keep_open(connection: psycopg.Connection[Any], **settings: str) -> None:
-    """Let the session be idle as long as its work elsewhere takes, and set what else is given. Behind a pooler it is not
-    ours: nothing is set."""
+    """Let the session be idle as long as its work elsewhere takes, let each statement see what others have committed, and
+    set what else is given. Behind a pooler it is not ours: nothing is set."""
     each = [
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(name, value)
-        for name, value in {"idle_session_timeout": "0", **settings}.items()
+        for name, value in {**LASTING, **settings}.items()
     ]
     query = sql.SQL("select {} where pg_catalog.pg_backend_pid() = {}")
     with translated():
         connection.execute(query.format(sql.SQL(", ").join(each), connection.info.backend_pid))
+
+
+@contextmanager
+def read_committed(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A transaction in which each statement sees what others have committed, whatever the role's default is."""
+    with connection.transaction():
+        connection.execute("set transaction isolation level read committed")
+        yield
 
 
 @contextmanager
@@ -95,11 +105,13 @@ async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.Asyn
 
 def _loads(text: str | bytes) -> Any:
     """JSON whose numbers may be larger than Python reads: in PostgreSQL 1e5000 is one. They are infinite, as every number
-    beyond a float is that is not whole."""
+    beyond a float is that is not whole. What is nested deeper than Python reads, some 900 levels, stays a text."""
     try:
         return json.loads(text)
     except ValueError:
         return json.loads(text, parse_int=_whole)
+    except RecursionError:
+        return text if isinstance(text, str) else text.decode()
 
 
 def _whole(digits: str) -> float:

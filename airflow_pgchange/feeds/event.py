@@ -123,8 +123,13 @@ class EventFeed:
 
 def check_group_name(group: str) -> None:
     """Raises InvalidArgument for what no group can be called."""
-    if not isinstance(group, str) or not 1 <= len(group) <= 48:
-        raise InvalidArgument(f"the name of a group is 1 to 48 characters, not {group!r}")
+    if not isinstance(group, str) or not 1 <= len(group) <= 48 or not is_sendable(group):
+        raise InvalidArgument(f"the name of a group is 1 to 48 characters, not {group!r:.300}")
+
+
+def is_sendable(text: str) -> bool:
+    """Whether PostgreSQL can hold a text."""
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def published_at(event_id: str) -> datetime:

@@ -9,6 +9,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_pgchange import tubes
 from airflow_pgchange.arguments import names, whole
+from airflow_pgchange.feeds.connect import read_committed
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.tube_backfill import TubeBackfillOperator, TubeGarbageCollectOperator
@@ -64,8 +65,7 @@ class TubeAttachOperator(BaseOperator):
         tables, shard = names("tables", self.tables), whole("shard", self.shard)
         workers = whole("workers", self.workers)
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            with connection.transaction():
-                connection.execute("set transaction isolation level read committed")
+            with read_committed(connection):
                 tubes.ensure(connection, self.tube, workers, self.predicate)
                 # One that gets another shard waits for workers: before the others are kept from being written. Else in
                 # one order, so that two runs with the same tables wait for each other and not in a circle.

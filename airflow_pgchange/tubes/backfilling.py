@@ -12,7 +12,7 @@ from psycopg import errors, sql
 
 from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import select
-from airflow_pgchange.feeds.connect import keep_open
+from airflow_pgchange.feeds.connect import keep_open, read_committed
 from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, translated
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.stopping import Stop
@@ -128,11 +128,13 @@ def backfill_in_steps(
     finally:
         connection.remove_notice_handler(hear)
     if skipped:
-        raise Refused(f"nothing was touched: {skipped[0]}: let the tube's workers come to its end")
+        raise Refused(
+            f"nothing was touched: {skipped[0]}: let the tube's workers come to its end, "
+            "and TubeGarbageCollectOperator or work_off() behind them"
+        )
 
 
 def committed(connection: psycopg.Connection[Any], query: sql.Composed) -> Any:
     """The value of one query in a transaction of its own, read committed whatever the role's default is."""
-    with translated(), connection.transaction():
-        connection.execute("set transaction isolation level read committed")
+    with translated(), read_committed(connection):
         return ask(connection, query)

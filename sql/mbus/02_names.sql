@@ -89,7 +89,7 @@ create function mbus.queue_of(iid text) returns mbus.queue
 language plpgsql stable
 as $$
 begin
-    return (select q from mbus.queue as q where q.qname = substring(iid from '^(.*)\.[0-9]{1,18}$'));
+    return (select q from mbus.queue as q where q.qname = substring(iid from '^(.*)[.][0-9]{1,18}$'));
 end
 $$;
 comment on function mbus.queue_of(text) is 'The queue that a message id belongs to; null for none that is known.';

@@ -38,7 +38,7 @@ set search_path from current
 as $$
 begin
     -- One that is yet to be drawn would be that of another message too.
-    if iid !~ '\.[0-9]{1,18}$' or substring(iid from '^(.*)\.') not in (known.qname, 'dmq')
+    if iid !~ '[.][0-9]{1,18}$' or substring(iid from '^(.*)[.]') not in (known.qname, 'dmq')
        or iid !~ '^dmq' and substring(iid from '[0-9]+$')::bigint > coalesce(pg_sequence_last_value(known.seq), 0)
     then
         raise invalid_parameter_value using message = format('Wrong iid=%s for queue %s', iid, known.qname),

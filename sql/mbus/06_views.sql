@@ -205,7 +205,7 @@ comment on function mbus.make_entries_function(mbus.queue) is 'Write the queries
 
 create function mbus.number_in(qname text, iid text) returns bigint
 language sql immutable
-as $$ select case when starts_with(iid, qname || '.') then substring(iid from '\.([0-9]{1,18})$')::bigint end $$;
+as $$ select case when starts_with(iid, qname || '.') then substring(iid from '[.]([0-9]{1,18})$')::bigint end $$;
 comment on function mbus.number_in(text, text) is 'The number that an id has which was given to a message of a queue, not by who posted it.';
 
 create function mbus.entries(known mbus.queue, iid text)

@@ -141,7 +141,7 @@ begin
     if noindex then
         -- An index knows no alias, and is of use only with the operators that the selector has.
         raise notice E'set search_path to %;\ncreate index concurrently on mbus.% (id)%;\nreset search_path;', current_setting('search_path'), quote_ident('log$' || qname),
-            case when p_selector is null then '' else format(E' where (%s\n)', regexp_replace(p_selector, '\mt\.', '', 'g')) end;
+            case when p_selector is null then '' else format(E' where (%s\n)', regexp_replace(p_selector, '[[:<:]]t[.]', '', 'g')) end;
     end if;
 end
 $$;
@@ -184,7 +184,7 @@ begin
     for function in
         select p.oid::regprocedure from pg_proc as p
         where p.pronamespace = 'mbus'::regnamespace
-          and (p.proname = any (mbus.consumer_functions(known, c)) or p.proname ~ format('^(seen|view)\$%s\$', c.id))
+          and (p.proname = any (mbus.consumer_functions(known, c)) or p.proname ~ format('^(seen|view)[$]%s[$]', c.id))
     loop
         execute format('drop function %s', function);
     end loop;

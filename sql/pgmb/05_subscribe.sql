@@ -36,6 +36,8 @@ as $$
 declare
     condition text;
     reason text;
+    -- As an event is asked, which is no row of a table there, and has no system columns.
+    tables constant text := '(select x.* from pgmb.events as x offset 0) as e, pgmb.subscriptions as s';
 begin
     if sql_statements is null then
         perform pgmb.refuse('null is no list of conditions', 'give an array of them, as in array[''e.topic = ''''t'''''']');
@@ -44,9 +46,9 @@ begin
         -- What closes a bracket that it has not opened fails inside the other kind of bracket.
         reason := coalesce(
             pgmb.compiles(format(
-                'select array[%s' || chr(10) || ']::boolean[] from pgmb.events as e, pgmb.subscriptions as s limit 0', condition)),
+                'select array[%s' || chr(10) || ']::boolean[] from %s limit 0', condition, tables)),
             pgmb.compiles(format(
-                'select from pgmb.events as e, pgmb.subscriptions as s where (%s' || chr(10) || ') limit 0', condition)));
+                'select from %2$s where (%1$s' || chr(10) || ') limit 0', condition, tables)));
         if reason is not null then
             perform pgmb.refuse(
                 format('the condition %L cannot be used: %s', condition, reason),
@@ -81,11 +83,11 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.prepare_poll_for_events_fn(array[new.conditions_sql]);
-    new.by_params := new.conditions_sql ~ '\ms\.params\s*@>';
+    new.by_params := new.conditions_sql ~ '[[:<:]]s[.]params[[:space:]]*@>';
     new.of_event := new.conditions_sql !~* '^(true|false)$';
     -- A mention of e other than as e.topic, even in a text, makes it one that looks at more than the topic.
-    new.by_topic := new.conditions_sql ~ '\me\.topic\M'
-        and regexp_replace(new.conditions_sql, '\me\.topic\M', '', 'g') !~* '\me\M'
+    new.by_topic := new.conditions_sql ~ '[[:<:]]e[.]topic[[:>:]]'
+        and regexp_replace(new.conditions_sql, '[[:<:]]e[.]topic[[:>:]]', '', 'g') !~* '[[:<:]]e[[:>:]]'
         and pgmb.compiles(format(
             'select from (select null::varchar as topic) as e, pgmb.subscriptions as s where (%s' || chr(10) || ') limit 0',
             new.conditions_sql)) is null;

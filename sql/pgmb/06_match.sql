@@ -28,7 +28,7 @@ as $$
             'and ($4 is null or s.id = any ($4)) and (%s' || chr(10) || ')%s offset 0) as s',
             case when condition.by_params then '+ 0' else '' end, condition.id, condition.conditions_sql,
             -- What does not look at e would be evaluated once for all events, random() too.
-            case when condition.of_event and condition.conditions_sql !~* '\me\M' then ' and e.id <> '''' ' end)
+            case when condition.of_event and condition.conditions_sql !~* '[[:<:]]e[[:>:]]' then ' and e.id <> '''' ' end)
     )
     select case when condition.by_topic then format(
         'select s.group_id, s.id as subscription_id, e.ids from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',
@@ -81,6 +81,12 @@ set jit = off
 -- A condition means the same whoever polls.
 set standard_conforming_strings = on
 set transform_null_equals = off
+set extra_float_digits = 1
+set bytea_output = 'hex'
+set gin_fuzzy_search_limit = 0
+set array_nulls = on
+set quote_all_identifiers = off
+set default_text_search_config from current
 set datestyle = 'ISO, MDY'
 set intervalstyle = 'postgres'
 set timezone = 'UTC'

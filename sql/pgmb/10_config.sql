@@ -62,7 +62,7 @@ begin
     end if;
     if new.id = 'use_pg_cron' and new.value is distinct from 'false' then
         raise invalid_parameter_value using message = 'pg_cron is not used here',
-            hint = 'let a scheduler run `airflow pgchange maintain` every few minutes, or whatever you have: select '
+            hint = 'let the maintenance DAG, pgchange_maintenance, run every few minutes, or whatever you have: select '
                 'pgmb.poll_for_events() as often as events are to be dispatched, and select pgmb.maintain_events_table(); with '
                 'pg_cron itself, cron.schedule does that too';
     end if;

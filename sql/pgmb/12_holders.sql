@@ -151,6 +151,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     width interval := pgmb.setting_as_interval('partition_interval');
+    others text[] := array(select p.lower_bound::text from pgmb.get_partitions_and_bounds(tbl) as p);
 begin
     partition_id := pgmb.default_partition(tbl);
     upper_bound := '';
@@ -159,7 +160,7 @@ begin
         into lower_bound using upper_bound, upto;
         exit when lower_bound is null;
         upper_bound := least(
-            upto, (select min(p.lower_bound) from pgmb.get_partitions_and_bounds(tbl) as p where p.lower_bound > default_spans.lower_bound),
+            upto, (select min(o.bound collate "C") from unnest(others) as o(bound) where o.bound collate "C" > default_spans.lower_bound),
             -- The last time that an id can say is no end: ids of it lie behind.
             nullif(
                 pgmb.create_event_id(pgmb.end_of_partition(pgmb.extract_date_from_event_id(lower_bound), width), 0),
@@ -263,12 +264,13 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select p.partition_id, p.holder from pgmb.old_partitions('pgmb.events', current_ts) as p where p.holder is not null
     union
-    select p.partition_id, n.reason
-    from pgmb.default_spans('pgmb.events', pgmb.retained_from(current_ts)) as p
-    cross join lateral pgmb.holder_of('pgmb.events', p.lower_bound, p.upper_bound) as n(reason)
-    where n.reason is not null
+    (select p.partition_id, n.reason
+     from pgmb.default_spans('pgmb.events', pgmb.retained_from(current_ts)) as p
+     cross join lateral pgmb.holder_of('pgmb.events', p.lower_bound, p.upper_bound) as n(reason)
+     where n.reason is not null
+     limit 1)
     order by 1, 2
 $$;
 comment on function pgmb.overdue(timestamptz) is
     'The partitions of events that are kept although they are older than partition_retention_period, each with one reason, and '
-    'the default one for what it holds that is; pgmb.holders() says all.';
+    'the default one with the first for what it holds that is; pgmb.holders() says all.';

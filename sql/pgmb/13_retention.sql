@@ -139,7 +139,7 @@ begin
     for part in
         select p.* from pgmb.get_partitions_and_bounds(tbl) as p where p.partition_id = any (parts)
         -- Nobody waits for us while we wait for others: what somebody uses comes last.
-        order by exists (select from pg_locks as l where l.relation = p.partition_id and l.pid <> pg_backend_pid()), p.lower_bound
+        order by exists (select from pg_locks as l where l.relation = p.partition_id and l.pid is distinct from pg_backend_pid()), p.lower_bound
     loop
         exit when cardinality(free) = 16 or clock_timestamp() > locked_at + interval '100 ms';
         tried := tried + 1;

@@ -107,10 +107,13 @@ language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     -- A dump, or a transaction that has read the default partition and does not end, is in the way as a publisher is.
-    select 'it is in use' || coalesce(', just now by process ' || string_agg(distinct l.pid::text, ', '), '')
+    select 'it is in use' || coalesce(', just now by ' || string_agg(
+        distinct coalesce('process ' || l.pid, 'the prepared transaction ' || quote_literal(p.gid), 'a prepared transaction'), ', '), '')
     from pg_locks as l
+    left join pg_locks as t on l.pid is null and t.pid is null and t.virtualtransaction = l.virtualtransaction and t.locktype = 'transactionid'
+    left join pg_prepared_xacts as p on p.transaction = t.transactionid
     where l.locktype = 'relation' and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-      and l.relation in (tbl, pgmb.default_partition(tbl)) and l.pid <> pg_backend_pid()
+      and l.relation in (tbl, pgmb.default_partition(tbl)) and l.pid is distinct from pg_backend_pid()
 $$;
 comment on function pgmb.in_use(regclass) is 'Why no partition can be attached to a table now: by whom it, or its default partition, is locked.';
 

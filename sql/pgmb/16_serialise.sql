@@ -64,7 +64,12 @@ begin
         begin
             answer.serialised := pg_catalog.to_jsonb(one);
         exception when others or assert_failure then
-            answer.serialised := null;
+            begin
+                -- What no jsonb can hold, such as a json with \u0000 in it, is kept as a text at least.
+                answer.error := pg_catalog.format('%s: %s', answer.error, pg_catalog.row_to_json(one));
+            exception when others or assert_failure then
+                answer.serialised := null;
+            end;
         end;
     end if;
     return answer;

@@ -85,7 +85,9 @@ begin
     end if;
     execute format(
         'create or replace function %s() returns trigger language plpgsql security definer '
-        'set search_path = pg_catalog, pgmb, pg_temp as %L', function, pgmb.push_body(tbl, op));
+        'set search_path = pg_catalog, pgmb, pg_temp '
+        -- A row says the same whoever writes it.
+        'set extra_float_digits = 1 set bytea_output = hex set datestyle = ''ISO, MDY'' set intervalstyle = postgres as %L', function, pgmb.push_body(tbl, op));
     execute format('revoke all on function %s() from public', function);
     execute format('comment on function %s() is %L', function, 'Publishes mutations of a table.');
     execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));

@@ -236,6 +236,8 @@ begin
             where d.group_id = gid and d.subscription_id = sid
               and (d.id > coalesce(seen, from_event_id) or d.id = seen and i.id > from_event_id collate "C")
               and i.id <> all (ids)
+              -- One handler's, which has had it.
+              and not exists (select from pgmb.events as e where e.id = i.id and e.topic = 'pgmb-retry')
             -- A dispatch may have several slices of one subscription under its id.
             order by d.id, i.id collate "C" limit max_events - cardinality(ids));
     end if;
@@ -244,4 +246,4 @@ end
 $$;
 comment on function pgmb.replay_events(varchar, varchar, pgmb.event_id, integer) is
     'The events of a subscription after one that it had, at most so many: those older than the subscription by its condition, '
-    'the others as they were dispatched. It moves no cursor.';
+    'the others as they were dispatched, but for retries. It moves no cursor.';

@@ -193,7 +193,7 @@ declare
 begin
     foreach name in array coalesce(
         case when exists (select from tube.tube as t where t.name = tube_or_tubes) then array[tube_or_tubes] end,
-        case when tube_or_tubes ~ '^\{.*\}$' then tube_or_tubes::text[] else string_to_array(tube_or_tubes, ',') end, array[null])
+        case when tube_or_tubes ~ '^[{].*[}]$' then tube_or_tubes::text[] else string_to_array(tube_or_tubes, ',') end, array[null])
     loop
         return next tube.named(trim(name));
     end loop;

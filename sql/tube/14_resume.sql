@@ -78,7 +78,7 @@ begin
     if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
         perform tube.refuse(
             format('the last backfill of %s (shard %s) into tube %I is not worked off yet', tbl, attached.shard, tube),
-            'let its workers come to its end');
+            'let its workers come to its end, and TubeGarbageCollectOperator or tubes.work_off() behind them');
     end if;
     if not tube.has_order_index(tbl, column_name, attached.id_column) then
         raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%, %) would help, '

@@ -27,6 +27,7 @@ from airflow_pgchange.schema import SYSTEMS
 from airflow_pgchange.topology import TopologyClient
 from demo.postgres import free_port
 from tests.airflow_home import uri
+from tests.conftest import Role
 from tests.events import publish, subscribe
 from tests.topology import make_catalogue
 from tests.tubes import attach, make
@@ -98,6 +99,22 @@ def test_status_tells_how_far_behind_a_consumer_is_and_on_what_it_works(
 ) -> None:
     (found,) = pgchange("status", "--dsn", ledger)
     assert (found["consumer"], found["ready"], found["attempt"]) == ("delays/0", 3, 1)
+
+
+def test_status_shows_what_a_role_may_see_and_says_what_it_leaves_out(
+    ledger: str, pgchange: Command, role: Callable[[str], Role], capsys: pytest.CaptureFixture[str]
+) -> None:
+    someone = role("someone")
+    with pytest.raises(SystemExit) as caught:
+        pgchange("status", "--dsn", someone.conninfo)
+    assert "permission denied" in failed(caught)
+    with psycopg.connect(ledger, autocommit=True) as owner:
+        owner.execute(f"select pubsub.grant_consumer('{someone.name}')")
+    args = get_parser().parse_args(["pgchange", "status", "--dsn", someone.conninfo])
+    args.func(args)
+    said = capsys.readouterr()
+    assert "delays/0" in said.out
+    assert "consumers such as events:mails are left out: permission denied" in said.err
 
 
 def test_status_in_a_table_is_for_people(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -398,3 +398,18 @@ def test_many_partitions_that_are_too_long_are_replaced_some_at_a_time(connect):
     look_after(connection)
     assert contiguous(connection)
     assert lines(connection, "select pgmb.make_partitions('pgmb.events')") == []
+
+
+def test_a_prepared_transaction_that_is_in_the_way_is_named(connect):
+    log, other = connect(), connect()
+    name = one(log, "select current_database()")
+    other.execute(
+        f"begin; insert into pgmb.events (topic, payload) values ('t', '{{}}'); prepare transaction '{name}'"
+    )
+    try:
+        told = log.execute("select pgmb.make_partitions('pgmb.events', now() + interval '1 day')").fetchall()
+    finally:
+        other.execute(f"rollback prepared '{name}'")
+    assert told == [
+        (f"postponed the partitions of events: it is in use, just now by the prepared transaction '{name}'",)
+    ]

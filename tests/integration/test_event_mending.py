@@ -81,3 +81,11 @@ def test_a_table_that_was_dropped_is_forgotten_before_a_dump_gives_its_number_to
     assert f"public.thing was dropped, and its mutations are published no more; {again}" in lines
     assert one(connection, "select count(*) from pgmb.pushed_table") == 0
     assert one(connection, "select count(*) from pgmb.push_fault") == 0
+
+
+def test_a_row_that_no_event_can_hold_is_kept_as_a_text(connect):
+    connection = connect()
+    connection.execute("create table item (id int primary key, doc json)")
+    connection.execute("select pgmb.push_table_mutations('item')")
+    connection.execute(r"""insert into item values (1, '{"a": "x\u0000y"}')""")
+    assert r'{"id":1,"doc":{"a": "x\u0000y"}}' in one(connection, "select message from pgmb.push_fault")

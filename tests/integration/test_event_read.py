@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds import groups
 from tests.event_keeping import kept, maintain
@@ -332,6 +333,21 @@ def test_a_replay_gives_a_new_subscription_older_events_that_fit_and_at_most_so_
     every = [row[0] for row in connection.execute(query, [sid, 10]).fetchall()]
     assert every == [first[0], first[2], first[3], *later]
     assert [row[0] for row in connection.execute(query, [sid, 2]).fetchall()] == every[:2]
+
+
+def test_a_replay_brings_no_retries_again(connect):
+    connection = connect()
+    sid = subscribe(connection, "g", TOPICAL, {"topic": "t"})
+    ids = publish(connection, "t", "t")
+    poll_all(connection)
+    connection.execute(
+        "select pgmb.retry_events(%s, 'h', %s, 'no', 1, '0 s')",
+        [sid, Jsonb([{"id": ids[0], "topic": "t", "payload": {}, "metadata": {}}])],
+    )
+    poll_all(connection)
+    query = "select topic from pgmb.replay_events('g', %s, pgmb.create_event_id('2001-01-01', 0), 3)"
+    assert connection.execute(query, [sid]).fetchall() == [("t",), ("t",)]
+    assert one(connection, "select count(*) from pgmb.events where topic = 'pgmb-retry'") == 1
 
 
 def test_a_replay_of_another_groups_subscription_is_refused(connect):

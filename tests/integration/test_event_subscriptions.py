@@ -29,6 +29,12 @@ def connection(connect):
     return connect()
 
 
+@pytest.mark.parametrize("column", ["tableoid", "xmin", "ctid"])
+def test_a_condition_on_what_an_event_has_not_is_refused(connection, column):
+    with pytest.raises(Refused, match=f"column e.{column} does not exist"):
+        subscribe(connection, "g", Selection(f"e.{column} is not null"))
+
+
 def read(connection, group):
     """(topic, payload, subscriptions) of what a group has not read, in order."""
     connection.execute("select pgmb.poll_for_events()")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
-from airflow_pgchange.events import Event, Selection, topical
+from airflow_pgchange.events import Delivery, Event, EventHandlers, Handler, Selection, topical
 from airflow_pgchange.events.event import LATEST, event_id, row_of
+from airflow_pgchange.feeds import EventFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -89,6 +92,47 @@ def test_what_no_topical_subscription_can_be_is_refused(given: dict) -> None:
 
 def test_the_same_topics_are_the_same_selection_in_any_order() -> None:
     assert topical(["b", "a", "b"]) == topical(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        None,
+        [1],
+        {"a": "\0"},
+        {"a": "\ud800"},
+        {"\0": 1},
+        {"a": float("nan")},
+        {"a": object()},
+        {"a": 10**5000},
+    ],
+)
+def test_params_that_no_json_can_be_are_refused(params: Any) -> None:
+    with pytest.raises(InvalidArgument, match="params"):
+        Selection("TRUE", params)
+
+
+def test_a_backslash_in_params_is_one() -> None:
+    assert Selection("TRUE", {"a": "\\u0000"}).params == {"a": "\\u0000"}
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "", "x" * 49])
+def test_what_no_group_can_be_called_is_refused(name: str) -> None:
+    for make in (EventFeed, lambda group: EventHandlers(group, [Handler("h", print)], "")):
+        with pytest.raises(InvalidArgument, match="the name of a group"):
+            make(name)
+
+
+def test_a_handler_that_nobody_would_run_is_refused() -> None:
+    def generator(delivery: Delivery) -> Iterator[None]:
+        yield
+
+    async def async_generator(delivery: Delivery) -> AsyncIterator[None]:
+        yield
+
+    for run in (generator, async_generator):
+        with pytest.raises(InvalidArgument, match="without yield"):
+            Handler("h", run)
 
 
 def test_a_condition_that_says_nothing_is_refused() -> None:
