@@ -4,6 +4,9 @@ One mapped task for each worker that has something to do. Tubes that are made la
 named ``copies`` mirrors ``public.flight`` into ``copies.flight``, which must be there. Tables of one name in several
 schemas share a copy, whose key is (shard, id). Copies belong to the role of the connection or to a superuser, and the
 owner of the tube's pods may write them too: any other table of such a name is not written.
+
+Wants our schemas in that database (``airflow pgchange install --conn-id airline``), and the connections ``airline`` and
+``spark_default``.
 """
 
 from pathlib import Path

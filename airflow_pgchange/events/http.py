@@ -53,7 +53,8 @@ def event_router(
     connects again with ``Last-Event-ID`` goes on from there; the types ``gap`` and ``dropped`` say when that is not so,
     see EventStreams. ``keep_alive`` and ``reconnect`` are seconds between comments, and to a client's next try; a client
     that takes nothing for ``send_within`` seconds is left. Refused: 400 for a foreign ``Last-Event-ID``, 503 with
-    ``Retry-After`` for too many clients or a database that is away.
+    ``Retry-After`` for too many clients or a database that is away. Raises InvalidArgument for seconds that make no
+    sense, and a ``keep_alive`` that is not less than the streams' ``replay_age``.
     """
     for given, seconds in (
         ("keep_alive", keep_alive),

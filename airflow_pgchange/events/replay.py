@@ -16,7 +16,7 @@ def rewind(conninfo: str, group: str, since: datetime, wait: float | None = 0) -
     """Let a group read again all that was dispatched to it since a time; one that has not come so far stays where it is.
 
     For groups that are read by handlers or by ``read_next_events``. Raises ConsumerBusy while somebody holds the group
-    for longer than ``wait`` seconds, UnknownConsumer.
+    for longer than ``wait`` seconds, UnknownConsumer, InvalidArgument for a time without a zone.
     """
     with held(conninfo, group, wait, lambda: False) as reading:
         reading.go_back(event_id(_checked(since), 0))
@@ -28,7 +28,9 @@ def replay(
     """Publish the events since a time that fit a subscription once more, for it alone; returns how many.
 
     In their order, at most ``max_events``, all or none. They are new events: of the same topic and payload, and with the
-    id of the old one as ``replay_of`` in their metadata.
+    id of the old one as ``replay_of`` in their metadata. So the role needs ``pgmb.grant_publisher`` beside
+    ``pgmb.grant_consumer``. Raises UnknownConsumer where the group has no such subscription, InvalidArgument for a time
+    without a zone or no number of events.
     """
     query = (
         "insert into pgmb.events (topic, payload, metadata, subscription_id) "

@@ -30,7 +30,8 @@ class Selection:
 
     ``conditions`` is SQL over ``e``, the event, and ``s``, the subscription, whose ``params`` it may use: the fewer
     different conditions there are, the quicker is dispatching. It runs with the rights of the schema's owner. A
-    subscription that nobody uses for ``expiry``, at least a minute, is removed.
+    subscription that nobody uses for ``expiry``, at least a minute, is removed. Raises InvalidArgument for no conditions,
+    or another expiry.
     """
 
     conditions: str = "TRUE"
@@ -62,7 +63,8 @@ def topical(
 
     ``partition=(k, n)`` is part ``k`` of ``n``, counted from 0: the n parts together get every event, each once. Events
     are parted by the field ``by`` of their payloads, so that those of one value stay together and in order; an event
-    without it, or without ``by``, goes by its id. All conditions of this kind are known to every database.
+    without it, or without ``by``, goes by its id. All conditions of this kind are known to every database. Raises
+    InvalidArgument for no topic, and for a part that there is not.
     """
     names = sorted({topics} if isinstance(topics, str) else set(topics))
     if not names or not all(isinstance(name, str) and name and is_sendable(name) for name in names):
@@ -83,8 +85,9 @@ def topical(
 def subscribe(connection: psycopg.Connection[Any], group: str, selection: Selection | None = None) -> str:
     """Subscribe a group, which is made if it is not there, to events that are dispatched from now on.
 
-    Without a selection it gets all. Returns the subscription's id; the same twice is one subscription. Raises
-    InvalidArgument for a condition that PostgreSQL does not take.
+    Without a selection it gets all. Returns the subscription's id; the same conditions and params twice are one
+    subscription, which has the expiry of the last call. Raises Refused for a condition that PostgreSQL does not take,
+    PermissionDenied for a new one that this role may not add, InvalidArgument for what no group can be called.
     """
     query, values = subscribing(group, selection or Selection())
     return str(ask(connection, query, values))

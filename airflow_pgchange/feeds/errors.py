@@ -85,8 +85,9 @@ class SourceLostTail(PgChangeError):
 class SourceRestored(PgChangeError):
     """The source is a restored or upgraded copy, in which transaction ids mean something else.
 
-    Run ``select pubsub.rebase_after_restore()`` in the source, then ``airflow pgchange repair`` for consumers whose
-    watermark lives elsewhere.
+    The message says what to run in the source: ``select pubsub.rebase_after_restore()`` for a commit queue,
+    ``tube.rebase_after_restore('<tube>')``, as the owner of the pods, for a tube, ``mbus.rebase_after_restore()`` for
+    message queues; then ``airflow pgchange repair`` for consumers whose watermark lives elsewhere.
     """
 
 

@@ -27,10 +27,10 @@ class BatchOperator(DrainingOperator):
     after an error, or after a deadlock. Long work that writes early holds a transaction open, so read and
     compute first, write last. It is done when it returns: no ``async def``, no ``yield``.
 
-    Guarantee for commit queues: exactly once for results written through ``connection``, also where the
-    changes come from another PostgreSQL (``source_conn_id``; after a source that lost its latest
-    transactions, at least once from the mark, and it is said). At least once for results elsewhere, with
-    ``batch.id`` as the key: it is the same in every attempt.
+    Guarantee: exactly once for results written through ``connection``; of commit queues, the event log and the
+    topology also where the changes come from another PostgreSQL (``source_conn_id``; after a source that lost its
+    latest transactions, at least once from the mark, and it is said), of tubes and message queues at least once
+    then. At least once for results elsewhere, with ``batch.id`` as the key: it is the same in every attempt.
 
     :param process: the callable
     """

@@ -62,8 +62,11 @@ class PublishEventsOperator(BaseOperator):
 
 
 class SubscribeOperator(BaseOperator):
-    """Subscribes a group to events that are dispatched from now on. Doing it twice does nothing; other topics, or another
-    selection, are another subscription beside the first.
+    """Subscribes a group to events that are dispatched from now on. Doing it twice only sets the expiry that is given
+    last; other topics, or another selection, are another subscription beside the first.
+
+    Raises InvalidArgument for both or neither of topics and selection, Refused for a condition that PostgreSQL does not
+    take, PermissionDenied for a new one that the role may not add.
 
     :param group: the group, which is made if it is not there (templated)
     :param topics: the topics that it gets (templated)
@@ -170,6 +173,10 @@ class ReplayEventsOperator(BaseOperator):
     subscribed: as new events behind all others, with ``replay_of`` in their metadata. Without it the group's cursor goes
     back, so that all its handlers get again what was dispatched to the group. Guarantee: at least once; a task that is
     tried again after it had committed replays again.
+
+    With ``subscription_id`` the role needs ``pgmb.grant_publisher`` beside ``pgmb.grant_consumer``, as it publishes.
+    Raises UnknownConsumer for a group or a subscription that is not there, ConsumerBusy while somebody holds the group
+    for longer than ``wait_for``, InvalidArgument for what is no time.
 
     :param group: the group (templated)
     :param since: the time, with a zone, or its ISO 8601 text (templated)

@@ -26,6 +26,9 @@ class EventHandlersOperator(BaseOperator):
     the others at most once where none of the group is reliable, see EventHandlers. What a handler gives up after its last
     try is a dead letter. A task that is killed finishes the calls that run and stores how far it came.
 
+    Raises HandlerFailed where a handler with ``retries=None`` fails, Stopped when the task is killed, ConsumerBusy while
+    another holds the group, UnknownConsumer where there is none, DispatchEnded where a condition does not end.
+
     :param group: the group (templated)
     :param handlers: its handlers
     :param until: ``empty``: until nothing is ready, retries in the future left for a later run; or so many seconds

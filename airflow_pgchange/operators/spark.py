@@ -42,10 +42,10 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
     nothing else. When the connection is lost, or this task ends, the job ends too; one that lived on could
     write to its own staging only.
 
-    Guarantee for commit queues: exactly once for results that the application merges, also where the changes
-    come from another PostgreSQL (``source_conn_id``; after a source that lost its latest transactions, at
-    least once from the mark, and it is said). At least once for results that it writes elsewhere, with the
-    batch's id as the key.
+    Guarantee: exactly once for results that the application merges; of commit queues, the event log and the
+    topology also where the changes come from another PostgreSQL (``source_conn_id``; after a source that lost
+    its latest transactions, at least once from the mark, and it is said), of tubes and message queues at least
+    once then. At least once for results that it writes elsewhere, with the batch's id as the key.
 
     Takes the arguments of SparkSubmitOperator too. Client mode only: the driver runs beside this task, on a
     local master or on a cluster. Our package goes along as a zip; the executors' Python needs what

@@ -79,10 +79,11 @@ class TubeTouchOperator(BaseOperator):
     """Touches the ids that a query returns: a fan-out, such as all flights of a carrier that was renamed.
 
     The query is SQL that runs with the rights of the connection: let only its owner write it. Touched once a run: a
-    run that is tried again touches again, which does no harm.
+    run that is tried again touches again, which does no harm. Raises what ``airflow_pgchange.tubes.touch`` does, and
+    InvalidArgument without a shard.
 
     :param tube: the tube, or several, in a list or with commas between (templated)
-    :param query: a query with one column, the ids (templated)
+    :param query: a query whose first column is the ids (templated)
     :param shard: the shard that the ids are of (templated)
     :param op: I, U, D, T, or B for a backfill's lower priority
     """

@@ -63,6 +63,9 @@ class TubeBackfillOperator(_Backfilling):
     which is one transaction a table. Tables side by side: map this operator over them. A table whose last backfill the
     workers have not worked off is refused.
 
+    Raises InvalidArgument for no tables and for numbers that are none, Refused, ConsumerBusy where who was writing a
+    table does not end within ``timeout``, Stopped when the task is killed or somebody cancels the backfill.
+
     :param tube: the tube (templated)
     :param tables: the attached tables: a list, or a text with commas between; ``schema.table``, in which a part in double
         quotes may hold anything (templated)
@@ -156,7 +159,9 @@ class TubeGarbageCollectOperator(_Backfilling):
 
     What the downstream names is touched, so the worker reads it anew and deletes what is gone. Exactly once: touches and
     the end of the control pod are one transaction. A control pod that can never be worked off is taken away, with a line
-    in the log and a row in ``tube.fault``; one that fails for now fails the task when all others are done.
+    in the log and a row in ``tube.fault``; one that fails for now fails the task when all others are done: the first such
+    error is raised. Raises ConsumerBusy while the worker is at work for longer than ``wait_for``, Stopped when the task
+    is killed.
 
     :param feed: the worker's feed, or its JSON (templated)
     :param downstream: the table that is a copy, as ``schema.table``, in which ``{tube}`` and ``{table}`` stand for the

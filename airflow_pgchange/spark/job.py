@@ -140,7 +140,8 @@ class Job:
         be read exactly; ``columns`` leaves it out. Raises PermissionDenied where row security hides rows.
 
         Of an ``Attached`` the key and the shard are known, and a row for which the tube's predicate does not hold counts
-        as gone; one for which it fails does not. The predicate then runs with the rights of the source's connection.
+        as gone; one for which it fails does not. The predicate runs with the rights of the table's owner, who grants the
+        source's role ``execute`` on it.
         """
         chosen = None if columns is None else tuple(columns)
         return self._frame(_wanted(table, key, shard, columns=chosen))

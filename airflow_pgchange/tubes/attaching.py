@@ -45,10 +45,11 @@ def attach(
 def touch(
     connection: psycopg.Connection[Any], tubes: Sequence[str], query: str, shard: int, op: str = "T"
 ) -> None:
-    """Touch the ids that ``query`` returns, one column, in each of the tubes; in the order in which they come.
+    """Touch the ids that ``query`` returns as its first column, in each of the tubes; in the order in which they come.
 
     The query is SQL that runs with the rights of this connection. ``op``: I, U, D, T, or B for a backfill. Raises
-    InvalidArgument where there is no tube, or one whose name has a comma in it.
+    InvalidArgument where no tube is named, or one whose name has a comma in it, and where there is no query;
+    UnknownConsumer for a tube that is not there, Refused for another op, and psycopg's own error where the query fails.
     """
     if not tubes or not all(tubes):
         raise InvalidArgument("name the tube to touch, or several")

@@ -53,9 +53,13 @@ def backfill(
 
     One that was begun and not finished goes on where it stopped, with the ``chunk_size`` that it was begun with. Before
     its first chunk it waits up to ``timeout`` seconds for who was writing the table; between two chunks it rests for
-    ``pause`` seconds; while a person has paused it, it waits. ``told`` hears of each chunk. Raises Stopped, also where
-    somebody cancelled it: what was touched stays touched. The connection must be in autocommit; its session may be idle
-    as long as it likes from here on.
+    ``pause`` seconds; while a person has paused it, it waits. ``told`` hears of each chunk. The connection must be in
+    autocommit; its session may be idle as long as it likes from here on.
+
+    Raises Stopped, also where somebody cancelled it: what was touched stays touched. Refused where the table is not
+    attached, its last backfill is not worked off, or the column or the chunk will not do, and where it failed meanwhile;
+    ConsumerBusy where who was writing the table does not end within ``timeout``; UnknownConsumer for a tube that is not
+    there; InvalidArgument for a pause that is no time; and for a table that is not there psycopg's own UndefinedTable.
     """
     if not math.isfinite(pause) or pause < 0:
         raise InvalidArgument(f"pause must be a number of seconds from 0 on, and is {pause}")

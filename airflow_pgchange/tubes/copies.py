@@ -27,7 +27,8 @@ class TableDownstream:
 
     In ``table`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the source table, without its schema.
     ``key`` is the copy's column of ids, by default called as the source's. ``shard_column`` is used where a copy is of
-    several tables' rows, as ``Job.mirror`` keeps them. The predicate runs with the rights of the source's connection.
+    several tables' rows, as ``Job.mirror`` keeps them. The predicate runs with the rights of the source table's owner,
+    who grants the source's role ``execute`` on it.
 
     Raises Refused for control pods that it can do nothing about: of a table that is not attached, or has no copy, and
     users' own. Raises InvalidArgument where two tables' rows in a copy cannot be told apart, PermissionDenied where row

@@ -34,9 +34,6 @@ def guide(db, connect):
 
 
 def test_a_batch_is_summed_once_and_in_a_dag_and_in_spark(guide, db, connect, monkeypatch):
-    connection = connect()
-    connection.execute('create table public.large_order ("order" bigint primary key, cents bigint)')
-
     @contextmanager
     def batch_job():
         with batch_of(EventFeed("large"), db) as job:
@@ -44,8 +41,9 @@ def test_a_batch_is_summed_once_and_in_a_dag_and_in_spark(guide, db, connect, mo
 
     monkeypatch.setattr("airflow_pgchange.spark.job.batch_job", batch_job)
     guide.run("Read exactly once")
+    connection = connect()
     paid, refunded = sum(range(1, 201)) * 100 + 500, 100
-    assert connection.execute("select * from balance order by 1").fetchall() == [
+    assert connection.execute("select * from turnover order by 1").fetchall() == [
         ("order.paid", paid),
         ("order.refunded", refunded),
     ]

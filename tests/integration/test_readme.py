@@ -6,9 +6,7 @@ import re
 
 import pytest
 
-from airflow_pgchange.feeds import TubeFeed
 from tests.readme import ROOT, blocks
-from tests.spark_session import batch_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -33,17 +31,6 @@ def test_your_own_table_in_ten_minutes(db, connect):
     assert balances == [("ann", 70), ("bob", 50)]
     answers = [connection.execute(s) for s in by_hand.split(";") if re.sub("--.*", "", s).strip()]
     assert len(answers[2].fetchall()) == 3
-
-
-def test_a_copy_of_a_table_follows_what_touches_its_tube(db, connect):
-    connection = connect()
-    for statement in blocks("sql", "docs/tubes.md")[0].split(";"):
-        if statement.strip():
-            connection.execute(statement)
-    connection.execute("insert into public.customer values (1, 'ann'), (2, 'bob')")
-    with batch_of(TubeFeed("copies"), db) as job:
-        job.merge(job.rows("public.customer", key="id"), into="copies.customer", key="id", mode="mirror")
-    assert connection.execute("select * from copies.customer").fetchall() == [(1, "ann"), (2, "bob")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
