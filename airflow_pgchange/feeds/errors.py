@@ -202,7 +202,8 @@ ADVICE: dict[type[PgChangeError], str] = {
         "`tube.grant_keeper('<role>')` for who makes them; for events `pgmb.grant_publisher('<role>')`, and in its place "
         "`grant_subscriber`, `grant_consumer` or "
         "`grant_keeper`; for a topology `topology.grant_reader('<role>')`, and in its place `grant_consumer`, "
-        "`grant_operator` or `grant_keeper`"
+        "`grant_operator` or `grant_keeper`; on tables of your own their owner grants, `usage` on their schema too; "
+        "the guide to roles says who needs what"
     ),
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import MergeRefused, PermissionDenied, translated
+from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, PermissionDenied, translated
 from airflow_pgchange.feeds.staging import RESERVED, Mode
 from airflow_pgchange.feeds.tables import table_identifier
 
@@ -104,6 +104,14 @@ class Target:
     @property
     def identifier(self) -> sql.Identifier:
         return table_identifier(self.name)
+
+    def check_shards(self, shard: str, key: str) -> None:
+        """Raises InvalidArgument for a copy of several tables' rows that has nothing to tell them apart by."""
+        if shard not in self.columns:
+            raise InvalidArgument(
+                f"{self.name} is of several tables' rows and has no column {shard} to tell them apart: add it, not null, "
+                f"by default the shard of the rows that are there, and make ({shard}, {key}) the key"
+            )
 
     def is_of_shards(self, shard: str, key: str) -> bool:
         """Whether its key is (shard, id): it is of several tables' rows, or was before the others were dropped."""

@@ -82,11 +82,8 @@ class TableDownstream:
     def _check(self, copy: Target, key: str, is_shared: bool) -> None:
         if key not in copy.columns:
             raise InvalidArgument(f"{copy.name} has no column {key}: say what its column of ids is called")
-        if is_shared and self.shard_column not in copy.columns:
-            raise InvalidArgument(
-                f"{copy.name} is of several tables' rows and has no column {self.shard_column} to tell them apart: "
-                f"add it, with ({self.shard_column}, {key}) as the key"
-            )
+        if is_shared:
+            copy.check_shards(self.shard_column, key)
 
     def _held(
         self, results: psycopg.Connection[Any], copy: str, key: str, shard: int | None

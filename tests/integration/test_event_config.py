@@ -89,7 +89,7 @@ def test_a_size_of_chunks_that_is_none_is_refused(connect, value):
 def test_pg_cron_is_refused_with_what_to_schedule_instead(connect):
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="pg_cron is not used here") as refused:
         configure(connect(), use_pg_cron="true")
-    assert "airflow pgchange maintain" in refused.value.diag.message_hint
+    assert "pgchange_maintenance" in refused.value.diag.message_hint
     assert "pgmb.maintain_events_table()" in refused.value.diag.message_hint
 
 

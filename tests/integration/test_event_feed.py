@@ -410,13 +410,11 @@ def test_a_dropped_group_is_forgotten(connect):
         assert one(connection, f"select count(*) from pgmb.{table}") == 0
 
 
-def test_a_claim_that_could_not_dispatch_says_so_instead_of_finding_nothing(db, connect):
+def test_a_claim_that_could_not_dispatch_says_so_instead_of_finding_nothing(connect):
     connection = connect()
     subscribe(connection)
     publish(connection, "a")
-    stricter = make_conninfo(db, options="-c default_transaction_isolation=repeatable\\ read")
-    with (
-        pytest.raises(TransactionNotClean, match="read committed"),
-        ConsumerTransaction(EventFeed("g"), stricter) as consumer,
-    ):
-        consumer.claim(10)
+    connection.execute("set default_transaction_isolation = 'repeatable read'")
+    with pytest.raises(psycopg.Error, match="read committed") as refused:
+        claim(connection)
+    assert refused.value.sqlstate == "PC007"
