@@ -52,8 +52,8 @@ class EventHandlers:
     Guarantee: a reliable handler gets each event at least once; one that was not finished when a run ended, or whose
     cursor could not be stored, comes again, to all handlers of the group. Others get it at most once where no handler of
     the group is reliable.
-    Needs a session of its own: no pooler in transaction mode. Up to ``read_ahead`` batches and one of ``chunk_size`` events
-    are in memory. Raises InvalidArgument for what cannot be meant.
+    Needs a session of its own: no pooler in transaction mode. Up to ``read_ahead`` batches and one of ``chunk_size``
+    events are in memory. Raises InvalidArgument for what cannot be meant.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class EventHandlers:
     def run(self, until: Literal["empty"] | float | None = None) -> Handled:
         """Handle events until none is ready, for so many seconds, or until ``stop``.
 
-        What was read is finished; ``stop`` finishes only the calls that run. Raises UnknownConsumer where there is no such
-        group, ConsumerBusy where somebody else holds it, DispatchEnded, ConnectionLost, and HandlerFailed; in every case
+        What was read is finished; ``stop`` finishes only the calls that run. Raises UnknownConsumer where there is no
+        such group, ConsumerBusy where somebody else holds it, DispatchEnded, ConnectionLost, and HandlerFailed; in every case
         nothing runs on but calls past their timeout, and what was not finished comes again.
         """
         with held(self._conninfo, self.group, self._wait, self._stopped.is_set) as group:
