@@ -89,8 +89,8 @@ class EventHandlers:
         """Handle events until none is ready, for so many seconds, or until ``stop``.
 
         What was read is finished; ``stop`` finishes only the calls that run. Raises UnknownConsumer where there is no
-        such group, ConsumerBusy where somebody else holds it, DispatchEnded, ConnectionLost, and HandlerFailed; in every case
-        nothing runs on but calls past their timeout, and what was not finished comes again.
+        such group, ConsumerBusy where somebody else holds it, DispatchEnded, ConnectionLost, and HandlerFailed; in every
+        case nothing runs on but calls past their timeout, and what was not finished comes again.
         """
         with held(self._conninfo, self.group, self._wait, self._stopped.is_set) as group:
             # Each run has its own: a call that outlives a run that was interrupted is nothing to the next.
