@@ -80,8 +80,9 @@ def present(connection: psycopg.Connection[Any]) -> list[str]:
 def installed(connection: psycopg.Connection[Any]) -> list[Installed]:
     """What this database holds, in the order of ``SYSTEMS``; nothing for a system that is not there."""
     found = []
+    held = present(connection)
     for system in SYSTEMS:
-        if not _present(connection, system):
+        if system.folder not in held:
             continue
         query = sql.SQL("select version, checksum from {} order by version desc, installed_at desc limit 1")
         for version, known in rows(connection, query.format(sql.Identifier(system.schema, "installed"))):

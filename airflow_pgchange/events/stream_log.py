@@ -10,11 +10,12 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from airflow_pgchange.events.event import MICROSECOND, id_of_microsecond
 from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.subscriptions import Selection, subscribing
-from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.connect import connect_async, lasting
 from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable, translated
 from airflow_pgchange.feeds.event import EPOCH
 
@@ -22,11 +23,6 @@ ANSWER_WITHIN = 30.0
 """Seconds after which a database that does not answer is away."""
 SLICES = 4
 """Slices of dispatched events, of at most 280 events each, that are read at once."""
-# Each statement is a transaction. Behind a pooler the session is not ours: nothing is set.
-READ_COMMITTED = """
-    select pg_catalog.set_config('default_transaction_isolation', 'read committed', false)
-    where pg_catalog.pg_backend_pid() = %s
-"""
 CLOCK = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint"
 # PostgreSQL writes the JSON that clients get: nothing is parsed here.
 SHOWN = "jsonb_build_object('id', x.id, 'topic', x.topic, 'payload', x.payload, 'metadata', x.metadata)::text as data"
@@ -81,7 +77,7 @@ class StreamLog:
 
     async def connect(self) -> None:
         self._connection = await connect_async(self._conninfo, primary=True)
-        await self._rows(READ_COMMITTED, [self._connection.info.backend_pid])
+        await self._rows(lasting(self._connection.info))
 
     async def disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -167,7 +163,7 @@ class StreamLog:
     def _between(self, subscription_id: str, last: Place, upto: Place) -> list[Any]:
         return [self._group, subscription_id, last.slice, upto.slice, last.slice, last.event]
 
-    async def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+    async def _rows(self, query: str | sql.Composed, values: Sequence[Any] = ()) -> list[Any]:
         if self._connection is None:
             raise ServerUnavailable("the database cannot be reached now: try again later")
         try:

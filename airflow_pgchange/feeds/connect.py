@@ -58,13 +58,18 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
 def keep_open(connection: psycopg.Connection[Any], **settings: str) -> None:
     """Let the session be idle as long as its work elsewhere takes, let each statement see what others have committed, and
     set what else is given. Behind a pooler it is not ours: nothing is set."""
+    with translated():
+        connection.execute(lasting(connection.info, **settings))
+
+
+def lasting(session: psycopg.ConnectionInfo, **settings: str) -> sql.Composed:
+    """What ``keep_open`` executes, for the event loop too."""
     each = [
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(name, value)
         for name, value in {**LASTING, **settings}.items()
     ]
     query = sql.SQL("select {} where pg_catalog.pg_backend_pid() = {}")
-    with translated():
-        connection.execute(query.format(sql.SQL(", ").join(each), connection.info.backend_pid))
+    return query.format(sql.SQL(", ").join(each), session.backend_pid)
 
 
 @contextmanager
