@@ -1,4 +1,4 @@
-"""Delays of every route, up to date seconds after a movement: each departure, arrival and cancellation is a commit."""
+"""Delays of every route, kept up to date: each departure, arrival and cancellation is a commit."""
 
 from pathlib import Path
 
