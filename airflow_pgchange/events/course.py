@@ -98,5 +98,6 @@ class Course:
         """By what the event is split off; one that has no key goes alone, and its call fails on that."""
         try:
             return self.handler.key_of(event)
-        except Exception:  # noqa: BLE001
+        # One that calls sys.exit() has failed like any other.
+        except (Exception, SystemExit):  # noqa: BLE001
             return ("no key", event.id)

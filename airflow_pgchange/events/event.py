@@ -48,13 +48,17 @@ class Event:
             raise InvalidArgument(
                 f"the metadata of an event {self.topic!r} are a mapping, not {self.metadata!r:.300}"
             )
-        if self.id is not None and not ID.fullmatch(self.id):
-            raise InvalidArgument(f"{self.id!r} is no id of an event: pm and 22 hexadecimal digits")
+        if not isinstance(self.subscription_id, str | None):
+            raise InvalidArgument(f"the id of a subscription is a text, not {self.subscription_id!r:.300}")
+        if self.id is not None and not (isinstance(self.id, str) and ID.fullmatch(self.id)):
+            raise InvalidArgument(f"{self.id!r:.300} is no id of an event: pm and 22 hexadecimal digits")
         if self.at is not None and self.id is not None:
             raise InvalidArgument(f"event {self.id} has a time in its id: give either at or id")
-        if self.at is not None and (self.at.tzinfo is None or not EPOCH <= self.at <= LATEST):
+        if self.at is not None and not (
+            isinstance(self.at, datetime) and self.at.tzinfo is not None and EPOCH <= self.at <= LATEST
+        ):
             raise InvalidArgument(
-                f"at must be a time with a zone, from {EPOCH:%Y} to {LATEST:%Y}, not {self.at.isoformat()}"
+                f"at must be a time with a zone, from {EPOCH:%Y} to {LATEST:%Y}, not {self.at!s:.300}"
             )
 
 

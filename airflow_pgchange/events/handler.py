@@ -55,7 +55,8 @@ class Handler:
     passes it, and the next run begins with its batch. Not reliable, a failure is logged, and nothing waits for it: each
     event comes at most once, but where its group has reliable ones too what those had not finished when a run ended
     early comes again. A ``def`` that runs past its timeout cannot be ended, only left to itself: give what it waits for
-    a timeout too, or look at ``delivery.cancelled``.
+    a timeout too, or look at ``delivery.cancelled``. Each call of an ``async def`` has an event loop of its own: what is
+    bound to one, such as a client or an ``asyncio.Lock``, is made within the call.
 
     ``key`` splits a batch: events for which ``key(event)`` is the same come in one call, in order, others in parallel
     on ``threads`` threads; of an event for which ``key`` fails the call fails. ``subscriptions`` are the ids of those

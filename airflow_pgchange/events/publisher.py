@@ -20,6 +20,7 @@ from airflow_pgchange.events.publish import copy_rows, insert_if_absent, with_id
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import (
+    ConsumerBusy,
     InvalidArgument,
     NotPublished,
     PublisherFull,
@@ -32,8 +33,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries to reach a server that is away."""
 CLOSE_WITHIN = 30.0
 """Seconds that a program waits at its end for what was put."""
-PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, ServerUnavailable)
-"""What another try may mend: a server that is away, stops, or has become a standby; a deadlock."""
+PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, ServerUnavailable, ConsumerBusy)
+"""What another try may mend: a server that is away, stops, or has become a standby; a deadlock; a lock that lasts for
+longer than ``lock_timeout``."""
 
 
 @dataclass(frozen=True)

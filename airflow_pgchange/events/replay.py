@@ -10,14 +10,17 @@ import psycopg
 from airflow_pgchange.events.event import event_id
 from airflow_pgchange.events.group import held
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
+from airflow_pgchange.feeds.event import check_group_name
 
 
 def rewind(conninfo: str, group: str, since: datetime, wait: float | None = 0) -> None:
     """Let a group read again all that was dispatched to it since a time; one that has not come so far stays where it is.
 
     For groups that are read by handlers or by ``read_next_events``. Raises ConsumerBusy while somebody holds the group
-    for longer than ``wait`` seconds, UnknownConsumer, InvalidArgument for a time without a zone.
+    for longer than ``wait`` seconds, UnknownConsumer, InvalidArgument for a time without a zone and for what no group
+    can be called.
     """
+    check_group_name(group)
     with held(conninfo, group, wait, lambda: False) as reading:
         reading.go_back(event_id(_checked(since), 0))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, LiteralString
@@ -39,21 +39,23 @@ class Selection:
     expiry: timedelta | None = None
 
     def __post_init__(self) -> None:
-        if not self.conditions.strip():
+        if not isinstance(self.conditions, str) or not self.conditions.strip():
             raise InvalidArgument("conditions is SQL that says yes or no of an event: TRUE for every event")
         if not isinstance(self.params, Mapping):
             raise InvalidArgument(
                 f"params is a mapping, which conditions find as s.params, not {self.params!r:.300}"
             )
         _check_json(self.params)
-        if self.expiry is not None and not LEAST_EXPIRY <= self.expiry <= LONGEST_EXPIRY:
+        if self.expiry is not None and not (
+            isinstance(self.expiry, timedelta) and LEAST_EXPIRY <= self.expiry <= LONGEST_EXPIRY
+        ):
             raise InvalidArgument(
-                f"expiry must be at least a minute and at most 1000 years, and is {self.expiry}: None is never"
+                f"expiry must be a timedelta from a minute to 1000 years, and is {self.expiry!r:.300}: None is never"
             )
 
 
 def topical(
-    topics: Sequence[str] | str,
+    topics: Collection[str] | str,
     *,
     partition: tuple[int, int] | None = None,
     by: str | None = None,
@@ -66,19 +68,30 @@ def topical(
     without it, or without ``by``, goes by its id. All conditions of this kind are known to every database. Raises
     InvalidArgument for no topic, and for a part that there is not.
     """
-    names = sorted({topics} if isinstance(topics, str) else set(topics))
-    if not names or not all(isinstance(name, str) and name and is_sendable(name) for name in names):
-        raise InvalidArgument(f"name at least one topic, not {topics!r}")
+    given = [topics] if isinstance(topics, str) else topics
+    if not (
+        isinstance(given, Collection)
+        and given
+        and all(isinstance(name, str) and name and is_sendable(name) for name in given)
+    ):
+        raise InvalidArgument(f"name at least one topic, not {topics!r:.300}")
+    params: dict[str, Any] = {"topics": sorted(set(given))}
     if partition is None:
         if by is not None:
             raise InvalidArgument("by says how events are parted: say which part with partition=(k, n)")
-        return Selection(TOPICAL, {"topics": names}, expiry)
-    k, n = partition
-    if not (isinstance(n, int) and 0 <= k < n < 2**31):
-        raise InvalidArgument(
-            f"partition {k} of {n}: they are counted from 0 to the number of them, less one"
-        )
-    params = {"topics": names, "partition": k, "partitions": n, **({} if by is None else {"by": by})}
+        return Selection(TOPICAL, params, expiry)
+    match partition:
+        # A bool is an int that nobody counts with.
+        case (int() as k, int() as n) if bool not in (type(k), type(n)) and 0 <= k < n < 2**31:
+            params |= {"partition": k, "partitions": n}
+        case _:
+            raise InvalidArgument(
+                f"partition is (k, n), with k from 0 to n less one, and not {partition!r:.300}"
+            )
+    if by is not None:
+        if not isinstance(by, str):
+            raise InvalidArgument(f"by is the name of a field, not {by!r:.300}")
+        params["by"] = by
     return Selection(PARTITIONED, params, expiry)
 
 
@@ -96,6 +109,10 @@ def subscribe(connection: psycopg.Connection[Any], group: str, selection: Select
 def subscribing(group: str, selection: Selection) -> tuple[LiteralString, list[Any]]:
     """The statement that subscribes a group and returns the subscription's id and since when it is, and its values."""
     check_group_name(group)
+    if not isinstance(selection, Selection):
+        raise InvalidArgument(
+            f"a subscription is by a Selection, or by topical(...), not by {selection!r:.300}"
+        )
     query: LiteralString = (
         "insert into pgmb.subscriptions (group_id, conditions_sql, params, expiry_interval) values (%s, %s, %s, %s) "
         "on conflict (identity) do update set last_active_at = now(), expiry_interval = excluded.expiry_interval "

@@ -156,7 +156,7 @@ class Webhook:
             headers["content-encoding"] = "gzip"
         headers["content-length"] = str(len(content))
         context = self._tls if self.url.scheme == "https" else None
-        target = self.url.path + (f"?{self.url.query}" if self.url.query else "")
+        target = (self.url.path or "/") + (f"?{self.url.query}" if self.url.query else "")
         async with (
             httpcore.AsyncConnectionPool(context, network_backend=CheckedNetwork(self.allowed)) as pool,
             pool.stream(
@@ -165,7 +165,7 @@ class Webhook:
                     scheme=self.url.scheme,
                     host=str(self.url.hostname),
                     port=self.url.port,
-                    target=target or "/",
+                    target=target,
                 ),
                 headers=[(name.encode(), value.encode()) for name, value in headers.items()],
                 content=content,
@@ -230,7 +230,13 @@ def _checked_url(name: str, url: str) -> SplitResult:
     """Raises InvalidArgument without showing the URL, which may have a secret in it."""
     try:
         parts = urlsplit(url)
-        fit = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isascii()
+        fit = (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.hostname.encode("idna")
+            and parts.port != 0
+            and url.isascii()
+        )
     except ValueError:
         fit = False
     if not fit or re.search(r"[\s\x00-\x1f\x7f]", url):

@@ -69,7 +69,7 @@ class SubscribeOperator(BaseOperator):
     take, PermissionDenied for a new one that the role may not add.
 
     :param group: the group, which is made if it is not there (templated)
-    :param topics: the topics that it gets (templated)
+    :param topics: the topics that it gets, one or a list of them, or the JSON of a list (templated)
     :param partition: ``(k, n)``: only part k of n, counted from 0; the n parts together get every event
     :param by: the field of the payload by which events are parted; default: their ids
     :param selection: instead of topics: any SQL over event and subscription, which runs with the rights of the owner
@@ -107,7 +107,7 @@ class SubscribeOperator(BaseOperator):
         """Returns the id of the subscription."""
         chosen = self.selection
         if chosen is None:
-            chosen = topical(self.topics or (), partition=self.partition, by=self.by, expiry=self.expiry)
+            chosen = topical(_topics(self.topics), partition=self.partition, by=self.by, expiry=self.expiry)
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             made = subscribe(connection, self.group, chosen)
         self.log.info("group %s has subscription %s", self.group, made)
@@ -226,9 +226,21 @@ class ReplayEventsOperator(BaseOperator):
 def _time(name: str, value: datetime | str) -> datetime:
     try:
         return value if isinstance(value, datetime) else datetime.fromisoformat(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"{name}: {value!r} is no time: write it as 2026-01-31T12:00:00+00:00"
+            f"{name}: {value!r:.300} is no time: write it as 2026-01-31T12:00:00+00:00"
+        ) from error
+
+
+def _topics(given: Any) -> Any:
+    """A template's list arrives as text; a topic in its place would get nothing, and say nothing."""
+    if not isinstance(given, str) or not given.startswith("["):
+        return given
+    try:
+        return json.loads(given)
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(
+            f"topics: {given!r:.300} is no JSON of a list: put | tojson behind what the template gives"
         ) from error
 
 
@@ -259,12 +271,14 @@ def _is_list(given: Any) -> bool:
 
 
 def _event(given: Mapping[str, Any]) -> Event:
-    unknown = sorted(set(given) - set(GIVEN))
+    unknown = sorted(str(name) for name in set(given) - set(GIVEN))
     if unknown or "topic" not in given:
         raise InvalidArgument(
             f"an event has {', '.join(GIVEN)}, topic at least, and not {', '.join(unknown) or 'no topic'}"
         )
-    values = {name: value for name, value in given.items() if value not in (None, "") or name == "payload"}
+    values = {
+        name: given[name] for name in given if given[name] not in (None, "") or name in ("topic", "payload")
+    }
     if "at" in values:
         values["at"] = _time("at", values["at"])
     return Event(**values)

@@ -107,7 +107,16 @@ def test_what_is_no_list_of_events_is_refused(conn_id: str, wrong: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"payload": 1}, {"topic": "a", "colour": "red"}, {"topic": "a", "at": "soon"}]
+    "wrong",
+    [
+        {"payload": 1},
+        {"topic": ""},
+        {"topic": None},
+        {"topic": "a", "colour": "red"},
+        {"topic": "a", 1: 2},
+        {"topic": "a", "at": "soon"},
+        {"topic": "a", "at": 1700000000},
+    ],
 )
 def test_what_is_no_event_is_refused_and_nothing_is_published(
     conn_id: str, log: psycopg.Connection[Any], wrong: dict[str, Any]
@@ -124,6 +133,23 @@ def test_a_group_is_subscribed_once_however_often_the_task_runs(
     assert run(task) == run(task)
     publish(log, [Event("a", {"n": 1}), Event("c", {"n": 2})])
     assert numbers(log) == [1]
+
+
+def test_topics_may_be_a_templates_json(conn_id: str, log: psycopg.Connection[Any]) -> None:
+    run(SubscribeOperator(task_id="s", group="g", topics='["a", "b"]', postgres_conn_id=conn_id))
+    publish(log, [Event("a", {"n": 1}), Event("b", {"n": 2})])
+    assert numbers(log) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"topics": "['a', 'b']"}, {"topics": "[]"}, {"topics": "[1]"}, {"selection": "TRUE"}], ids=str
+)
+def test_what_says_no_events_is_refused_and_nobody_is_subscribed(
+    conn_id: str, log: psycopg.Connection[Any], wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgument):
+        run(SubscribeOperator(task_id="s", group="g", postgres_conn_id=conn_id, **wrong))
+    assert log.execute("select count(*) from pgmb.subscriptions").fetchone() == (0,)
 
 
 def test_a_group_is_subscribed_by_any_sql(conn_id: str, log: psycopg.Connection[Any]) -> None:
@@ -284,7 +310,7 @@ def test_a_subscription_alone_gets_again_what_was_published_before_it_came(
 
 def test_a_time_without_a_zone_is_refused(conn_id: str, log: psycopg.Connection[Any]) -> None:
     subscribe(log, "g")
-    for since in ("2026-01-01T00:00:00", "yesterday"):
+    for since in ("2026-01-01T00:00:00", "yesterday", None, 5):
         with pytest.raises(InvalidArgument, match="since"):
             run(ReplayEventsOperator(task_id="r", group="g", since=since, postgres_conn_id=conn_id))
 

@@ -17,8 +17,10 @@ from airflow_pgchange.events import publisher as publisher_module
 from airflow_pgchange.events.event import event_id
 from airflow_pgchange.events.publish import with_ids
 from airflow_pgchange.feeds.errors import InvalidArgument, NotPublished, PublisherFull
+from airflow_pgchange.feeds.waiting import succeeds
 
 HOUR = timedelta(hours=1)
+SECONDS = 30
 POISON = {"word": "\0"}
 """JSON, but nothing that PostgreSQL can hold."""
 
@@ -230,6 +232,18 @@ def test_an_event_that_no_connection_can_send_holds_no_other_up(db, connect, uns
     assert raised.value.events[0].topic == unsendable.topic
     publisher.close(timeout=5)
     assert stored(connect()) == [1, 2]
+
+
+@pytest.mark.parametrize("timeout", ["statement_timeout", "lock_timeout"])
+def test_who_locks_the_log_for_longer_than_a_timeout_costs_no_event(db, connect, caplog, timeout):
+    locking = connect()
+    publisher = Publisher(make_conninfo(db, options=f"-c {timeout}=50"), flush_after=0.01)
+    with locking.transaction():
+        locking.execute("lock table pgmb.events in access exclusive mode")
+        publisher.put(Event("t", {"n": 1}))
+        assert succeeds(lambda: "1 events wait to be published" in caplog.text, SECONDS)
+    publisher.close(timeout=10)
+    assert stored(connect()) == [1]
 
 
 def test_an_error_that_nobody_thought_of_leaves_the_publisher_at_work(db, connect, monkeypatch):

@@ -143,6 +143,12 @@ async def test_headers_path_and_query_arrive():
     assert request.headers["content-type"] == "application/json"
 
 
+async def test_a_url_with_a_query_and_no_path_is_one_of_the_root():
+    with receiving() as (port, requests):
+        await hook(port, path="?a=b").run(delivery(1))
+    assert [request.path for request in requests] == ["/?a=b"]
+
+
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "127.1"]
 )
@@ -258,6 +264,8 @@ async def test_a_wrong_secret_is_refused_and_not_shown(secret):
         "http://example.org/hidden\r\nx: y",
         "http://example.org/hidden path",
         "http://[hidden/",
+        "http://hidden..org/",
+        "http://" + 64 * "hidden" + ".org/",
     ],
 )
 def test_a_wrong_url_is_refused_and_not_shown(url):

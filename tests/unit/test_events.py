@@ -10,6 +10,7 @@ import pytest
 
 from airflow_pgchange.events import Delivery, Event, EventHandlers, Handler, Selection, topical
 from airflow_pgchange.events.event import LATEST, event_id, row_of
+from airflow_pgchange.events.replay import rewind
 from airflow_pgchange.feeds import EventFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
 
@@ -54,7 +55,10 @@ def test_a_payload_that_changes_later_changes_nothing() -> None:
         ({"topic": "t", "at": datetime(2026, 1, 1)}, "with a zone"),
         ({"topic": "t", "at": datetime(1969, 1, 1, tzinfo=UTC)}, "from 1970"),
         ({"topic": "t", "at": datetime(2200, 1, 1, tzinfo=UTC)}, "from 1970"),
+        ({"topic": "t", "at": 1700000000}, "with a zone"),
         ({"topic": "t", "id": "pm1"}, "no id of an event"),
+        ({"topic": "t", "id": 5}, "no id of an event"),
+        ({"topic": "t", "subscription_id": 5}, "id of a subscription"),
         ({"topic": "t", "id": event_id(NOON, 0), "at": NOON}, "either at or id"),
     ],
 )
@@ -79,7 +83,17 @@ def test_what_is_no_json_is_refused_by_name(what: str, value: object) -> None:
         {"topics": "t", "partition": (3, 3)},
         {"topics": "t", "partition": (-1, 3)},
         {"topics": "t", "partition": (0, 0)},
+        {"topics": "t", "partition": "0"},
+        {"topics": "t", "partition": ("0", "4")},
+        {"topics": "t", "partition": (0,)},
+        {"topics": "t", "partition": (0.5, 4)},
+        {"topics": "t", "partition": (False, 4)},
+        {"topics": "t", "partition": (0, 4), "by": 5},
         {"topics": "t", "by": "customer"},
+        {"topics": 5},
+        {"topics": ["a", None]},
+        {"topics": "t", "expiry": 60},
+        {"topics": "t", "expiry": "1 day"},
         {"topics": "t", "expiry": timedelta()},
         {"topics": "t", "expiry": timedelta(seconds=59)},
         {"topics": "t", "expiry": timedelta.max},
@@ -116,9 +130,13 @@ def test_a_backslash_in_params_is_one() -> None:
     assert Selection("TRUE", {"a": "\\u0000"}).params == {"a": "\\u0000"}
 
 
-@pytest.mark.parametrize("name", ["a\0b", "\ud800", "", "x" * 49])
-def test_what_no_group_can_be_called_is_refused(name: str) -> None:
-    for make in (EventFeed, lambda group: EventHandlers(group, [Handler("h", print)], "")):
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "", "x" * 49, None])
+def test_what_no_group_can_be_called_is_refused(name: Any) -> None:
+    for make in (
+        EventFeed,
+        lambda group: EventHandlers(group, [Handler("h", print)], ""),
+        lambda group: rewind("", group, NOON),
+    ):
         with pytest.raises(InvalidArgument, match="the name of a group"):
             make(name)
 
