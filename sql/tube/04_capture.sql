@@ -215,7 +215,8 @@ end
 $$;
 comment on function tube.capture_body(tube.attachment, text) is
     'The body of a trigger function of one table: an update touches the ids before and after it, if the predicate holds for '
-    'either; a row for which the predicate fails is touched all the same, and counted in tube.fault.';
+    'either; a row for which the predicate fails is touched all the same, and counted in tube.fault. The op is B where the '
+    'application_name of the session has backfill in it.';
 
 create function tube.placed(attached tube.attachment, kind text) returns pg_proc
 language sql stable

@@ -63,7 +63,7 @@ begin
     if key.atttypid not in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype) then
         perform tube.refuse(
             format('column %I of %s is %s', id_column, tbl, format_type(key.atttypid, key.atttypmod)),
-            'ids are bigint or integer');
+            'ids are bigint, integer or smallint');
     end if;
     if key.attgenerated = 'v' then
         perform tube.refuse(

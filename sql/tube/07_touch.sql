@@ -11,7 +11,7 @@ begin
     return case when strpos(current_setting('application_name'), 'backfill') > 0 then 'B' else op end;
 end
 $$;
-comment on function tube.checked_op(text) is 'The kind of a touch; B for all that a backfill does.';
+comment on function tube.checked_op(text) is 'The kind of a touch; B where the application_name of the session has backfill in it.';
 
 create function tube.checked_chunk(chunk_size integer) returns integer
 language plpgsql immutable

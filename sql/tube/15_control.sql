@@ -80,8 +80,8 @@ set enable_bitmapscan = off
 as $$
 declare
     known tube.tube := tube.named(tube);
-    control record := tube.control_pod(known, workers, worker, seq);
 begin
+    perform tube.control_pod(known, workers, worker, seq);
     execute format(
         'delete from %s as l where l.ids = ''{}'' and %s = $1 and l.seq = $2', known.pods, tube.belongs('l.shard', workers))
     using worker, seq;

@@ -150,7 +150,7 @@ end
 $$;
 comment on function tube.attached_to(text, integer, integer) is
     'The tables in a worker''s shards: of each the shard, its schema and name, today''s name of the column of its ids, the '
-    'tube''s predicate; shared: whether another table that touches the tube, or did under another shard, has the same name, so '
+    'predicate that it is attached with; shared: whether another table that touches the tube, or did under another shard, has the same name, so '
     'that copies in one schema would be one; the twin that has both name and shard in common with it, or null; and the keeper, '
     'who owns the pods.';
 
