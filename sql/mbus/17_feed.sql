@@ -135,7 +135,8 @@ begin
             if mark.attempt >= max_attempts then
                 raise exception using errcode = 'PC010',
                     message = format('batch %s of queue:%s/%s has failed, at attempt %s', mark.batch ->> 'id', qname, c.name, mark.attempt),
-                    hint = 'mend what it fails on and raise max_attempts, or give it up: mbus.skip_batch()';
+                    hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip queue:%s/%s',
+                                  qname, c.name);
             end if;
             update mbus.batch as b set attempt = b.attempt + 1, slot = new_slot, claimed_at = clock_timestamp()
             where b.number = mark.number

@@ -177,7 +177,7 @@ declare
     id uuid;
 begin
     perform pgmb.check_position(gid, "position");
-    if max_changes < 1 then
+    if coalesce(max_changes < 1, true) then
         raise invalid_parameter_value using message = 'a batch has at least 1 change';
     end if;
     if pg_current_xact_id_if_assigned() is not null then
@@ -192,7 +192,7 @@ begin
     if mark.attempt >= max_attempts then
         raise exception using errcode = 'PC010',
             message = format('batch %s of group %I has failed, at attempt %s', mark.batch_id, gid, mark.attempt),
-            hint = 'mend what it fails on and raise max_attempts, or give it up: pgmb.skip_batch(...)';
+            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip events:%s', gid);
     end if;
     if mark.version is null then
         choice := pgmb.choose(gid, after, max_changes);

@@ -172,7 +172,7 @@ declare
     batch jsonb;
 begin
     perform pubsub.check_branch(branch_id);
-    if max_changes < 1 then
+    if coalesce(max_changes < 1, true) then
         raise invalid_parameter_value using message = 'a batch has at least 1 change';
     end if;
     if pg_current_xact_id_if_assigned() is not null then

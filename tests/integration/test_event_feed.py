@@ -282,7 +282,10 @@ def test_a_batch_that_failed_as_often_as_it_may_is_refused_and_can_be_skipped(db
     with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(100)
         raise ZeroDivisionError
-    with pytest.raises(BatchGivenUp, match=r"pgmb\.skip_batch"), ConsumerTransaction(FEED, db) as consumer:
+    with (
+        pytest.raises(BatchGivenUp, match="airflow pgchange skip events:g"),
+        ConsumerTransaction(FEED, db) as consumer,
+    ):
         consumer.claim(100, max_attempts=1)
     connection.execute("select pgmb.skip_batch('g', 'cannot be parsed')")
     assert one(connection, "select reason from dead_letter.list()") == "cannot be parsed"
