@@ -218,15 +218,13 @@ set lock_timeout = '50ms'
 as $$
 declare
     part regclass;
-    filled boolean;
     done text[] := '{}';
 begin
     -- The parent first, as every reader and writer does.
     execute format('lock table only %s in access exclusive mode', tbl);
     foreach part in array unwanted loop
         execute format('lock table %s in access exclusive mode', part);
-        execute format('select exists (select from %s)', part) into filled;
-        if not filled then
+        if pgmb.empty_ones(array[part]) <> '{}' then
             done := done || format('dropped the empty partition %s', part);
             execute format('drop table %s', part);
         end if;

@@ -92,4 +92,5 @@ alter table pgmb.push_fault enable row level security;
 create policy owned on pgmb.push_fault using (
     pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'));
 
+-- The first partitions, before anybody publishes.
 do $$ begin perform pgmb.maintain_events_table(); end $$;
