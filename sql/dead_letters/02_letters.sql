@@ -171,8 +171,7 @@ begin
     if not dead_letter.is_kept(letter) then
         raise insufficient_privilege using
             message = format('this role may see letter %s, and neither send it again nor drop it', letter),
-            hint = 'who may give up its consumer''s batches may: for the commit queue pubsub.grant_keeper(role), for a tube '
-                   'DELETE on its pods';
+            hint = 'who may give up its consumer''s batches may: the guide to roles says what that needs';
     end if;
 end
 $$;
