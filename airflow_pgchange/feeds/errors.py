@@ -111,7 +111,8 @@ class SchemaVersionMismatch(PgChangeError):
 
 class PermissionDenied(PgChangeError):
     """The role lacks a right. ``pubsub.grant_consumer``, ``revision.grant_tracker``, ``tube.grant_use``,
-    ``pgmb.grant_consumer``, ``topology.grant_reader`` and others like them give what each role needs."""
+    ``pgmb.grant_consumer``, ``mbus.grant_keeper``, ``topology.grant_reader`` and others like them give what each role
+    needs."""
 
 
 class ServerUnavailable(PgChangeError):
@@ -201,7 +202,9 @@ ADVICE: dict[type[PgChangeError], str] = {
         "ts) on a tube's pods for who touches and attaches, select and delete for who works them, "
         "`tube.grant_keeper('<role>')` for who makes them; for events `pgmb.grant_publisher('<role>')`, and in its place "
         "`grant_subscriber`, `grant_consumer` or "
-        "`grant_keeper`; for a topology `topology.grant_reader('<role>')`, and in its place `grant_consumer`, "
+        "`grant_keeper`; for message queues membership in `mbus_<db>_post_<queue>` or "
+        "`mbus_<db>_consume_<queue>_by_<consumer>`, and `mbus.grant_keeper('<role>')` for who keeps their dead letters; "
+        "for a topology `topology.grant_reader('<role>')`, and in its place `grant_consumer`, "
         "`grant_operator` or `grant_keeper`; on tables of your own their owner grants, `usage` on their schema too; "
         "the guide to roles says who needs what"
     ),
