@@ -30,15 +30,9 @@ def refuse_commit(feed: Feed, goal: Goal) -> None:
 
 def has_passed(
     results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, goal: Goal
-) -> tuple[bool, dict[str, Any]]:
-    """Whether the consumer has come to the goal, and the goal to ask with the next time, when it is cheaper."""
-    return look(results, source, feed, goal)[:2]
-
-
-def look(
-    results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed, goal: Goal
 ) -> tuple[bool, dict[str, Any], bool]:
-    """The same, and whether the consumer has begun."""
+    """Whether the consumer has come to the goal; the goal to ask with the next time, when it is cheaper; and whether the
+    consumer has begun."""
     position = ask(progress_at(feed, results, source), feed.position())
     answer = ask(source, feed.passed(position or NOWHERE, goal))
     return answer["passed"], answer["goal"], position is not None

@@ -169,7 +169,7 @@ class WatermarkSensor(BaseSensorOperator):
         goal = self._goal(context)
         with ExitStack() as opened:
             results, source = _open(opened, self.postgres_conn_id, self.source_conn_id, primary=True)
-            passed, goal, begun = points.look(results, source, feed, goal)
+            passed, goal, begun = points.has_passed(results, source, feed, goal)
         self._remember(context, goal)
         if passed or begun:
             self.log.info("%s has %sprocessed %s", feed.name, "" if passed else "not yet ", _shown(goal))

@@ -4,7 +4,7 @@ from airflow_pgchange.tubes.attaching import attach, attached, ensure, touch
 from airflow_pgchange.tubes.backfilling import Progress, backfill, backfill_in_steps, chunks
 from airflow_pgchange.tubes.control import Control, Downstream
 from airflow_pgchange.tubes.copies import TableDownstream
-from airflow_pgchange.tubes.workers import WorkerStatus, ready, skip, status, worker
+from airflow_pgchange.tubes.workers import WorkerStatus, ready, status, worker
 from airflow_pgchange.tubes.working_off import WorkedOff, work_off
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "chunks",
     "ensure",
     "ready",
-    "skip",
     "status",
     "touch",
     "work_off",

@@ -1,4 +1,4 @@
-"""The workers of tubes: what is ready for them, how they stand, and going on behind a batch that cannot be processed."""
+"""The workers of tubes: what is ready for them, and how they stand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import call, select
+from airflow_pgchange.feeds.calls import call
 from airflow_pgchange.feeds.errors import translated
 from airflow_pgchange.feeds.tube import TubeFeed
 
@@ -43,14 +43,6 @@ def status(connection: psycopg.Connection[Any]) -> list[WorkerStatus]:
     """Every worker of every tube that this role may read."""
     with translated(), connection.cursor(row_factory=class_row(WorkerStatus)) as cursor:
         return cursor.execute("select * from tube.status()").fetchall()
-
-
-def skip(connection: psycopg.Connection[Any], feed: TubeFeed, reason: str) -> str:
-    """Give up the batch that a worker claimed and cannot finish; it becomes a dead letter. Returns the batch's id.
-
-    Raises BatchNotFinished where there is none, ConsumerBusy while the worker is at work.
-    """
-    return str(ask(connection, select("tube.skip_batch", feed.tube, feed.worker, reason)))
 
 
 def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from airflow_pgchange import letters, tubes
-from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
+from airflow_pgchange import letters
+from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, consumers
 from airflow_pgchange.feeds.errors import UnknownLetter
 from tests.commits import until
 from tests.letters import only
@@ -44,7 +44,7 @@ def test_a_letter_of_a_tube_tells_what_was_given_up(db, item):
     with pytest.raises(ValueError, match="row"), ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(10)
         raise ValueError("row 1 is too long")
-    assert tubes.skip(item, FEED, "cannot be parsed") == batch.id
+    assert consumers.skip(item, item, FEED, "cannot be parsed") == batch.id
     letter = only(item)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == ("tube", "tube:q/0", 2, 1)
     assert (str(letter.batch_id), letter.error) == (batch.id, "ValueError: row 1 is too long")
@@ -167,5 +167,5 @@ def test_a_failure_behind_the_ack_is_noted_too(db, item):
         consumer.claim(10)
         consumer.ack()
         raise ValueError("late")
-    tubes.skip(item, FEED, "why")
+    consumers.skip(item, item, FEED, "why")
     assert only(item).error == "ValueError: late"

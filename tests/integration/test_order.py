@@ -171,7 +171,7 @@ def test_looking_for_a_commit_that_has_yet_to_come_reads_history_once(own_databa
     rows = commits(connection, 5)
     drain(db)
     goal = {"commit_id": rows[-1] + 1}
-    passed, goal = points.has_passed(connection, connection, FEED, goal)
+    passed, goal, _ = points.has_passed(connection, connection, FEED, goal)
     newest = connection.execute("select max(txid)::text::bigint from revision.commit_queue").fetchone()[0]
     assert not passed
     assert int(goal["since"]) > newest
@@ -185,7 +185,7 @@ def test_a_commit_of_a_transaction_that_was_open_at_the_first_look_is_found(db, 
     slow, connection = connect(autocommit=False), connect()
     [late] = commits(slow)
     commits(connection, 2)
-    _, goal = points.has_passed(connection, connection, FEED, {"commit_id": late})
+    _, goal, _ = points.has_passed(connection, connection, FEED, {"commit_id": late})
     slow.commit()
     drain(db)
     assert points.has_passed(connection, connection, FEED, goal)[0]
