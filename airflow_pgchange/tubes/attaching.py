@@ -59,14 +59,7 @@ def touch(
         raise InvalidArgument(
             f"{odd[0]!r}: a tube with a comma or a brace in its name cannot be touched by a query"
         )
-    # The query may end in a comment.
-    numbered = sql.SQL("select q.id, pg_catalog.row_number() over () from ({}\n) as q(id)").format(
-        sql.SQL(query.rstrip("; \r\n\t"))
-    )
-    ask(
-        connection,
-        select("tube.tube_pods_insert", ",".join(tubes), numbered.as_string(connection), shard, op),
-    )
+    ask(connection, select("tube.tube_pods_insert", ",".join(tubes), query, shard, op))
 
 
 def attached(connection: psycopg.Connection[Any], tube: str) -> list[str]:
