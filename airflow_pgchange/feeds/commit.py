@@ -21,6 +21,7 @@ class CommitFeed:
 
     ``in_order``: by transaction id, and only below the oldest open transaction; otherwise each commit as soon as it is
     visible. ``accept_trimmed``: a new consumer does without the history that was trimmed before it came.
+    Raises InvalidArgument for no name, and for what is no branch's id.
     """
 
     kind: ClassVar[str] = "commit"
@@ -54,7 +55,9 @@ class CommitFeed:
         return select("pubsub.register", self.consumer_id, self.branch_id, self.in_order)
 
     def lock(self) -> sql.Composed:
-        return sql.SQL("select pg_catalog.pg_try_advisory_xact_lock({})").format(self._key())
+        return sql.SQL("select pg_catalog.pg_try_advisory_xact_lock({})").format(
+            call("pubsub.lock_key", self.consumer_id, self.branch_id)
+        )
 
     def locked(self) -> sql.Composed:
         return select("pubsub.locked", self.consumer_id, self.branch_id)
@@ -96,6 +99,12 @@ class CommitFeed:
     def change(self, row: Mapping[str, Any]) -> Change:
         return Change(id=row["id"], position=f"{row['txid']}/{row['queue_id']}", created_at=row["created_at"])
 
+    def point(self) -> sql.Composed:
+        return select("pubsub.point", self.branch_id)
+
+    def passed(self, position: Position, goal: Goal) -> sql.Composed:
+        return select("pubsub.passed", self.branch_id, position, goal)
+
     def ack(self, batch: Batch) -> sql.Composed:
         return select("pubsub.ack", self.consumer_id, self.branch_id, batch.to_json())
 
@@ -108,17 +117,8 @@ class CommitFeed:
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return select("pubsub.skip", self.consumer_id, self.branch_id, row, reason)
 
-    def point(self) -> sql.Composed:
-        return select("pubsub.point", self.branch_id)
-
-    def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        return select("pubsub.passed", self.branch_id, position, goal)
-
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
         return call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)
-
-    def _key(self) -> sql.Composed:
-        return call("pubsub.lock_key", self.consumer_id, self.branch_id)
 
 
 FEEDS[CommitFeed.kind] = CommitFeed

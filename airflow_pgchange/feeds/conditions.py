@@ -30,7 +30,7 @@ LACKING: Mapping[str, str] = {
 @dataclass(frozen=True)
 class TopologyCondition:
     """A condition of a cluster, asked of its catalogue. Ready is 1 while it holds; waiting counts what it does not
-    hold for."""
+    hold for. Raises InvalidArgument for another condition."""
 
     kind: ClassVar[str] = "topology_condition"
     progress: ClassVar[Literal["results", "source"]] = "source"

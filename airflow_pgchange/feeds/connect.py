@@ -94,7 +94,7 @@ def begun(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 async def connect_async(conninfo: str, *, primary: bool = False) -> psycopg.AsyncConnection[Any]:
-    """The same for the event loop."""
+    """What ``connect`` returns, for the event loop. Raises ServerUnavailable."""
     with translated():
         connection = await psycopg.AsyncConnection.connect(
             complete(conninfo, primary=primary),

@@ -91,6 +91,13 @@ class EventFeed:
         cursor = f"{row['dispatch']}{row['rank']:09x}"
         return Change(id=row["id"], position=cursor, created_at=published_at(row["id"]), data=data)
 
+    def point(self) -> sql.Composed:
+        return select("pgmb.point")
+
+    def passed(self, position: Position, goal: Goal) -> sql.Composed:
+        refuse_commit(self, goal)
+        return select("pgmb.passed", self.group, position, goal)
+
     def ack(self, batch: Batch) -> sql.Composed:
         return select("pgmb.ack", self.group, batch.to_json())
 
@@ -102,13 +109,6 @@ class EventFeed:
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return select("pgmb.skip", self.group, row, reason)
-
-    def point(self) -> sql.Composed:
-        return select("pgmb.point")
-
-    def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        refuse_commit(self, goal)
-        return select("pgmb.passed", self.group, position, goal)
 
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
         alone = batch.bounds["alone"]

@@ -20,7 +20,8 @@ from airflow_pgchange.feeds.points import refuse_commit
 class TopologyFeed:
     """The events of a catalogue behind a consumer's (term, index), exactly once per consumer and in their order.
 
-    A change's ``id`` is ``term/index``, its ``data`` the event: ``op``, ``map`` and what changed.
+    A change's ``id`` is ``term/index``, its ``data`` the event: ``op``, ``map`` and what changed. Raises
+    InvalidArgument for no name.
     """
 
     kind: ClassVar[str] = "topology"
