@@ -161,14 +161,16 @@ class DrainingOperator(BaseOperator):
             hide=lambda text: str(redact(text)),
         )
 
+    @property
+    def _source_option(self) -> str:
+        """How the command line is told of another database with the changes."""
+        return f" --source-conn-id {self.source_conn_id}" if self.source_conn_id else ""
+
     def _databases(self, feed: Feed) -> tuple[str, str]:
-        """Where the letters of the feed are, and how the command line is told of another database with the changes."""
+        """Where the letters of the feed are, and what else the command line is to be told."""
         if feed.progress == "source":
             return self.source_conn_id or self.postgres_conn_id, ""
-        return (
-            self.postgres_conn_id,
-            f" --source-conn-id {self.source_conn_id}" if self.source_conn_id else "",
-        )
+        return self.postgres_conn_id, self._source_option
 
     def _tell_of_failure(self, feed: Feed, batch: Batch) -> None:
         if self.on_give_up == "dead_letter" and batch.attempt >= (self.max_attempts or 0):
@@ -182,7 +184,7 @@ class DrainingOperator(BaseOperator):
             batch.id,
             shlex.quote(feed.name),
             self.postgres_conn_id,
-            f" --source-conn-id {self.source_conn_id}" if self.source_conn_id else "",
+            self._source_option,
         )
 
     def _report_lag(self, plan: Plan) -> None:

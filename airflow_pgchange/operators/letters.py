@@ -31,8 +31,8 @@ class DeadLettersOperator(BaseOperator):
     :param older_than: only letters that were given up longer ago, as a timedelta or a PostgreSQL interval such as
         ``7 days`` (templated)
     :param letter_ids: these letters and no other, all or none of them (templated)
-    :param postgres_conn_id: the database of the letters: for the commit queue that of the results, for a tube the
-        tube's own; with a role that may give up the consumer's batches
+    :param postgres_conn_id: the database of the letters: that of the results for the commit queue, the event log and the
+        topology, its own for a tube or a message queue; with a role that may give up the consumer's batches
     :param source_conn_id: the database that holds the changes, where it is another one; default: the same
     """
 

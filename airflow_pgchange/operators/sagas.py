@@ -73,6 +73,7 @@ class SagaHandlerOperator(DrainingOperator):
 
     :param queue: the queue
     :param do: the callable; None for the queues of the ends, where there is nothing to do but to note it
+    :param consumer: the queue's consumer
     :param max_tries: roll a saga back instead of trying a step again, the last time being this one; None: never
     """
 

@@ -22,7 +22,7 @@ class InstallSchemaOperator(BaseOperator):
     before.
 
     :param postgres_conn_id: the database, with a role that may create schemas in it
-    :param systems: which of ``airflow_pgchange.schema.SYSTEMS``; default: all
+    :param systems: which of ``airflow_pgchange.schema.SYSTEMS``; default: all (templated)
     :param upgrade: bring older versions up to date; otherwise they are an error
     """
 

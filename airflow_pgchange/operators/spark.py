@@ -52,6 +52,7 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
     ``airflow_pgchange.spark.package.EXECUTOR_PACKAGES`` lists.
 
     :param catalogue_conn_id: the catalogue of the cluster whose tables the application reads with ``job.routed``
+        (templated)
     :param instances_conn_id: user, password and database of the cluster's instances, whose host and port the
         catalogue knows; default: the source's
     :param fast_start: start the driver's JVM from a class-data archive, made once in this user's cache: for

@@ -30,11 +30,11 @@ class TubeAttachOperator(BaseOperator):
 
     :param tube: its name (templated)
     :param tables: the tables, as ``schema.table`` (templated)
-    :param shard: their shard; default: the number at the end of each one's schema
+    :param shard: their shard; default: the number at the end of each one's schema (templated)
     :param id_column: the column that holds their ids
     :param workers: how many workers share the tube; default: 1, or what it has
     :param predicate: SQL over a row that says whether touching it counts; default: what the tube has. It runs with
-        the rights of the owner of each table
+        the rights of the owner of each table (templated)
     :param postgres_conn_id: the database of the tables, as their owner
     """
 
@@ -86,6 +86,7 @@ class TubeTouchOperator(BaseOperator):
     :param query: a query whose first column is the ids (templated)
     :param shard: the shard that the ids are of (templated)
     :param op: I, U, D, T, or B for a backfill's lower priority
+    :param postgres_conn_id: the database of the tube
     """
 
     template_fields: Sequence[str] = ("tube", "query", "shard", "postgres_conn_id")

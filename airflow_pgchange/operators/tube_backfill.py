@@ -75,6 +75,7 @@ class TubeBackfillOperator(_Backfilling):
     :param pause: seconds between two chunks (templated)
     :param timeout: seconds to wait, at its beginning, for transactions that write the table
     :param resumable: in chunks, or in three steps
+    :param postgres_conn_id: the database of the tube and the tables
     """
 
     template_fields: Sequence[str] = (
