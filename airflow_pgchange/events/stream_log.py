@@ -141,15 +141,14 @@ class StreamLog:
     async def keep(self, subscription_ids: Sequence[str], place: Place, age: timedelta) -> set[str]:
         """Keep subscriptions from expiring, and let go of what is older than ``age``; those that are there."""
         rows = await self._rows(KEPT, [self._group, list(subscription_ids)])
-        since = place.seen - age // MICROSECOND
-        oldest = id_of_microsecond(max(since, 0), 0)
-        await self._let_go(oldest, since)
+        await self._let_go(place.seen - age // MICROSECOND)
         return {subscription_id for subscription_id, _ in rows}
 
-    async def _let_go(self, oldest: str, since: int) -> None:
-        """Move the group's cursor up to an id, unless another process does the same or there was no client yet."""
+    async def _let_go(self, since: int) -> None:
+        """Move the group's cursor up to a time, unless another process does the same or there was no client yet."""
         if self._connection is None:
             return
+        oldest = id_of_microsecond(max(since, 0), 0)
         async with self._connection.transaction():
             # A statement of its own: the next one sees where the cursor is once nobody else can move it.
             [(ours,)] = await self._rows(LOCKED, [self._group])
