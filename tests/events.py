@@ -71,7 +71,7 @@ def read(
 
 
 def take(connection: Connection, group: str = "g", chunk: int = 1000) -> list[str]:
-    """The ids of the next chunk, and the cursor behind it; no lock is left."""
+    """The ids of the next chunk, behind which the cursor is put; no lock is left."""
     rows = read(connection, group, chunk, peek=False)
     if rows:
         connection.execute("select pgmb.set_group_cursor(%s, %s, true)", [group, rows[-1]["next_cursor"]])

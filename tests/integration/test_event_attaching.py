@@ -316,6 +316,7 @@ def test_publishers_of_what_is_to_come_keep_no_partition_from_being_attached(con
     stop.set()
     for publisher in publishers:
         publisher.join()
+    assert told
     assert all("added" in line for line in told)
     place(connection)
     assert one(connection, DEFAULT) == 0
