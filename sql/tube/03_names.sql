@@ -20,6 +20,17 @@ $$;
 comment on function tube.attachment_of(oid, text) is
     'The attachment that a table belongs to: its own, or that of the nearest table whose partition or child it is.';
 
+create function tube.shard_of(tube text, tbl regclass) returns integer
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select coalesce(
+        (select a.shard from tube.attachment as a where a.tube = shard_of.tube and a.tbl = shard_of.tbl),
+        (select d.shard from tube.detached as d where d.tube = shard_of.tube and d.tbl = shard_of.tbl))
+$$;
+comment on function tube.shard_of(text, regclass) is
+    'The shard under which a table touches a tube, or did when it was detached; null for one that never did.';
+
 create function tube.may_put(pods text, columns text[]) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp

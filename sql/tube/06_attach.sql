@@ -219,8 +219,7 @@ begin
     end loop;
     known := tube.named(tube);
     select a.* into before from tube.attachment as a where a.tube = known.name and a.tbl = attach.tbl;
-    shard_before := coalesce(before.shard, (
-        select d.shard from tube.detached as d where d.tube = known.name and d.tbl = attach.tbl));
+    shard_before := tube.shard_of(known.name, tbl);
     perform tube.check_rights(tbl, known);
     perform tube.check_family(tbl, tube);
     wanted := (

@@ -260,10 +260,7 @@ begin
         raise notice 'skipped: the last backfill of % (shard %) is not worked off yet', tbl, attached.shard;
         return;
     end if;
-    if exists (
-        select from tube.backfill as b
-        where b.tube = known.name and b.tbl = tube_backfill_step3.tbl and b.state in ('scheduled', 'running', 'paused')
-    ) then
+    if (tube.unfinished_backfill(known.name, tbl)).id is not null then
         perform tube.refuse(
             format('another backfill of %s into tube %I is not finished', tbl, tube), 'tube.backfills() shows it: let it end, or cancel it');
     end if;

@@ -17,6 +17,20 @@ end
 $$;
 comment on function tube.backfill_named(bigint) is 'A backfill, locked until the transaction ends; refused where there is none.';
 
+create function tube.unfinished_backfill(tube text, tbl regclass) returns tube.backfill
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    return (
+        select b from tube.backfill as b
+        where b.tube = unfinished_backfill.tube and b.tbl = unfinished_backfill.tbl
+          and b.state in ('scheduled', 'running', 'paused'));
+end
+$$;
+comment on function tube.unfinished_backfill(text, regclass) is
+    'The backfill of a table that goes on where it stopped, of which there is one at most; null where none does.';
+
 create function tube.fail_backfills(tube text, tbl regclass, reason text) returns void
 language sql
 set search_path = pg_catalog, tube, pg_temp
@@ -65,8 +79,7 @@ begin
     attached := tube.lock_backfill(tube, tbl, shard);
     -- Not before: who waits there and holds a lock on the table would keep writers from ending for whom the other waits.
     column_name := tube.check_order(tbl, order_col);
-    select b.* into running from tube.backfill as b
-    where b.tube = known.name and b.tbl = backfill_begin.tbl and b.state in ('scheduled', 'running', 'paused');
+    running := tube.unfinished_backfill(known.name, tbl);
     if running.id is not null then
         if running.order_col <> column_name then
             perform tube.refuse(

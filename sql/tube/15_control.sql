@@ -59,11 +59,7 @@ begin
     -- Under the shard that the table has now: under its old one the ids could be in work twice.
     perform tube.hold_shard(relation);
     perform tube.insert_pods(
-        array[known.pods], control.op, coalesce(
-            (select a.shard from tube.attachment as a where a.tube = known.name and a.tbl = relation),
-            (select d.shard from tube.detached as d where d.tube = known.name and d.tbl = relation),
-            control.shard),
-        given, 900);
+        array[known.pods], control.op, coalesce(tube.shard_of(known.name, relation), control.shard), given, 900);
     return cardinality(given);
 end
 $$;
@@ -138,8 +134,7 @@ begin
         return null;
     end if;
     return coalesce(
-        (select b.id from tube.backfill as b
-         where b.tube = known.name and b.tbl = relation and b.state in ('scheduled', 'running', 'paused')),
+        (tube.unfinished_backfill(known.name, relation)).id,
         tube.backfill_begin(tube, relation, coalesce(control.payload ->> 'order_col', attached.id_column)));
 end
 $$;

@@ -114,7 +114,7 @@ create function tube.shards_now(tube text, shard integer, tables jsonb) returns 
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select distinct coalesce(a.shard, d.shard, shards_now.shard)
+    select distinct coalesce(tube.shard_of(shards_now.tube, k.tbl), shards_now.shard)
     from (
         select to_regclass(t.attached ->> 1) as tbl
         from jsonb_array_elements(tables) as t(attached) where (t.attached ->> 0)::integer = shards_now.shard
@@ -122,8 +122,6 @@ as $$
         select null where not exists (
             select from jsonb_array_elements(tables) as t(attached) where (t.attached ->> 0)::integer = shards_now.shard)
     ) as k
-    left join tube.attachment as a on a.tube = shards_now.tube and a.tbl = k.tbl
-    left join tube.detached as d on d.tube = shards_now.tube and d.tbl = k.tbl
 $$;
 comment on function tube.shards_now(text, integer, jsonb) is
     'The shards that the tables have now which had a shard when it was noted, as [[shard, table], ...].';
