@@ -18,6 +18,7 @@ from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import (
+    BatchNotFinished,
     ConsumerBusy,
     InvalidArgument,
     PgChangeError,
@@ -137,7 +138,11 @@ class _Turn:
                     self.failed.append(error)
 
     def _backfill(self, connection: psycopg.Connection[Any], seq: int, deadline: float) -> None:
-        number = committed(connection, self._about("tube.backfill_scheduled", seq))
+        try:
+            number = committed(connection, self._about("tube.backfill_scheduled", seq))
+        except BatchNotFinished:
+            # Another process has come to its end since we saw it.
+            return
         if number is None:
             self.ended[seq] = 0
             return

@@ -84,7 +84,8 @@ begin
     if at > known.version then
         raise exception using errcode = 'PC003',
             message = format(
-                'group %I is at batch %s, but this source knows only %s: it lost its latest transactions', gid, at, known.version),
+                'group %I is at batch %s, but this source knows only %s: it lost its latest transactions, or the group was made anew',
+                gid, at, known.version),
             hint = format(
                 'airflow pgchange repair events:%s starts again from what survived; events then come at least once', gid);
     end if;

@@ -34,7 +34,7 @@ declare
 begin
     perform tube.check_workers(known, workers, worker);
     execute format(
-        'select l.op, l.shard, l.payload from %s as l where l.ids = ''{}'' and %s = $1 and l.seq = $2', known.pods,
+        'select l.op, l.shard, l.payload, l.ts from %s as l where l.ids = ''{}'' and %s = $1 and l.seq = $2', known.pods,
         tube.belongs('l.shard', workers))
     into found_pod using worker, seq;
     if found_pod.op is null then
@@ -125,6 +125,8 @@ declare
     control record := tube.control_pod(known, workers, worker, seq);
     relation regclass := tube.table_named(control.payload ->> 'tbl');
     attached tube.attachment;
+    running tube.backfill;
+    cancelled bigint;
 begin
     if relation is null then
         perform tube.refuse('it names no table that is there', 'ask for a backfill of the table under its name of today');
@@ -133,11 +135,20 @@ begin
     if tube.has_control(known, relation, attached.shard, array['backfill_end']) then
         return null;
     end if;
-    return coalesce(
-        (tube.unfinished_backfill(known.name, relation)).id,
-        tube.backfill_begin(tube, relation, coalesce(control.payload ->> 'order_col', attached.id_column)));
+    running := tube.unfinished_backfill(known.name, relation);
+    if running.id is not null then
+        return running.id;
+    end if;
+    select max(b.id) into cancelled
+    from tube.backfill as b
+    where b.tube = known.name and b.tbl = relation and b.state = 'cancelled' and b.finished_at > control.ts;
+    if cancelled is not null then
+        perform tube.refuse(format('backfill %s was cancelled', cancelled), 'ask for another');
+    end if;
+    return tube.backfill_begin(tube, relation, coalesce(control.payload ->> 'order_col', attached.id_column));
 end
 $$;
 comment on function tube.backfill_scheduled(text, integer, integer, bigint) is
     'The backfill that a backfill_schedule pod asks for: begun now, or the one of that table that is not finished, whoever began '
-    'it. Null where one has ended and is not worked off. In a transaction of its own.';
+    'it; refused where one was cancelled since the pod is there. Null where one has ended and is not worked off. In a transaction '
+    'of its own.';

@@ -11,7 +11,7 @@ import pytest
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import ConsumerBusy
-from airflow_pgchange.tubes import work_off
+from airflow_pgchange.tubes import work_off, working_off
 from tests.tubes import attach, begin, chunk, controls, drain, faults, lag, make_items, one, touched
 
 FEED = TubeFeed("q")
@@ -161,6 +161,47 @@ def test_a_cancelled_one_is_not_begun_again(db, item):
     assert controls(item) == []
     assert one(item, "select count(*) from tube.backfills()") == 1
     assert "was cancelled" in faults(item)[0][1]
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_one_that_is_cancelled_while_nobody_carries_it_out_is_not_begun_again(db, item, paused):
+    item.execute(SCHEDULE)
+    number = begin(item, chunk_size=100)
+    work_off(FEED, db, nothing, seconds=0)
+    assert one(item, "select state from tube.backfills()") == "running"
+    if paused:
+        item.execute("select tube.backfill_pause(%s)", [number])
+    item.execute("select tube.backfill_cancel(%s)", [number])
+    settle(item, db)
+    assert controls(item) == []
+    assert one(item, "select count(*) from tube.backfills()") == 1
+    assert f"backfill {number} was cancelled" in faults(item)[0][1]
+
+
+def test_one_that_is_asked_for_behind_a_cancelled_one_is_carried_out(db, item):
+    item.execute("select tube.backfill_cancel(%s)", [begin(item)])
+    item.execute(SCHEDULE)
+    settle(item, db)
+    states = item.execute("select state from tube.backfills() order by id").fetchall()
+    assert states == [("cancelled",), ("done",)]
+
+
+def test_one_that_another_process_worked_off_meanwhile_is_no_failure(db, item, monkeypatch):
+    item.execute(SCHEDULE)
+    due, behind = working_off._due, []
+
+    def as_another_works_it_off(connection, feed):
+        seen = due(connection, feed)
+        if not behind:
+            behind.append(feed)
+            work_off(FEED, db, nothing)
+        return seen
+
+    monkeypatch.setattr(working_off, "_due", as_another_works_it_off)
+    assert work_off(FEED, db, nothing) == []
+    assert behind == [FEED]
+    assert one(item, "select max(control_attempt) from tube.worker") == 0
+    assert one(item, "select count(*) from tube.backfills()") == 1
 
 
 def test_one_that_waits_for_a_writer_keeps_no_other_control_pod_waiting(db, item, connect, monkeypatch):
