@@ -159,6 +159,14 @@ $$;
 comment on function pgmb.set_group_cursor(varchar, pgmb.event_id, boolean) is
     'Move a group''s cursor: behind what was read, to a time (pgmb.create_event_id(<timestamp>, 0)), or to null, the beginning.';
 
+create function pgmb.set_group_cursor(gid text, cursor text, release_lock boolean default false) returns void
+language sql volatile
+as $$
+    select pgmb.set_group_cursor(gid::pg_catalog.varchar, set_group_cursor.cursor::pgmb.event_id, release_lock)
+$$;
+comment on function pgmb.set_group_cursor(text, text, boolean) is
+    'The same for those who call the new cursor by the name that it has in read_next_events: cursor => ''...''.';
+
 create function pgmb.read_events(event_ids pgmb.event_id[]) returns setof pgmb.events
 language sql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp

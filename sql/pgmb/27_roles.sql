@@ -67,8 +67,8 @@ begin
             pgmb.system_identifier(), pgmb.database_here(), pgmb.register(text), pgmb.position(text), pgmb.claim(text, jsonb, integer, integer), pgmb.ack(text, jsonb),
             pgmb.lag(text, jsonb, integer), pgmb.point(), pgmb.passed(text, jsonb, jsonb), pgmb.mark(text),
             pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean), pgmb.release_group_lock(varchar),
-            pgmb.set_group_cursor(varchar, pgmb.event_id, boolean), pgmb.read_events(pgmb.event_id[]),
-            pgmb.replay_events(varchar, varchar, pgmb.event_id, integer), pgmb.keep_alive(pgmb.group_id, text[]),
+            pgmb.set_group_cursor(varchar, pgmb.event_id, boolean), pgmb.set_group_cursor(text, text, boolean),
+            pgmb.read_events(pgmb.event_id[]), pgmb.replay_events(varchar, varchar, pgmb.event_id, integer), pgmb.keep_alive(pgmb.group_id, text[]),
             pgmb.note_failure(text, jsonb, text), pgmb.retry_events(pgmb.subscription_id, text, jsonb, text, integer, interval),
             pgmb.give_up_events(pgmb.group_id, pgmb.subscription_id, text, jsonb, text, integer)
             to %1$s

@@ -142,6 +142,34 @@ def test_the_end_of_a_session_releases_its_group(connect, db):
     assert len(read(connection, peek=False)) == 1
 
 
+@pytest.mark.parametrize("name", ["cursor", "new_cursor"])
+def test_a_reader_names_the_cursor_that_it_sets_as_the_manual_does_or_as_it_is_called(connect, name):
+    connection, other = connect(), connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    [row] = read(connection, peek=False)
+    connection.execute(
+        f"select pgmb.set_group_cursor(gid := 'g', {name} := '{row['next_cursor']}', release_lock := true)"
+    )
+    assert one(other, "select pgmb.locked('g')") is False
+    assert read(other, peek=False) == []
+
+
+@pytest.mark.parametrize("cursor", ["'{}'", "'{}'::text", "'{}'::varchar", "'{}'::pgmb.event_id"])
+def test_a_cursor_of_any_type_of_text_is_set(connect, cursor):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    found = read(connection)[0]["next_cursor"]
+    connection.execute(f"select pgmb.set_group_cursor('g', {cursor.format(found)})")
+    connection.execute(
+        f"select pgmb.set_group_cursor(g.id, {cursor.format(found)}) from pgmb.subscription_groups as g"
+    )
+    assert take(connection) == []
+
+
 def test_a_group_can_be_rewound_to_a_time(connect):
     connection = connect()
     subscribe(connection)
