@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Literal
 
 from airflow_pgchange.events.course import Course, Work
+from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.group import Failure, Group, Read, Retry, held
 from airflow_pgchange.events.handler import Handler
 from airflow_pgchange.events.lanes import Call
@@ -235,11 +236,12 @@ class _Run:
         """Write the failures of finished batches together with the cursor behind those that are done, then go on with the
         next; of those some have nothing for a handler, and are done at once."""
         failures = [
-            self._failure(course.handler, call, call.error)
+            failure
             for course, work in finished
             if course.handler.reliable
             for call in work.failed
             if call.error is not None
+            for failure in self._failures(course.handler, call, call.error)
         ]
         for course, work in finished:
             course.done(work)
@@ -267,16 +269,23 @@ class _Run:
             given_up=self._done.given_up + len(failures) - retried,
         )
 
-    def _failure(self, handler: Handler, call: Call, error: BaseException) -> Failure:
+    def _failures(self, handler: Handler, call: Call, error: BaseException) -> list[Failure]:
+        """One for each subscription by which events came: where one is ended, the events of the others still come again."""
         delivery = call.delivery
-        return Failure(
-            handler.name,
-            handler.reached_by(delivery.events[0]),
-            delivery.attempt,
-            delivery.events,
-            described(error, [self._of._conninfo])[:LONGEST],
-            handler.pause_after(delivery.attempt),
-        )
+        by_subscription: dict[str, list[Event]] = {}
+        for event in delivery.events:
+            by_subscription.setdefault(handler.reached_by(event), []).append(event)
+        return [
+            Failure(
+                handler.name,
+                subscription,
+                delivery.attempt,
+                tuple(events),
+                described(error, [self._of._conninfo])[:LONGEST],
+                handler.pause_after(delivery.attempt),
+            )
+            for subscription, events in by_subscription.items()
+        ]
 
     def _tell(self, handler: Handler, call: Call) -> None:
         self._done = replace(self._done, failed=self._done.failed + 1)

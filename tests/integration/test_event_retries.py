@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from airflow_pgchange import letters
-from airflow_pgchange.events import Event, Handler, publish, subscribe, unsubscribe
+from airflow_pgchange.events import Event, Handler, publish, subscribe, topical, unsubscribe
 from airflow_pgchange.feeds.errors import HandlerFailed
 from tests.handling import LATER, Seen, failing, group, hurry, numbered, run_with_retries, subscribed, unread
 
@@ -231,3 +231,34 @@ def test_very_large_events_are_given_up_in_portions(db, connection):
     publish(connection, numbered(0, 3, large="x" * 5 * 2**20))
     group(db, Handler("bad", failing(1), retries=())).run("empty")
     assert [letter.changes for letter in letters.listed(connection)] == [1, 1, 1]
+
+
+@pytest.fixture
+def two(connect):
+    """A connection, and the second of two subscriptions of its group: one to each topic, and events of both are there."""
+    connection = connect()
+    subscribe(connection, "g", topical("t"))
+    second = subscribe(connection, "g", topical("u"))
+    publish(connection, [*numbered(0, 2, "u"), *numbered(2, 5)])
+    return connection, second
+
+
+def test_what_came_by_one_subscription_comes_again_when_another_is_ended(db, two):
+    connection, ended = two
+    seen = Seen(failing(1))
+    handlers = group(db, Handler("a", seen, retries=(LATER,)))
+    handlers.run("empty")
+    unsubscribe(connection, ended)
+    hurry(connection)
+    handlers.run("empty")
+    assert seen.numbers == [2, 3, 4]
+
+
+def test_a_letter_of_one_subscription_is_sent_again_when_another_is_ended(db, two):
+    connection, ended = two
+    group(db, Handler("a", failing(1), retries=())).run("empty")
+    unsubscribe(connection, ended)
+    sent = letters.again(connection, consumer="events:g/a")
+    seen = Seen()
+    group(db, Handler("a", seen)).run("empty")
+    assert (len(sent), seen.numbers) == (1, [2, 3, 4])
