@@ -1,4 +1,7 @@
-"""Another DAG waits for the consumer: a daily report over everything that was committed when it began."""
+"""Another DAG waits for the consumer: a daily report over everything that was committed when it began.
+
+Needs the connection ``airline``, and the DAG ``flight_delays``, whose results it reads.
+"""
 
 from airflow.sdk import dag, task
 

@@ -1,8 +1,12 @@
 """Two handlers of the event log, run when events are ready: one keeps a flight's history, one announces what is new.
 
-Trigger it once by hand: its first task subscribes the group. The events are the changes of a table, published with
-``select pgmb.push_table_mutations('public.flight')``. Wants a table: create table flight_history (event_id text
-primary key, topic text not null, flight jsonb not null).
+Before the first run:
+
+1. ``create table flight_history (event_id text primary key, topic text not null, flight jsonb not null)``
+2. ``select pgmb.push_table_mutations('public.flight')``: from now on each change of that table is an event
+3. unpause the DAG and trigger it once: its first task subscribes the group
+
+Needs the connection ``airline``, to a database with our schemas and a table ``public.flight`` with an ``id``.
 """
 
 import logging
@@ -30,7 +34,7 @@ def flight(event: Event) -> dict[str, Any]:
 
 
 def keep_history(delivery: Delivery) -> None:
-    """An event may come again, and is kept once."""
+    """An event may come again, and is kept once. What fails is tried again, and at last becomes a dead letter."""
     rows = [(event.id, event.topic, Jsonb(flight(event))) for event in delivery.events]
     with PgChangeHook("airline").get_conn(primary=True) as connection, connection.transaction():
         connection.cursor().executemany(
@@ -39,7 +43,7 @@ def keep_history(delivery: Delivery) -> None:
 
 
 def announce(delivery: Delivery) -> None:
-    """Events of one flight come in order, others in parallel; what fails is tried again, then a dead letter."""
+    """Events of one flight come in order, others in parallel. It is not reliable: a failure is only logged."""
     for event in delivery.events:
         log.info("flight %s: %s", flight(event)["id"], event.topic)
 

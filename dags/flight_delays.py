@@ -1,4 +1,7 @@
-"""Delays of every route, kept up to date: each departure, arrival and cancellation is a commit."""
+"""Delays of every route, kept up to date: each departure, arrival and cancellation is a commit.
+
+Needs the connections ``airline`` and ``spark_default``, and the tables that ``make demo`` creates.
+"""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
 """A batch in plain Python: which movement was seen in which batch, exactly once.
 
-Wants a table: create table movement_audit (movement_id bigint primary key, batch_id uuid, committed_at timestamptz).
+Needs the connection ``airline``, and a table: ``create table movement_audit (movement_id bigint primary key, batch_id
+uuid, committed_at timestamptz)``.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,10 @@
 """Housekeeping in every database that has our schemas, for all kinds of feeds.
 
-Name the databases in the variable ``pgchange_databases`` (a JSON list of connection ids), or when you trigger it.
+It makes partitions ahead and drops old ones, dispatches events and expires subscriptions, puts missing triggers back,
+forgets old sagas, and lists in its log what needs a person, with what to do.
+
+Name the databases in the variable ``pgchange_databases`` (a JSON list of connection ids), or when you trigger it; without
+either it is ``airline``.
 """
 
 from typing import Any
@@ -21,20 +25,21 @@ from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
             type=["null", "array"],
             items={"type": "string"},
             title="Databases",
-            description="Connection ids. Empty: those of the variable pgchange_databases",
+            description="Connection ids, one per line. Empty: those in the variable pgchange_databases or, "
+            "without it, airline",
         ),
         "keep": Param(
             None,
             type=["null", "string"],
             title="History to keep",
-            description="A PostgreSQL interval such as 30 days; older commits go once every consumer has them. "
+            description="A PostgreSQL interval such as 30 days; older commits go once every consumer has processed them. "
             "Empty: nothing is trimmed",
         ),
         "keep_sagas": Param(
             "30 days",
             type=["null", "string"],
             title="Sagas to keep",
-            description="A PostgreSQL interval; sagas that ended before are forgotten. Empty: none is forgotten",
+            description="A PostgreSQL interval; sagas that ended longer ago are forgotten. Empty: none is forgotten",
         ),
     },
 )

@@ -1,6 +1,6 @@
 """Failovers: where the master of a replicaset went Offline in the catalogue, its best standby takes over.
 
-Whatever watches your servers says so: ``select topology.set_state('<instance>', 'Offline')``. Wants the connections
+Whatever watches your servers says so: ``select topology.set_state('<instance>', 'Offline')``. Needs the connections
 ``catalogue``; ``instances`` (user, password and database of any instance); and for the consumers one a replicaset, called
 like it, whose host lists all of its instances as ``a:5432,b:5432``, and ``warehouse``, where their results are. What each
 needs to be allowed is in docs/roles.md.

@@ -1,8 +1,11 @@
 """A tour is booked, or nothing of it: a room, then the flights there and back in parallel, then a transfer for each.
 
-Trigger it by hand with the id of a tour; where something is booked up, all that was booked is cancelled. The DAG makes
-its queues. Wants tables: create table tour (id bigint primary key, state text not null); create table offer (what text
-primary key, free integer not null); create table booking (tour_id bigint, what text, primary key (tour_id, what)).
+Trigger it by hand with the id of a tour. If something is booked up, all that was booked is cancelled. The DAG makes its
+queues itself.
+
+Needs the connection ``airline``, and tables: ``create table tour (id bigint primary key, state text not null)``,
+``create table offer (what text primary key, free integer not null)``, and ``create table booking (tour_id bigint, what
+text, primary key (tour_id, what))``.
 """
 
 from typing import Any

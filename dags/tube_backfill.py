@@ -1,7 +1,13 @@
-"""Touches every row of tables that are attached to a tube, so that its workers replay them all.
+"""Replays whole tables that are attached to a tube, for example to fill a copy for the first time.
 
-Trigger it and fill in the form. A backfill that was stopped goes on where it was; ``select * from tube.backfills()``
-shows how far it is, and ``tube.backfill_pause`` and ``tube.backfill_resume`` hold it and let it go on.
+The backfill copies nothing itself: it marks every row as touched, after everything that is touched in the meantime. The
+tube's workers (DAG ``tube_replay``) then read those rows and bring the copy up to date.
+
+Trigger it and fill in the form. A backfill that was stopped goes on where it was. Follow it in the log of the task, or
+by ``select * from tube.backfills()``; ``tube.backfill_pause(id)``, ``tube.backfill_resume(id)`` and
+``tube.backfill_cancel(id)`` control it. A table's next backfill is refused until the workers have finished its last one.
+
+Needs the connection that you name in the form, to a database with a tube and attached tables.
 """
 
 from typing import Any
@@ -13,6 +19,8 @@ from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.tube import TubeBackfillOperator
 
+NAME = r'("([^"]|"")+"|[^".\s][^.]*)'
+
 
 @dag(
     schedule=None,
@@ -20,39 +28,51 @@ from airflow_pgchange.operators.tube import TubeBackfillOperator
     doc_md=__doc__,
     params={
         "database": Param(
-            "airline", type="string", minLength=1, title="Database", description="A connection id"
+            "airline",
+            type="string",
+            pattern=r"\S",
+            title="Connection",
+            description="Airflow connection of the database that holds the tube and its tables",
         ),
-        "tube": Param(type="string", minLength=1, maxLength=57, title="Tube"),
+        "tube": Param(
+            type="string",
+            pattern=r"\S",
+            maxLength=57,
+            title="Tube",
+            description="Name of the tube, such as copies; select * from tube.tube_list() shows them",
+        ),
         "tables": Param(
             None,
             type=["null", "array"],
-            items={"type": "string", "pattern": r'^("([^"]|"")+"|[^".][^.]*)\.("([^"]|"")+"|[^".][^.]*)$'},
+            items={"type": "string", "pattern": rf"^\s*({NAME}\.{NAME})?\s*$"},
             title="Tables",
-            description="As schema.table; double quotes around a name that holds a dot. Empty: all that touch the tube",
+            description="One per line, as schema.table; double quotes around a name that contains a dot. "
+            "Empty: every table that is attached to the tube",
         ),
         "order_column": Param(
             "id",
             type="string",
-            minLength=1,
+            pattern=r"\S",
             maxLength=63,
-            title="Order",
-            description="The column in whose order rows are touched; an index on it and the id makes it quick",
+            title="Order by",
+            description="The column whose order the backfill follows. An index on (this column, id) makes it fast",
         ),
         "chunk_size": Param(
             50_000,
             type="integer",
-            minimum=1,
+            # The form takes the minimum for whatever is below it.
+            minimum=100,
             maximum=1_000_000,
-            title="Chunk",
-            description="Rows a transaction, of a backfill that is begun",
+            title="Rows per chunk",
+            description="Each chunk is a transaction. A backfill that goes on keeps the size that it began with",
         ),
         "pause": Param(
             0.0,
             type="number",
             minimum=0,
             maximum=3600,
-            title="Pause",
-            description="Seconds between two chunks",
+            title="Pause (seconds)",
+            description="Rest between two chunks",
         ),
     },
 )
@@ -60,10 +80,12 @@ def tube_backfill() -> None:
     @task
     def tables(params: dict[str, Any] | None = None) -> list[list[str]]:
         given = params or {}
-        with PgChangeHook(given["database"]).get_conn(primary=True) as connection:
-            found = given["tables"] or tubes.attached(connection, given["tube"])
+        found = [table.strip() for table in given["tables"] or [] if table.strip()]
         if not found:
-            raise InvalidArgument(f"no table touches tube {given['tube']}: attach one first")
+            with PgChangeHook(given["database"]).get_conn(primary=True) as connection:
+                found = tubes.attached(connection, given["tube"])
+        if not found:
+            raise InvalidArgument(f"no table is attached to tube {given['tube']}: attach one first")
         # A list each: in a text a comma would part names.
         return [[table] for table in found]
 

@@ -1,11 +1,11 @@
-"""Keeps copies of tables: whatever touches a tube of the database ``airline`` is read anew and mirrored.
+"""Keeps copies of tables: rows that touch a tube of the database ``airline`` are read anew and mirrored.
 
-One mapped task for each worker that has something to do. Tubes that are made later are taken up by themselves: a tube
-named ``copies`` mirrors ``public.flight`` into ``copies.flight``, which must be there. Tables of one name in several
-schemas share a copy, whose key is (shard, id). Copies belong to the role of the connection or to a superuser, and the
-owner of the tube's pods may write them too: any other table of such a name is not written.
+One mapped task runs for each worker that has something to do. Tubes that are made later are found without an edit. A tube
+named ``copies`` mirrors ``public.flight`` into ``copies.flight``, which must exist. Tables with the same name in several
+schemas share a copy, whose key is (shard, id). A copy must belong to the role of the connection or to a superuser, and
+the owner of the tube's pods must be allowed to write it; any other table with such a name is not written.
 
-Wants our schemas in that database (``airflow pgchange install --conn-id airline``), and the connections ``airline`` and
+Needs our schemas in that database (``airflow pgchange install --conn-id airline``), and the connections ``airline`` and
 ``spark_default``.
 """
 

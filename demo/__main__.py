@@ -192,7 +192,8 @@ def demand_progress(airflow: LocalAirflow, seconds: float) -> None:
 def keep(airflow: LocalAirflow, database: str) -> None:
     """Wait for a signal."""
     say(f"Airflow is at {airflow.url}, user {airflow.user}, password {airflow.password}")
-    say(f"the database is at {without_password(database)}")
+    say(f"look at the database: psql '{without_password(database)}'")
+    say(f"and at its consumers: .venv/bin/airflow pgchange status --dsn '{without_password(database)}'")
     say(f"all runs on until Ctrl-C or `kill {os.getpid()}`")
     with suppress(SystemExit):
         signal.pause()

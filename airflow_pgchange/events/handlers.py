@@ -270,7 +270,7 @@ class _Run:
         )
 
     def _failures(self, handler: Handler, call: Call, error: BaseException) -> list[Failure]:
-        """One for each subscription by which events came: where one is ended, the events of the others still come again."""
+        """One for each subscription by which events came: if one is ended, the events of the others still come again."""
         delivery = call.delivery
         by_subscription: dict[str, list[Event]] = {}
         for event in delivery.events:

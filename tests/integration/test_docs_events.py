@@ -93,8 +93,20 @@ def test_by_hand_and_maintenance(guide):
     dispatched, read, released, _, status, held = guide.run("By hand, and maintenance")
     assert dispatched[0][0] > 0
     assert (len(read), released) == (100, [(True,)])
-    assert {group[0] for group in status} == {"billing", "mails", "large"}
+    assert {group[0] for group in status} == {"billing", "mails", "large", "audit"}
     assert {"billing", "mails", "large"} <= {holder for _, _, holder, *_ in held}
+
+
+def test_an_event_is_emptied_and_its_readers_go_on(guide, connect):
+    [empty] = re.findall(r"`(update pgmb.events .*?)`", GUIDE)
+    connection = connect()
+    [(event_id,)] = connection.execute(
+        "select id from pgmb.events where payload ->> 'order' = '202'"
+    ).fetchall()
+    connection.execute(empty.replace("'...'", f"'{event_id}'"))
+    dispatch(connection)
+    read = connection.execute("select id, payload from pgmb.read_next_events('billing')").fetchall()
+    assert (event_id, None) in read
 
 
 def test_every_section_with_an_example_is_run():

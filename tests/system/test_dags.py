@@ -180,7 +180,9 @@ def test_a_backfill_from_the_form_makes_the_copy_whole_and_gives_up_what_is_gone
     example: Example, planes: psycopg.Connection[Any]
 ) -> None:
     planes.execute("insert into copies.plane values (99, 'gone')")
-    run = example("tube_backfill").test(run_conf={"tube": "copies", "order_column": "tail", "chunk_size": 1})
+    run = example("tube_backfill").test(
+        run_conf={"tube": "copies", "order_column": "tail", "chunk_size": 100}
+    )
     assert states(run) == {"tables": "success", "backfill": "success"}
     for _ in range(2):
         assert set(states(example("tube_replay").test()).values()) == {"success"}
@@ -194,7 +196,8 @@ def test_a_backfill_from_the_form_takes_tables_of_any_name_and_whole_numbers_as_
         'create table public."a,b.c" (id bigint primary key); insert into public."a,b.c" values (7);'
         "select tube.tube_table_ensure_attached('copies', 'public.\"a,b.c\"', 0)"
     )
-    given = {"tube": "copies", "tables": ['public."a,b.c"'], "order_column": "id", "chunk_size": 20000.0}
+    lines = [' public."a,b.c" ', ""]
+    given = {"tube": "copies", "tables": lines, "order_column": "id", "chunk_size": 20000.0}
     run = example("tube_backfill").test(run_conf=given)
     assert states(run) == {"tables": "success", "backfill": "success"}
     assert planes.execute("select ids from public.copies where op = 'B' and ids <> '{}'").fetchall() == [
@@ -215,6 +218,7 @@ def test_a_backfill_from_the_form_of_a_tube_without_tables_fails(
     [
         {},
         {"tube": ""},
+        {"tube": " "},
         {"tube": "q", "chunk_size": 0},
         {"tube": "q", "tables": ["plane"]},
         {"tube": "q", "pause": -1},
