@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -55,7 +56,8 @@ class Publisher:
     raises PublisherFull. An event that PostgreSQL refuses holds no other up, until those take as much as ``memory``: then
     ``put`` raises PublisherFull until ``flush`` has told of them.
 
-    Use it as a context manager, or call ``close``; a program that ends without loses nothing either. ``flush`` and
+    Use it as a context manager, or call ``close``; a program, or a process of multiprocessing, that ends without loses
+    nothing either. ``flush`` and
     ``close`` raise NotPublished with what could not be sent. A killed process loses what it had not flushed. Making
     one raises InvalidArgument for sizes below 1, and for another ``on_full``.
     """
@@ -93,6 +95,8 @@ class Publisher:
         self._thread = threading.Thread(target=self._work, name="pgchange-publisher", daemon=True)
         self._thread.start()
         atexit.register(self.close)
+        # A forked process of multiprocessing ends without the functions of atexit.
+        self._end_of_child = Finalize(None, self.close, exitpriority=0)
 
     def put(self, events: Event | Iterable[Event], timeout: float | None = None) -> None:
         """Publish soon.
@@ -123,6 +127,7 @@ class Publisher:
         committed just then may be there, under the ids that they have in the error.
         """
         atexit.unregister(self.close)
+        self._end_of_child.cancel()
         if os.getpid() != self._process:
             return
         with self._changed:
@@ -198,7 +203,7 @@ class Publisher:
             return
         reasons = [str(refused[0].error)] if refused else []
         if unsent:
-            reasons.append(f"the server could not be reached ({self._trouble or 'it does not answer'})")
+            reasons.append(f"the server did not take them ({self._trouble or 'it does not answer'})")
         raise NotPublished(
             f"events that were not published: {len(events)} ({len(refused)} refused, {len(unsent)} unsent); "
             f"{'; '.join(reasons)}. The error has them in its list events: mend them, or publish them again",
@@ -284,8 +289,11 @@ def _commit(
     try:
         with connection.transaction():
             write(connection, rows)
-    except InvalidArgument as error:
+    # A batch may be too much for a statement_timeout; one event alone is never refused for that.
+    except (InvalidArgument, psycopg.errors.QueryCanceled) as error:
         if len(rows) == 1:
+            if isinstance(error, psycopg.errors.QueryCanceled):
+                raise
             return [Refused(rows[0], error)]
         half = len(rows) // 2
         return _commit(connection, rows[:half], write) + _commit(connection, rows[half:], write)

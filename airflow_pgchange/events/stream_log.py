@@ -58,9 +58,7 @@ LOCKED = "select pg_catalog.pg_try_advisory_xact_lock(pgmb.lock_key(%s))"
 MOVED = f"""
     select pgmb.set_group_cursor(%s, %s) where pgmb.position(%s) ->> 'cursor' < %s collate "C" and %s <= {CLOCK}
 """
-KEPT = """
-    select s.id::text, pgmb.keep_alive(%s, array[s.id::text]) from pgmb.subscriptions as s where s.id = any (%s)
-"""
+KEPT = "select s.id::text from pgmb.subscriptions as s where s.id = any (%s)"
 
 
 class StreamLog:
@@ -140,9 +138,11 @@ class StreamLog:
 
     async def keep(self, subscription_ids: Sequence[str], place: Place, age: timedelta) -> set[str]:
         """Keep subscriptions from expiring, and let go of what is older than ``age``; those that are there."""
-        rows = await self._rows(KEPT, [self._group, list(subscription_ids)])
+        ids = list(subscription_ids)
+        await self._rows("select pgmb.keep_alive(%s, %s)", [self._group, ids])
+        kept = await self._rows(KEPT, [ids])
         await self._let_go(place.seen - age // MICROSECOND)
-        return {subscription_id for subscription_id, _ in rows}
+        return {subscription_id for (subscription_id,) in kept}
 
     async def _let_go(self, since: int) -> None:
         """Move the group's cursor up to a time, unless another process does the same or there was no client yet."""

@@ -74,6 +74,7 @@ class EventStreams:
         self._clients: dict[str, set[Client]] = defaultdict(set)
         self._count = 0
         self._keep_at = 0.0
+        self._begun = False
         self._stopped = True
 
     @property
@@ -90,6 +91,7 @@ class EventStreams:
         await self._log.connect()
         try:
             self._place = await self._log.end()
+            self._begun = True
             self._stopped = False
             watching = asyncio.create_task(self._watch(), name="pgchange-event-streams")
             try:
@@ -116,6 +118,12 @@ class EventStreams:
 
         After ``keep_alive`` seconds without any comes a comment with an id. Raises TooManyClients, ServerUnavailable.
         """
+        if not self._begun:
+            log.warning(
+                "the streams of group %s were never started: include their router in the application that the server "
+                "starts; one that is mounted in another is not told of the start",
+                self.group,
+            )
         if self._stopped or self._count >= self._max_clients:
             why = "the streams do not run" if self._stopped else f"{self._max_clients} clients are connected"
             raise TooManyClients(f"{why}: try again later")

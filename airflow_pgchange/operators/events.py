@@ -28,8 +28,9 @@ GIVEN = ("topic", "payload", "metadata", "at", "subscription_id", "id")
 class PublishEventsOperator(BaseOperator):
     """Publishes events, all in one transaction or none.
 
-    Guarantee: at least once. A task that is tried again after it had committed publishes again: give an event an
-    ``id`` of your own where it must not; then that try fails, and nothing is there twice.
+    Guarantee: at least once. A task that is tried again after it had committed publishes again. Give an event an ``id``
+    of your own if it must not: as long as the log keeps the event (``partition_retention_period``) such a try fails,
+    and nothing is there twice.
 
     :param events: events, or mappings with ``topic`` and, if you like, ``payload``, ``metadata``, ``at`` (a time with a
         zone, or its ISO 8601 text: delivered when it has come), ``subscription_id`` (for it alone) and ``id``; or the

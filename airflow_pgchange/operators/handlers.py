@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,17 @@ class EventHandlersOperator(BaseOperator):
             if self.on_busy == "skip":
                 raise AirflowSkipException(f"group {self.group} is held by another run") from error
             raise
-        self.log.info("group %s: %s", self.group, done)
+        self.log.log(
+            logging.WARNING if done.given_up else logging.INFO,
+            "group %s: %d events in %d batches; %d calls failed, %d are tried again later, %d became dead letters%s",
+            self.group,
+            done.events,
+            done.batches,
+            done.failed,
+            done.retried,
+            done.given_up,
+            " (airflow pgchange letters list)" if done.given_up else "",
+        )
         if self._killed:
             raise Stopped(f"group {self.group}: the task was killed; what it had not finished comes again")
         if self.skip_if_empty and not done.batches:

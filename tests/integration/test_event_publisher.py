@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -385,6 +386,37 @@ def test_who_puts_more_than_the_memory_holds_waits(db, connect, monkeypatch):
         blocked.set()
         thread.join(30)
     assert stored(connect()) == list(range(put_so_far + 1))
+
+
+def put_and_end(conninfo):
+    Publisher(conninfo).put(Event("t", {"n": 1}))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_of_multiprocessing_that_ends_loses_nothing(db, connect, method):
+    process = multiprocessing.get_context(method).Process(target=put_and_end, args=[db])
+    process.start()
+    process.join(SECONDS)
+    assert process.exitcode == 0
+    assert stored(connect()) == [1]
+
+
+def test_a_batch_that_takes_longer_than_a_statement_may_goes_in_parts(db, connect):
+    connection = connect()
+    connection.execute("""
+        create function public.slow() returns trigger language plpgsql as $$
+        begin
+            perform pg_sleep(0.02);
+            return new;
+        end
+        $$;
+        create trigger slow before insert on pgmb.events for each row execute function public.slow()
+    """)
+    limited = make_conninfo(db, options="-c statement_timeout=800ms")
+    with Publisher(limited, flush_events=100) as publisher:
+        publisher.put(numbers(100))
+        publisher.flush()
+    assert stored(connection) == list(range(100))
 
 
 def test_an_event_larger_than_the_memory_goes_alone(db, connect):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from airflow_pgchange.events import publish, stream_log, subscribe, topical, unsubscribe
 from airflow_pgchange.events import streams as streams_module
@@ -25,7 +27,7 @@ from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
 from demo.postgres import free_port
 from tests.handling import numbered
 from tests.streaming import may_read, numbers, serving
-from tests.web import SECONDS, listening
+from tests.web import SECONDS, listening, served
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,6 +71,29 @@ async def test_what_was_missed_is_read_about_once_though_it_is_large(db, connect
                 if seen == 60:
                     break
     assert len(asked) < 200
+
+
+async def test_the_signs_of_life_of_many_selections_are_one_call(db, connect):
+    connection = connect()
+    connection.execute(f"alter database {connection.info.dbname} set track_functions = 'pl'")
+    ids = [subscribe(connection, "web", topical(f"user.{n}", expiry=timedelta(hours=1))) for n in range(50)]
+    log = StreamLog(db, "web")
+    await log.connect()
+    assert await log.keep(ids, await log.end(), timedelta(minutes=5)) == set(ids)
+    await log.disconnect()
+    calls = "select calls from pg_stat_user_functions where funcname = 'keep_alive'"
+    while (counted := connection.execute(calls).fetchone()) is None:
+        await asyncio.sleep(0.01)
+    assert counted == (1,)
+
+
+def test_streams_that_were_never_started_say_why_in_the_log(db, caplog):
+    streams, outer, inner = EventStreams(db, "web"), FastAPI(), FastAPI()
+    inner.include_router(event_router(streams, may_read))
+    outer.mount("/inner", inner)
+    with served(outer) as address:
+        assert httpx.get(f"{address}/inner/t").status_code == 503
+    assert "include their router in the application that the server starts" in caplog.text
 
 
 def test_one_client_too_many_is_refused_until_another_is_gone(serve, connect):
