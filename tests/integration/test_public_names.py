@@ -46,14 +46,14 @@ PGMB = {
     "poll_for_events()": "integer",
     "prepare_poll_for_events_fn(sql_statements text[])": "void",
     "read_next_events(gid character varying, cursor pgmb.event_id, "
-    "chunk_size integer = (pgmb.get_config_value(('poll_chunk_size')::pgmb.config_type))::integer, peek boolean = false)": (
+    "chunk_size integer = (pgmb.get_config_value(('poll_chunk_size')::pgmb.config_type))::integer, "
+    "peek boolean = false)": (
         "TABLE(id pgmb.event_id, topic character varying, payload jsonb, metadata jsonb, "
         "subscription_ids pgmb.subscription_id[], next_cursor pgmb.event_id)"
     ),
     "read_events(event_ids pgmb.event_id[])": "SETOF pgmb.events",
-    "replay_events(gid character varying, sid character varying, from_event_id pgmb.event_id, max_events integer)": (
-        "SETOF pgmb.events"
-    ),
+    "replay_events(gid character varying, sid character varying, from_event_id pgmb.event_id, "
+    "max_events integer)": "SETOF pgmb.events",
     "set_group_cursor(gid character varying, new_cursor pgmb.event_id, release_lock boolean = false)": "void",
     "release_group_lock(gid character varying)": "boolean",
     f"maintain_events_table(current_ts {TIME} = now())": "SETOF text",
