@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from airflow_pgchange import people, schema
+from airflow_pgchange import administration, schema
 from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.errors import InvalidArgument
@@ -36,21 +36,21 @@ def uninstall(args: Namespace) -> Rows:
 @command("No consumer has begun here yet: the first claim makes one.")
 def status(args: Namespace) -> Rows:
     with both(args) as (results, source):
-        rows = people.status(results, source, lambda text: print(text, file=sys.stderr))
+        rows = administration.status(results, source, lambda text: print(text, file=sys.stderr))
     return rows if args.output == "json" else [_brief(row) for row in rows]
 
 
 @command(DONE)
 def skip(args: Namespace) -> Rows:
-    consumer = people.consumer(args.consumer)
+    consumer = administration.consumer(args.consumer)
     with both(args) as (results, source):
-        skipped = people.skip(results, source, consumer, args.reason)
+        skipped = administration.skip(results, source, consumer, args.reason)
     return [{"consumer": consumer.name, "skipped": skipped}]
 
 
 @command(DONE)
 def repair(args: Namespace) -> Rows:
-    consumer = people.movable(args.consumer)
+    consumer = administration.movable(args.consumer)
     confirm(
         args, f"{consumer.name} will go on from what the source still knows of it; batches may come again."
     )
@@ -61,7 +61,7 @@ def repair(args: Namespace) -> Rows:
 
 @command(DONE)
 def move(args: Namespace) -> Rows:
-    consumer = people.movable(args.consumer)
+    consumer = administration.movable(args.consumer)
     to = args.to if args.to in ("beginning", "now") else _time(args.to)
     confirm(args, f"{consumer.name} will move to {args.to}: changes are left out, or come again.")
     with both(args) as (results, source):
@@ -71,7 +71,7 @@ def move(args: Namespace) -> Rows:
 
 @command(DONE)
 def drop(args: Namespace) -> Rows:
-    consumer = people.movable(args.consumer)
+    consumer = administration.movable(args.consumer)
     confirm(args, f"{consumer.name} will be forgotten; under the same name it would begin anew.")
     with both(args) as (results, source):
         consumer.moves.drop(results, source, consumer.feed(source))

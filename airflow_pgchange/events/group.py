@@ -16,11 +16,10 @@ from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.events.event import Event, text_of
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, translated
-from airflow_pgchange.feeds.waiting import succeeds
+from airflow_pgchange.feeds.queries import ask, call, select
+from airflow_pgchange.feeds.retrying import succeeds
 
 PORTION_BYTES = 8 * 2**20
 """About how many bytes of events one retry or dead letter carries at most; more go in several."""

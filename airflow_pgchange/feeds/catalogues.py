@@ -9,10 +9,9 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
-from airflow_pgchange.feeds.looking import elsewhere
+from airflow_pgchange.feeds.queries import ask, select
+from airflow_pgchange.feeds.remote_status import elsewhere
 from airflow_pgchange.feeds.topology import TopologyFeed
 
 Connection = psycopg.Connection[Any]

@@ -10,12 +10,11 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.commit import CommitFeed
 from airflow_pgchange.feeds.errors import BatchNotFinished, InvalidArgument, translated
 from airflow_pgchange.feeds.feed import Feed, progress_at
-from airflow_pgchange.feeds.looking import elsewhere, in_work
+from airflow_pgchange.feeds.queries import ask, select
+from airflow_pgchange.feeds.remote_status import elsewhere, in_work
 
 
 @dataclass(frozen=True)

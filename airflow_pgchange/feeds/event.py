@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 from psycopg import sql
 
 from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
-from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.cutting import cut, refuse_shard
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 from airflow_pgchange.feeds.points import refuse_commit
+from airflow_pgchange.feeds.queries import call, select
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FEW = 250

@@ -11,11 +11,11 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch, Change, Partition
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import BatchIncomplete, PermissionDenied, translated
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.tables import table_identifier
 
 STANDBY_PATIENCE = 60.0

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.asking import rows
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied
+from airflow_pgchange.feeds.queries import rows
 
 _PART = r'"(?:[^"]|"")+"|[^".][^.]*'
 _RIGHTS = """

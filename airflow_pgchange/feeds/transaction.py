@@ -14,7 +14,6 @@ from psycopg import errors, sql
 from psycopg.pq import TransactionStatus
 
 from airflow_pgchange.feeds import failures, reading
-from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.connect import begun, connect, keep_open
 from airflow_pgchange.feeds.errors import (
@@ -29,7 +28,8 @@ from airflow_pgchange.feeds.errors import (
     translated,
 )
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
-from airflow_pgchange.feeds.waiting import succeeds
+from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.retrying import succeeds
 
 PING_EVERY = 30.0
 DEADLOCK_TRIES = 5

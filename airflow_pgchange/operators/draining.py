@@ -16,7 +16,6 @@ from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from airflow_pgchange import metrics
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of
-from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.draining import (
@@ -30,6 +29,7 @@ from airflow_pgchange.feeds.draining import (
 )
 from airflow_pgchange.feeds.errors import PgChangeError, Stopped
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 
@@ -195,7 +195,7 @@ class DrainingOperator(BaseOperator):
             with ExitStack() as opened:
                 results = opened.enter_context(connect(plan.results, primary=True))
                 source = results if plan.source is None else opened.enter_context(connect(plan.source))
-                metrics.report_lag(plan.feed.name, watching.lag(results, source, plan.feed, plan.limit))
+                metrics.report_lag(plan.feed.name, lag(results, source, plan.feed, plan.limit))
         except (PgChangeError, psycopg.Error) as error:
             self.log.warning("%s: no metrics of the lag: %s", plan.feed.name, error)
 

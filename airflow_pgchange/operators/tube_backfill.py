@@ -20,7 +20,7 @@ from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.stopping import Stop
 from airflow_pgchange.tubes import Downstream, Progress, TableDownstream
-from airflow_pgchange.tubes.working_off import BACKFILL_SECONDS
+from airflow_pgchange.tubes.control_pods import BACKFILL_SECONDS
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

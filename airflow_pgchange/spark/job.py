@@ -11,13 +11,13 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType, StringType, StructField, StructType
 
-from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.merge import validate, write_manifest
+from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.reading import connected
 from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create

@@ -14,9 +14,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
+from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.owners import Cluster
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.routing import RoutedReading
 from airflow_pgchange.spark.types import Column, describe, spark_schema

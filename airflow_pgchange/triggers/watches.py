@@ -10,8 +10,8 @@ from psycopg import sql
 
 from airflow_pgchange import metrics
 from airflow_pgchange.feeds.batch import Lag
-from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Goal, Position, Watched
+from airflow_pgchange.feeds.queries import select
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.triggers.alarm import FIRST_PAUSE, LONGEST_PAUSE, Alarm
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, groups, watching
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, groups
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
@@ -23,6 +23,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 from tests.event_keeping import maintain, narrow
 from tests.events import (
@@ -332,7 +333,7 @@ def test_a_source_that_lost_its_tail_is_told_and_repaired(db, other_db, connect_
     work(db, source=other_db, limit=1)
     source.execute("update pgmb.claim set version = 1, from_version = 0, upto = after, after = ''")
     with pytest.raises(SourceLostTail, match="airflow pgchange repair events:g"):
-        watching.lag(results, source, FEED)
+        lag(results, source, FEED)
     mark = one(source, "select pgmb.mark('g')")
     assert one(results, "select pgmb.adopt_mark('g', %s)", psycopg.types.json.Jsonb(mark)) == "at least once"
     assert len(work_all(db, source=other_db)) == 2
@@ -355,7 +356,7 @@ def test_results_that_were_restored_to_before_what_the_log_still_has_are_told_an
     later = publish(source, "c")
     work(db, source=other_db)
     results.execute("update pgmb.subscription_groups set (version, last_read_event_id) = (%s, %s)", before)
-    assert watching.lag(results, source, FEED).ready == 2
+    assert lag(results, source, FEED).ready == 2
     maintain(source, "1 hour")
     with pytest.raises(HistoryTrimmed, match="--to beginning"):
         work(db, source=other_db)
@@ -385,7 +386,7 @@ def test_another_source_than_the_cursors_is_told(db, other_db, connect_to):
     work(db, source=other_db)
     results.execute("update pgmb.subscription_groups set source = 1")
     with pytest.raises(SourceRestored, match="another cluster"):
-        watching.lag(results, source, FEED)
+        lag(results, source, FEED)
 
 
 def test_status_tells_of_every_group(db, connect):

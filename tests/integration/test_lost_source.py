@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.feeds import consumers, points, watching
+from airflow_pgchange.feeds import consumers, points
 from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
+from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.maintenance import maintain
 from tests.commits import FEED, commits, drain
 
 QUESTIONS = pytest.mark.parametrize(
     "ask",
     [
-        lambda results, source, point: watching.lag(results, source, FEED),
+        lambda results, source, point: lag(results, source, FEED),
         lambda results, source, point: points.has_passed(results, source, FEED, point),
         lambda results, source, point: points.has_passed(results, source, FEED, {"commit_id": 1}),
     ],
@@ -96,6 +97,6 @@ def test_a_standby_that_is_merely_late_is_not_accused(own_cluster, own_database,
         there.execute("select pg_wal_replay_pause()")
         commits(connection)
         drain(own_database)
-        assert watching.lag(connection, there, FEED).ready == 0
+        assert lag(connection, there, FEED).ready == 0
     finally:
         standby.remove()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, points
-from airflow_pgchange.feeds.watching import lag
+from airflow_pgchange.feeds.lag import lag
 from tests.commits import FEED, commits, drain
 
 IN_ORDER = CommitFeed("in order", 0, in_order=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, points, watching
+from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, points
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
@@ -15,6 +15,7 @@ from airflow_pgchange.feeds.errors import (
     StaleClaim,
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 
 FEED = TopologyFeed("router")
@@ -113,9 +114,9 @@ def test_the_lag_counts_what_is_behind(db, catalogue):
         consumer.claim(2)
         list(consumer.changes())
         consumer.ack()
-    lag = watching.lag(catalogue, catalogue, FEED, 10)
-    assert (lag.ready, lag.ready_exact, lag.waiting) == (1, True, 0)
-    assert lag.ready_age is not None
+    found = lag(catalogue, catalogue, FEED, 10)
+    assert (found.ready, found.ready_exact, found.waiting) == (1, True, 0)
+    assert found.ready_age is not None
 
 
 @pytest.mark.parametrize("upto", [-1, None])

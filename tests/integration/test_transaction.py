@@ -12,7 +12,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange import schema
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, asking, consumers, transaction
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers, queries, transaction
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import (
@@ -60,7 +60,7 @@ def test_a_connection_that_is_lost_while_another_holds_the_lock_is_told_as_that(
     commits(connect(), 3)
 
     def ask_and_lose(connection, query):
-        value = asking.ask(connection, query)
+        value = queries.ask(connection, query)
         if query == FEED.lock() and not value:
             connection.pgconn.finish()
         return value

@@ -14,8 +14,6 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
@@ -26,10 +24,10 @@ from airflow_pgchange.feeds.errors import (
     Stopped,
     translated,
 )
+from airflow_pgchange.feeds.queries import ask, call, select
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.tubes.backfilling import Progress, chunks, committed
-from airflow_pgchange.tubes.control import Control, Downstream
+from airflow_pgchange.tubes.backfills import Progress, chunks, committed
 
 CHUNK = 10_000
 """Ids that are touched in one go."""
@@ -40,6 +38,31 @@ LEAST_WAIT = 1.0
 """Seconds for which each of them may wait for who writes its table, also when that time is over."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control pod whose turn has come: all that was touched in its shard before it is done.
+
+    ``backfill_end``: of ``table`` the downstream gives up what it has not written since ``start_seq``. ``truncate``: all
+    that it had of ``table`` before ``seq``; of several whose turn has come it is asked for the last. Any other ``type``
+    is a user's own, and means what its ``payload`` says.
+    """
+
+    seq: int
+    shard: int
+    type: str
+    table: str
+    start_seq: int | None = None
+    payload: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+Downstream = Callable[[Control], Iterable[int] | None]
+"""Which ids a downstream holds and may have to give up. One too many does no harm: each is read anew.
+
+It gets users' own control pods too, and does itself what they ask for. It raises Refused where that can never be done:
+then the pod is taken away, and noted in ``tube.fault``. After any other error the pod stays, and its turn comes again.
+"""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds.asking import ask, rows
-from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.errors import (
     HistoryTrimmed,
     InvalidArgument,
@@ -28,6 +26,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownLetter,
     translated,
 )
+from airflow_pgchange.feeds.queries import ask, rows, select
 
 Age = timedelta | str
 """A span of time; as text a PostgreSQL interval, such as ``7 days``."""

@@ -1,4 +1,4 @@
-"""Queries that return one row with one column, many in a round trip."""
+"""Queries: calls of our SQL functions, built as complete statements without parameters, and asked in one place."""
 
 from __future__ import annotations
 
@@ -8,10 +8,31 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
+from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds.errors import translated
 
 Query = LiteralString | sql.SQL | sql.Composed
+
+
+def call(function: str, *arguments: Any) -> sql.Composed:
+    """``schema.function(...)``, as an expression; a mapping becomes jsonb."""
+    return sql.SQL("{}({})").format(
+        sql.Identifier(*function.split(".")), sql.SQL(", ").join(map(_literal, arguments))
+    )
+
+
+def select(function: str, *arguments: Any) -> sql.Composed:
+    """``select schema.function(...)``: one row with one column."""
+    return sql.SQL("select {}").format(call(function, *arguments))
+
+
+def ask(
+    connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
+) -> Any:
+    """The value of a query that returns one row with one column, None where it returns no row."""
+    found = rows(connection, query, values)
+    return found[0][0] if found else None
 
 
 async def ask_all(connection: psycopg.AsyncConnection[Any], queries: Sequence[sql.Composed]) -> list[Any]:
@@ -28,17 +49,13 @@ async def ask_all(connection: psycopg.AsyncConnection[Any], queries: Sequence[sq
     return values
 
 
-def ask(
-    connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
-) -> Any:
-    """The value of one query, None where it returns no row."""
-    found = rows(connection, query, values)
-    return found[0][0] if found else None
-
-
 def rows(
     connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
     """What a query returns, as tuples: a connection of the user's may make dicts or objects of its rows."""
     with translated(), connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(query, values).fetchall()
+
+
+def _literal(argument: Any) -> sql.Literal:
+    return sql.Literal(Jsonb(dict(argument)) if isinstance(argument, Mapping) else argument)
