@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange import queues, schema, troubles
+from airflow_pgchange.administration import KINDS
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.connect import keep_open
@@ -100,10 +101,8 @@ def maintain(
         report.add(report.done, lambda: _lines(connection, "revision.refresh_tracking"))
         report.add(report.attention, lambda: troubles.tracking(connection))
         report.add(report.attention, lambda: troubles.queue_partitions(connection))
-    if "pubsub" in held:
-        if keep is not None:
-            report.add(report.done, lambda: consumers.trim(connection, keep))
-        report.add(report.attention, lambda: troubles.consumers(connection))
+    if "pubsub" in held and keep is not None:
+        report.add(report.done, lambda: consumers.trim(connection, keep))
     if "tube" in held:
         _mend(report, connection, *TUBES)
         report.add(report.attention, lambda: troubles.tubes(connection))
@@ -114,6 +113,9 @@ def maintain(
         if keep_sagas is not None:
             report.add(report.done, lambda: queues.forget_sagas(connection, keep_sagas))
         report.add(report.attention, lambda: queues.troubles(connection))
+    # Those of queues are among mbus.troubles().
+    for kind in [kind for kind in KINDS if kind.system in held and kind.system != "mbus"]:
+        report.add(report.attention, partial(troubles.consumers, connection, kind))
     if "dead_letters" in held:
         report.add(report.attention, lambda: troubles.letters(connection))
     if "staging" in held:

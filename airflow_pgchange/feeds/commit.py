@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ClassVar, Literal
 
 from psycopg import sql
@@ -116,6 +117,28 @@ class CommitFeed:
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return select("pubsub.skip", self.consumer_id, self.branch_id, row, reason)
+
+    def mark(self) -> sql.Composed:
+        return select("pubsub.mark", self.consumer_id, self.branch_id)
+
+    def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
+        return select("pubsub.adopt_mark", self.consumer_id, self.branch_id, mark)
+
+    def point_at(self, at: datetime | str | None) -> sql.Composed:
+        return select("pubsub.point", self.branch_id, at)
+
+    def move_to(self, point: Any) -> sql.Composed:
+        return select("pubsub.move_consumer", self.consumer_id, self.branch_id, point or {"snapshot": None})
+
+    def note_move(self, point: Any) -> None:
+        return None
+
+    def known(self) -> sql.Composed:
+        known = sql.SQL("select exists (select from pubsub.claim where (consumer_id, branch_id) = ({}, {}))")
+        return known.format(self.consumer_id, self.branch_id)
+
+    def forget(self) -> sql.Composed:
+        return select("pubsub.drop_consumer", self.consumer_id, self.branch_id)
 
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
         return call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)

@@ -110,6 +110,28 @@ class EventFeed:
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return select("pgmb.skip", self.group, row, reason)
 
+    def mark(self) -> sql.Composed:
+        return select("pgmb.mark", self.group)
+
+    def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
+        return select("pgmb.adopt_mark", self.group, mark)
+
+    def point_at(self, at: datetime | str | None) -> sql.Composed:
+        return select("pgmb.cursor_of", at)
+
+    def move_to(self, point: Any) -> sql.Composed:
+        return select("pgmb.move_group", self.group, point)
+
+    def note_move(self, point: Any) -> sql.Composed:
+        return select("pgmb.note_move", self.group, point)
+
+    def known(self) -> sql.Composed:
+        known = sql.SQL("select exists (select from pgmb.subscription_groups where id = {})")
+        return known.format(self.group)
+
+    def forget(self) -> sql.Composed:
+        return select("pgmb.drop_group", self.group)
+
     def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
         alone = batch.bounds["alone"]
         arguments = [self.group, part.after, part.upto, batch.bounds["lowest"], batch.bounds["highest"]]

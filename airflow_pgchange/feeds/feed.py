@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -104,6 +105,33 @@ class Feed(Watched, Protocol):
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         """progress: go on behind a batch that ``in_work`` returned, which becomes a dead letter; its number."""
+
+
+@runtime_checkable
+class Movable(Feed, Protocol):
+    """What a feed can do besides whose progress is kept with the results: its consumers can be moved."""
+
+    def mark(self) -> sql.Composed:
+        """source, primary: what it knows of the consumer's last claim; null where that is nothing."""
+
+    def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
+        """results: go on from a ``mark``; the guarantee from here on, ``exactly once`` or ``at least once``."""
+
+    def point_at(self, at: datetime | str | None) -> sql.Composed:
+        """source, primary: the point behind all that is there now, or was before a time. Raises InvalidArgument for a
+        time where the feed has none."""
+
+    def move_to(self, point: Any) -> sql.Composed:
+        """results: go on from a point that ``point_at`` returned; None: from the beginning."""
+
+    def note_move(self, point: Any) -> sql.Composed | None:
+        """source, primary: keep what a move to the point will need; None where the source needs to know nothing."""
+
+    def known(self) -> sql.Composed:
+        """source, primary: whether it knows of the consumer, whose progress may be elsewhere."""
+
+    def forget(self) -> sql.Composed:
+        """results, and source if it is another and knows of it: forget the consumer, its claim and its dead letters."""
 
 
 def progress_at(feed: Watched, results: T, source: T) -> T:

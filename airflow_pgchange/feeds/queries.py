@@ -7,7 +7,7 @@ from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import tuple_row
+from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds.errors import translated
@@ -54,6 +54,14 @@ def rows(
 ) -> list[tuple[Any, ...]]:
     """What a query returns, as tuples: a connection of the user's may make dicts or objects of its rows."""
     with translated(), connection.cursor(row_factory=tuple_row) as cursor:
+        return cursor.execute(query, values).fetchall()
+
+
+def records(
+    connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The same, as dicts by the names of the columns."""
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(query, values).fetchall()
 
 

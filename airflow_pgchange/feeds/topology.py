@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ClassVar, Literal
 
 from psycopg import sql
@@ -99,6 +100,32 @@ class TopologyFeed:
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return select("topology.skip", self.consumer_id, row, reason)
+
+    def mark(self) -> sql.Composed:
+        return select("topology.mark", self.consumer_id)
+
+    def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
+        return select("topology.adopt_mark", self.consumer_id, mark)
+
+    def point_at(self, at: datetime | str | None) -> sql.Composed:
+        if at is not None:
+            raise InvalidArgument(
+                f"{self.name} can move to beginning or now, not to {at}: its log goes by term and index"
+            )
+        return self.point()
+
+    def move_to(self, point: Any) -> sql.Composed:
+        return select("topology.move_consumer", self.consumer_id, point)
+
+    def note_move(self, point: Any) -> None:
+        return None
+
+    def known(self) -> sql.Composed:
+        known = sql.SQL("select exists (select from topology.claim where consumer_id = {})")
+        return known.format(self.consumer_id)
+
+    def forget(self) -> sql.Composed:
+        return select("topology.drop_consumer", self.consumer_id)
 
 
 FEEDS[TopologyFeed.kind] = TopologyFeed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from airflow_pgchange import administration
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.connect import connect as open_connection
 from airflow_pgchange.feeds.connect import connect_async
@@ -150,7 +151,7 @@ def test_a_point_that_is_none_is_refused(db, connect, point):
     [
         lambda c: lag(c, c, FEED),
         lambda c: position(c, FEED),
-        consumers.status,
+        administration.status,
         lambda c: consumers.skip(c, c, FEED, "why"),
         lambda c: consumers.move(c, c, FEED, "now"),
         lambda c: consumers.trim(c, "1 day"),
@@ -180,7 +181,7 @@ def test_another_version_of_the_schema_is_told_and_loses_nothing(db, connect, ve
     [
         lambda c: lag(c, c, FEED),
         lambda c: position(c, FEED),
-        consumers.status,
+        administration.status,
         lambda c: consumers.move(c, c, FEED, "now"),
         lambda c: consumers.trim(c, "1 day"),
     ],

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, groups
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, consumers
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
@@ -360,7 +360,7 @@ def test_results_that_were_restored_to_before_what_the_log_still_has_are_told_an
     maintain(source, "1 hour")
     with pytest.raises(HistoryTrimmed, match="--to beginning"):
         work(db, source=other_db)
-    groups.move(results, source, FEED, "beginning")
+    consumers.move(results, source, FEED, "beginning")
     assert work(db, source=other_db) == later
 
 
@@ -371,7 +371,7 @@ def test_results_that_were_restored_to_a_time_that_they_were_moved_to_go_on_from
     subscribe(source)
     publish(source, "a")
     work(db, source=other_db)
-    groups.move(results, source, FEED, "now")
+    consumers.move(results, source, FEED, "now")
     before = results.execute("select version, last_read_event_id from pgmb.subscription_groups").fetchone()
     again = publish(source, "b", "c")
     assert work(db, source=other_db, limit=1) + work(db, source=other_db, limit=1) == again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_pgchange import administration
 from airflow_pgchange.feeds import consumers, points
 from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
 from airflow_pgchange.feeds.lag import lag
@@ -63,9 +64,9 @@ def test_a_point_of_another_cluster_is_never_passed(apart):
 def test_status_says_what_a_person_must_decide(apart, harm, says):
     results, source, _ = apart
     source.execute(harm)
-    (shown,) = consumers.status(results, source)
-    assert shown.ready is None
-    assert says in shown.held_back_by
+    (shown,) = administration.status(results, source)
+    assert shown["ready"] is None
+    assert says in shown["held_back_by"]
 
 
 def test_status_and_maintenance_of_a_restored_database_say_what_to_run(db, connect):
@@ -74,8 +75,8 @@ def test_status_and_maintenance_of_a_restored_database_say_what_to_run(db, conne
     drain(db)
     connection.execute(RESTORED)
     connection.execute("update pubsub.watermark set source = 1")
-    (shown,) = consumers.status(connection)
-    assert "rebase_after_restore" in shown.held_back_by
+    (shown,) = administration.status(connection)
+    assert "rebase_after_restore" in shown["held_back_by"]
     assert any("rebase_after_restore" in line for line in maintain(connection).attention)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange import dead_letters
-from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, catalogues
+from airflow_pgchange import administration, dead_letters
+from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, consumers
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import PermissionDenied
 from airflow_pgchange.feeds.lag import lag
@@ -97,8 +97,8 @@ def test_a_consumer_does_not_move_trim_or_send_again(granted, connect_to):
     conninfo = granted("consumer")
     connection, letter = connect_to(conninfo), give_up(conninfo)
     for does in (
-        lambda: catalogues.move(connection, connection, FEED, "beginning"),
-        lambda: catalogues.drop(connection, connection, FEED),
+        lambda: consumers.move(connection, connection, FEED, "beginning"),
+        lambda: consumers.drop(connection, connection, FEED),
         lambda: dead_letters.again(connection, ids=[letter]),
     ):
         with pytest.raises(PermissionDenied):
@@ -110,12 +110,12 @@ def test_a_consumer_does_not_move_trim_or_send_again(granted, connect_to):
 def test_a_keeper_looks_sends_again_trims_moves_and_drops(granted, connect_to, catalogue):
     conninfo = granted("keeper")
     connection, letter = connect_to(conninfo), give_up(conninfo)
-    assert [one["consumer_id"] for one in catalogues.status(connection, connection)] == ["router"]
+    assert [one["consumer"] for one in administration.status(connection)] == ["topology:router"]
     assert dead_letters.again(connection, ids=[letter]) == [letter]
     events = work(conninfo)
     assert len(events) == catalogue.execute("select count(*) from topology.log").fetchone()[0]
-    catalogues.move(connection, connection, FEED, "beginning")
+    consumers.move(connection, connection, FEED, "beginning")
     assert work(conninfo) == events
     assert "trimmed" in connection.execute("select topology.trim_log('0 s')").fetchone()[0]
-    catalogues.drop(connection, connection, FEED)
-    assert catalogues.status(connection, connection) == []
+    consumers.drop(connection, connection, FEED)
+    assert administration.status(connection) == []

@@ -11,7 +11,7 @@ import pytest
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange import schema
+from airflow_pgchange import administration, schema
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers, queries, transaction
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.connect import connect as feed_connect
@@ -182,7 +182,7 @@ def test_a_database_without_an_encoding_is_read_as_text(cluster, connect_to):
         connection = feed_connect(cluster.conninfo("plain"))
         assert all(state.intact for state in schema.install(connection))
         connection.execute("select pubsub.register('plain', 0)")
-        assert consumers.status(connection)[0].consumer_id == "plain"
+        assert administration.status(connection)[0]["consumer"] == "plain/0"
         connection.close()
     finally:
         with psycopg.connect(cluster.conninfo(), autocommit=True) as admin:
