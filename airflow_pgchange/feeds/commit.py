@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
-from airflow_pgchange.feeds.cutting import cut, refuse_shard
+from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 from airflow_pgchange.feeds.queries import call, select
@@ -28,6 +27,7 @@ class CommitFeed:
     kind: ClassVar[str] = "commit"
     progress: ClassVar[Literal["results", "source"]] = "results"
     schema_version: ClassVar[int] = 1
+    sharded: ClassVar[bool] = False
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "bigint"),
         ("queue_id", "bigint"),
@@ -87,15 +87,8 @@ class CommitFeed:
             max_attempts,
         )
 
-    def batch(self, row: Mapping[str, Any]) -> Batch:
-        return Batch.from_json({**row, "feed": self.name})
-
-    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        refuse_shard(self, shard)
-        return cut(self, batch.slices, n, lambda part: self._changes(batch, part))
-
-    def shards(self, batch: Batch) -> list[int]:
-        return []
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        return call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         return Change(id=row["id"], position=f"{row['txid']}/{row['queue_id']}", created_at=row["created_at"])
@@ -139,9 +132,6 @@ class CommitFeed:
 
     def forget(self) -> sql.Composed:
         return select("pubsub.drop_consumer", self.consumer_id, self.branch_id)
-
-    def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)
 
 
 FEEDS[CommitFeed.kind] = CommitFeed

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
-from airflow_pgchange.feeds.cutting import cut, refuse_shard
+from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 from airflow_pgchange.feeds.points import refuse_commit
@@ -32,6 +31,7 @@ class EventFeed:
     kind: ClassVar[str] = "event"
     progress: ClassVar[Literal["results", "source"]] = "results"
     schema_version: ClassVar[int] = 1
+    sharded: ClassVar[bool] = False
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
         ("topic", "text"),
@@ -76,15 +76,15 @@ class EventFeed:
     ) -> sql.Composed:
         return select("pgmb.claim", self.group, position, limit, max_attempts)
 
-    def batch(self, row: Mapping[str, Any]) -> Batch:
-        return Batch.from_json({**row, "feed": self.name})
-
-    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        refuse_shard(self, shard)
-        return cut(self, batch.slices, n, lambda part: self._changes(batch, part))
-
-    def shards(self, batch: Batch) -> list[int]:
-        return []
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        alone = batch.bounds["alone"]
+        arguments = [self.group, part.after, part.upto, batch.bounds["lowest"], batch.bounds["highest"]]
+        if part.count <= FEW:
+            function, arguments = "pgmb.some_events", [*arguments, alone]
+        else:
+            # Where each dispatch is of one subscription no order has to be made.
+            function = "pgmb.events_alone" if alone else "pgmb.events_shared"
+        return call(function, *arguments)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         data = {name: row[name] for name in ("topic", "payload", "metadata", "subscription_ids")}
@@ -131,16 +131,6 @@ class EventFeed:
 
     def forget(self) -> sql.Composed:
         return select("pgmb.drop_group", self.group)
-
-    def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        alone = batch.bounds["alone"]
-        arguments = [self.group, part.after, part.upto, batch.bounds["lowest"], batch.bounds["highest"]]
-        if part.count <= FEW:
-            function, arguments = "pgmb.some_events", [*arguments, alone]
-        else:
-            # Where each dispatch is of one subscription no order has to be made.
-            function = "pgmb.events_alone" if alone else "pgmb.events_shared"
-        return call(function, *arguments)
 
 
 def check_group_name(group: str) -> None:

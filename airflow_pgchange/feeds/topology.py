@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition
-from airflow_pgchange.feeds.cutting import cut, refuse_shard
+from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 from airflow_pgchange.feeds.points import refuse_commit
@@ -28,6 +27,7 @@ class TopologyFeed:
     kind: ClassVar[str] = "topology"
     progress: ClassVar[Literal["results", "source"]] = "results"
     schema_version: ClassVar[int] = 1
+    sharded: ClassVar[bool] = False
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
         ("term", "bigint"),
@@ -69,15 +69,8 @@ class TopologyFeed:
     ) -> sql.Composed:
         return select("topology.claim", self.consumer_id, position, limit, max_attempts)
 
-    def batch(self, row: Mapping[str, Any]) -> Batch:
-        return Batch.from_json({**row, "feed": self.name})
-
-    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        refuse_shard(self, shard)
-        return cut(self, batch.slices, n, lambda part: call("topology.changes", part.after, part.upto))
-
-    def shards(self, batch: Batch) -> list[int]:
-        return []
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        return call("topology.changes", part.after, part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         return Change(id=row["id"], position=row["id"], created_at=row["written_at"], data=row["event"])

@@ -151,7 +151,7 @@ class ConsumerTransaction:
             choose = self.feed.choose(position, limit) if self._on_standby else None
             choice = None if choose is None else ask(self._reader, choose)
             row = ask(self._claims, self.feed.claim(position, limit, choice, max_attempts))
-        self.batch = None if row is None else self.feed.batch(row)
+        self.batch = None if row is None else Batch.from_json({**row, "feed": self.feed.name})
         return self.batch
 
     def give_up(self, reason: str, batch_id: str | None = None) -> int:

@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.batch import Batch, Partition
 from airflow_pgchange.feeds.bucket_owners import Cluster, Share
 from airflow_pgchange.feeds.connect import complete, connect
 from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.types import Column, describe, spark_schema
@@ -84,7 +84,7 @@ class RoutedReading:
         with connect(cluster.catalogue, primary=True) as connection:
             buckets = bucket_owners.all_buckets(connection, wanted.rule.tier)
         with reading.connected(source, batch.lsn) as connection:
-            ids = tuple(describe(connection, _ids(feed.partitions(batch, 1)[0]).query))
+            ids = tuple(describe(connection, _ids(partitions(feed, batch, 1)[0]).query))
         undescribed = cls(
             feed, batch, source, cluster, wanted, wanted.table, wanted.key, wanted.rule, buckets, ids
         )
@@ -97,7 +97,7 @@ class RoutedReading:
     def partitions(self, n: int) -> list[RoutedPart]:
         """About ``n`` partitions: some of the changes, and the buckets of one replicaset, each."""
         shares = self._shares(self.buckets)
-        parts = self.feed.partitions(self.batch, max(1, n // len(shares)), self.wanted.shard)
+        parts = partitions(self.feed, self.batch, max(1, n // len(shares)), self.wanted.shard)
         return [RoutedPart(_ids(part), share.buckets) for part in parts for share in shares]
 
     def read(self, part: RoutedPart) -> Iterator[pa.RecordBatch]:

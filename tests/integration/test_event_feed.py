@@ -22,7 +22,7 @@ from airflow_pgchange.feeds.errors import (
     TransactionNotClean,
     UnknownConsumer,
 )
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 from tests.event_keeping import maintain, narrow
@@ -147,10 +147,10 @@ def test_any_number_of_partitions_together_are_the_batch(db, connect):
     with ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(24_000)
         assert batch.count == 24_000
-        partitions = FEED.partitions(batch, 2)
-        parts = [[row[0] for row in connection.execute(part.query).fetchall()] for part in partitions]
+        found = partitions(FEED, batch, 2)
+        parts = [[row[0] for row in connection.execute(part.query).fetchall()] for part in found]
         consumer.ack()
-    assert [len(part) for part in parts] == [part.count for part in partitions]
+    assert [len(part) for part in parts] == [part.count for part in found]
     wanted = connection.execute("select id from pgmb.events order by id limit 24000").fetchall()
     assert (len(parts), [each for part in parts for each in part]) == (2, [row[0] for row in wanted])
 

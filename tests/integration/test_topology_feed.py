@@ -14,7 +14,7 @@ from airflow_pgchange.feeds.errors import (
     SourceLostTail,
     StaleClaim,
 )
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 
@@ -78,7 +78,7 @@ def test_many_events_come_in_slices_that_are_the_batch(db, catalogue):
         batch = consumer.claim(100_000)
         assert [part.count for part in batch.slices] == [10_000, 10_000, 5_003]
         assert sum(1 for _ in consumer.changes()) == batch.count == 25_003
-        assert len(FEED.partitions(batch, 2)) == 2
+        assert len(partitions(FEED, batch, 2)) == 2
         consumer.ack()
 
 

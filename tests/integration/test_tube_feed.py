@@ -8,7 +8,7 @@ import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, points
 from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, StaleClaim, UnknownConsumer
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, shards, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 from tests.tubes import attach, make, pods
@@ -225,7 +225,7 @@ def test_a_batch_is_read_shard_by_shard(db, connect):
         connection.execute(f"insert into sh{shard:04}.item select generate_series(1, {shard})")
     with ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(100)
-        assert FEED.shards(batch) == [1, 2]
-        counts = [sum(part.count for part in FEED.partitions(batch, 4, shard)) for shard in (1, 2, 3)]
+        assert shards(FEED, batch) == [1, 2]
+        counts = [sum(part.count for part in partitions(FEED, batch, 4, shard)) for shard in (1, 2, 3)]
         assert counts == [1, 2, 0]
         consumer.ack()
