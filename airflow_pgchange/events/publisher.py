@@ -17,8 +17,8 @@ import psycopg
 
 from airflow_pgchange.events.event import Event, Row, row_of
 from airflow_pgchange.events.publish import copy_rows, insert_if_absent, with_ids
+from airflow_pgchange.feeds.checks import check_count
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import (
     ConsumerBusy,
     InvalidArgument,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from psycopg import sql
 
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.checks import check_group_name
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 from airflow_pgchange.feeds.points import refuse_commit
 from airflow_pgchange.feeds.queries import call, select
@@ -131,17 +131,6 @@ class EventFeed:
 
     def forget(self) -> sql.Composed:
         return select("pgmb.drop_group", self.group)
-
-
-def check_group_name(group: str) -> None:
-    """Raises InvalidArgument for what no group can be called."""
-    if not isinstance(group, str) or not 1 <= len(group) <= 48 or not is_sendable(group):
-        raise InvalidArgument(f"the name of a group is 1 to 48 characters, not {group!r:.300}")
-
-
-def is_sendable(text: str) -> bool:
-    """Whether PostgreSQL can hold a text."""
-    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def published_at(event_id: str) -> datetime:

@@ -1,4 +1,4 @@
-"""The event log: publishing, subscribing, dispatching, replaying, and running handlers."""
+"""The event log: publishing, subscribing, dispatching and replaying."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_pgchange.arguments import Until, until_of
 from airflow_pgchange.events import Event, Selection, publish, subscribe, topical
 from airflow_pgchange.events.dispatch import WITHIN, poll
 from airflow_pgchange.events.replay import replay, rewind
-from airflow_pgchange.feeds.draining import check_count
+from airflow_pgchange.feeds.checks import check_count
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 

@@ -11,6 +11,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType, StringType, StructField, StructType
 
+from airflow_pgchange.feeds.attached import Attached
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
@@ -21,7 +22,6 @@ from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.reading import connected
 from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
-from airflow_pgchange.feeds.tables import Attached
 from airflow_pgchange.feeds.target import look_up
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.spark import request, sink
