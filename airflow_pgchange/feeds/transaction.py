@@ -11,11 +11,10 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import errors, sql
-from psycopg.pq import TransactionStatus
 
 from airflow_pgchange.feeds import failures, reading
 from airflow_pgchange.feeds.batch import Batch, Change
-from airflow_pgchange.feeds.connect import begun, connect, keep_open
+from airflow_pgchange.feeds.connect import begun, cancel, connect, keep_open
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
     ConnectionLost,
@@ -33,7 +32,6 @@ from airflow_pgchange.feeds.retrying import succeeds
 
 PING_EVERY = 30.0
 DEADLOCK_TRIES = 5
-CANCEL_WITHIN = 5.0
 
 
 class ConsumerTransaction:
@@ -236,8 +234,7 @@ class ConsumerTransaction:
     def cancel(self) -> None:
         """End the statements that run on the transaction; from another thread, or from a signal's handler."""
         for connection in {self._keeper, self.connection}:
-            if connection.info.transaction_status == TransactionStatus.ACTIVE:
-                connection.cancel_safe(timeout=CANCEL_WITHIN)
+            cancel(connection)
 
     def _note(self, error: BaseException | None) -> None:
         """With nothing held any more: a transaction at its ack may have locked what is written here."""

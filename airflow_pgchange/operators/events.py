@@ -148,7 +148,7 @@ class PollEventsOperator(BaseOperator):
     def execute(self, context: Context) -> int:
         """Returns how many pairs of event and subscription were dispatched."""
         until, total = until_of(self.until), 0
-        ends = None if until == "empty" else time.monotonic() + float(until)
+        ends = None if until == "empty" else time.monotonic() + until
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             while not self._stopped.is_set():
                 dispatched = poll(connection, self.within)

@@ -57,7 +57,7 @@ class BacklogWatch:
         return self.feed.lag(NOWHERE if position is None else position, self.min_changes)
 
     def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
-        lag = Lag.from_row(answer)
+        lag = Lag(**answer)
         self._meter.lag(lag, now)
         return {"feed": self.feed.name, **asdict(lag)} if self._alarm.due(position, lag, now) else None
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import dict_row
 
 from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import (
@@ -24,7 +23,7 @@ from airflow_pgchange.feeds.errors import (
     Stopped,
     translated,
 )
-from airflow_pgchange.feeds.queries import ask, call, select
+from airflow_pgchange.feeds.queries import ask, call, records, select
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.tubes.backfills import Progress, chunks, committed
@@ -113,14 +112,17 @@ def work_off(
                 if consumer.connection.closed:
                     raise
                 log.exception("%s: control pod %s failed, and stays", feed.name, row["seq"])
-                turn.failed.append(error)
+                turn.failed = turn.failed or error
                 continue
             if one is not None:
                 done.append(one)
         with translated():
-            ask(consumer.connection, select("tube.note_controls", feed.tube, feed.worker, bool(turn.failed)))
-    if turn.failed:
-        raise turn.failed[0]
+            ask(
+                consumer.connection,
+                select("tube.note_controls", feed.tube, feed.worker, turn.failed is not None),
+            )
+    if turn.failed is not None:
+        raise turn.failed
     return done
 
 
@@ -129,7 +131,7 @@ class _Turn:
     """One go at the control pods of a worker.
 
     By their seq: rows that the scheduled backfills looked at which are at their end, why others can have none, and the
-    truncations for which a later one asks.
+    truncations for which a later one asks. ``failed``: the first error.
     """
 
     feed: TubeFeed
@@ -140,7 +142,7 @@ class _Turn:
     ended: dict[int, int] = field(default_factory=dict)
     refused: dict[int, Refused] = field(default_factory=dict)
     covered: set[int] = field(default_factory=set)
-    failed: list[BaseException] = field(default_factory=list)
+    failed: BaseException | None = None
 
     def carry_out_backfills(self, source: str) -> None:
         deadline = time.monotonic() + self.seconds
@@ -158,7 +160,7 @@ class _Turn:
                 except (PgChangeError, psycopg.Error) as error:
                     if connection.closed:
                         raise
-                    self.failed.append(error)
+                    self.failed = self.failed or error
 
     def _backfill(self, connection: psycopg.Connection[Any], seq: int, deadline: float) -> None:
         try:
@@ -218,8 +220,7 @@ def _due(connection: psycopg.Connection[Any], feed: TubeFeed) -> list[dict[str, 
     query = sql.SQL("select * from {}").format(
         call("tube.control_pods", feed.tube, feed.workers, feed.worker)
     )
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(query).fetchall()
+    return records(connection, query)
 
 
 def _covered(due: list[dict[str, Any]]) -> set[int]:

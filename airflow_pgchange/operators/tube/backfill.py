@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from airflow.sdk import BaseOperator
-from psycopg.pq import TransactionStatus
 
 from airflow_pgchange import tubes
 from airflow_pgchange.arguments import names, seconds, whole
+from airflow_pgchange.feeds.connect import cancel
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.transaction import CANCEL_WITHIN
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.stopping import Stop
 from airflow_pgchange.tubes import Progress
@@ -146,6 +145,5 @@ class TubeBackfillOperator(Backfilling):
     def on_kill(self) -> None:
         """Stop at once, and undo the chunk in work; the next run goes on with it."""
         super().on_kill()
-        connection = self._connection
-        if connection is not None and connection.info.transaction_status == TransactionStatus.ACTIVE:
-            connection.cancel_safe(timeout=CANCEL_WITHIN)
+        if self._connection is not None:
+            cancel(self._connection)
