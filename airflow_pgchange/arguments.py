@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from airflow_pgchange.feeds import feed as feeds
-from airflow_pgchange.feeds.draining import check_count
+from airflow_pgchange.feeds.checks import check_count
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed, Watched
 

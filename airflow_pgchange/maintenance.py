@@ -10,10 +10,10 @@ from typing import Any, LiteralString, TypeVar
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange import attention, queues, schema
+from airflow_pgchange import queues, schema, troubles
+from airflow_pgchange.administration import KINDS
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds import consumers
-from airflow_pgchange.feeds.calls import call
 from airflow_pgchange.feeds.connect import keep_open
 from airflow_pgchange.feeds.errors import (
     ConsumerBusy,
@@ -22,6 +22,7 @@ from airflow_pgchange.feeds.errors import (
     ServerUnavailable,
     translated,
 )
+from airflow_pgchange.feeds.queries import call
 
 MANY_STEPS = 100
 """After so many of one kind, what is still to be dispatched or placed is left to the next time."""
@@ -98,15 +99,13 @@ def maintain(
     if "revision" in held:
         report.add(report.done, lambda: _lines(connection, "revision.maintain_partitions", width, ahead))
         report.add(report.done, lambda: _lines(connection, "revision.refresh_tracking"))
-        report.add(report.attention, lambda: attention.tracking(connection))
-        report.add(report.attention, lambda: attention.queue_partitions(connection))
-    if "pubsub" in held:
-        if keep is not None:
-            report.add(report.done, lambda: consumers.trim(connection, keep))
-        report.add(report.attention, lambda: attention.consumers(connection))
+        report.add(report.attention, lambda: troubles.tracking(connection))
+        report.add(report.attention, lambda: troubles.queue_partitions(connection))
+    if "pubsub" in held and keep is not None:
+        report.add(report.done, lambda: consumers.trim(connection, keep))
     if "tube" in held:
         _mend(report, connection, *TUBES)
-        report.add(report.attention, lambda: attention.tubes(connection))
+        report.add(report.attention, lambda: troubles.tubes(connection))
     if "pgmb" in held:
         _keep_log(report, connection)
     if "mbus" in held:
@@ -114,8 +113,11 @@ def maintain(
         if keep_sagas is not None:
             report.add(report.done, lambda: queues.forget_sagas(connection, keep_sagas))
         report.add(report.attention, lambda: queues.troubles(connection))
+    # Those of queues are among mbus.troubles().
+    for kind in [kind for kind in KINDS if kind.system in held and kind.system != "mbus"]:
+        report.add(report.attention, partial(troubles.consumers, connection, kind))
     if "dead_letters" in held:
-        report.add(report.attention, lambda: attention.letters(connection))
+        report.add(report.attention, lambda: troubles.letters(connection))
     if "staging" in held:
         report.add(report.done, lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
     return report
@@ -131,8 +133,8 @@ def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
     for step in ("expire_subscriptions", "forget_faults", "forget_dropped", "trim_published"):
         report.add(report.done, partial(_lines, connection, f"pgmb.{step}"))
     _mend(report, connection, *MUTATIONS)
-    report.add(report.attention, lambda: attention.partitions(connection))
-    report.add(report.attention, lambda: attention.events(connection))
+    report.add(report.attention, lambda: troubles.partitions(connection))
+    report.add(report.attention, lambda: troubles.events(connection))
 
 
 def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:

@@ -22,7 +22,6 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.schema",
                 "operators.maintenance",
                 "operators.tube",
-                "operators.tube_backfill",
                 "operators.events",
                 "operators.handlers",
                 "operators.letters",

@@ -10,11 +10,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.asking import ask, rows
-from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.looking import in_work, lag_or_why_not
+from airflow_pgchange.feeds.queries import ask, call, rows, select
 from airflow_pgchange.feeds.queue import QueueFeed
+from airflow_pgchange.feeds.remote_status import in_work, lag_or_why_not
 
 Texts = Mapping[str, str | None]
 """What an hstore holds."""

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.asking import ask, rows
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, SchemaVersionMismatch, translated
+from airflow_pgchange.feeds.queries import ask, rows
 
 
 @dataclass(frozen=True)

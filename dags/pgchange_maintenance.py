@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.sdk import Param, Variable, dag, task
 
-from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
+from airflow_pgchange.operators.maintenance import MaintenanceOperator
 
 
 @dag(
@@ -49,7 +49,7 @@ def pgchange_maintenance() -> None:
         given: list[str] | None = (params or {}).get("databases")
         return given or Variable.get("pgchange_databases", default=["airline"], deserialize_json=True)
 
-    MaintainPartitionsOperator.partial(
+    MaintenanceOperator.partial(
         task_id="maintain",
         keep="{{ params.keep or '' }}",
         keep_sagas="{{ params.keep_sagas or '' }}",

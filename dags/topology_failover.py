@@ -13,8 +13,9 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import dag, task
 
 from airflow_pgchange.assets.pgchange import feed_asset
-from airflow_pgchange.feeds import CommitFeed, TopologyFeed, consumers, watching
+from airflow_pgchange.feeds import CommitFeed, TopologyFeed, consumers
 from airflow_pgchange.feeds.errors import SourceLostTail
+from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.topology import failover
 
@@ -50,7 +51,7 @@ def topology_failover() -> None:
         ):
             for feed in CONSUMERS[replicaset]:
                 try:
-                    watching.lag(results, source, feed)
+                    lag(results, source, feed)
                 except SourceLostTail:
                     log.warning("%s goes on, %s", feed.name, consumers.repair(results, source, feed))
 

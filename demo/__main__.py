@@ -24,8 +24,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_pgchange import schema, tubes
-from airflow_pgchange.feeds import CommitFeed, TubeFeed, watching
+from airflow_pgchange.feeds import CommitFeed, TubeFeed
 from airflow_pgchange.feeds.errors import PgChangeError, UnknownConsumer
+from airflow_pgchange.feeds.lag import lag, position
 from demo import flights
 from demo.airflow import LocalAirflow, airflow_connection, sqlalchemy_url
 from demo.postgres import Cluster, embedded_binaries
@@ -115,12 +116,12 @@ def play(airflow: LocalAirflow, database: str, rows: list[flights.Row], writers:
         finally:
             stop.set()
         done = time.monotonic()
-        batches = watching.position(connection, FEED)["version"]
+        batches = position(connection, FEED)["version"]
         result = connection.execute(
             "select * from public.route_delay order by carrier, origin, dest"
         ).fetchall()
         ((copied, differing),) = connection.execute(COPY_IS_LIKE).fetchall()
-        replays = watching.position(connection, COPIES)["version"]
+        replays = position(connection, COPIES)["version"]
     wanted = flights.expected(days)
     show(result, wanted)
     same = result == wanted
@@ -145,9 +146,7 @@ def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: F
         written = replay.done()
         if written:
             replay.result()
-        over = written and not any(
-            watching.lag(connection, connection, feed).ready for feed in (FEED, COPIES)
-        )
+        over = written and not any(lag(connection, connection, feed).ready for feed in (FEED, COPIES))
         if over or time.monotonic() - looked > 3:
             looked = time.monotonic()
             now = standing(connection)
@@ -165,15 +164,15 @@ def standing(connection: psycopg.Connection[Any]) -> str:
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read")
         ((committed,),) = connection.execute("select count(*) from public.movement").fetchall()
-        lag = watching.lag(connection, connection, FEED, 1_000_000)
-        touched = watching.lag(connection, connection, COPIES, 1_000_000).ready
+        found = lag(connection, connection, FEED, 1_000_000)
+        touched = lag(connection, connection, COPIES, 1_000_000).ready
         try:
-            batches = watching.position(connection, FEED)["version"]
+            batches = position(connection, FEED)["version"]
         except UnknownConsumer:
             batches = 0
     return (
-        f"committed {committed:>8,}   ready {lag.ready:>8,}   waiting {lag.waiting:>6,}   "
-        f"processed {committed - lag.ready - lag.waiting:>8,}   batches {batches:>3}   to copy {touched:>7,}"
+        f"committed {committed:>8,}   ready {found.ready:>8,}   waiting {found.waiting:>6,}   "
+        f"processed {committed - found.ready - found.waiting:>8,}   batches {batches:>3}   to copy {touched:>7,}"
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.feeds import CommitFeed, consumers
 from airflow_pgchange.feeds.draining import Plan, drain
 from tests.commits import FEED, claim_and_fail, commits
@@ -26,12 +26,12 @@ def give_up(
     ids = commits(at, n)
     claim_and_fail(db, source, feed, limit=n)
     consumers.skip(connection, at, feed, "cannot be parsed")
-    return letters.listed(connection)[-1].id, ids
+    return dead_letters.listed(connection)[-1].id, ids
 
 
-def only(connection: Connection) -> letters.Letter:
+def only(connection: Connection) -> dead_letters.Letter:
     """The one letter that there is."""
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     return letter
 
 

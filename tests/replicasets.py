@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.feeds.owners import Cluster as Reached
+from airflow_pgchange.feeds.bucket_owners import Cluster as Reached
 from demo.postgres import Cluster
 
 NAMES = ("r1", "r2")

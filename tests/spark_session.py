@@ -12,9 +12,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.merge import merge
-from airflow_pgchange.feeds.owners import Cluster
 from airflow_pgchange.spark import submit
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Request

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from airflow_pgchange import people, schema
+from airflow_pgchange import administration, schema
 from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.errors import InvalidArgument
@@ -36,46 +36,44 @@ def uninstall(args: Namespace) -> Rows:
 @command("No consumer has begun here yet: the first claim makes one.")
 def status(args: Namespace) -> Rows:
     with both(args) as (results, source):
-        rows = people.status(results, source, lambda text: print(text, file=sys.stderr))
+        rows = administration.status(results, source, lambda text: print(text, file=sys.stderr))
     return rows if args.output == "json" else [_brief(row) for row in rows]
 
 
 @command(DONE)
 def skip(args: Namespace) -> Rows:
-    consumer = people.consumer(args.consumer)
+    consumer = administration.named(args.consumer)
     with both(args) as (results, source):
-        skipped = people.skip(results, source, consumer, args.reason)
-    return [{"consumer": consumer.name, "skipped": skipped}]
+        skipped = consumers.skip(results, source, consumer(source), args.reason)
+    return [{"consumer": args.consumer, "skipped": skipped}]
 
 
 @command(DONE)
 def repair(args: Namespace) -> Rows:
-    consumer = people.movable(args.consumer)
-    confirm(
-        args, f"{consumer.name} will go on from what the source still knows of it; batches may come again."
-    )
+    feed = administration.movable(args.consumer)
+    confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
     with both(args) as (results, source):
-        repaired = consumer.moves.repair(results, source, consumer.feed(source))
-    return [{"consumer": consumer.name, "from_here_on": repaired}]
+        repaired = consumers.repair(results, source, feed)
+    return [{"consumer": feed.name, "from_here_on": repaired}]
 
 
 @command(DONE)
 def move(args: Namespace) -> Rows:
-    consumer = people.movable(args.consumer)
+    feed = administration.movable(args.consumer)
     to = args.to if args.to in ("beginning", "now") else _time(args.to)
-    confirm(args, f"{consumer.name} will move to {args.to}: changes are left out, or come again.")
+    confirm(args, f"{feed.name} will move to {args.to}: changes are left out, or come again.")
     with both(args) as (results, source):
-        consumer.moves.move(results, source, consumer.feed(source), to)
-    return [{"consumer": consumer.name, "moved_to": args.to}]
+        consumers.move(results, source, feed, to)
+    return [{"consumer": feed.name, "moved_to": args.to}]
 
 
 @command(DONE)
 def drop(args: Namespace) -> Rows:
-    consumer = people.movable(args.consumer)
-    confirm(args, f"{consumer.name} will be forgotten; under the same name it would begin anew.")
+    feed = administration.movable(args.consumer)
+    confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
     with both(args) as (results, source):
-        consumer.moves.drop(results, source, consumer.feed(source))
-    return [{"consumer": consumer.name, "dropped": True}]
+        consumers.drop(results, source, feed)
+    return [{"consumer": feed.name, "dropped": True}]
 
 
 @command("Nothing is both old enough and processed by every consumer: nothing was removed.")

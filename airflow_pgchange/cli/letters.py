@@ -6,7 +6,7 @@ from argparse import Namespace
 from dataclasses import asdict
 from typing import Any
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.cli.common import Rows, both, command, confirm, database
 
 SHOWN_ERROR = 200
@@ -16,28 +16,28 @@ SHOWN_ERROR = 200
 @command("There are no dead letters.")
 def show(args: Namespace) -> Rows:
     with both(args) as (connection, source):
-        found = letters.listed(connection, source, consumer=args.consumer, older_than=args.older_than)
+        found = dead_letters.listed(connection, source, consumer=args.consumer, older_than=args.older_than)
     return [asdict(letter) if args.output == "json" else _brief(letter) for letter in found]
 
 
 @command("No letter can be sent again: `airflow pgchange letters list` says why.")
 def again(args: Namespace) -> Rows:
     with both(args) as (connection, source):
-        return [{"sent again": number} for number in letters.again(connection, source, **_chosen(args))]
+        return [{"sent again": number} for number in dead_letters.again(connection, source, **_chosen(args))]
 
 
 @command("There was no such letter.")
 def drop(args: Namespace) -> Rows:
     confirm(args, "What these letters stand for will be gone.")
     with database(args) as connection:
-        return [{"dropped": number} for number in letters.drop(connection, **_chosen(args))]
+        return [{"dropped": number} for number in dead_letters.drop(connection, **_chosen(args))]
 
 
 def _chosen(args: Namespace) -> dict[str, Any]:
     return {"ids": args.ids, "consumer": args.consumer, "older_than": args.older_than}
 
 
-def _brief(letter: letters.Letter) -> dict[str, Any]:
+def _brief(letter: dead_letters.Letter) -> dict[str, Any]:
     """A letter on one line."""
     return {
         "letter": letter.id,

@@ -9,18 +9,16 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.events.event import Event, text_of
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, translated
-from airflow_pgchange.feeds.waiting import succeeds
+from airflow_pgchange.feeds.queries import ask, call, records, select
+from airflow_pgchange.feeds.retrying import succeeds
 
 PORTION_BYTES = 8 * 2**20
 """About how many bytes of events one retry or dead letter carries at most; more go in several."""
@@ -122,8 +120,7 @@ class Group:
             "select id, topic, payload, metadata, subscription_ids::text[], next_cursor "
             "from pgmb.read_next_events({}, {}, {}, peek => true)"
         ).format(self.name, cursor, limit)
-        with translated(), self._connection.cursor(row_factory=dict_row) as found:
-            return found.execute(query).fetchall()
+        return records(self._connection, query)
 
     def _retry(self, event: Event) -> Retry:
         payload = event.payload if isinstance(event.payload, Mapping) else {}
@@ -142,9 +139,8 @@ class Group:
             query = sql.SQL("select * from pgmb.read_events({}::text[]::pgmb.event_id[])").format(
                 sql.Literal(ids)
             )
-            with translated(), self._connection.cursor(row_factory=dict_row) as found:
-                rows = found.execute(query).fetchall()
-            events = tuple(_event({**row, "subscription_ids": event.subscriptions}) for row in rows)
+            found = records(self._connection, query)
+            events = tuple(_event({**row, "subscription_ids": event.subscriptions}) for row in found)
         missing = sorted(set(ids) - {one.id for one in events})
         problem = f"events that are not in the log any more: {', '.join(missing)}" if missing else None
         return Retry(event, handler, number + 1, events, problem)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_pgchange.events.event import Event
-from airflow_pgchange.feeds.draining import check_count
+from airflow_pgchange.feeds.checks import check_count
 from airflow_pgchange.feeds.errors import InvalidArgument
 
 RETRY = "pgmb-retry"

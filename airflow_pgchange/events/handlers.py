@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Literal
 
-from airflow_pgchange.events.course import Course, Work
 from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.group import Failure, Group, Read, Retry, held
 from airflow_pgchange.events.handler import Handler
-from airflow_pgchange.events.lanes import Call
-from airflow_pgchange.feeds.draining import check_count
+from airflow_pgchange.events.handler_progress import Course, Work
+from airflow_pgchange.events.handler_threads import Call
+from airflow_pgchange.feeds.checks import check_count, check_group_name
 from airflow_pgchange.feeds.errors import HandlerFailed, InvalidArgument
-from airflow_pgchange.feeds.event import check_group_name
 from airflow_pgchange.feeds.failures import LONGEST, described
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
 
-from airflow_pgchange.events.ending import on_ending
+from airflow_pgchange.events.shutdown import on_ending
 from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.streams import EventStreams
 from airflow_pgchange.events.subscriptions import Selection

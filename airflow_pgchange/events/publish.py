@@ -11,8 +11,8 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.events.event import Event, Row, event_id, id_of_microsecond, row_of
-from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
+from airflow_pgchange.feeds.queries import ask
 
 COLUMNS = ("id", "topic", "payload", "metadata", "subscription_id")
 REFUSALS = (

@@ -18,8 +18,8 @@ import psycopg
 
 from airflow_pgchange.events.event import Event, Row, row_of
 from airflow_pgchange.events.publish import copy_rows, insert_if_absent, with_ids
+from airflow_pgchange.feeds.checks import check_count
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.draining import check_count
 from airflow_pgchange.feeds.errors import (
     ConsumerBusy,
     InvalidArgument,
@@ -40,7 +40,7 @@ longer than ``lock_timeout``."""
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedEvent:
     """An event that PostgreSQL would not take, and why."""
 
     row: Row
@@ -85,7 +85,7 @@ class Publisher:
         # All below is read and written under the condition.
         self._rows: deque[tuple[float, Row]] = deque()
         self._in_flight: list[Row] = []
-        self._refused: list[Refused] = []
+        self._refused: list[RefusedEvent] = []
         self._waiting_bytes = self._refused_bytes = 0
         self._hurried = 0
         self._put = self._settled = 0
@@ -253,7 +253,7 @@ class Publisher:
             return 0
         return self._rows[0][0] + self._flush_after - time.monotonic()
 
-    def _send(self, rows: list[Row]) -> list[Refused] | None:
+    def _send(self, rows: list[Row]) -> list[RefusedEvent] | None:
         """Commit a batch, however long the server is away; what was refused of it, or None if it was given up."""
         pause, write = FIRST_PAUSE, copy_rows
         while True:
@@ -277,14 +277,14 @@ class Publisher:
                 pause = min(2 * pause, LONGEST_PAUSE)
             # Whatever it is: without this thread nothing would go any more, and flush would wait for ever.
             except Exception as error:  # noqa: BLE001
-                return [Refused(row, error) for row in rows]
+                return [RefusedEvent(row, error) for row in rows]
 
 
 def _commit(
     connection: psycopg.Connection[Any],
     rows: list[Row],
     write: Callable[[psycopg.Connection[Any], list[Row]], None],
-) -> list[Refused]:
+) -> list[RefusedEvent]:
     """Commit all rows that PostgreSQL takes; the others."""
     try:
         with connection.transaction():
@@ -294,7 +294,7 @@ def _commit(
         if len(rows) == 1:
             if isinstance(error, psycopg.errors.QueryCanceled):
                 raise
-            return [Refused(rows[0], error)]
+            return [RefusedEvent(rows[0], error)]
         half = len(rows) // 2
         return _commit(connection, rows[:half], write) + _commit(connection, rows[half:], write)
     return []

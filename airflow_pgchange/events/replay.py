@@ -9,8 +9,8 @@ import psycopg
 
 from airflow_pgchange.events.event import event_id
 from airflow_pgchange.events.group import held
+from airflow_pgchange.feeds.checks import check_group_name
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
-from airflow_pgchange.feeds.event import check_group_name
 
 
 def rewind(conninfo: str, group: str, since: datetime, wait: float | None = 0) -> None:

@@ -17,9 +17,8 @@ from airflow_pgchange.events.event import MICROSECOND
 from airflow_pgchange.events.stream import LARGEST_PORTION, Client, Place, message, notice
 from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.events.subscriptions import LEAST_EXPIRY, Selection
-from airflow_pgchange.feeds.draining import check_count
+from airflow_pgchange.feeds.checks import check_count, check_group_name
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, TooManyClients
-from airflow_pgchange.feeds.event import check_group_name
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,9 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import select
+from airflow_pgchange.feeds.checks import check_group_name, is_sendable
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
-from airflow_pgchange.feeds.event import check_group_name, is_sendable
+from airflow_pgchange.feeds.queries import ask, select
 
 TOPICAL = "s.params @> jsonb_build_object('topics', jsonb_build_array(e.topic))"
 PART_OF = "pgmb.event_partition(coalesce(e.payload ->> (s.params ->> 'by'), e.id), (s.params ->> 'partitions')::integer)"

@@ -38,10 +38,6 @@ class Lag:
     waiting_age: float | None = None
     faults: int = 0
 
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Lag:
-        return cls(**row)
-
 
 @dataclass(frozen=True)
 class Slice:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
-from airflow_pgchange.feeds.calls import call, select
-from airflow_pgchange.feeds.cutting import cut, refuse_shard
+from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
+from airflow_pgchange.feeds.queries import call, select
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class CommitFeed:
     kind: ClassVar[str] = "commit"
     progress: ClassVar[Literal["results", "source"]] = "results"
     schema_version: ClassVar[int] = 1
+    sharded: ClassVar[bool] = False
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "bigint"),
         ("queue_id", "bigint"),
@@ -86,15 +87,8 @@ class CommitFeed:
             max_attempts,
         )
 
-    def batch(self, row: Mapping[str, Any]) -> Batch:
-        return Batch.from_json({**row, "feed": self.name})
-
-    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        refuse_shard(self, shard)
-        return cut(self, batch.slices, n, lambda part: self._changes(batch, part))
-
-    def shards(self, batch: Batch) -> list[int]:
-        return []
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        return call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         return Change(id=row["id"], position=f"{row['txid']}/{row['queue_id']}", created_at=row["created_at"])
@@ -117,8 +111,27 @@ class CommitFeed:
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return select("pubsub.skip", self.consumer_id, self.branch_id, row, reason)
 
-    def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)
+    def mark(self) -> sql.Composed:
+        return select("pubsub.mark", self.consumer_id, self.branch_id)
+
+    def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
+        return select("pubsub.adopt_mark", self.consumer_id, self.branch_id, mark)
+
+    def point_at(self, at: datetime | str | None) -> sql.Composed:
+        return select("pubsub.point", self.branch_id, at)
+
+    def move_to(self, point: Any) -> sql.Composed:
+        return select("pubsub.move_consumer", self.consumer_id, self.branch_id, point or {"snapshot": None})
+
+    def note_move(self, point: Any) -> None:
+        return None
+
+    def known(self) -> sql.Composed:
+        known = sql.SQL("select exists (select from pubsub.claim where (consumer_id, branch_id) = ({}, {}))")
+        return known.format(self.consumer_id, self.branch_id)
+
+    def forget(self) -> sql.Composed:
+        return select("pubsub.drop_consumer", self.consumer_id, self.branch_id)
 
 
 FEEDS[CommitFeed.kind] = CommitFeed

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import IsolationLevel, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 from psycopg.types.json import set_json_loads
 
 from airflow_pgchange.feeds.errors import translated
@@ -23,6 +24,8 @@ DEFAULTS: dict[str, Any] = {
     "client_encoding": "UTF8",
     "fallback_application_name": "airflow_pgchange",
 }
+CANCEL_WITHIN = 5.0
+"""Seconds."""
 READABLE = "set datestyle = 'ISO'"
 """The driver reads times in no other style. A pooler keeps it with its client, as the server reports it."""
 LASTING = {"idle_session_timeout": "0", "default_transaction_isolation": "read committed"}
@@ -128,3 +131,9 @@ def _whole(digits: str) -> float:
 
 def _is_readable(info: psycopg.ConnectionInfo) -> bool:
     return (info.parameter_status("DateStyle") or "").startswith("ISO")
+
+
+def cancel(connection: psycopg.Connection[Any]) -> None:
+    """End the statement that runs on a connection; from another thread, or from a signal's handler."""
+    if connection.info.transaction_status == TransactionStatus.ACTIVE:
+        connection.cancel_safe(timeout=CANCEL_WITHIN)

@@ -6,17 +6,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import psycopg
 
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.errors import BatchGivenUp, ConsumerBusy, InvalidArgument, PgChangeError, Stopped
+from airflow_pgchange.feeds.checks import OnBusy, OnGiveUp, check_on_give_up, check_plan
+from airflow_pgchange.feeds.errors import BatchGivenUp, ConsumerBusy, PgChangeError, Stopped
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 
-OnBusy = Literal["wait", "skip", "fail"]
-OnGiveUp = Literal["fail", "dead_letter"]
 SHOWN_BATCHES = 20
 
 log = logging.getLogger(__name__)
@@ -45,37 +44,14 @@ class Plan:
     hide: Callable[[str], str] = lambda text: text
 
     def __post_init__(self) -> None:
-        check(self.on_busy, limit=self.limit, max_batches=self.max_batches, max_attempts=self.max_attempts)
+        check_plan(
+            self.on_busy, limit=self.limit, max_batches=self.max_batches, max_attempts=self.max_attempts
+        )
         check_on_give_up(self.on_give_up, self.max_attempts)
 
     @property
     def reason(self) -> str:
         return f"tried as often as max_attempts={self.max_attempts} allows"
-
-
-def check_count(name: str, value: int) -> None:
-    """Raise InvalidArgument for what is no number from 1 to the largest that PostgreSQL calls an integer."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise InvalidArgument(f"{name} must be a number from 1 to {2**31 - 1}, not {value!r}")
-
-
-def check(on_busy: str, **at_least_one: int | None) -> None:
-    """Raise InvalidArgument for what no plan can say."""
-    if on_busy not in get_args(OnBusy):
-        raise InvalidArgument(f"on_busy must be one of {', '.join(get_args(OnBusy))}, not {on_busy!r}")
-    for name, value in at_least_one.items():
-        if value is not None:
-            check_count(name, value)
-
-
-def check_on_give_up(on_give_up: str, max_attempts: int | None) -> None:
-    """Raise InvalidArgument for what cannot be done with a batch that fails again and again."""
-    if on_give_up not in get_args(OnGiveUp):
-        raise InvalidArgument(
-            f"on_give_up must be one of {', '.join(get_args(OnGiveUp))}, not {on_give_up!r}"
-        )
-    if on_give_up == "dead_letter" and max_attempts is None:
-        raise InvalidArgument("on_give_up='dead_letter' needs max_attempts: how often a batch is tried first")
 
 
 @dataclass(frozen=True)

@@ -195,22 +195,28 @@ OURS = re.compile(r'\b(dead_letter|revision|pubsub|pgchange_staging|tube|pgmb|mb
 
 ADVICE: dict[type[PgChangeError], str] = {
     SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",
-    PermissionDenied: (
-        "let the owner of the schema run `select pubsub.grant_consumer('<role>')`, for who skips, sends again, moves, "
-        "repairs, drops and trims `pubsub.grant_keeper('<role>')`, for who tracks tables "
-        "`revision.grant_tracker('<role>')`; for tubes `tube.grant_use('<role>')`, with insert (op, shard, ids, payload, "
-        "ts) on a tube's pods for who touches and attaches, select and delete for who works them, "
-        "`tube.grant_keeper('<role>')` for who makes them; for events `pgmb.grant_publisher('<role>')`, and in its place "
-        "`grant_subscriber`, `grant_consumer` or "
-        "`grant_keeper`; for message queues membership in `mbus_<db>_post_<queue>` or "
-        "`mbus_<db>_consume_<queue>_by_<consumer>`, and `mbus.grant_keeper('<role>')` for who keeps their dead letters; "
-        "for a topology `topology.grant_reader('<role>')`, and in its place `grant_consumer`, "
-        "`grant_operator` or `grant_keeper`; on tables of your own their owner grants, `usage` on their schema too; "
-        "the guide to roles says who needs what"
-    ),
+    PermissionDenied: "let its owner grant it; the guide to roles says who needs what",
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }
 
+GRANTS = {
+    "revision": "`revision.grant_tracker('<role>')` is for who tracks tables, `grant_maintainer` for maintenance",
+    "pubsub": "`pubsub.grant_consumer('<role>')` is for consumers, `grant_keeper` for who skips, sends again, moves, "
+    "repairs, drops and trims",
+    "pgchange_staging": "`pgchange_staging.grant_consumer('<role>')` is for consumers, `grant_keeper` for maintenance",
+    "tube": "`tube.grant_use('<role>')` is for all, `grant_keeper` for who makes tubes; on the pods insert (op, shard, "
+    "ids, payload, ts) for who touches and attaches, select and delete for who works them",
+    "pgmb": "`pgmb.grant_publisher('<role>')` is for who publishes, and in its place `grant_subscriber`, "
+    "`grant_consumer` or `grant_keeper`",
+    "mbus": "membership in `mbus_<db>_post_<queue>` or `mbus_<db>_consume_<queue>_by_<consumer>` is for who uses a "
+    "queue, `mbus.grant_keeper('<role>')` for who keeps dead letters",
+    "topology": "`topology.grant_reader('<role>')` is for who reads the catalogue, and in its place `grant_consumer`, "
+    "`grant_operator` or `grant_keeper`",
+    "dead_letter": "the `grant_keeper('<role>')` of the schema whose letters they are, such as `pubsub.grant_keeper`, is "
+    "for who keeps dead letters",
+}
+"""Who needs which grant of a schema, by the name that PostgreSQL has in its error."""
+DENIED = re.compile(r"for schema (\w+)")
 
 REFUSED = "the server answered and refused: check database, role and password"
 
@@ -228,8 +234,15 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
     message = error.diag.message_primary or str(error).strip() or type(error).__name__
     if kind is None or (kind is SchemaMissing and not OURS.search(message)):
         return None
-    hint = error.diag.message_hint or (REFUSED if "FATAL:" in message else ADVICE.get(kind))
+    hint = error.diag.message_hint or (REFUSED if "FATAL:" in message else _advice(kind, message))
     return kind(f"{message}: {hint}" if hint else message)
+
+
+def _advice(kind: type[PgChangeError], message: str) -> str | None:
+    denied = DENIED.search(message) if kind is PermissionDenied else None
+    if denied is None or denied[1] not in GRANTS:
+        return ADVICE.get(kind)
+    return f"let the owner of the schema run it: {GRANTS[denied[1]]}; the guide to roles says who needs what"
 
 
 @contextmanager

@@ -9,12 +9,11 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
-from airflow_pgchange.feeds.calls import call, select
-from airflow_pgchange.feeds.cutting import cut, refuse_shard
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.batch import Batch, Change, Slice
+from airflow_pgchange.feeds.checks import check_group_name
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 from airflow_pgchange.feeds.points import refuse_commit
+from airflow_pgchange.feeds.queries import call, select
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FEW = 250
@@ -32,6 +31,7 @@ class EventFeed:
     kind: ClassVar[str] = "event"
     progress: ClassVar[Literal["results", "source"]] = "results"
     schema_version: ClassVar[int] = 1
+    sharded: ClassVar[bool] = False
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
         ("topic", "text"),
@@ -76,15 +76,15 @@ class EventFeed:
     ) -> sql.Composed:
         return select("pgmb.claim", self.group, position, limit, max_attempts)
 
-    def batch(self, row: Mapping[str, Any]) -> Batch:
-        return Batch.from_json({**row, "feed": self.name})
-
-    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        refuse_shard(self, shard)
-        return cut(self, batch.slices, n, lambda part: self._changes(batch, part))
-
-    def shards(self, batch: Batch) -> list[int]:
-        return []
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        alone = batch.bounds["alone"]
+        arguments = [self.group, part.after, part.upto, batch.bounds["lowest"], batch.bounds["highest"]]
+        if part.count <= FEW:
+            function, arguments = "pgmb.some_events", [*arguments, alone]
+        else:
+            # Where each dispatch is of one subscription no order has to be made.
+            function = "pgmb.events_alone" if alone else "pgmb.events_shared"
+        return call(function, *arguments)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         data = {name: row[name] for name in ("topic", "payload", "metadata", "subscription_ids")}
@@ -110,26 +110,27 @@ class EventFeed:
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return select("pgmb.skip", self.group, row, reason)
 
-    def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        alone = batch.bounds["alone"]
-        arguments = [self.group, part.after, part.upto, batch.bounds["lowest"], batch.bounds["highest"]]
-        if part.count <= FEW:
-            function, arguments = "pgmb.some_events", [*arguments, alone]
-        else:
-            # Where each dispatch is of one subscription no order has to be made.
-            function = "pgmb.events_alone" if alone else "pgmb.events_shared"
-        return call(function, *arguments)
+    def mark(self) -> sql.Composed:
+        return select("pgmb.mark", self.group)
 
+    def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
+        return select("pgmb.adopt_mark", self.group, mark)
 
-def check_group_name(group: str) -> None:
-    """Raises InvalidArgument for what no group can be called."""
-    if not isinstance(group, str) or not 1 <= len(group) <= 48 or not is_sendable(group):
-        raise InvalidArgument(f"the name of a group is 1 to 48 characters, not {group!r:.300}")
+    def point_at(self, at: datetime | str | None) -> sql.Composed:
+        return select("pgmb.cursor_of", at)
 
+    def move_to(self, point: Any) -> sql.Composed:
+        return select("pgmb.move_group", self.group, point)
 
-def is_sendable(text: str) -> bool:
-    """Whether PostgreSQL can hold a text."""
-    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+    def note_move(self, point: Any) -> sql.Composed:
+        return select("pgmb.note_move", self.group, point)
+
+    def known(self) -> sql.Composed:
+        known = sql.SQL("select exists (select from pgmb.subscription_groups where id = {})")
+        return known.format(self.group)
+
+    def forget(self) -> sql.Composed:
+        return select("pgmb.drop_group", self.group)
 
 
 def published_at(event_id: str) -> datetime:

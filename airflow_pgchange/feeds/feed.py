@@ -1,8 +1,9 @@
 """The contract of a feed: frozen values that build queries and read rows, and do no I/O.
 
-A query that a feed builds is complete, without parameters, and returns one row with one JSON column (``partitions``
-excepted). ``results`` is the database where results go, ``source`` the one that holds the changes, and ``progress`` the
-one of the two that holds the consumer's lock and progress.
+``lag`` tells how far a consumer is behind, ``claim`` takes its next batch, ``partitions`` reads that, ``ack`` records it.
+A query that a feed builds is complete, without parameters, and returns one row with one JSON column. ``results`` is the
+database where results go, ``source`` the one that holds the changes, and ``progress`` the one of the two that holds the
+consumer's lock and progress.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition
+from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
 from airflow_pgchange.feeds.errors import InvalidArgument
 
 T = TypeVar("T")
@@ -54,6 +56,8 @@ class Feed(Watched, Protocol):
 
     schema_version: ClassVar[int]
     """The version of the SQL that the feed's queries call."""
+    sharded: ClassVar[bool]
+    """Whether the changes are of shards, whose numbers begin the ends of a batch's slices."""
     columns: ClassVar[tuple[tuple[str, str], ...]]
     """Name and PostgreSQL type of what ``partitions`` selects; ``id`` is first."""
 
@@ -72,15 +76,9 @@ class Feed(Watched, Protocol):
         """source, primary: record and return the next batch, or the one in work again; null where nothing is ready. One
         that has failed ``max_attempts`` times is refused, uncounted."""
 
-    def batch(self, row: Mapping[str, Any]) -> Batch:
-        """The batch that a row of ``claim`` describes."""
-
-    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        """source, any server: at most ``n`` queries that together return exactly the batch, in order; or, of a feed that
-        has shards, what it has of one."""
-
-    def shards(self, batch: Batch) -> list[int]:
-        """The shards that the batch has changes of; none of a feed without shards."""
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        """source, any server: the function call that returns the changes of a slice of the batch, in order: what
+        ``partitions`` selects from."""
 
     def change(self, row: Mapping[str, Any]) -> Change:
         """The change that a row of a partition is."""
@@ -104,6 +102,52 @@ class Feed(Watched, Protocol):
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         """progress: go on behind a batch that ``in_work`` returned, which becomes a dead letter; its number."""
+
+
+def partitions(feed: Feed, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
+    """At most ``n`` queries for the feed's columns, for any server of the source, that together return exactly the batch,
+    in order; or what it has of one shard. Raises InvalidArgument for a shard of a feed that has none."""
+    if shard is not None and not feed.sharded:
+        raise InvalidArgument(f"{feed.name}: {feed.kind} feeds have no shards: leave out shard={shard}")
+    slices = [part for part in batch.slices if shard is None or part.upto[0] == shard]
+    columns = sql.SQL(", ").join(sql.Identifier(name) for name, _ in feed.columns)
+    query = sql.SQL("select {} from {}")
+    return [
+        Partition(query.format(columns, feed.changes(batch, part)).as_string(None), part.count)
+        for part in grouped(slices, n)
+    ]
+
+
+def shards(feed: Feed, batch: Batch) -> list[int]:
+    """The shards that the batch has changes of, sorted; none of a feed without shards."""
+    return sorted({part.upto[0] for part in batch.slices}) if feed.sharded else []
+
+
+@runtime_checkable
+class Movable(Feed, Protocol):
+    """What a feed can do besides whose progress is kept with the results: its consumers can be moved."""
+
+    def mark(self) -> sql.Composed:
+        """source, primary: what it knows of the consumer's last claim; null where that is nothing."""
+
+    def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
+        """results: go on from a ``mark``; the guarantee from here on, ``exactly once`` or ``at least once``."""
+
+    def point_at(self, at: datetime | str | None) -> sql.Composed:
+        """source, primary: the point behind all that is there now, or was before a time. Raises InvalidArgument for a
+        time where the feed has none."""
+
+    def move_to(self, point: Any) -> sql.Composed:
+        """results: go on from a point that ``point_at`` returned; None: from the beginning."""
+
+    def note_move(self, point: Any) -> sql.Composed | None:
+        """source, primary: keep what a move to the point will need; None where the source needs to know nothing."""
+
+    def known(self) -> sql.Composed:
+        """source, primary: whether it knows of the consumer, whose progress may be elsewhere."""
+
+    def forget(self) -> sql.Composed:
+        """results, and source if it is another and knows of it: forget the consumer, its claim and its dead letters."""
 
 
 def progress_at(feed: Watched, results: T, source: T) -> T:

@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Goal, progress_at
+from airflow_pgchange.feeds.queries import ask
 
 
 def point(source: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
-from airflow_pgchange.feeds.calls import call, select
-from airflow_pgchange.feeds.cutting import cut, refuse_shard
+from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 from airflow_pgchange.feeds.points import refuse_commit
+from airflow_pgchange.feeds.queries import call, select
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,7 @@ class QueueFeed:
     kind: ClassVar[str] = "queue"
     progress: ClassVar[Literal["results", "source"]] = "source"
     schema_version: ClassVar[int] = 1
+    sharded: ClassVar[bool] = False
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
         ("number", "bigint"),
@@ -77,15 +77,8 @@ class QueueFeed:
     ) -> sql.Composed:
         return self._select("mbus.feed_claim", position, limit, max_attempts)
 
-    def batch(self, row: Mapping[str, Any]) -> Batch:
-        return Batch.from_json({**row, "feed": self.name})
-
-    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        refuse_shard(self, shard)
-        return cut(self, batch.slices, n, lambda part: self._changes(batch, part))
-
-    def shards(self, batch: Batch) -> list[int]:
-        return []
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        return call("mbus.feed_changes", self.queue, self.consumer, batch.bounds, part.after, part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         data = {name: row[name] for name in ("data", "properties", "headers")}
@@ -112,9 +105,6 @@ class QueueFeed:
 
     def _select(self, function: str, *arguments: Any) -> sql.Composed:
         return select(function, self.queue, self.consumer, *arguments)
-
-    def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return call("mbus.feed_changes", self.queue, self.consumer, batch.bounds, part.after, part.upto)
 
 
 FEEDS[QueueFeed.kind] = QueueFeed

@@ -11,11 +11,11 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch, Change, Partition
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import BatchIncomplete, PermissionDenied, translated
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed import Feed, partitions
+from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.tables import table_identifier
 
 STANDBY_PATIENCE = 60.0
@@ -109,7 +109,7 @@ def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Ge
     """The batch's changes in order, streamed; raises BatchIncomplete after the last if any is missing."""
     with translated():
         caught_up(connection, batch.lsn)
-        for partition in feed.partitions(batch, 1):
+        for partition in partitions(feed, batch, 1):
             found = 0
             with connection.cursor(row_factory=dict_row) as cursor:
                 for row in cursor.stream(_verbatim(partition.query)):

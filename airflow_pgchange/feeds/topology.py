@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition
-from airflow_pgchange.feeds.calls import call, select
-from airflow_pgchange.feeds.cutting import cut, refuse_shard
+from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 from airflow_pgchange.feeds.points import refuse_commit
+from airflow_pgchange.feeds.queries import call, select
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class TopologyFeed:
     kind: ClassVar[str] = "topology"
     progress: ClassVar[Literal["results", "source"]] = "results"
     schema_version: ClassVar[int] = 1
+    sharded: ClassVar[bool] = False
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
         ("term", "bigint"),
@@ -68,15 +69,8 @@ class TopologyFeed:
     ) -> sql.Composed:
         return select("topology.claim", self.consumer_id, position, limit, max_attempts)
 
-    def batch(self, row: Mapping[str, Any]) -> Batch:
-        return Batch.from_json({**row, "feed": self.name})
-
-    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        refuse_shard(self, shard)
-        return cut(self, batch.slices, n, lambda part: call("topology.changes", part.after, part.upto))
-
-    def shards(self, batch: Batch) -> list[int]:
-        return []
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        return call("topology.changes", part.after, part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         return Change(id=row["id"], position=row["id"], created_at=row["written_at"], data=row["event"])
@@ -99,6 +93,32 @@ class TopologyFeed:
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return select("topology.skip", self.consumer_id, row, reason)
+
+    def mark(self) -> sql.Composed:
+        return select("topology.mark", self.consumer_id)
+
+    def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
+        return select("topology.adopt_mark", self.consumer_id, mark)
+
+    def point_at(self, at: datetime | str | None) -> sql.Composed:
+        if at is not None:
+            raise InvalidArgument(
+                f"{self.name} can move to beginning or now, not to {at}: its log goes by term and index"
+            )
+        return self.point()
+
+    def move_to(self, point: Any) -> sql.Composed:
+        return select("topology.move_consumer", self.consumer_id, point)
+
+    def note_move(self, point: Any) -> None:
+        return None
+
+    def known(self) -> sql.Composed:
+        known = sql.SQL("select exists (select from topology.claim where consumer_id = {})")
+        return known.format(self.consumer_id)
+
+    def forget(self) -> sql.Composed:
+        return select("topology.drop_consumer", self.consumer_id)
 
 
 FEEDS[TopologyFeed.kind] = TopologyFeed

@@ -11,12 +11,10 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import errors, sql
-from psycopg.pq import TransactionStatus
 
 from airflow_pgchange.feeds import failures, reading
-from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Batch, Change
-from airflow_pgchange.feeds.connect import begun, connect, keep_open
+from airflow_pgchange.feeds.connect import begun, cancel, connect, keep_open
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
     ConnectionLost,
@@ -29,11 +27,11 @@ from airflow_pgchange.feeds.errors import (
     translated,
 )
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
-from airflow_pgchange.feeds.waiting import succeeds
+from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.retrying import succeeds
 
 PING_EVERY = 30.0
 DEADLOCK_TRIES = 5
-CANCEL_WITHIN = 5.0
 
 
 class ConsumerTransaction:
@@ -151,7 +149,7 @@ class ConsumerTransaction:
             choose = self.feed.choose(position, limit) if self._on_standby else None
             choice = None if choose is None else ask(self._reader, choose)
             row = ask(self._claims, self.feed.claim(position, limit, choice, max_attempts))
-        self.batch = None if row is None else self.feed.batch(row)
+        self.batch = None if row is None else Batch.from_json({**row, "feed": self.feed.name})
         return self.batch
 
     def give_up(self, reason: str, batch_id: str | None = None) -> int:
@@ -236,8 +234,7 @@ class ConsumerTransaction:
     def cancel(self) -> None:
         """End the statements that run on the transaction; from another thread, or from a signal's handler."""
         for connection in {self._keeper, self.connection}:
-            if connection.info.transaction_status == TransactionStatus.ACTIVE:
-                connection.cancel_safe(timeout=CANCEL_WITHIN)
+            cancel(connection)
 
     def _note(self, error: BaseException | None) -> None:
         """With nothing held any more: a transaction at its ack may have locked what is written here."""

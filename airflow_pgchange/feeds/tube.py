@@ -8,12 +8,11 @@ from typing import Any, ClassVar, Literal
 
 from psycopg import sql
 
-from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice
-from airflow_pgchange.feeds.calls import call, select
-from airflow_pgchange.feeds.cutting import cut
+from airflow_pgchange.feeds.batch import Batch, Change, Slice
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
 from airflow_pgchange.feeds.points import refuse_commit
+from airflow_pgchange.feeds.queries import call, select
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class TubeFeed:
     kind: ClassVar[str] = "tube"
     progress: ClassVar[Literal["results", "source"]] = "source"
     schema_version: ClassVar[int] = 1
+    sharded: ClassVar[bool] = True
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "bigint"),
         ("shard", "integer"),
@@ -83,15 +83,8 @@ class TubeFeed:
     ) -> sql.Composed:
         return select("tube.claim", self.tube, self.workers, self.worker, position, limit, max_attempts)
 
-    def batch(self, row: Mapping[str, Any]) -> Batch:
-        return Batch.from_json({**row, "feed": self.name})
-
-    def partitions(self, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
-        wanted = [part for part in batch.slices if shard is None or part.upto[0] == shard]
-        return cut(self, wanted, n, lambda part: self._changes(batch, part))
-
-    def shards(self, batch: Batch) -> list[int]:
-        return sorted({part.upto[0] for part in batch.slices})
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        return call("tube.changes", self.tube, self.worker, batch.bounds, part.after, part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         data = {name: row[name] for name in ("shard", "backfill", "payload")}
@@ -119,9 +112,6 @@ class TubeFeed:
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         return select("tube.skip", self.tube, self.worker, row, reason)
-
-    def _changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return call("tube.changes", self.tube, self.worker, batch.bounds, part.after, part.upto)
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,13 @@ from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from airflow_pgchange import metrics
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of
-from airflow_pgchange.feeds import watching
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.checks import OnBusy, OnGiveUp, check_on_give_up, check_plan
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.draining import (
-    Drained,
-    OnBusy,
-    OnGiveUp,
-    Plan,
-    check,
-    check_on_give_up,
-    drain,
-)
+from airflow_pgchange.feeds.draining import Drained, Plan, drain
 from airflow_pgchange.feeds.errors import PgChangeError, Stopped
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 
@@ -73,7 +66,7 @@ class DrainingOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check(on_busy, limit=limit, max_batches=max_batches, max_attempts=max_attempts)
+        check_plan(on_busy, limit=limit, max_batches=max_batches, max_attempts=max_attempts)
         check_on_give_up(on_give_up, max_attempts)
         self.feed = json_of(feed)
         self.postgres_conn_id = postgres_conn_id
@@ -195,7 +188,7 @@ class DrainingOperator(BaseOperator):
             with ExitStack() as opened:
                 results = opened.enter_context(connect(plan.results, primary=True))
                 source = results if plan.source is None else opened.enter_context(connect(plan.source))
-                metrics.report_lag(plan.feed.name, watching.lag(results, source, plan.feed, plan.limit))
+                metrics.report_lag(plan.feed.name, lag(results, source, plan.feed, plan.limit))
         except (PgChangeError, psycopg.Error) as error:
             self.log.warning("%s: no metrics of the lag: %s", plan.feed.name, error)
 

@@ -1,4 +1,4 @@
-"""The event log: publishing, subscribing, dispatching, replaying, and running handlers."""
+"""The event log: publishing, subscribing, dispatching and replaying."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_pgchange.arguments import Until, until_of
 from airflow_pgchange.events import Event, Selection, publish, subscribe, topical
 from airflow_pgchange.events.dispatch import WITHIN, poll
 from airflow_pgchange.events.replay import replay, rewind
-from airflow_pgchange.feeds.draining import check_count
+from airflow_pgchange.feeds.checks import check_count
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 
@@ -149,7 +149,7 @@ class PollEventsOperator(BaseOperator):
     def execute(self, context: Context) -> int:
         """Returns how many pairs of event and subscription were dispatched."""
         until, total = until_of(self.until), 0
-        ends = None if until == "empty" else time.monotonic() + float(until)
+        ends = None if until == "empty" else time.monotonic() + until
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             while not self._stopped.is_set():
                 dispatched = poll(connection, self.within)

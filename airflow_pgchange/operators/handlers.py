@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange.arguments import Until, until_of
 from airflow_pgchange.events import EventHandlers, Handler
-from airflow_pgchange.feeds.draining import OnBusy, check
+from airflow_pgchange.feeds.checks import OnBusy, check_plan
 from airflow_pgchange.feeds.errors import ConsumerBusy, Stopped
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 
@@ -60,7 +60,7 @@ class EventHandlersOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check(on_busy, chunk_size=chunk_size, read_ahead=read_ahead)
+        check_plan(on_busy, chunk_size=chunk_size, read_ahead=read_ahead)
         self.group = group
         self.handlers = handlers
         self.until = until

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from airflow.sdk import BaseOperator
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 
@@ -76,19 +76,19 @@ class DeadLettersOperator(BaseOperator):
         with ExitStack() as opened:
             connection = opened.enter_context(PgChangeHook(self.postgres_conn_id).get_conn(primary=True))
             if self.action == "drop":
-                done = letters.drop(connection, **chosen)
+                done = dead_letters.drop(connection, **chosen)
             else:
                 source = (
                     opened.enter_context(PgChangeHook(self.source_conn_id).get_conn(primary=True))
                     if self.source_conn_id
                     else None
                 )
-                done = letters.again(connection, source, **chosen)
-                self._tell_of_others(letters.listed(connection, source, consumer=self.consumer or None))
+                done = dead_letters.again(connection, source, **chosen)
+                self._tell_of_others(dead_letters.listed(connection, source, consumer=self.consumer or None))
         self.log.info("%s: %d letters", self.action, len(done))
         return {"action": self.action, "letters": done}
 
-    def _tell_of_others(self, left: Sequence[letters.Letter]) -> None:
+    def _tell_of_others(self, left: Sequence[dead_letters.Letter]) -> None:
         for letter in left:
             if letter.hindrance is not None:
                 self.log.warning(

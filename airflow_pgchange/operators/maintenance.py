@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class MaintainPartitionsOperator(BaseOperator):
+class MaintenanceOperator(BaseOperator):
     """Looks after a database with our schemas: run it every few minutes, for results and sources alike.
 
     It makes partitions ahead, puts the capture on partitions that users attached, drops what killed jobs left

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.draining import check
+from airflow_pgchange.feeds.checks import check_plan
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.draining import DrainingOperator
@@ -90,7 +90,7 @@ class SagaHandlerOperator(DrainingOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(feed=QueueFeed(queue, consumer), limit=1, max_batches=max_batches, **kwargs)
-        check(self.on_busy, max_tries=max_tries)
+        check_plan(self.on_busy, max_tries=max_tries)
         if self.source_conn_id is not None:
             raise InvalidArgument(
                 f"{self.task_id}: a saga is handled in the database of its queues, which is postgres_conn_id, "

@@ -17,9 +17,9 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from airflow_pgchange.arguments import feed_of
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.merge import merge, read_manifest
-from airflow_pgchange.feeds.owners import Cluster
 from airflow_pgchange.feeds.transaction import PING_EVERY, ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.draining import DrainingOperator

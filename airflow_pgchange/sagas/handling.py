@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import psycopg
 
-from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Change
-from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.queries import ask, select
 
 Kind = Literal["step", "end", "compensation", "rolled back"]
 MINUTE = timedelta(minutes=1)

@@ -9,9 +9,8 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
+from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.queues import Texts, as_hstore
 
 QUEUE_NAME = re.compile(r"[a-z_0-9]{1,32}")

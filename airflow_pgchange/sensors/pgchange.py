@@ -13,10 +13,11 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule, watched_of
-from airflow_pgchange.feeds import points, watching
-from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds import points
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Goal, progress_at
+from airflow_pgchange.feeds.lag import lag
+from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.alarm import Alarm
 from airflow_pgchange.triggers.feed import POLL_INTERVAL, FeedTrigger, PointTrigger
@@ -97,11 +98,11 @@ class FeedSensor(BaseSensorOperator):
         feed = watched_of(self.feed)
         with ExitStack() as opened:
             results, source = _open(opened, self.postgres_conn_id, self.source_conn_id)
-            lag = watching.lag(results, source, feed, self.min_changes)
-            enough = Alarm(self.min_changes, self.oldest).due(None, lag, 0.0)
+            found = lag(results, source, feed, self.min_changes)
+            enough = Alarm(self.min_changes, self.oldest).due(None, found, 0.0)
             ready = enough and not ask(progress_at(feed, results, source), feed.locked())
-        self.log.info("%s: %d ready, %d waiting", feed.name, lag.ready, lag.waiting)
-        return PokeReturnValue(ready, {"feed": feed.name, **asdict(lag)} if ready else None)
+        self.log.info("%s: %d ready, %d waiting", feed.name, found.ready, found.waiting)
+        return PokeReturnValue(ready, {"feed": feed.name, **asdict(found)} if ready else None)
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         return _unless_error(event)

@@ -11,17 +11,17 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, FloatType, StringType, StructField, StructType
 
-from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.attached import Attached
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.event import EventFeed
-from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.feed import Feed, shards
 from airflow_pgchange.feeds.merge import validate, write_manifest
+from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.reading import connected
 from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
-from airflow_pgchange.feeds.tables import Attached
 from airflow_pgchange.feeds.target import look_up
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.spark import request, sink
@@ -71,12 +71,12 @@ class Job:
             raise InvalidArgument(f"{feed.name} is a {feed.kind} feed: tables are attached to tubes")
         with connected(self._request.source, self.batch.lsn) as connection:
             every = Attached.all(feed.tube, ask(connection, feed.attached()))
-        shards = set(self.shards())
-        return [attached for attached in every if attached.shard in shards]
+        of_batch = self.shards()
+        return [attached for attached in every if attached.shard in of_batch]
 
     def shards(self) -> list[int]:
         """The shards that the batch has changes of, for feeds that have shards."""
-        return self.feed.shards(self.batch)
+        return shards(self.feed, self.batch)
 
     def changes(self, shard: int | None = None) -> DataFrame:
         """The batch's changes, one row each, in the feed's own columns; ``id`` is the key of the row that changed.

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from airflow_pgchange.feeds import feed as feeds
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.owners import Cluster
 
 REQUEST = "PGCHANGE_REQUEST"
 """The environment variable that names the file."""

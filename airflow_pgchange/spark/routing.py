@@ -14,12 +14,12 @@ from psycopg import sql
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from airflow_pgchange.feeds import owners, reading
+from airflow_pgchange.feeds import bucket_owners, reading
 from airflow_pgchange.feeds.batch import Batch, Partition
+from airflow_pgchange.feeds.bucket_owners import Cluster, Share
 from airflow_pgchange.feeds.connect import complete, connect
 from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
-from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.owners import Cluster, Share
+from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.types import Column, describe, spark_schema
@@ -82,9 +82,9 @@ class RoutedReading:
                 "no cluster was handed to this application: give SparkBatchOperator catalogue_conn_id"
             )
         with connect(cluster.catalogue, primary=True) as connection:
-            buckets = owners.all_buckets(connection, wanted.rule.tier)
+            buckets = bucket_owners.all_buckets(connection, wanted.rule.tier)
         with reading.connected(source, batch.lsn) as connection:
-            ids = tuple(describe(connection, _ids(feed.partitions(batch, 1)[0]).query))
+            ids = tuple(describe(connection, _ids(partitions(feed, batch, 1)[0]).query))
         undescribed = cls(
             feed, batch, source, cluster, wanted, wanted.table, wanted.key, wanted.rule, buckets, ids
         )
@@ -97,7 +97,7 @@ class RoutedReading:
     def partitions(self, n: int) -> list[RoutedPart]:
         """About ``n`` partitions: some of the changes, and the buckets of one replicaset, each."""
         shares = self._shares(self.buckets)
-        parts = self.feed.partitions(self.batch, max(1, n // len(shares)), self.wanted.shard)
+        parts = partitions(self.feed, self.batch, max(1, n // len(shares)), self.wanted.shard)
         return [RoutedPart(_ids(part), share.buckets) for part in parts for share in shares]
 
     def read(self, part: RoutedPart) -> Iterator[pa.RecordBatch]:
@@ -117,11 +117,11 @@ class RoutedReading:
         def attempt() -> None:
             nonlocal left
             with self._catalogue() as connection:
-                began = owners.now(connection)
-                shares = owners.shares(connection, self.rule.tier, left)
+                began = bucket_owners.now(connection)
+                shares = bucket_owners.shares(connection, self.rule.tier, left)
             rows = pa.concat_tables(self._share(share, ids) for share in shares)
             with self._catalogue() as connection:
-                lost = owners.lost(connection, self.rule.tier, left, shares, began)
+                lost = bucket_owners.lost(connection, self.rule.tier, left, shares, began)
             found.extend(_outside(rows, lost).drop_columns(list(OURS)).to_batches())
             if lost is not None:
                 left = lost
@@ -177,7 +177,7 @@ class RoutedReading:
     def _shares(self, buckets: str) -> list[Share]:
         """Who owns buckets now. Raises ServerUnavailable."""
         with self._catalogue() as connection:
-            return owners.shares(connection, self.rule.tier, buckets)
+            return bucket_owners.shares(connection, self.rule.tier, buckets)
 
     def _catalogue(self) -> psycopg.Connection[Any]:
         return connect(self.cluster.catalogue, primary=True)
@@ -186,7 +186,7 @@ class RoutedReading:
         """Where a share is written to, and so is read whole. Raises ServerUnavailable where the catalogue knows none."""
         if share.trouble is not None or share.address is None:
             raise ServerUnavailable(str(share.trouble))
-        return complete(owners.at(self.cluster.instances, share.address), primary=True)
+        return complete(bucket_owners.at(self.cluster.instances, share.address), primary=True)
 
     def _patiently(self, attempt: Callable[[], T], buckets: str) -> T:
         """What an attempt returns, tried again while servers fail. Raises BatchIncomplete once patience is over."""
@@ -213,7 +213,7 @@ def _outside(rows: pa.Table, buckets: str | None) -> pa.Table:
     """The rows that are in none of these buckets."""
     if buckets is None:
         return rows
-    inside = owners.among(rows.column(BUCKET).unique().to_pylist(), buckets)
+    inside = bucket_owners.among(rows.column(BUCKET).unique().to_pylist(), buckets)
     return rows.filter(pc.invert(pc.is_in(rows.column(BUCKET), pa.array(inside, pa.int64()))))
 
 

@@ -14,9 +14,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
+from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.owners import Cluster
+from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.routing import RoutedReading
 from airflow_pgchange.spark.types import Column, describe, spark_schema
@@ -41,7 +41,7 @@ class Reading:
     def prepare(cls, feed: Feed, batch: Batch, source: str, wanted: Wanted) -> Reading:
         """Ask the source what the columns are. Raises UnsupportedType, InvalidArgument for a column that is not there,
         and PermissionDenied where row security hides rows."""
-        partition = _query(feed.partitions(batch, 1)[0], wanted)
+        partition = _query(partitions(feed, batch, 1)[0], wanted)
         with reading.connected(source, batch.lsn) as connection:
             with explained(wanted):
                 columns = tuple(describe(connection, partition.query))
@@ -60,7 +60,7 @@ class Reading:
 
     def partitions(self, n: int) -> list[Partition]:
         """At most ``n`` partitions, in the order of the changes."""
-        parts = self.feed.partitions(self.batch, n, self.wanted.shard)
+        parts = partitions(self.feed, self.batch, n, self.wanted.shard)
         return [_query(partition, self.wanted) for partition in parts]
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:

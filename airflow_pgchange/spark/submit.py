@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.owners import Cluster
 from airflow_pgchange.spark import package, request, startup
 from airflow_pgchange.spark.parent import die_with_parent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule, wa
 from airflow_pgchange.feeds.errors import ServerUnavailable
 from airflow_pgchange.feeds.feed import Goal, progress_at
 from airflow_pgchange.feeds.queue import QueueFeed
-from airflow_pgchange.triggers.poller import News, Recovered, Trouble, switchboard
+from airflow_pgchange.triggers.poller import News, Recovered, Subscription, Trouble, switchboard
 from airflow_pgchange.triggers.watches import BacklogWatch, Payload, PointWatch, ReplyWatch
 
 POLL_INTERVAL = 0.1
@@ -58,17 +59,12 @@ class FeedTrigger(BaseEventTrigger):
             "once": self.once,
         }
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
+    def run(self) -> AsyncIterator[TriggerEvent]:
         watch = BacklogWatch(self.feed, self.min_changes, self.max_wait)
         source = self.source_conn_id or self.postgres_conn_id
         progress = progress_at(self.feed, self.postgres_conn_id, source)
-        async with switchboard().subscribe(watch, progress, source, self.poll_interval) as subscription:
-            async for news in subscription:
-                event = _event(self, self.feed.name, news, self.once)
-                if event is not None:
-                    yield event
-                    if self.once:
-                        return
+        subscribed = switchboard().subscribe(watch, progress, source, self.poll_interval)
+        return _events(self, self.feed.name, subscribed, once=self.once)
 
 
 class PointTrigger(BaseTrigger):
@@ -103,17 +99,12 @@ class PointTrigger(BaseTrigger):
             "poll_interval": self.poll_interval,
         }
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
+    def run(self) -> AsyncIterator[TriggerEvent]:
         watch = PointWatch(self.feed, self.goal)
         source = self.source_conn_id or self.postgres_conn_id
         progress = progress_at(self.feed, self.postgres_conn_id, source)
         subscribed = switchboard().subscribe(watch, progress, source, self.poll_interval, primary=True)
-        async with subscribed as subscription:
-            async for news in subscription:
-                event = _event(self, self.feed.name, news, once=True)
-                if event is not None:
-                    yield event
-                    return
+        return _events(self, self.feed.name, subscribed, once=True)
 
 
 class ReplyTrigger(BaseTrigger):
@@ -136,15 +127,22 @@ class ReplyTrigger(BaseTrigger):
             "poll_interval": self.poll_interval,
         }
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        watch = ReplyWatch(QueueFeed(self.queue), self.iid)
-        database = self.postgres_conn_id
+    def run(self) -> AsyncIterator[TriggerEvent]:
+        watch, database = ReplyWatch(QueueFeed(self.queue), self.iid), self.postgres_conn_id
         subscribed = switchboard().subscribe(watch, database, database, self.poll_interval, primary=True)
-        async with subscribed as subscription:
-            async for news in subscription:
-                event = _event(self, self.queue, news, once=True)
-                if event is not None:
-                    yield event
+        return _events(self, self.queue, subscribed, once=True)
+
+
+async def _events(
+    trigger: BaseTrigger, name: str, subscribed: AbstractAsyncContextManager[Subscription], *, once: bool
+) -> AsyncIterator[TriggerEvent]:
+    """The events of a subscription, or only the first."""
+    async with subscribed as subscription:
+        async for news in subscription:
+            event = _event(trigger, name, news, once)
+            if event is not None:
+                yield event
+                if once:
                     return
 
 

@@ -21,8 +21,8 @@ import psycopg
 from airflow.sdk.exceptions import AirflowException
 from psycopg import sql
 
-from airflow_pgchange.feeds.asking import ask_all
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, ServerUnavailable
+from airflow_pgchange.feeds.queries import ask_all
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.triggers.watches import Payload, Watch
 

@@ -10,8 +10,8 @@ from psycopg import sql
 
 from airflow_pgchange import metrics
 from airflow_pgchange.feeds.batch import Lag
-from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Goal, Position, Watched
+from airflow_pgchange.feeds.queries import select
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.triggers.alarm import FIRST_PAUSE, LONGEST_PAUSE, Alarm
 
@@ -57,7 +57,7 @@ class BacklogWatch:
         return self.feed.lag(NOWHERE if position is None else position, self.min_changes)
 
     def news(self, position: Position | None, answer: Any, now: float) -> Payload | None:
-        lag = Lag.from_row(answer)
+        lag = Lag(**answer)
         self._meter.lag(lag, now)
         return {"feed": self.feed.name, **asdict(lag)} if self._alarm.due(position, lag, now) else None
 

@@ -9,13 +9,14 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds.attached import Attached
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, Refused, translated
-from airflow_pgchange.feeds.tables import Attached, table_identifier, table_parts
+from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.tables import table_identifier, table_parts
 from airflow_pgchange.feeds.target import Target, look_up
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.tubes.control import Control
+from airflow_pgchange.tubes.control_pods import Control
 
 LOOKED_AT = 10_000
 """Ids of a copy that are compared with the source in one go."""

@@ -10,9 +10,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import call
 from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.queries import ask, call
 from airflow_pgchange.feeds.tube import TubeFeed
 
 

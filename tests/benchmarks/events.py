@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.feeds import Batch, EventFeed
+from airflow_pgchange.feeds.feed import partitions
 from tests.benchmarks import procrastinate
 from tests.benchmarks.measure import Report, cpu_of, ratio, section, side_by_side
 
@@ -141,8 +142,8 @@ def by_feed(conninfo: str, limit: int, events: int) -> int:
                 keeper.execute("rollback")
                 time.sleep(0.001)
                 continue
-            taken: Batch = feed.batch(claimed)
-            for part in feed.partitions(taken, 1):
+            taken: Batch = Batch.from_json({**claimed, "feed": feed.name})
+            for part in partitions(feed, taken, 1):
                 found += rows_of(claims, part.query)
             keeper.execute(sql.SQL("; ").join([feed.ack(taken), sql.SQL("commit")]))
     return found

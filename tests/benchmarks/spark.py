@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, staging
+from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.feeds.reading import current_rows
 from airflow_pgchange.spark import sink, submit
 from airflow_pgchange.spark.job import Job
@@ -133,7 +134,9 @@ def read(spark: SparkSession, feed: CommitFeed, conninfo: str, report: Report) -
         assert batch.count == ROWS
         job = Job(spark, Request(feed, batch, conninfo, conninfo, Path("unused")))
         consumer.ack()
-    parts = [current_rows(part, "public.movement", "id").query for part in feed.partitions(batch, PARTITIONS)]
+    parts = [
+        current_rows(part, "public.movement", "id").query for part in partitions(feed, batch, PARTITIONS)
+    ]
     reader = spark.read.format("jdbc").options(driver=DRIVER, url=url(conninfo), fetchsize=BATCH)
 
     def same_queries() -> None:

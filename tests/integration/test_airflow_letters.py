@@ -12,7 +12,7 @@ import pytest
 from airflow.cli.cli_parser import get_parser
 from airflow.sdk.log import mask_secret
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.feeds import Batch, Change, CommitFeed, TubeFeed
 from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, UnknownLetter
 from airflow_pgchange.operators.batch import BatchOperator
@@ -65,7 +65,7 @@ def test_list_in_a_table_is_for_people(
     db: str, connection: psycopg.Connection[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     letter, _ = give_up(connection, db)
-    letters.again(connection, ids=[letter])
+    dead_letters.again(connection, ids=[letter])
     args = get_parser().parse_args(["pgchange", "letters", "list", "--dsn", db, "--output", "plain"])
     args.func(args)
     printed = capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_drop_asks_first_and_forgets(db: str, connection: psycopg.Connection[Any
         pgchange("drop", str(letter), "--dsn", db)
     assert only(connection).id == letter
     assert pgchange("drop", "--older-than", "0 s", "--dsn", db, "--yes") == [{"dropped": letter}]
-    assert letters.listed(connection) == []
+    assert dead_letters.listed(connection) == []
 
 
 def test_the_source_is_asked_where_it_is_elsewhere(
@@ -237,7 +237,7 @@ def test_by_default_a_task_fails_on_a_batch_that_failed_as_often_as_it_may(
     for error in (ValueError, BatchGivenUp):
         with pytest.raises(error):
             run(consumer(conn_id, on_give_up="fail"))
-    assert letters.listed(connection) == []
+    assert dead_letters.listed(connection) == []
 
 
 def test_what_airflow_masks_is_not_in_a_letter(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
+from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.operators.schema import InstallSchemaOperator
 from tests.airflow_home import uri
 from tests.ledger import Connect, make_ledger, operator, run, writer
@@ -35,7 +35,7 @@ def test_installing_the_schemas_twice_does_nothing(bare_db: str, monkeypatch: py
 
 
 def test_maintenance_makes_partitions_ahead(conn_id: str) -> None:
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id, ahead=5))
+    report = run(MaintenanceOperator(task_id="keep", postgres_conn_id=conn_id, ahead=5))
     assert any("added partition" in line for line in report["done"]), report
 
 
@@ -47,7 +47,7 @@ def test_maintenance_names_who_holds_consumers_back(
     connection.execute("select pubsub.register('audit', 0, in_order => true)")
     holder.execute("select pg_current_xact_id()")
     connection.execute("insert into revision.commit default values")
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id="airline"))
+    report = run(MaintenanceOperator(task_id="keep", postgres_conn_id="airline"))
     assert any(f"process {holder.info.backend_pid}" in line for line in report["attention"]), report
 
 
@@ -61,7 +61,7 @@ def test_maintenance_names_a_batch_that_fails_again_and_again(
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             run(operator(conn_id, process=fail))
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id))
+    report = run(MaintenanceOperator(task_id="keep", postgres_conn_id=conn_id))
     assert any("has failed 3 times" in line for line in report["attention"]), report
 
 
@@ -71,7 +71,7 @@ def test_maintenance_captures_partitions_that_came_later(conn_id: str, connect: 
         "select revision.track('big');"
         "create table big_1 partition of big for values from (0) to (10)"
     )
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id))
+    report = run(MaintenanceOperator(task_id="keep", postgres_conn_id=conn_id))
     assert any("big" in line for line in report["done"]), report
 
 
@@ -79,10 +79,10 @@ def test_maintenance_of_a_database_without_our_schemas_does_nothing(
     bare_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))
-    report = run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id="bare"))
+    report = run(MaintenanceOperator(task_id="keep", postgres_conn_id="bare"))
     assert report == {"done": [], "attention": []}
 
 
 def test_a_span_that_is_none_is_answered_with_how_to_write_one(conn_id: str) -> None:
     with pytest.raises(InvalidArgument, match="30 days"):
-        run(MaintainPartitionsOperator(task_id="keep", postgres_conn_id=conn_id, keep="soon"))
+        run(MaintenanceOperator(task_id="keep", postgres_conn_id=conn_id, keep="soon"))

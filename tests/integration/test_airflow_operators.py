@@ -294,7 +294,7 @@ def test_a_committed_batch_stays_so_where_its_lag_cannot_be_reported(
 
     write(3)
     monkeypatch.setattr("airflow_pgchange.metrics.are_on", lambda: True)
-    monkeypatch.setattr("airflow_pgchange.operators.draining.watching.lag", gone)
+    monkeypatch.setattr("airflow_pgchange.operators.draining.lag", gone)
     assert run(operator(conn_id))["changes"] == 3
     assert count(connect) == 3
 

@@ -129,7 +129,7 @@ def test_a_backfill_that_was_killed_goes_on_at_the_same_chunk(
 def test_a_paused_backfill_waits_until_it_is_resumed(
     tube: psycopg.Connection[Any], conn_id: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_pgchange.tubes.backfilling.LOOK_AGAIN", 0.05)
+    monkeypatch.setattr("airflow_pgchange.tubes.backfills.LOOK_AGAIN", 0.05)
     seen: list[str] = []
     task, other = backfill(conn_id), connect()
 

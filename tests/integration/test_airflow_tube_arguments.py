@@ -18,7 +18,7 @@ from airflow_pgchange.operators.tube import (
     TubeGarbageCollectOperator,
     TubeTouchOperator,
 )
-from airflow_pgchange.tubes import backfilling
+from airflow_pgchange.tubes import backfills
 from tests.airflow_home import uri
 from tests.tubes import attach, faults, make, pods, touched
 
@@ -179,7 +179,7 @@ def test_a_killed_backfill_does_not_wait_for_writers_any_longer(
     writer = connect(autocommit=False)
     writer.execute("update plane set built = 3")
     running = backfill(timeout=3600)
-    ask = backfilling.committed
+    ask = backfills.committed
 
     def killed_meanwhile(connection: Any, query: Any) -> Any:
         if "backfill_chunk" in query.as_string(None):
@@ -195,7 +195,7 @@ def test_a_killed_backfill_does_not_wait_for_writers_any_longer(
             threading.Thread(target=kill).start()
         return ask(connection, query)
 
-    monkeypatch.setattr("airflow_pgchange.tubes.backfilling.committed", killed_meanwhile)
+    monkeypatch.setattr("airflow_pgchange.tubes.backfills.committed", killed_meanwhile)
     with pytest.raises(Stopped):
         running.execute({})
     writer.rollback()

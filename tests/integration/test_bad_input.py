@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers, watching
+from airflow_pgchange import administration
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.connect import connect as open_connection
 from airflow_pgchange.feeds.connect import connect_async
 from airflow_pgchange.feeds.errors import (
@@ -19,6 +20,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
     translated,
 )
+from airflow_pgchange.feeds.lag import lag, position
 from airflow_pgchange.maintenance import maintain
 from tests.commits import FEED, commits, drain
 
@@ -45,7 +47,7 @@ def raised(connection, call):
         (lambda c: consumers.drop(c, c, NOBODY), "watermark lists them"),
         (lambda c: consumers.repair(c, c, NOBODY), "watermark lists them"),
         (lambda c: consumers.skip(c, c, NOBODY, "why not"), "airflow pgchange status"),
-        (lambda c: watching.position(c, NOBODY), "airflow pgchange status"),
+        (lambda c: position(c, NOBODY), "airflow pgchange status"),
     ],
 )
 def test_an_unknown_consumer_is_told_where_the_names_are(connect, tool, says):
@@ -102,7 +104,7 @@ def test_a_negative_limit_loses_nothing(db, connect):
 @pytest.mark.parametrize(
     "tool",
     [
-        lambda c: watching.lag(c, c, NOWHERE),
+        lambda c: lag(c, c, NOWHERE),
         lambda c: consumers.move(c, c, NOWHERE, "now"),
         lambda c: run(c, "select pubsub.lock_watermark('x', 4711)"),
         lambda c: run(c, "select pubsub.point(4711)"),
@@ -147,9 +149,9 @@ def test_a_point_that_is_none_is_refused(db, connect, point):
 @pytest.mark.parametrize(
     "tool",
     [
-        lambda c: watching.lag(c, c, FEED),
-        lambda c: watching.position(c, FEED),
-        consumers.status,
+        lambda c: lag(c, c, FEED),
+        lambda c: position(c, FEED),
+        administration.status,
         lambda c: consumers.skip(c, c, FEED, "why"),
         lambda c: consumers.move(c, c, FEED, "now"),
         lambda c: consumers.trim(c, "1 day"),
@@ -177,9 +179,9 @@ def test_another_version_of_the_schema_is_told_and_loses_nothing(db, connect, ve
 @pytest.mark.parametrize(
     "tool",
     [
-        lambda c: watching.lag(c, c, FEED),
-        lambda c: watching.position(c, FEED),
-        consumers.status,
+        lambda c: lag(c, c, FEED),
+        lambda c: position(c, FEED),
+        administration.status,
         lambda c: consumers.move(c, c, FEED, "now"),
         lambda c: consumers.trim(c, "1 day"),
     ],

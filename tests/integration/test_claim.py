@@ -17,7 +17,7 @@ from airflow_pgchange.feeds.errors import (
     TransactionNotClean,
     UnknownBranch,
 )
-from airflow_pgchange.feeds.watching import lag, position
+from airflow_pgchange.feeds.lag import lag, position
 from tests.batches import taken
 
 FEED = CommitFeed("test", 0)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange import attention, schema
+from airflow_pgchange import schema, troubles
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds.errors import DispatchEnded, PermissionDenied
 from airflow_pgchange.maintenance import maintain as maintenance
@@ -343,7 +343,7 @@ def test_who_ends_the_process_that_dispatches_is_told_the_condition(connect, end
 
 def test_maintenance_names_the_process_that_holds_dispatching_up(connect, monkeypatch):
     connection, holding = connect(), connect(autocommit=False)
-    monkeypatch.setattr(attention, "LONG_WAIT", 0)
+    monkeypatch.setattr(troubles, "LONG_WAIT", 0)
     publish(connection, "a")
     holding.execute("select pg_advisory_xact_lock(pgmb.dispatch_key())")
     (line,) = [line for line in maintenance(connection).attention if "dispatches" in line]

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, groups, watching
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, consumers
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
@@ -22,7 +22,8 @@ from airflow_pgchange.feeds.errors import (
     TransactionNotClean,
     UnknownConsumer,
 )
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
+from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 from tests.event_keeping import maintain, narrow
 from tests.events import (
@@ -146,10 +147,10 @@ def test_any_number_of_partitions_together_are_the_batch(db, connect):
     with ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(24_000)
         assert batch.count == 24_000
-        partitions = FEED.partitions(batch, 2)
-        parts = [[row[0] for row in connection.execute(part.query).fetchall()] for part in partitions]
+        found = partitions(FEED, batch, 2)
+        parts = [[row[0] for row in connection.execute(part.query).fetchall()] for part in found]
         consumer.ack()
-    assert [len(part) for part in parts] == [part.count for part in partitions]
+    assert [len(part) for part in parts] == [part.count for part in found]
     wanted = connection.execute("select id from pgmb.events order by id limit 24000").fetchall()
     assert (len(parts), [each for part in parts for each in part]) == (2, [row[0] for row in wanted])
 
@@ -332,7 +333,7 @@ def test_a_source_that_lost_its_tail_is_told_and_repaired(db, other_db, connect_
     work(db, source=other_db, limit=1)
     source.execute("update pgmb.claim set version = 1, from_version = 0, upto = after, after = ''")
     with pytest.raises(SourceLostTail, match="airflow pgchange repair events:g"):
-        watching.lag(results, source, FEED)
+        lag(results, source, FEED)
     mark = one(source, "select pgmb.mark('g')")
     assert one(results, "select pgmb.adopt_mark('g', %s)", psycopg.types.json.Jsonb(mark)) == "at least once"
     assert len(work_all(db, source=other_db)) == 2
@@ -355,11 +356,11 @@ def test_results_that_were_restored_to_before_what_the_log_still_has_are_told_an
     later = publish(source, "c")
     work(db, source=other_db)
     results.execute("update pgmb.subscription_groups set (version, last_read_event_id) = (%s, %s)", before)
-    assert watching.lag(results, source, FEED).ready == 2
+    assert lag(results, source, FEED).ready == 2
     maintain(source, "1 hour")
     with pytest.raises(HistoryTrimmed, match="--to beginning"):
         work(db, source=other_db)
-    groups.move(results, source, FEED, "beginning")
+    consumers.move(results, source, FEED, "beginning")
     assert work(db, source=other_db) == later
 
 
@@ -370,7 +371,7 @@ def test_results_that_were_restored_to_a_time_that_they_were_moved_to_go_on_from
     subscribe(source)
     publish(source, "a")
     work(db, source=other_db)
-    groups.move(results, source, FEED, "now")
+    consumers.move(results, source, FEED, "now")
     before = results.execute("select version, last_read_event_id from pgmb.subscription_groups").fetchone()
     again = publish(source, "b", "c")
     assert work(db, source=other_db, limit=1) + work(db, source=other_db, limit=1) == again
@@ -385,7 +386,7 @@ def test_another_source_than_the_cursors_is_told(db, other_db, connect_to):
     work(db, source=other_db)
     results.execute("update pgmb.subscription_groups set source = 1")
     with pytest.raises(SourceRestored, match="another cluster"):
-        watching.lag(results, source, FEED)
+        lag(results, source, FEED)
 
 
 def test_status_tells_of_every_group(db, connect):

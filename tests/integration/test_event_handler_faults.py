@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.events import (
     Event,
     EventHandlers,
@@ -59,7 +59,7 @@ def test_without_retries_a_failure_ends_the_run_and_nothing_passes_it(db, connec
     assert unread(connection) == list(range(20))
     group(db, Handler("strict", after, retries=None), Handler("b", before), chunk_size=10).run("empty")
     assert after.numbers == list(range(20))
-    assert letters.listed(connection) == []
+    assert dead_letters.listed(connection) == []
 
 
 def test_a_call_that_takes_too_long_is_left_alone_and_tried_again(db, connection):
@@ -94,7 +94,7 @@ def test_an_async_call_that_takes_too_long_is_ended(db, connection):
     done = group(db, Handler("slow", slow, timeout=0.05, retries=())).run("empty")
     assert ended.wait(SECONDS)
     assert done.given_up == 1
-    assert "TimeoutError" in letters.listed(connection)[0].error
+    assert "TimeoutError" in dead_letters.listed(connection)[0].error
 
 
 def test_a_handler_whose_calls_never_end_ends_the_run(db, connection, monkeypatch):
@@ -165,7 +165,7 @@ def test_a_poisonous_key_takes_no_other_key_with_it(db, connection):
     publish(connection, [Event("t", {"n": n, "k": n % 4}) for n in range(40)])
     group(db, Handler("split", seen, key=lambda event: event.payload["k"], retries=())).run("empty")
     assert sorted(seen.numbers) == [n for n in range(40) if n % 4 != 2]
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert letter.changes == 10
 
 

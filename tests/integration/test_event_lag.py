@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds import points, watching
+from airflow_pgchange.feeds import points
+from airflow_pgchange.feeds.lag import lag as feed_lag
 from tests.commits import until
 from tests.event_keeping import set_aside_and_due
 from tests.events import FEED, TOPICAL, lag, poll_all, publish, publish_at, subscribe, work, work_all
@@ -14,12 +15,12 @@ from tests.events import FEED, TOPICAL, lag, poll_all, publish, publish_at, subs
 def test_the_lag_is_what_a_claim_would_give(db, connect):
     connection = connect()
     subscribe(connection)
-    assert watching.lag(connection, connection, FEED, 100).ready == 0
+    assert feed_lag(connection, connection, FEED, 100).ready == 0
     publish(connection, *["t"] * 30)
-    found = watching.lag(connection, connection, FEED, 100)
+    found = feed_lag(connection, connection, FEED, 100)
     assert (found.ready, found.ready_exact, found.waiting) == (30, True, 0)
     assert work(db, limit=20)
-    assert watching.lag(connection, connection, FEED, 100).ready == 10
+    assert feed_lag(connection, connection, FEED, 100).ready == 10
 
 
 def test_the_lag_beyond_what_was_asked_for_is_an_estimate_that_is_not_too_low(connect):
@@ -79,7 +80,7 @@ def test_the_lag_on_a_standby_says_what_is_ready(own_cluster, own_database, conn
     standby = own_cluster.standby()
     try:
         standby.wait_for_replay(own_cluster)
-        assert watching.lag(connection, connect_to(standby.conninfo()), FEED, 10).ready == 2
+        assert feed_lag(connection, connect_to(standby.conninfo()), FEED, 10).ready == 2
     finally:
         standby.remove()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.events import Event, publish, subscribe, topical, unsubscribe
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from airflow_pgchange.feeds.draining import Plan, drain
@@ -47,7 +47,7 @@ def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_group_goes_on(db, con
     assert len(given_up(db).letters) == 1
     publish(connection, numbers(3, 5))
     assert [n for n, _ in work(db)] == [3, 4]
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == ("event", "events:g", 3, 1)
     assert letter.error == "ValueError: poison"
     assert letter.hindrance is None
@@ -58,10 +58,10 @@ def test_a_letter_that_is_sent_again_brings_its_events_to_its_group_alone_and_in
     ids = publish(connection, numbers(0, 3), returning=True)
     given_up(db)
     assert len(take(connection, "other")) == 3
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     connection.execute("delete from pgmb.events")
-    letters.again(connection, ids=[letter.id])
-    assert letters.listed(connection) == []
+    dead_letters.again(connection, ids=[letter.id])
+    assert dead_letters.listed(connection) == []
     assert work(db) == [(n, {"replay_of": ids[n]}) for n in range(3)]
     assert take(connection, "other") == []
 
@@ -69,19 +69,19 @@ def test_a_letter_that_is_sent_again_brings_its_events_to_its_group_alone_and_in
 def test_a_large_batch_is_a_letter_for_each_thousand(db, connection):
     publish(connection, numbers(0, 2500))
     given_up(db)
-    found = letters.listed(connection, consumer="events:g")
+    found = dead_letters.listed(connection, consumer="events:g")
     assert [letter.changes for letter in found] == [1000, 1000, 500]
-    letters.again(connection, consumer="events:g")
+    dead_letters.again(connection, consumer="events:g")
     assert [n for n, _ in work(db)] == list(range(2500))
 
 
 def test_very_large_events_are_a_letter_for_each_few_of_them(db, connection):
     publish(connection, [Event("t", {"n": n, "large": "x" * 5 * 2**20}) for n in range(4)])
     assert len(given_up(db).letters) == 1
-    listed = letters.listed(connection)
+    listed = dead_letters.listed(connection)
     assert len(listed) > 1
     assert sum(letter.changes for letter in listed) == 4
-    letters.again(connection, ids=[letter.id for letter in listed])
+    dead_letters.again(connection, ids=[letter.id for letter in listed])
     assert [n for n, _ in work(db)] == [0, 1, 2, 3]
 
 
@@ -89,11 +89,11 @@ def test_a_letter_whose_group_has_no_subscription_any_more_stays_and_says_so(db,
     publish(connection, numbers(0, 3))
     given_up(db)
     unsubscribe(connection, connection.execute("select id from pgmb.subscriptions").fetchone()[0])
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert "the way to group g is gone" in letter.hindrance
     with pytest.raises(LetterRefused):
-        letters.again(connection, ids=[letter.id])
-    assert len(letters.listed(connection)) == 1
+        dead_letters.again(connection, ids=[letter.id])
+    assert len(dead_letters.listed(connection)) == 1
 
 
 def test_a_letter_in_another_database_than_its_events_says_that_it_cannot_be_sent(
@@ -101,7 +101,7 @@ def test_a_letter_in_another_database_than_its_events_says_that_it_cannot_be_sen
 ):
     publish(connection, numbers(0, 3))
     given_up(db, other_db)
-    (letter,) = letters.listed(connect_to(other_db))
+    (letter,) = dead_letters.listed(connect_to(other_db))
     assert letter.changes == 3
     assert "in another database" in letter.hindrance
 
@@ -110,7 +110,7 @@ def test_dropping_a_group_drops_its_letters(db, connection):
     publish(connection, numbers(0, 3))
     given_up(db)
     connection.execute("select pgmb.drop_group('g')")
-    assert letters.listed(connection) == []
+    assert dead_letters.listed(connection) == []
 
 
 def test_a_batch_whose_cursor_is_in_another_database_is_not_skipped_here(db, other_db, connection):

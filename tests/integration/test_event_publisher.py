@@ -18,7 +18,7 @@ from airflow_pgchange.events import publisher as publisher_module
 from airflow_pgchange.events.event import event_id
 from airflow_pgchange.events.publish import with_ids
 from airflow_pgchange.feeds.errors import InvalidArgument, NotPublished, PublisherFull
-from airflow_pgchange.feeds.waiting import succeeds
+from airflow_pgchange.feeds.retrying import succeeds
 
 HOUR = timedelta(hours=1)
 SECONDS = 30

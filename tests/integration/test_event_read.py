@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds import groups
+from airflow_pgchange.feeds import consumers
 from tests.event_keeping import kept, maintain
 from tests.events import FEED, TOPICAL, drain, poll_all, publish, publish_at, read, subscribe, take, work
 from tests.tubes import one
@@ -213,7 +213,7 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_back_to_where_it_could_n
     assert work(db, source=other_db) == later
     source.execute("select pgmb.maintain_events_table()")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="are gone") as refused:
-        groups.move(results, source, FEED, "beginning")
+        consumers.move(results, source, FEED, "beginning")
     assert work(db, source=other_db) == []
     results.execute(refused.value.diag.message_hint.rpartition(": ")[2])
     assert work(db, source=other_db) == later
@@ -228,7 +228,7 @@ def test_what_a_group_whose_cursor_is_elsewhere_is_moved_back_to_is_kept_until_i
     assert work(db, source=other_db) == [old]
     later = publish(source, "a")
     assert work(db, source=other_db) == later
-    groups.move(results, source, FEED, "beginning")
+    consumers.move(results, source, FEED, "beginning")
     maintain(source, "1 hour")
     assert work(db, source=other_db, limit=1) == [old]
     assert work(db, source=other_db) == later
@@ -293,7 +293,7 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_into_the_future(db, othe
     assert work(db, source=other_db) == []
     future = one(source, "select pgmb.create_event_id(now() + interval '1 hour', 0)")
     assert "future" in str(error(source, "select pgmb.note_move('g', %s)", future))
-    groups.move(results, source, FEED, "now")
+    consumers.move(results, source, FEED, "now")
     ids = publish(source, "a")
     assert work(db, source=other_db) == ids
 

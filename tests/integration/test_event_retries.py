@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.events import Event, Handler, publish, subscribe, topical, unsubscribe
 from airflow_pgchange.feeds.errors import HandlerFailed
 from tests.handling import LATER, Seen, failing, group, hurry, numbered, run_with_retries, subscribed, unread
@@ -27,7 +27,7 @@ def test_a_failed_call_is_tried_again_by_itself_and_the_others_are_left_alone(db
     assert good.numbers == list(range(5))
     assert bad.attempts == [3]
     assert bad.numbers == list(range(5))
-    assert letters.listed(connection) == []
+    assert dead_letters.listed(connection) == []
 
 
 def test_a_retry_is_an_event_as_everybody_knows_them(db, connection):
@@ -72,7 +72,7 @@ def test_after_the_last_try_the_events_and_their_error_are_a_dead_letter(db, con
     publish(connection, numbered(0, 3))
     handlers = group(db, Handler("bad", failing(99), retries=(LATER,)))
     run_with_retries(handlers, connection)
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
         "handler",
         "events:g/bad",
@@ -88,11 +88,11 @@ def test_a_dead_letter_that_is_sent_again_goes_to_its_handler_alone(db, connecti
     mended, other = Seen(failing(1)), Seen()
     handlers = group(db, Handler("bad", mended, retries=()), Handler("other", other))
     handlers.run("empty")
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert letter.hindrance is None
     connection.execute("delete from pgmb.events")
-    letters.again(connection, ids=[letter.id])
-    assert letters.listed(connection) == []
+    dead_letters.again(connection, ids=[letter.id])
+    assert dead_letters.listed(connection) == []
     handlers.run("empty")
     assert mended.numbers == other.numbers == [0, 1, 2]
     assert mended.attempts == [1]
@@ -102,7 +102,7 @@ def test_a_dead_letter_whose_subscription_is_gone_says_so_and_stays(db, connecti
     publish(connection, numbered(0, 3))
     group(db, Handler("bad", failing(1), retries=())).run("empty")
     unsubscribe(connection, connection.execute("select id from pgmb.subscriptions").fetchone()[0])
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert "is gone" in letter.hindrance
 
 
@@ -113,7 +113,7 @@ def test_a_password_in_an_error_does_not_reach_the_dead_letter(db, connection):
         raise ValueError("cannot reach postgres://me:hunter2@host/db")
 
     group(db, Handler("bad", fail, retries=())).run("empty")
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert "hunter2" not in letter.error
     assert "cannot reach" in letter.error
 
@@ -124,7 +124,7 @@ def test_what_comes_back_to_a_handler_that_is_gone_is_a_dead_letter(db, connecti
     payload = {"ids": ids, "retryNumber": 1, "handlerName": "old"}
     publish(connection, Event("pgmb-retry", payload, subscription_id=sid))
     group(db, Handler("new", Seen())).run("empty")
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert (letter.consumer, letter.changes) == ("events:g/old", 3)
     assert "no handler of this name" in letter.error
 
@@ -138,7 +138,7 @@ def test_what_comes_back_to_nobody_is_one_dead_letter_however_often_its_batch_co
         with pytest.raises(HandlerFailed):
             group(db, Handler("strict", failing(1), retries=None)).run("empty")
     done = group(db, Handler("strict", Seen(), retries=None)).run("empty")
-    assert (done.given_up, len(letters.listed(connection)), unread(connection)) == (1, 1, [])
+    assert (done.given_up, len(dead_letters.listed(connection)), unread(connection)) == (1, 1, [])
 
 
 def test_a_retry_that_says_nothing_useful_is_a_dead_letter(db, connection):
@@ -146,7 +146,7 @@ def test_a_retry_that_says_nothing_useful_is_a_dead_letter(db, connection):
     publish(connection, Event("pgmb-retry", {"ids": "all"}, subscription_id=sid))
     done = group(db, Handler("a", Seen())).run("empty")
     assert done.given_up == 1
-    assert "ids, retryNumber and handlerName" in letters.listed(connection)[0].error
+    assert "ids, retryNumber and handlerName" in dead_letters.listed(connection)[0].error
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_retry_that_nobody_can_read_is_a_dead_letter_and_stops_no_handler(
     publish(connection, numbered(7, 8))
     assert group(db, Handler("a", seen)).run("empty").given_up == 1
     assert seen.numbers == [7]
-    assert len(letters.listed(connection)) == 1
+    assert len(dead_letters.listed(connection)) == 1
 
 
 def test_a_retry_comes_by_a_subscription_of_its_handler(db, connection):
@@ -199,7 +199,7 @@ def test_an_event_that_has_no_key_is_a_dead_letter_and_stops_no_other(db, connec
     handler = Handler("a", seen, retries=(), key=lambda event: event.payload["k"])
     assert group(db, handler).run("empty").given_up == 2
     assert sorted(seen.numbers) == [0, 3]
-    assert [letter.error.partition(":")[0] for letter in letters.listed(connection)] == [
+    assert [letter.error.partition(":")[0] for letter in dead_letters.listed(connection)] == [
         "KeyError",
         "TypeError",
     ]
@@ -220,7 +220,7 @@ def test_a_number_that_python_cannot_read_stops_no_handler(db, connection, numbe
     seen = Seen(failing(2))
     handlers = group(db, Handler("note", note), Handler("a", seen, retries=(LATER,)))
     run_with_retries(handlers, connection)
-    letters.again(connection, consumer="events:g/a")
+    dead_letters.again(connection, consumer="events:g/a")
     handlers.run("empty")
     assert beyond == [float(number)]
     assert seen.numbers == [1]
@@ -230,7 +230,7 @@ def test_a_number_that_python_cannot_read_stops_no_handler(db, connection, numbe
 def test_very_large_events_are_given_up_in_portions(db, connection):
     publish(connection, numbered(0, 3, large="x" * 5 * 2**20))
     group(db, Handler("bad", failing(1), retries=())).run("empty")
-    assert [letter.changes for letter in letters.listed(connection)] == [1, 1, 1]
+    assert [letter.changes for letter in dead_letters.listed(connection)] == [1, 1, 1]
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_a_letter_of_one_subscription_is_sent_again_when_another_is_ended(db, tw
     connection, ended = two
     group(db, Handler("a", failing(1), retries=())).run("empty")
     unsubscribe(connection, ended)
-    sent = letters.again(connection, consumer="events:g/a")
+    sent = dead_letters.again(connection, consumer="events:g/a")
     seen = Seen()
     group(db, Handler("a", seen)).run("empty")
     assert (len(sent), seen.numbers) == (1, [2, 3, 4])

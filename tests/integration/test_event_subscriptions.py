@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from airflow_pgchange import letters, schema
+from airflow_pgchange import dead_letters, schema
 from airflow_pgchange.events import (
     Event,
     Handler,
@@ -131,10 +131,10 @@ def test_a_connection_that_makes_dicts_of_its_rows_serves_as_well(bare_db):
         [made] = publish(connection, Event("a", {"n": 1}), returning=True)
         assert heartbeat(connection, "g") == 0
         group(bare_db, Handler("bad", failing(1), retries=())).run("empty")
-        [letter] = letters.listed(connection)
-        assert letters.again(connection, ids=[letter.id]) == [letter.id]
+        [letter] = dead_letters.listed(connection)
+        assert dead_letters.again(connection, ids=[letter.id]) == [letter.id]
         group(bare_db, Handler("bad", failing(1), retries=())).run("empty")
-        assert letters.drop(connection, consumer="events:g/bad") == [letter.id + 1]
+        assert dead_letters.drop(connection, consumer="events:g/bad") == [letter.id + 1]
         assert (made[:2], unsubscribe(connection, mine)) == ("pm", True)
 
 

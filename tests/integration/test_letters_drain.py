@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.feeds import ConsumerTransaction, consumers
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, PgChangeError, Stopped
@@ -25,7 +25,7 @@ def test_after_the_last_try_a_batch_and_its_error_are_a_letter_and_the_consumer_
     assert (letter.changes, letter.attempts) == (2, 1)
     assert letter.error == f"tests.letters.Poison: cannot parse {ids[1]}"
     assert "max_attempts=1" in letter.reason
-    letters.again(connection, ids=[letter.id])
+    dead_letters.again(connection, ids=[letter.id])
     assert drain_all(db) == ids[:2]
 
 
@@ -34,7 +34,7 @@ def test_before_the_last_try_a_batch_fails_and_is_tried_again(db, connection):
     for _ in range(2):
         with pytest.raises(Poison):
             drain_but({ids[0]}, plan(db, max_attempts=3))
-    assert letters.listed(connection) == []
+    assert dead_letters.listed(connection) == []
     assert drain_but({ids[0]}, plan(db, max_attempts=3)) == []
     assert only(connection).attempts == 3
 
@@ -54,13 +54,13 @@ def test_by_default_a_batch_that_failed_as_often_as_it_may_stays_and_fails(db, c
         drain_but(set(ids), given)
     with pytest.raises(BatchGivenUp):
         drain_but(set(), given)
-    assert letters.listed(connection) == []
+    assert dead_letters.listed(connection) == []
 
 
 def test_a_last_try_counts_as_one_of_the_batches_of_a_run(db, connection):
     ids = commits(connection, 5)
     assert drain_but(set(ids), plan(db, limit=1, max_batches=2)) == []
-    assert len(letters.listed(connection)) == 2
+    assert len(dead_letters.listed(connection)) == 2
 
 
 def test_who_is_told_of_letters_gets_their_numbers(db, connection):
@@ -71,7 +71,7 @@ def test_who_is_told_of_letters_gets_their_numbers(db, connection):
         raise Poison
 
     drained = drain(plan(db, limit=2), fail, given_up=told.append)
-    assert tuple(told) == drained.letters == tuple(letter.id for letter in letters.listed(connection))
+    assert tuple(told) == drained.letters == tuple(letter.id for letter in dead_letters.listed(connection))
     assert drained.summary()["letters"] == told
 
 
@@ -83,7 +83,7 @@ def test_who_is_stopped_gives_nothing_up(db, connection):
 
     with pytest.raises(Stopped):
         drain(plan(db), stop)
-    assert letters.listed(connection) == []
+    assert dead_letters.listed(connection) == []
     assert drain_all(db) == ids
 
 
@@ -91,7 +91,7 @@ def test_a_letter_that_fails_as_often_as_it_may_goes_back_where_it_was(db, conne
     ids = commits(connection)
     drain_but(set(ids), plan(db))
     letter = only(connection)
-    letters.again(connection, ids=[letter.id])
+    dead_letters.again(connection, ids=[letter.id])
     drain_but(set(ids), plan(db))
     found = only(connection)
     assert (found.id, found.attempts, found.on_its_way) == (letter.id, 2, False)
@@ -121,7 +121,7 @@ def test_what_somebody_else_claimed_meanwhile_is_not_given_up(db, connection):
 
     with pytest.raises(Poison):
         drain_but(set(ids), plan(db, hide=meanwhile))
-    assert letters.listed(connection) == []
+    assert dead_letters.listed(connection) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from airflow_pgchange import letters, schema
+from airflow_pgchange import dead_letters, schema
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
 from airflow_pgchange.feeds.draining import drain
 from airflow_pgchange.feeds.errors import (
@@ -51,14 +51,14 @@ def session(admin, role, connect_to):
 
 
 def kinds(connection):
-    return [letter.kind for letter in letters.listed(connection)]
+    return [letter.kind for letter in dead_letters.listed(connection)]
 
 
 def test_a_role_without_a_grant_sees_nothing(session):
     with pytest.raises(PermissionDenied):
-        letters.listed(session())
+        dead_letters.listed(session())
     with pytest.raises(PermissionDenied):
-        letters.listed(session("pubsub.grant_consumer"))
+        dead_letters.listed(session("pubsub.grant_consumer"))
 
 
 def test_a_keeper_of_consumers_sees_the_letters_of_the_commit_queue_and_no_other(session):
@@ -75,7 +75,7 @@ def test_who_is_both_sees_both(session):
     assert kinds(session("tube.grant_use", "pubsub.grant_keeper", on_pods=["select"])) == ["commit", "tube"]
 
 
-@pytest.mark.parametrize("does", [letters.again, letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.again, dead_letters.drop])
 def test_who_may_only_look_changes_nothing(session, admin, does):
     looking = session("tube.grant_use", on_pods=["select", "insert"])
     with pytest.raises(PermissionDenied, match="may see letter 2"):
@@ -85,7 +85,7 @@ def test_who_may_only_look_changes_nothing(session, admin, does):
     assert touched(admin) == []
 
 
-@pytest.mark.parametrize("does", [letters.again, letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.again, dead_letters.drop])
 def test_a_letter_that_is_not_ones_own_is_unknown(session, admin, does):
     with pytest.raises(UnknownLetter):
         does(session("tube.grant_use", on_pods=["delete"]), ids=[1])
@@ -95,20 +95,22 @@ def test_a_letter_that_is_not_ones_own_is_unknown(session, admin, does):
 
 
 def test_a_worker_that_may_touch_sends_its_tubes_letters_again(session, admin):
-    assert letters.again(session("tube.grant_use", on_pods=["select", "insert", "delete"]), ids=[2]) == [2]
+    assert dead_letters.again(session("tube.grant_use", on_pods=["select", "insert", "delete"]), ids=[2]) == [
+        2
+    ]
     assert touched(admin) == [1]
 
 
 def test_a_worker_that_may_not_touch_cannot_send_again(session, admin):
     with pytest.raises(PermissionDenied):
-        letters.again(session("tube.grant_use", on_pods=["select", "delete"]), ids=[2])
+        dead_letters.again(session("tube.grant_use", on_pods=["select", "delete"]), ids=[2])
     assert kinds(admin) == ["commit", "tube"]
 
 
 def test_a_keeper_of_consumers_sends_and_drops_letters_of_the_commit_queue(session, db):
     keeper = session("pubsub.grant_keeper")
-    assert letters.again(keeper, ids=[1]) == [1]
-    assert letters.drop(keeper, ids=[1]) == [1]
+    assert dead_letters.again(keeper, ids=[1]) == [1]
+    assert dead_letters.drop(keeper, ids=[1]) == [1]
 
 
 def test_nobody_writes_a_letter_in_anothers_name(session):
@@ -137,7 +139,7 @@ def test_a_worker_with_the_rights_of_a_worker_gives_batches_up(admin, role):
     admin.execute("select tube.touch('q', 0, '{5}', 'T')")
     drained = drain(plan(worker.conninfo, feed=TubeFeed("q")), failing)
     assert len(drained.letters) == 1
-    letter = letters.listed(admin)[-1]
+    letter = dead_letters.listed(admin)[-1]
     assert (letter.given_up_by, letter.error) == (worker.name, "tests.letters.Poison: cannot parse it")
 
 
@@ -146,11 +148,11 @@ def test_a_consumer_with_the_rights_of_a_consumer_gives_batches_up(admin, role):
     admin.execute("select pubsub.grant_consumer(%s::regrole)", [consumer.name])
     commits(admin)
     drain(plan(consumer.conninfo), failing)
-    letter = letters.listed(admin)[-1]
+    letter = dead_letters.listed(admin)[-1]
     assert (letter.given_up_by, letter.error) == (consumer.name, "tests.letters.Poison: cannot parse it")
 
 
-@pytest.mark.parametrize("does", [letters.again, letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.again, dead_letters.drop])
 @pytest.mark.parametrize(
     ("chosen", "says"),
     [
@@ -169,7 +171,7 @@ def test_nonsense_is_refused_and_changes_nothing(admin, does, chosen, says):
     with pytest.raises(InvalidArgument, match=says):
         does(admin, **chosen)
     assert kinds(admin) == ["commit", "tube"]
-    assert not any(letter.on_its_way for letter in letters.listed(admin))
+    assert not any(letter.on_its_way for letter in dead_letters.listed(admin))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_nonsense_in_sql_is_refused(admin, call):
         admin.execute(f"select {call}")
 
 
-@pytest.mark.parametrize("does", [letters.again, letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.again, dead_letters.drop])
 def test_of_several_letters_none_is_touched_where_one_is_not_there(admin, does):
     with pytest.raises(UnknownLetter, match="no dead letter 99"):
         does(admin, ids=[2, 99])
@@ -188,21 +190,21 @@ def test_of_several_letters_none_is_touched_where_one_is_not_there(admin, does):
 
 
 def test_a_letter_on_its_way_is_not_sent_twice(admin):
-    letters.again(admin, ids=[1])
+    dead_letters.again(admin, ids=[1])
     with pytest.raises(LetterRefused, match="on its way already"):
-        letters.again(admin, ids=[1])
+        dead_letters.again(admin, ids=[1])
 
 
 def test_a_letter_of_a_tube_that_is_gone_says_so(admin):
     admin.execute("delete from tube.tube")
-    assert "no tube q" in letters.listed(admin)[1].hindrance
+    assert "no tube q" in dead_letters.listed(admin)[1].hindrance
     with pytest.raises(UnknownConsumer, match="no tube q"):
-        letters.again(admin, ids=[2])
+        dead_letters.again(admin, ids=[2])
 
 
 def test_a_database_without_the_store_says_what_to_run(bare_db, connect_to):
     with pytest.raises(SchemaMissing, match="airflow pgchange install"):
-        letters.listed(connect_to(bare_db))
+        dead_letters.listed(connect_to(bare_db))
 
 
 def test_with_a_system_its_letters_go_and_others_stay(admin):
@@ -237,11 +239,11 @@ select dead_letter.write('gadget', 'gadget:a', '{"of": "a"}', '{}', 1, 'why');
 def test_another_kind_of_feed_plugs_in_with_three_functions_and_a_row(connect):
     connection = connect()
     connection.execute(PLUGIN)
-    sendable, gone = letters.listed(connection)
+    sendable, gone = dead_letters.listed(connection)
     assert (sendable.hindrance, gone.hindrance) == (None, "its event is gone")
-    assert letters.again(connection, consumer="gadget:a") == [sendable.id]
+    assert dead_letters.again(connection, consumer="gadget:a") == [sendable.id]
     assert one(connection, "select content from gadget.sent") == {"event": 7, "handler": "h"}
-    assert letters.drop(connection, ids=[gone.id]) == [gone.id]
+    assert dead_letters.drop(connection, ids=[gone.id]) == [gone.id]
 
 
 def test_the_letters_of_another_kind_are_its_own(connect, session):

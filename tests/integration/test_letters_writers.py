@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from airflow_pgchange import letters, schema
+from airflow_pgchange import dead_letters, schema
 from airflow_pgchange.feeds import CommitFeed, TubeFeed, consumers
 from airflow_pgchange.feeds.connect import connect as open_connection
 from airflow_pgchange.feeds.draining import drain
@@ -69,9 +69,9 @@ class Run:
                 try:
                     if chance.random() < 0.2:
                         consumers.skip(results, source, self.feed, "by a person")
-                    found = letters.listed(results)
+                    found = dead_letters.listed(results)
                     if found:
-                        letters.again(results, source, ids=[chance.choice(found).id])
+                        dead_letters.again(results, source, ids=[chance.choice(found).id])
                         self.resent += 1
                 except NOT_NOW:
                     continue
@@ -87,8 +87,8 @@ class Run:
         """Everything that is left: letters are sent again, and nothing fails any more."""
         with open_connection(self.results) as results, open_connection(self.source) as source:
             while True:
-                left = letters.listed(results)
-                letters.again(results, source, older_than="0 s")
+                left = dead_letters.listed(results)
+                dead_letters.again(results, source, older_than="0 s")
                 given = plan(self.results, self.source, feed=self.feed, limit=10_000, max_attempts=1000)
                 if drain(given, self.process(random.Random(0), 0)).batches == 0 and not left:
                     return
@@ -163,11 +163,11 @@ def test_each_touch_of_a_tube_is_worked_though_batches_are_given_up_and_sent_aga
     sent = 0
     while not stopping.is_set():
         drain(given, process(0.3))
-        sent += len(letters.again(connection, older_than="0 s"))
+        sent += len(dead_letters.again(connection, older_than="0 s"))
     for writer in writers:
         writer.join()
     drain(given, process(0.3))
-    sent += len(letters.again(connection, older_than="0 s"))
+    sent += len(dead_letters.again(connection, older_than="0 s"))
     drain(given, process(0))
     assert sent > 0
     counts = Counter(row[0] for row in connection.execute("select id from worked").fetchall())

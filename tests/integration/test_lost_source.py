@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange.feeds import consumers, points, watching
+from airflow_pgchange import administration
+from airflow_pgchange.feeds import consumers, points
 from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
+from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.maintenance import maintain
 from tests.commits import FEED, commits, drain
 
 QUESTIONS = pytest.mark.parametrize(
     "ask",
     [
-        lambda results, source, point: watching.lag(results, source, FEED),
+        lambda results, source, point: lag(results, source, FEED),
         lambda results, source, point: points.has_passed(results, source, FEED, point),
         lambda results, source, point: points.has_passed(results, source, FEED, {"commit_id": 1}),
     ],
@@ -62,9 +64,9 @@ def test_a_point_of_another_cluster_is_never_passed(apart):
 def test_status_says_what_a_person_must_decide(apart, harm, says):
     results, source, _ = apart
     source.execute(harm)
-    (shown,) = consumers.status(results, source)
-    assert shown.ready is None
-    assert says in shown.held_back_by
+    (shown,) = administration.status(results, source)
+    assert shown["ready"] is None
+    assert says in shown["held_back_by"]
 
 
 def test_status_and_maintenance_of_a_restored_database_say_what_to_run(db, connect):
@@ -73,8 +75,8 @@ def test_status_and_maintenance_of_a_restored_database_say_what_to_run(db, conne
     drain(db)
     connection.execute(RESTORED)
     connection.execute("update pubsub.watermark set source = 1")
-    (shown,) = consumers.status(connection)
-    assert "rebase_after_restore" in shown.held_back_by
+    (shown,) = administration.status(connection)
+    assert "rebase_after_restore" in shown["held_back_by"]
     assert any("rebase_after_restore" in line for line in maintain(connection).attention)
 
 
@@ -96,6 +98,6 @@ def test_a_standby_that_is_merely_late_is_not_accused(own_cluster, own_database,
         there.execute("select pg_wal_replay_pause()")
         commits(connection)
         drain(own_database)
-        assert watching.lag(connection, there, FEED).ready == 0
+        assert lag(connection, there, FEED).ready == 0
     finally:
         standby.remove()

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange import schema
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TubeFeed, consumers
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TopologyFeed, TubeFeed, consumers
 from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.tubes import work_off
 from tests.commits import claim_and_fail, commits, drain, until
@@ -24,6 +24,7 @@ from tests.event_keeping import (
     subscribe,
 )
 from tests.readme import ROOT
+from tests.topology import make_catalogue
 from tests.tubes import attach, make, one, touched
 
 
@@ -57,7 +58,7 @@ def test_a_step_of_maintenance_that_fails_stops_no_other(db, connect, role):
         connection.execute(f"grant select on {name}.installed to {keeper.name}")
     with psycopg.connect(keeper.conninfo, autocommit=True) as as_keeper:
         report = maintain(as_keeper)
-    assert len(report.failed) == (22 if "mbus" in held(connection) else 20)
+    assert len(report.failed) == (25 if "mbus" in held(connection) else 23)
 
 
 def test_maintenance_mends_the_capture_of_partitions_that_came_later(db, connect):
@@ -140,6 +141,31 @@ def test_what_maintenance_advises_can_be_typed_whatever_things_are_called(db, co
     assert "letters list --consumer 'yearly audit/0'" in attention
 
 
+def test_maintenance_names_a_consumer_of_a_topology_whose_batch_fails_and_what_holds_it_back(db, connect):
+    connection, feed = connect(), TopologyFeed("the router")
+    make_catalogue(connection)
+    for _ in range(3):
+        assert maintain(connection).attention == []
+        claim_and_fail(db, feed=feed)
+    (line,) = maintain(connection).attention
+    assert line.startswith("topology:the router: batch ")
+    assert line.endswith(" has failed 3 times; airflow pgchange skip 'topology:the router' gives it up")
+    consumers.skip(connection, connection, feed, "cannot be parsed")
+    connection.execute("update topology.consumer set source = 1")
+    (line, _) = maintain(connection).attention
+    assert line.startswith("topology:the router: ")
+    assert "airflow pgchange repair" in line
+
+
+def test_maintenance_does_not_blame_a_consumer_whose_catalogue_is_elsewhere(db, other_db, connect_to):
+    results, catalogue = connect_to(db), connect_to(other_db)
+    make_catalogue(catalogue)
+    with ConsumerTransaction(TopologyFeed("router"), db, other_db) as consumer:
+        assert consumer.claim(2) is not None
+        consumer.ack()
+    assert maintain(results).attention == maintain(catalogue).attention == []
+
+
 @pytest.fixture
 def log(connect):
     """An event log whose partitions are a second long, with a group that reads everything."""
@@ -214,7 +240,7 @@ def test_maintenance_names_a_group_whose_batch_fails(log):
     for _ in range(3):
         log.execute("select pgmb.claim('g', pgmb.position('g'), 10)")
     (line,) = attention(log, "has failed 3 times")
-    assert "pgmb.skip_batch('g'" in line
+    assert "airflow pgchange skip events:g gives" in line
 
 
 def test_maintenance_names_rows_that_could_not_be_made_an_event(log):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, points
-from airflow_pgchange.feeds.watching import lag
+from airflow_pgchange.feeds.feed import partitions
+from airflow_pgchange.feeds.lag import lag
 from tests.commits import FEED, commits, drain
 
 IN_ORDER = CommitFeed("in order", 0, in_order=True)
@@ -152,7 +153,7 @@ def test_a_big_batch_is_described_by_a_few_slices_that_are_all_of_it(db, connect
         batch = consumer.claim(1_000_000)
         assert [part.count for part in batch.slices] == [10_000, 10_000, 5_000]
         got = []
-        for part in FEED.partitions(batch, 2):
+        for part in partitions(FEED, batch, 2):
             got.append([row[0] for row in connection.execute(part.query).fetchall()])
             assert len(got[-1]) == part.count
         consumer.ack()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_pgchange import administration
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.errors import BatchNotFinished, ConsumerBusy, UnknownConsumer
 from tests.commits import FEED, claim_and_fail, commits, drain, narrow_partitions, use_up_transactions
@@ -16,10 +17,10 @@ def test_status_shows_the_batch_in_work_and_its_attempts(db, connect):
     commits(connection, 3)
     claim_and_fail(db)
     claim_and_fail(db)
-    (shown,) = consumers.status(connection)
-    assert (shown.ready, shown.attempt, shown.at_work) == (3, 2, False)
+    (shown,) = administration.status(connection)
+    assert (shown["ready"], shown["attempt"], shown["at_work"]) == (3, 2, False)
     with ConsumerTransaction(FEED, db):
-        assert consumers.status(connection)[0].at_work
+        assert administration.status(connection)[0]["at_work"]
 
 
 def test_status_names_what_holds_an_in_order_consumer_back(own_database, connect_to):
@@ -28,9 +29,9 @@ def test_status_names_what_holds_an_in_order_consumer_back(own_database, connect
     drain(db, feed=IN_ORDER)
     commits(slow)
     commits(fast)
-    (shown,) = consumers.status(fast)
-    assert shown.waiting == 1
-    assert f"process {slow.info.backend_pid}" in shown.held_back_by
+    (shown,) = administration.status(fast)
+    assert shown["waiting"] == 1
+    assert f"process {slow.info.backend_pid}" in shown["held_back_by"]
 
 
 def test_a_consumer_that_does_not_read_in_order_waits_for_nobody(own_database, connect_to):
@@ -38,8 +39,8 @@ def test_a_consumer_that_does_not_read_in_order_waits_for_nobody(own_database, c
     drain(own_database)
     commits(slow)
     commits(fast)
-    (shown,) = consumers.status(fast)
-    assert (shown.ready, shown.waiting, shown.held_back_by) == (1, 0, None)
+    (shown,) = administration.status(fast)
+    assert (shown["ready"], shown["waiting"], shown["held_back_by"]) == (1, 0, None)
 
 
 def test_status_names_a_prepared_transaction(own_database, connect_to):
@@ -49,7 +50,7 @@ def test_status_names_a_prepared_transaction(own_database, connect_to):
     commits(connection)
     connection.execute("prepare transaction 'forgotten'")
     commits(connection)
-    assert "forgotten" in consumers.status(connection)[0].held_back_by
+    assert "forgotten" in administration.status(connection)[0]["held_back_by"]
     connection.execute("rollback prepared 'forgotten'")
 
 
@@ -112,7 +113,7 @@ def test_a_dropped_consumer_begins_anew(db, connect):
     everything = commits(connection, 3)
     drain(db)
     consumers.drop(connection, connection, FEED)
-    assert consumers.status(connection) == []
+    assert administration.status(connection) == []
     assert drain(db) == everything
 
 
@@ -196,6 +197,6 @@ def test_a_consumer_of_a_branch_that_is_gone_is_shown_beside_the_others(db, conn
     connection = connect()
     drain(db)
     connection.execute("insert into pubsub.watermark (consumer_id, branch_id) values ('slip', 99)")
-    shown = {one.consumer_id: one for one in consumers.status(connection, connection)}
-    assert shown["test"].ready == 0
-    assert "no branch 99" in shown["slip"].held_back_by
+    shown = {one["consumer"]: one for one in administration.status(connection, connection)}
+    assert shown["test/0"]["ready"] == 0
+    assert "no branch 99" in shown["slip/99"]["held_back_by"]

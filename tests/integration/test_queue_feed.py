@@ -16,7 +16,7 @@ from airflow_pgchange.feeds.errors import (
     StaleClaim,
     UnknownConsumer,
 )
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
 from tests import queues
 from tests.batches import taken
 from tests.commits import until
@@ -102,7 +102,7 @@ def test_many_messages_come_in_slices_that_are_the_batch(db, connection):
         batch = consumer.claim(100_000)
         assert [part.count for part in batch.slices] == [10_000, 10_000, 5_000]
         assert sum(1 for _ in consumer.changes()) == batch.count == 25_000
-        assert len(FEED.partitions(batch, 2)) == 2
+        assert len(partitions(FEED, batch, 2)) == 2
         consumer.ack()
     assert queues.there(connection) == []
 

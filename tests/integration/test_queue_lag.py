@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed, points, watching
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed, points
+from airflow_pgchange.feeds.lag import lag as feed_lag
 from tests import queues
 
 FEED = QueueFeed("q")
@@ -19,7 +20,7 @@ def connection(connect):
 
 
 def lag(connection, upto=10):
-    return watching.lag(connection, connection, FEED, upto)
+    return feed_lag(connection, connection, FEED, upto)
 
 
 def test_the_lag_counts_what_is_ready_and_what_waits(db, connection):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import BatchGivenUp, LetterRefused
@@ -47,7 +47,7 @@ def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_consumer_goes_on(db, 
     assert len(given_up(db).letters) == 1
     queues.fill(connection, [3])
     assert work(db) == ["3"]
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
         "queue",
         "queue:q/default",
@@ -63,9 +63,9 @@ def test_a_letter_that_is_sent_again_brings_its_messages_to_its_consumer_alone(d
     iids = queues.fill(connection, range(3))
     assert len(work(db, feed=QueueFeed("q", "other"))) == 3
     given_up(db)
-    (letter,) = letters.listed(connection)
-    letters.again(connection, ids=[letter.id])
-    assert letters.listed(connection) == []
+    (letter,) = dead_letters.listed(connection)
+    dead_letters.again(connection, ids=[letter.id])
+    assert dead_letters.listed(connection) == []
     assert work(db, feed=QueueFeed("q", "other")) == []
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
@@ -78,7 +78,7 @@ def test_who_waits_for_a_message_that_was_given_up_goes_on_waiting(db, connectio
     queues.post(connection, 2, "after", after=[queues.post(connection, 1)])
     given_up(db)
     assert queues.consume(connection, queue="after") is None
-    letters.again(connection, consumer="queue:q/default")
+    dead_letters.again(connection, consumer="queue:q/default")
     assert queues.consume(connection, queue="after") is None
     assert work(db) == ["1"]
     assert queues.consume(connection, queue="after") == "2"
@@ -88,10 +88,10 @@ def test_a_message_in_the_dmq_is_a_dead_letter(connection):
     iid = queues.post(connection, 1)
     message = "m.data, m.headers || '\"dmq.error\"=>boom', iid => m.iid"
     connection.execute(f"select mbus.post_dmq({message}) from mbus.consume('q') as m")
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert (letter.consumer, letter.error, letter.changes) == ("queue:q", "boom", 1)
     assert queues.take(connection, iid) == "1"
-    assert letters.listed(connection) == []
+    assert dead_letters.listed(connection) == []
 
 
 def test_a_message_that_one_consumer_put_in_the_dmq_comes_again_to_it_alone(connection):
@@ -99,8 +99,8 @@ def test_a_message_that_one_consumer_put_in_the_dmq_comes_again_to_it_alone(conn
     queues.post(connection, 1)
     assert queues.drain(connection, "other") == ["1"]
     connection.execute("select mbus.post_dmq(m.data, iid => m.iid) from mbus.consume('q') as m")
-    (letter,) = letters.listed(connection)
-    letters.again(connection, ids=[letter.id])
+    (letter,) = dead_letters.listed(connection)
+    dead_letters.again(connection, ids=[letter.id])
     assert (queues.drain(connection, "other"), queues.drain(connection)) == ([], ["1"])
 
 
@@ -109,7 +109,7 @@ def test_a_message_that_was_received_before_may_still_be_put_in_the_dmq(connecti
     iid = queues.post(connection, 1)
     assert queues.drain(connection) == ["1"]
     connection.execute("select mbus.post_dmq('n=>1', iid => %s)", [iid])
-    assert len(letters.listed(connection)) == 1
+    assert len(dead_letters.listed(connection)) == 1
     assert queues.drain(connection, "other") == ["1"]
 
 
@@ -118,7 +118,7 @@ def test_dropping_a_letter_forgets_its_messages_and_sets_free_who_waits(db, conn
     queues.post(connection, 2, "after", after=[queues.post(connection, 1)])
     given_up(db)
     assert queues.consume(connection, queue="after") is None
-    letters.drop(connection, consumer="queue:q/default")
+    dead_letters.drop(connection, consumer="queue:q/default")
     assert connection.execute("select count(*) from mbus.dmq").fetchone() == (0,)
     assert queues.consume(connection, queue="after") == "2"
 
@@ -127,11 +127,11 @@ def test_a_letter_whose_consumer_is_gone_stays_and_says_so(db, connection):
     queues.fill(connection, range(3))
     given_up(db)
     connection.execute("select mbus.drop_consumer('default', 'q')")
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert "unknown consumer:default" in letter.hindrance
     with pytest.raises(LetterRefused):
-        letters.again(connection, ids=[letter.id])
-    assert len(letters.listed(connection)) == 1
+        dead_letters.again(connection, ids=[letter.id])
+    assert len(dead_letters.listed(connection)) == 1
 
 
 def test_a_message_whose_only_consumer_is_gone_does_not_come_to_the_others(connection):
@@ -140,8 +140,8 @@ def test_a_message_whose_only_consumer_is_gone_does_not_come_to_the_others(conne
     assert queues.drain(connection) == ["1"]
     connection.execute("select mbus.post_dmq(m.data, iid => m.iid) from mbus.consume('q', 'other') as m")
     connection.execute("select mbus.drop_consumer('other', 'q')")
-    (letter,) = letters.listed(connection)
+    (letter,) = dead_letters.listed(connection)
     assert "were dropped" in letter.hindrance
     with pytest.raises(LetterRefused, match="were dropped"):
-        letters.again(connection, ids=[letter.id])
+        dead_letters.again(connection, ids=[letter.id])
     assert queues.drain(connection) == []

@@ -14,7 +14,7 @@ from airflow_pgchange import queues
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.maintenance import maintain
-from airflow_pgchange.operators.maintenance import MaintainPartitionsOperator
+from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.operators.queues import ClearQueuesOperator, PostMessageOperator, RequestOperator
 from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
 from airflow_pgchange.queues import Message
@@ -253,7 +253,7 @@ def test_the_maintenance_task_forgets_sagas_that_ended_long_ago(conn_id, connect
             "update mbus.saga set state = 'complete', changed_at = now() - %s::interval where state = 'forward'",
             [ended],
         )
-    keep = MaintainPartitionsOperator(task_id="keep", postgres_conn_id="shop", keep_sagas="30 days")
+    keep = MaintenanceOperator(task_id="keep", postgres_conn_id="shop", keep_sagas="30 days")
     assert "sagas: forgot 1 that ended more than 30 days ago" in run(keep)["done"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange import letters, queues
+from airflow_pgchange import dead_letters, queues
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.draining import drain as drain_feed
@@ -94,7 +94,7 @@ def test_nobody_makes_a_dead_letter_of_the_message_of_a_queue_that_is_not_its_ow
     session = connect_to(who.conninfo)
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=DENIED):
         session.execute("select mbus.post_dmq('n=>1', iid => 'r.1')")
-    assert letters.listed(owner) == []
+    assert dead_letters.listed(owner) == []
 
 
 def test_who_may_consume_has_temporary_consumers_of_its_own(owner, role, connect_to):
@@ -163,10 +163,10 @@ def test_a_consumers_role_works_its_feed_and_keeps_its_letters(owner, role, conn
         raise ValueError("poison")
 
     drained = drain_feed(Plan(QueueFeed("q"), who.conninfo, max_attempts=1, on_give_up="dead_letter"), fail)
-    assert letters.listed(connect_to(other.conninfo)) == []
+    assert dead_letters.listed(connect_to(other.conninfo)) == []
     session = connect_to(who.conninfo)
-    assert tuple(letter.id for letter in letters.listed(session)) == drained.letters
-    letters.again(session, ids=list(drained.letters))
+    assert tuple(letter.id for letter in dead_letters.listed(session)) == drained.letters
+    dead_letters.again(session, ids=list(drained.letters))
     with ConsumerTransaction(QueueFeed("q"), who.conninfo) as transaction:
         assert transaction.claim(10).count == 1
         transaction.ack()

@@ -7,7 +7,7 @@ import threading
 import psycopg
 import pytest
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import InvalidArgument, Refused
@@ -38,7 +38,7 @@ def test_a_saga_whose_message_is_dead_is_named_as_stuck(db, connection):
     start(connection, TOUR, {})
     kill_room(db)
     assert "step of room: message rooms.1 is among the dead letters" in state(connection)["stuck"]
-    letters.again(connection, consumer="queue:rooms/default")
+    dead_letters.again(connection, consumer="queue:rooms/default")
     assert state(connection)["stuck"] is None
     run(db)
     assert state(connection)["state"] == "complete"
@@ -60,7 +60,7 @@ def test_a_saga_is_not_complete_without_a_step_whose_message_a_stranger_received
 def test_a_saga_whose_dead_letter_was_dropped_is_undone_by_a_person(db, connection):
     start(connection, TOUR, {})
     kill_room(db)
-    letters.drop(connection, consumer="queue:rooms/default")
+    dead_letters.drop(connection, consumer="queue:rooms/default")
     with pytest.raises(Refused, match=r"mbus\.saga_roll_back\('rooms\.1', reason\)"):
         run(db)
     assert one(connection, "select mbus.saga_roll_back('rooms.1', 'no room')")

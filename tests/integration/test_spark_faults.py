@@ -17,6 +17,7 @@ from airflow_pgchange.feeds import ConsumerTransaction
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import BatchIncomplete, MergeRefused, ServerUnavailable
+from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.spark import arrow, sink
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.types import describe, spark_schema
@@ -121,7 +122,7 @@ def test_a_reader_on_a_standby_waits_until_it_can_read_the_batch(own_cluster, co
         primary.execute("insert into plane select n, 'N' || n, n from generate_series(1, 100) n")
         with ConsumerTransaction(feed, own_cluster.conninfo()) as consumer:
             batch = consumer.claim(100)
-            (partition,) = feed.partitions(batch, 1)
+            (partition,) = partitions(feed, batch, 1)
             assert replica.execute(f"select count(*) from ({partition.query}) q").fetchone() == (0,)
             columns, read_schema = columns_of(standby.conninfo(), partition.query)
             resume = threading.Timer(0.5, replica.execute, ["select pg_wal_replay_resume()"])

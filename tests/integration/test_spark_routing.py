@@ -9,13 +9,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.errors import (
     BatchIncomplete,
     InvalidArgument,
     PermissionDenied,
     ServerUnavailable,
 )
-from airflow_pgchange.feeds.owners import Cluster
 from airflow_pgchange.spark import arrow, routing
 from airflow_pgchange.spark.wanted import Rule, Wanted
 from tests.conftest import BINARIES

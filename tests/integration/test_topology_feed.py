@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, points, watching
+from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, points
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
@@ -14,7 +14,8 @@ from airflow_pgchange.feeds.errors import (
     SourceLostTail,
     StaleClaim,
 )
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
+from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 
 FEED = TopologyFeed("router")
@@ -77,7 +78,7 @@ def test_many_events_come_in_slices_that_are_the_batch(db, catalogue):
         batch = consumer.claim(100_000)
         assert [part.count for part in batch.slices] == [10_000, 10_000, 5_003]
         assert sum(1 for _ in consumer.changes()) == batch.count == 25_003
-        assert len(FEED.partitions(batch, 2)) == 2
+        assert len(partitions(FEED, batch, 2)) == 2
         consumer.ack()
 
 
@@ -113,9 +114,9 @@ def test_the_lag_counts_what_is_behind(db, catalogue):
         consumer.claim(2)
         list(consumer.changes())
         consumer.ack()
-    lag = watching.lag(catalogue, catalogue, FEED, 10)
-    assert (lag.ready, lag.ready_exact, lag.waiting) == (1, True, 0)
-    assert lag.ready_age is not None
+    found = lag(catalogue, catalogue, FEED, 10)
+    assert (found.ready, found.ready_exact, found.waiting) == (1, True, 0)
+    assert found.ready_age is not None
 
 
 @pytest.mark.parametrize("upto", [-1, None])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_pgchange import letters
-from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, consumers, watching
+from airflow_pgchange import dead_letters
+from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, consumers
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import HistoryTrimmed, LetterRefused, StaleClaim
+from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 
 FEED = TopologyFeed("router")
@@ -42,7 +43,7 @@ def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_consumer_goes_on(db, 
     given_up(db)
     catalogue.execute("select topology.set_master('r1', 'i1')")
     assert work(db) == ["1/4"]
-    (letter,) = letters.listed(catalogue)
+    (letter,) = dead_letters.listed(catalogue)
     assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == (
         "topology",
         "topology:router",
@@ -55,14 +56,14 @@ def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_consumer_goes_on(db, 
 def test_a_letter_that_is_sent_again_comes_once_as_the_same_batch(db, catalogue):
     given_up(db)
     catalogue.execute("select topology.set_master('r1', 'i1')")
-    (letter,) = letters.listed(catalogue)
-    assert letters.again(catalogue, ids=[letter.id]) == [letter.id]
-    assert watching.lag(catalogue, catalogue, FEED, 10).ready == 4
+    (letter,) = dead_letters.listed(catalogue)
+    assert dead_letters.again(catalogue, ids=[letter.id]) == [letter.id]
+    assert lag(catalogue, catalogue, FEED, 10).ready == 4
     with ConsumerTransaction(FEED, db) as consumer:
         assert consumer.claim(1000).id == str(letter.batch_id)
         assert [change.id for change in consumer.changes()] == FIRST
         consumer.ack()
-    assert letters.listed(catalogue) == []
+    assert dead_letters.listed(catalogue) == []
     assert [work(db), work(db)] == [["1/4"], []]
 
 
@@ -72,25 +73,25 @@ def test_a_letter_waits_for_the_batch_in_work(db, catalogue):
     with pytest.raises(RuntimeError), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1000)
         raise RuntimeError
-    letters.again(catalogue, consumer=FEED.name)
+    dead_letters.again(catalogue, consumer=FEED.name)
     assert [work(db), work(db), work(db)] == [["1/4"], FIRST, []]
 
 
 def test_a_letter_that_fails_again_is_the_same_letter(db, catalogue):
     letter = given_up(db)
-    letters.again(catalogue, ids=[letter])
+    dead_letters.again(catalogue, ids=[letter])
     assert given_up(db) == letter
-    (listed,) = letters.listed(catalogue)
+    (listed,) = dead_letters.listed(catalogue)
     assert (listed.attempts, listed.on_its_way) == (2, False)
     assert work(db) == []
 
 
 def test_a_letter_that_was_dropped_while_its_batch_was_in_work_leaves_nothing(db, catalogue):
     letter = given_up(db)
-    letters.again(catalogue, ids=[letter])
+    dead_letters.again(catalogue, ids=[letter])
     with pytest.raises(StaleClaim, match="was dropped"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1000)
-        letters.drop(catalogue, ids=[letter])
+        dead_letters.drop(catalogue, ids=[letter])
         consumer.ack(lambda connection: connection.execute("create table kept ()"))
     assert catalogue.execute("select to_regclass('kept')").fetchone() == (None,)
     assert work(db) == []
@@ -100,13 +101,13 @@ def test_a_letter_whose_events_were_trimmed_can_only_be_dropped(db, catalogue):
     letter = given_up(db)
     catalogue.execute("update topology.log set written_at = now() - interval '1 day'")
     catalogue.execute("select topology.trim_log('1 hour')")
-    assert "were trimmed" in letters.listed(catalogue)[0].hindrance
+    assert "were trimmed" in dead_letters.listed(catalogue)[0].hindrance
     with pytest.raises(HistoryTrimmed):
-        letters.again(catalogue, ids=[letter])
+        dead_letters.again(catalogue, ids=[letter])
 
 
 def test_a_letter_on_its_way_keeps_its_events(db, catalogue):
-    letters.again(catalogue, ids=[given_up(db)])
+    dead_letters.again(catalogue, ids=[given_up(db)])
     catalogue.execute("update topology.log set written_at = now() - interval '1 day'")
     assert catalogue.execute("select topology.trim_log('1 hour')").fetchone() == (None,)
     assert work(db) == FIRST
@@ -116,14 +117,14 @@ def test_a_consumer_that_is_moved_before_a_letter_makes_it_void(db, catalogue):
     letter = given_up(db)
     catalogue.execute("select topology.move_consumer('router', null)")
     with pytest.raises(LetterRefused, match="come by themselves"):
-        letters.again(catalogue, ids=[letter])
+        dead_letters.again(catalogue, ids=[letter])
     assert work(db) == FIRST
 
 
 def test_a_letter_may_lie_in_another_database_than_the_log(db, catalogue, other_db, connect_to):
     results = connect_to(other_db)
     letter = given_up(db, results=other_db)
-    assert letters.again(results, catalogue, ids=[letter]) == [letter]
+    assert dead_letters.again(results, catalogue, ids=[letter]) == [letter]
     assert [work(other_db, db), work(other_db, db)] == [FIRST, []]
 
 
@@ -133,4 +134,4 @@ def test_a_person_may_give_up_what_is_in_work(db, catalogue):
         raise RuntimeError
     assert consumers.skip(catalogue, catalogue, FEED, "poison") == str(batch.id)
     assert work(db) == []
-    assert letters.listed(catalogue)[0].reason == "poison"
+    assert dead_letters.listed(catalogue)[0].reason == "poison"

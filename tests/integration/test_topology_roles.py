@@ -5,10 +5,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange import letters
-from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, catalogues, watching
+from airflow_pgchange import administration, dead_letters
+from airflow_pgchange.feeds import ConsumerTransaction, TopologyFeed, consumers
 from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import PermissionDenied
+from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.topology import failover
 from tests.batches import taken
 
@@ -76,7 +77,7 @@ def test_a_consumer_works_off_the_log_and_gives_up_what_it_cannot_process(grante
     conninfo = granted("consumer")
     connection = connect_to(conninfo)
     assert give_up(conninfo) > 0
-    assert watching.lag(connection, connection, FEED).ready == 0
+    assert lag(connection, connection, FEED).ready == 0
     catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
     assert len(work(conninfo)) == 1
     assert work(conninfo) == []
@@ -96,9 +97,9 @@ def test_a_consumer_does_not_move_trim_or_send_again(granted, connect_to):
     conninfo = granted("consumer")
     connection, letter = connect_to(conninfo), give_up(conninfo)
     for does in (
-        lambda: catalogues.move(connection, connection, FEED, "beginning"),
-        lambda: catalogues.drop(connection, connection, FEED),
-        lambda: letters.again(connection, ids=[letter]),
+        lambda: consumers.move(connection, connection, FEED, "beginning"),
+        lambda: consumers.drop(connection, connection, FEED),
+        lambda: dead_letters.again(connection, ids=[letter]),
     ):
         with pytest.raises(PermissionDenied):
             does()
@@ -109,12 +110,12 @@ def test_a_consumer_does_not_move_trim_or_send_again(granted, connect_to):
 def test_a_keeper_looks_sends_again_trims_moves_and_drops(granted, connect_to, catalogue):
     conninfo = granted("keeper")
     connection, letter = connect_to(conninfo), give_up(conninfo)
-    assert [one["consumer_id"] for one in catalogues.status(connection, connection)] == ["router"]
-    assert letters.again(connection, ids=[letter]) == [letter]
+    assert [one["consumer"] for one in administration.status(connection)] == ["topology:router"]
+    assert dead_letters.again(connection, ids=[letter]) == [letter]
     events = work(conninfo)
     assert len(events) == catalogue.execute("select count(*) from topology.log").fetchone()[0]
-    catalogues.move(connection, connection, FEED, "beginning")
+    consumers.move(connection, connection, FEED, "beginning")
     assert work(conninfo) == events
     assert "trimmed" in connection.execute("select topology.trim_log('0 s')").fetchone()[0]
-    catalogues.drop(connection, connection, FEED)
-    assert catalogues.status(connection, connection) == []
+    consumers.drop(connection, connection, FEED)
+    assert administration.status(connection) == []

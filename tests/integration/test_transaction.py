@@ -11,8 +11,8 @@ import pytest
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange import schema
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, asking, consumers, transaction
+from airflow_pgchange import administration, schema
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers, queries, transaction
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from airflow_pgchange.feeds.errors import (
@@ -60,7 +60,7 @@ def test_a_connection_that_is_lost_while_another_holds_the_lock_is_told_as_that(
     commits(connect(), 3)
 
     def ask_and_lose(connection, query):
-        value = asking.ask(connection, query)
+        value = queries.ask(connection, query)
         if query == FEED.lock() and not value:
             connection.pgconn.finish()
         return value
@@ -182,7 +182,7 @@ def test_a_database_without_an_encoding_is_read_as_text(cluster, connect_to):
         connection = feed_connect(cluster.conninfo("plain"))
         assert all(state.intact for state in schema.install(connection))
         connection.execute("select pubsub.register('plain', 0)")
-        assert consumers.status(connection)[0].consumer_id == "plain"
+        assert administration.status(connection)[0]["consumer"] == "plain/0"
         connection.close()
     finally:
         with psycopg.connect(cluster.conninfo(), autocommit=True) as admin:

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
-from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, points, watching
+from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, points
 from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, StaleClaim, UnknownConsumer
-from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
+from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, shards, to_json, to_uri
+from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
 from tests.tubes import attach, make, pods
 
@@ -197,11 +198,11 @@ def test_a_worker_that_waited_while_the_number_changed_is_told_so(db, item, conn
 
 
 def test_the_lag_is_what_a_claim_would_give(db, item):
-    assert watching.lag(item, item, FEED, 100).ready == 0
+    assert lag(item, item, FEED, 100).ready == 0
     item.execute("insert into item select generate_series(1, 30)")
-    assert watching.lag(item, item, FEED, 100).ready == 30
+    assert lag(item, item, FEED, 100).ready == 30
     work(db, limit=1000)
-    assert watching.lag(item, item, FEED, 100).ready == 0
+    assert lag(item, item, FEED, 100).ready == 0
 
 
 def test_a_point_is_passed_when_all_that_was_touched_before_it_is_done(db, item):
@@ -224,7 +225,7 @@ def test_a_batch_is_read_shard_by_shard(db, connect):
         connection.execute(f"insert into sh{shard:04}.item select generate_series(1, {shard})")
     with ConsumerTransaction(FEED, db) as consumer:
         batch = consumer.claim(100)
-        assert FEED.shards(batch) == [1, 2]
-        counts = [sum(part.count for part in FEED.partitions(batch, 4, shard)) for shard in (1, 2, 3)]
+        assert shards(FEED, batch) == [1, 2]
+        counts = [sum(part.count for part in partitions(FEED, batch, 4, shard)) for shard in (1, 2, 3)]
         assert counts == [1, 2, 0]
         consumer.ack()

@@ -121,6 +121,7 @@ def test_a_missing_right_on_a_tube_is_told_with_the_grants_of_tubes(connection, 
     ours = from_postgres(told.value)
     assert isinstance(ours, PermissionDenied)
     assert "tube.grant_use" in str(ours)
+    assert "pubsub" not in str(ours)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange import attention, tubes
-from airflow_pgchange.feeds import AllTubes, TubeFeed, watching
+from airflow_pgchange import troubles, tubes
+from airflow_pgchange.feeds import AllTubes, TubeFeed
 from airflow_pgchange.feeds.errors import PermissionDenied
+from airflow_pgchange.feeds.lag import lag
 from tests.spark_session import batch_of
 from tests.strangers import attacher, ran
 from tests.tubes import attach, make, one, touch
@@ -74,8 +75,8 @@ def keeper(owner, admin):
 
 def looks(connection):
     """Everything that looks at all tubes; the names of those that it tells of."""
-    watching.lag(connection, connection, AllTubes(), 1000)
-    attention.tubes(connection)
+    lag(connection, connection, AllTubes(), 1000)
+    troubles.tubes(connection)
     tubes.ready(connection)
     connection.execute("select * from tube.tube_stats(), tube.attachments(), tube.tube_list()")
     return {each.tube for each in tubes.status(connection)}
@@ -102,7 +103,7 @@ def test_a_superuser_runs_no_code_of_who_keeps_the_pods(keeper, admin, code):
         with pytest.raises(DENIED, match="the pods of tube kq, own.kq, have") as told:
             admin.execute(use)
         assert "the owner of own.kq, take it away" in told.value.diag.message_hint
-    assert any(line.startswith("tube kq: its pods, own.kq, have") for line in attention.tubes(admin))
+    assert any(line.startswith("tube kq: its pods, own.kq, have") for line in troubles.tubes(admin))
     admin.execute("select tube.tube_ensure_absent('q')")
     assert not ran(admin)
 

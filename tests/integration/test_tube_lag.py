@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from airflow_pgchange.feeds import AllTubes, TubeFeed, watching
-from airflow_pgchange.feeds.asking import ask
+from airflow_pgchange.feeds import AllTubes, TubeFeed
+from airflow_pgchange.feeds.lag import lag as feed_lag
+from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.tubes import work_off
 from tests.tubes import attach, claim, lag, make, one, take, touch
 
@@ -163,7 +164,7 @@ def buffers(connection, query):
 
 
 def all_tubes(connection, upto=1):
-    return watching.lag(connection, connection, AllTubes(), upto)
+    return feed_lag(connection, connection, AllTubes(), upto)
 
 
 def test_all_tubes_together_have_what_is_ready_for_any_worker(connect):

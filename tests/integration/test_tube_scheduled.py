@@ -11,7 +11,7 @@ import pytest
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import ConsumerBusy
-from airflow_pgchange.tubes import work_off, working_off
+from airflow_pgchange.tubes import control_pods, work_off
 from tests.tubes import attach, begin, chunk, controls, drain, faults, lag, make_items, one, touched
 
 FEED = TubeFeed("q")
@@ -188,7 +188,7 @@ def test_one_that_is_asked_for_behind_a_cancelled_one_is_carried_out(db, item):
 
 def test_one_that_another_process_worked_off_meanwhile_is_no_failure(db, item, monkeypatch):
     item.execute(SCHEDULE)
-    due, behind = working_off._due, []
+    due, behind = control_pods._due, []
 
     def as_another_works_it_off(connection, feed):
         seen = due(connection, feed)
@@ -197,7 +197,7 @@ def test_one_that_another_process_worked_off_meanwhile_is_no_failure(db, item, m
             work_off(FEED, db, nothing)
         return seen
 
-    monkeypatch.setattr(working_off, "_due", as_another_works_it_off)
+    monkeypatch.setattr(control_pods, "_due", as_another_works_it_off)
     assert work_off(FEED, db, nothing) == []
     assert behind == [FEED]
     assert one(item, "select max(control_attempt) from tube.worker") == 0
@@ -211,7 +211,7 @@ def test_one_that_waits_for_a_writer_keeps_no_other_control_pod_waiting(db, item
     item.execute("truncate other")
     writer = connect(autocommit=False)
     writer.execute("update item set kind = 'b' where id = 1")
-    monkeypatch.setattr("airflow_pgchange.tubes.working_off.LEAST_WAIT", 0.1)
+    monkeypatch.setattr("airflow_pgchange.tubes.control_pods.LEAST_WAIT", 0.1)
     with pytest.raises(ConsumerBusy, match="still being written"):
         work_off(FEED, db, nothing, seconds=0)
     assert "truncate" not in kinds(item)

@@ -16,7 +16,7 @@ from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.connect import keep_open
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.stopping import Stop
-from airflow_pgchange.tubes.backfilling import LOOK_AGAIN
+from airflow_pgchange.tubes.backfills import LOOK_AGAIN
 from tests.tubes import begin, chunk, make_items, one, touched
 
 FOR_EVER = 3600.0

@@ -178,7 +178,7 @@ def test_ids_may_be_given_as_any_iterable_of_numbers(db, item, given):
 
 
 def test_what_a_failing_control_pod_touched_is_not_kept(db, item, monkeypatch):
-    monkeypatch.setattr("airflow_pgchange.tubes.working_off.CHUNK", 1)
+    monkeypatch.setattr("airflow_pgchange.tubes.control_pods.CHUNK", 1)
     item.execute("truncate item")
 
     def held(control: Control):

@@ -12,7 +12,7 @@ import threading
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from airflow_pgchange import letters
+from airflow_pgchange import dead_letters
 from airflow_pgchange.events import Event, EventHandlers, publish, subscribe, topical
 from airflow_pgchange.events.handler import Delivery
 from airflow_pgchange.events.webhooks import GZIP_FROM, webhook
@@ -72,7 +72,7 @@ def test_what_fails_comes_again_under_the_same_key_and_then_is_a_dead_letter(db,
     assert (done.failed, done.retried, done.given_up) == (3, 2, 1)
     keys = [r.headers["idempotency-key"] for r in requests if r.events[0]["payload"]["n"] == 1]
     assert (len(keys), len(set(keys))) == (3, 1)
-    [letter] = letters.listed(connection)
+    [letter] = dead_letters.listed(connection)
     assert "webhook hook to 127.0.0.1: it answers 500" in letter.error
 
 
@@ -80,7 +80,7 @@ def test_422_drops_what_the_receiver_never_wants(db, connection, caplog):
     [dropped] = publish(connection, [Event("t", {"n": 1})], returning=True)
     with receiving(lambda request: 422) as (port, requests):
         done = EventHandlers("g", [hook(port)], db).run("empty")
-    assert (len(requests), done.failed, letters.listed(connection)) == (1, 0, [])
+    assert (len(requests), done.failed, dead_letters.listed(connection)) == (1, 0, [])
     assert f"does not want 1 events from {dropped}" in caplog.text
 
 

@@ -10,8 +10,9 @@ import psycopg
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, watching
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import SourceLostTail
+from airflow_pgchange.feeds.lag import lag
 from tests.airflow_home import DAGS, uri
 from tests.commits import commits, drain
 from tests.conftest import Role
@@ -289,7 +290,7 @@ def test_topology_failover_lets_consumers_go_on_that_have_seen_what_a_new_master
     drain(db, feed=feed)
     connection.execute("delete from pubsub.claim")
     with pytest.raises(SourceLostTail):
-        watching.lag(connection, connection, feed)
+        lag(connection, connection, feed)
     run = example("topology_failover").test()
     assert states(run) == dict.fromkeys(("fail_over", "move_consumers", "failed_over"), "success")
     assert set(commits(connection)) <= set(drain(db, feed=feed))

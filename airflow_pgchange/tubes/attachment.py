@@ -8,10 +8,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import select
+from airflow_pgchange.feeds.attached import Attached
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.tables import Attached, table_identifier
+from airflow_pgchange.feeds.queries import ask, select
+from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.feeds.tube import TubeFeed
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.feeds.asking import ask
 from airflow_pgchange.feeds.batch import Lag
 from airflow_pgchange.feeds.errors import UnknownConsumer
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Watched, progress_at
+from airflow_pgchange.feeds.queries import ask
 
 
 def lag(
@@ -17,7 +17,7 @@ def lag(
 ) -> Lag:
     """The lag of one feed. A consumer that has not begun is behind by everything there is."""
     at = ask(progress_at(feed, results, source), feed.position())
-    return Lag.from_row(ask(source, feed.lag(at or NOWHERE, upto)))
+    return Lag(**ask(source, feed.lag(at or NOWHERE, upto)))
 
 
 def position(results: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:

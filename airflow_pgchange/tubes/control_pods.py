@@ -12,10 +12,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import call, select
 from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
@@ -26,10 +23,10 @@ from airflow_pgchange.feeds.errors import (
     Stopped,
     translated,
 )
+from airflow_pgchange.feeds.queries import ask, call, records, select
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.tubes.backfilling import Progress, chunks, committed
-from airflow_pgchange.tubes.control import Control, Downstream
+from airflow_pgchange.tubes.backfills import Progress, chunks, committed
 
 CHUNK = 10_000
 """Ids that are touched in one go."""
@@ -40,6 +37,31 @@ LEAST_WAIT = 1.0
 """Seconds for which each of them may wait for who writes its table, also when that time is over."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control pod whose turn has come: all that was touched in its shard before it is done.
+
+    ``backfill_end``: of ``table`` the downstream gives up what it has not written since ``start_seq``. ``truncate``: all
+    that it had of ``table`` before ``seq``; of several whose turn has come it is asked for the last. Any other ``type``
+    is a user's own, and means what its ``payload`` says.
+    """
+
+    seq: int
+    shard: int
+    type: str
+    table: str
+    start_seq: int | None = None
+    payload: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+Downstream = Callable[[Control], Iterable[int] | None]
+"""Which ids a downstream holds and may have to give up. One too many does no harm: each is read anew.
+
+It gets users' own control pods too, and does itself what they ask for. It raises Refused where that can never be done:
+then the pod is taken away, and noted in ``tube.fault``. After any other error the pod stays, and its turn comes again.
+"""
 
 
 @dataclass(frozen=True)
@@ -90,14 +112,17 @@ def work_off(
                 if consumer.connection.closed:
                     raise
                 log.exception("%s: control pod %s failed, and stays", feed.name, row["seq"])
-                turn.failed.append(error)
+                turn.failed = turn.failed or error
                 continue
             if one is not None:
                 done.append(one)
         with translated():
-            ask(consumer.connection, select("tube.note_controls", feed.tube, feed.worker, bool(turn.failed)))
-    if turn.failed:
-        raise turn.failed[0]
+            ask(
+                consumer.connection,
+                select("tube.note_controls", feed.tube, feed.worker, turn.failed is not None),
+            )
+    if turn.failed is not None:
+        raise turn.failed
     return done
 
 
@@ -106,7 +131,7 @@ class _Turn:
     """One go at the control pods of a worker.
 
     By their seq: rows that the scheduled backfills looked at which are at their end, why others can have none, and the
-    truncations for which a later one asks.
+    truncations for which a later one asks. ``failed``: the first error.
     """
 
     feed: TubeFeed
@@ -117,7 +142,7 @@ class _Turn:
     ended: dict[int, int] = field(default_factory=dict)
     refused: dict[int, Refused] = field(default_factory=dict)
     covered: set[int] = field(default_factory=set)
-    failed: list[BaseException] = field(default_factory=list)
+    failed: BaseException | None = None
 
     def carry_out_backfills(self, source: str) -> None:
         deadline = time.monotonic() + self.seconds
@@ -135,7 +160,7 @@ class _Turn:
                 except (PgChangeError, psycopg.Error) as error:
                     if connection.closed:
                         raise
-                    self.failed.append(error)
+                    self.failed = self.failed or error
 
     def _backfill(self, connection: psycopg.Connection[Any], seq: int, deadline: float) -> None:
         try:
@@ -195,8 +220,7 @@ def _due(connection: psycopg.Connection[Any], feed: TubeFeed) -> list[dict[str, 
     query = sql.SQL("select * from {}").format(
         call("tube.control_pods", feed.tube, feed.workers, feed.worker)
     )
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(query).fetchall()
+    return records(connection, query)
 
 
 def _covered(due: list[dict[str, Any]]) -> set[int]:

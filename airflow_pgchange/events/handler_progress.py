@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.group import Retry
 from airflow_pgchange.events.handler import Delivery, Handler
-from airflow_pgchange.events.lanes import Call, Lanes
+from airflow_pgchange.events.handler_threads import Call, Lanes
 
 
 @dataclass(eq=False)

@@ -7,8 +7,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange import tubes as workers
-from airflow_pgchange.feeds import consumers as watermarks
+from airflow_pgchange.administration import Kind
 
 MANY_ATTEMPTS = 3
 """Failed attempts from which a batch is named."""
@@ -49,28 +48,25 @@ def queue_partitions(connection: psycopg.Connection[Any]) -> list[str]:
     return [f"revision.commit_queue needs partitions: {reason}" for (reason,) in found]
 
 
-def consumers(connection: psycopg.Connection[Any]) -> list[str]:
-    """Consumers of the commit queue that are held back, or that fail again and again."""
+def consumers(connection: psycopg.Connection[Any], kind: Kind) -> list[str]:
+    """Consumers of one kind that are held back, or whose batch fails again and again."""
     lines = []
-    for consumer in watermarks.status(connection):
-        name = f"{consumer.consumer_id}/{consumer.branch_id}"
-        if consumer.ready is None and consumer.held_back_by:
-            lines.append(f"{name}: {consumer.held_back_by}")
-        if consumer.waiting and consumer.held_back_by:
+    for row in kind.status(connection, None):
+        name, held_back_by = row["consumer"], row.get("held_back_by")
+        if held_back_by:
+            waits = f"{row['waiting']} changes wait for an older transaction: " if row["waiting"] else ""
+            lines.append(f"{name}: {waits}{held_back_by}")
+        if (row["attempt"] or 0) >= MANY_ATTEMPTS and not row["at_work"]:
             lines.append(
-                f"{name}: {consumer.waiting} changes wait for an older transaction: {consumer.held_back_by}"
-            )
-        if (consumer.attempt or 0) >= MANY_ATTEMPTS and not consumer.at_work:
-            lines.append(
-                f"{name}: batch {consumer.batch_id} has failed {consumer.attempt} times; "
+                f"{name}: batch {row['batch_id']} has failed {row['attempt']} times; "
                 f"airflow pgchange skip {shlex.quote(name)} gives it up"
             )
     return lines
 
 
 def tubes(connection: psycopg.Connection[Any]) -> list[str]:
-    """Tables that do not touch their tube as they should or were dropped, control pods that were given up or fail, and
-    batches that fail."""
+    """Tables that do not touch their tube as they should or were dropped, and control pods that were given up or
+    fail."""
     lines = []
     rows = connection.execute(
         "select tube, quote_literal(tube), tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], "
@@ -127,12 +123,6 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
             f"tube:{tube}/{number}: its control pods have failed {attempt} times; "
             "the log of the task that works them off says why"
         )
-    for worker in workers.status(connection):
-        if (worker.attempt or 0) >= MANY_ATTEMPTS and not worker.at_work:
-            lines.append(
-                f"{worker.feed.name}: batch {worker.batch_id} has failed {worker.attempt} times; "
-                f"airflow pgchange skip {shlex.quote(worker.feed.name)} gives it up"
-            )
     return lines
 
 
@@ -153,7 +143,7 @@ def partitions(connection: psycopg.Connection[Any]) -> list[str]:
 
 
 def events(connection: psycopg.Connection[Any]) -> list[str]:
-    """Tables whose mutations are not published, groups that fail, a dispatch that does not end."""
+    """Tables whose mutations are not published, conditions that fail, a dispatch that does not end."""
     lines = []
     rows = connection.execute(
         "select tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], stale, faults "
@@ -173,21 +163,13 @@ def events(connection: psycopg.Connection[Any]) -> list[str]:
                 f"when mended, as its owner: select pgmb.replay_push_faults({quoted})"
             )
     groups = connection.execute(
-        "select group_id, quote_literal(group_id), faults, at_work, batch_id, attempt from pgmb.status(1) "
-        "where faults > 0 or attempt >= %s",
-        [MANY_ATTEMPTS],
+        "select group_id, quote_literal(group_id), faults from pgmb.status(1) where faults > 0"
     ).fetchall()
-    for group, quoted, faults, at_work, batch, attempt in groups:
-        if faults:
-            lines.append(
-                f"group {group}: its conditions failed for {faults} events, see pgmb.fault; "
-                f"when mended: select pgmb.replay_faults({quoted})"
-            )
-        if (attempt or 0) >= MANY_ATTEMPTS and not at_work:
-            lines.append(
-                f"group {group}: batch {batch} has failed {attempt} times; "
-                f"select pgmb.skip_batch({quoted}, '<reason>') gives it up"
-            )
+    for group, quoted, faults in groups:
+        lines.append(
+            f"group {group}: its conditions failed for {faults} events, see pgmb.fault; "
+            f"when mended: select pgmb.replay_faults({quoted})"
+        )
     rows = connection.execute(
         "select restored, astray, at_work, oldest_seconds from pgmb.dispatching()"
     ).fetchall()

@@ -1,4 +1,4 @@
-"""What only tubes need: attaching, touching, backfilling, and giving up what is gone downstream."""
+"""Tubes: letting tables touch them, and touching ids."""
 
 from __future__ import annotations
 
@@ -12,17 +12,9 @@ from airflow_pgchange.arguments import names, whole
 from airflow_pgchange.feeds.connect import read_committed
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.operators.tube_backfill import TubeBackfillOperator, TubeGarbageCollectOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-__all__ = [
-    "TubeAttachOperator",
-    "TubeBackfillOperator",
-    "TubeGarbageCollectOperator",
-    "TubeTouchOperator",
-]
 
 
 class TubeAttachOperator(BaseOperator):

@@ -13,10 +13,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import dict_row
 
-from airflow_pgchange.feeds.asking import ask, rows
-from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.errors import (
     HistoryTrimmed,
     InvalidArgument,
@@ -26,8 +23,8 @@ from airflow_pgchange.feeds.errors import (
     UnknownBranch,
     UnknownConsumer,
     UnknownLetter,
-    translated,
 )
+from airflow_pgchange.feeds.queries import ask, records, rows, select
 
 Age = timedelta | str
 """A span of time; as text a PostgreSQL interval, such as ``7 days``."""
@@ -71,8 +68,7 @@ def listed(
     """
     names = sql.SQL(", ").join(sql.Identifier(field.name) for field in fields(Letter))
     query = sql.SQL("select {} from dead_letter.list({}, {}) order by id")
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        found = cursor.execute(query.format(names, consumer, _interval(connection, older_than))).fetchall()
+    found = records(connection, query.format(names, consumer, _interval(connection, older_than)))
     letters = [Letter(**row) for row in found]
     if source is None or source is connection:
         return letters

@@ -10,10 +10,9 @@ from typing import Any
 import psycopg
 from psycopg import errors, sql
 
-from airflow_pgchange.feeds.asking import ask
-from airflow_pgchange.feeds.calls import select
 from airflow_pgchange.feeds.connect import keep_open, read_committed
 from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, translated
+from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.stopping import Stop
 

@@ -1,0 +1,69 @@
+"""Queries: calls of our SQL functions, built as complete statements without parameters, and asked in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row, tuple_row
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.feeds.errors import translated
+
+Query = LiteralString | sql.SQL | sql.Composed
+
+
+def call(function: str, *arguments: Any) -> sql.Composed:
+    """``schema.function(...)``, as an expression; a mapping becomes jsonb."""
+    return sql.SQL("{}({})").format(
+        sql.Identifier(*function.split(".")), sql.SQL(", ").join(map(_literal, arguments))
+    )
+
+
+def select(function: str, *arguments: Any) -> sql.Composed:
+    """``select schema.function(...)``: one row with one column."""
+    return sql.SQL("select {}").format(call(function, *arguments))
+
+
+def ask(
+    connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
+) -> Any:
+    """The value of a query that returns one row with one column, None where it returns no row."""
+    found = rows(connection, query, values)
+    return found[0][0] if found else None
+
+
+async def ask_all(connection: psycopg.AsyncConnection[Any], queries: Sequence[sql.Composed]) -> list[Any]:
+    """The value of each query, None where it returns no row; one round trip, and all fail if one does."""
+    if not queries:
+        return []
+    with translated():
+        cursor = await connection.execute(sql.SQL("; ").join(queries))
+        values = []
+        for _ in queries:
+            row = await cursor.fetchone()
+            values.append(None if row is None else row[0])
+            cursor.nextset()
+    return values
+
+
+def rows(
+    connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
+) -> list[tuple[Any, ...]]:
+    """What a query returns, as tuples: a connection of the user's may make dicts or objects of its rows."""
+    with translated(), connection.cursor(row_factory=tuple_row) as cursor:
+        return cursor.execute(query, values).fetchall()
+
+
+def records(
+    connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The same, as dicts by the names of the columns."""
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(query, values).fetchall()
+
+
+def _literal(argument: Any) -> sql.Literal:
+    return sql.Literal(Jsonb(dict(argument)) if isinstance(argument, Mapping) else argument)

@@ -1,0 +1,149 @@
+"""Backfills of tubes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from airflow.sdk import BaseOperator
+
+from airflow_pgchange import tubes
+from airflow_pgchange.arguments import names, seconds, whole
+from airflow_pgchange.feeds.connect import cancel
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.stopping import Stop
+from airflow_pgchange.tubes import Progress
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+SAY_EVERY = 10.0
+"""Seconds between two lines about a backfill in the log."""
+
+
+class Backfilling(BaseOperator):
+    """Says how far a backfill is, now and then, and stops when the task is killed."""
+
+    _said = float("-inf")
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._stop = Stop()
+
+    def on_kill(self) -> None:
+        """Stop at once; the next run goes on behind the last chunk."""
+        self._stop.ask()
+
+    def _say(self, what: str, progress: Progress) -> None:
+        if progress.finished or time.monotonic() - self._said >= SAY_EVERY:
+            self._said = time.monotonic()
+            self.log.info(
+                "backfill %d of %s: %d of about %d rows, %s",
+                progress.id,
+                what,
+                progress.looked_at,
+                progress.total,
+                progress.state,
+            )
+
+
+class TubeBackfillOperator(Backfilling):
+    """Touches every row of attached tables, behind everything that is touched meanwhile.
+
+    In chunks of a transaction each: a run that was killed goes on at the same chunk, and ``tube.backfills()`` shows
+    its progress to everybody. With ``resumable=False`` by ``tube.tube_backfill_step1`` to ``3`` instead, the last of
+    which is one transaction a table. Tables side by side: map this operator over them. A table whose last backfill the
+    workers have not worked off is refused.
+
+    Raises InvalidArgument for no tables and for numbers that are none, Refused, ConsumerBusy where who was writing a
+    table does not end within ``timeout``, Stopped when the task is killed or somebody cancels the backfill.
+
+    :param tube: the tube (templated)
+    :param tables: the attached tables: a list, or a text with commas between; ``schema.table``, in which a part in double
+        quotes may hold anything (templated)
+    :param order_col: the column in whose order rows are touched (templated)
+    :param shard: the tables' shard; default: the one that each is attached with (templated)
+    :param chunk_size: rows a chunk, of a backfill that is begun (templated)
+    :param pause: seconds between two chunks (templated)
+    :param timeout: seconds to wait, at its beginning, for transactions that write the table
+    :param resumable: in chunks, or in three steps
+    :param postgres_conn_id: the database of the tube and the tables
+    """
+
+    template_fields: Sequence[str] = (
+        "tube",
+        "tables",
+        "order_col",
+        "shard",
+        "chunk_size",
+        "pause",
+        "postgres_conn_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        tube: str,
+        tables: Sequence[str] | str,
+        order_col: str,
+        shard: int | str | None = None,
+        chunk_size: float | str = 50_000,
+        pause: float | str = 0.0,
+        timeout: float = 60.0,
+        resumable: bool = True,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.tube = tube
+        self.tables = tables
+        self.order_col = order_col
+        self.shard = shard
+        self.chunk_size = chunk_size
+        self.pause = pause
+        self.timeout = timeout
+        self.resumable = resumable
+        self.postgres_conn_id = postgres_conn_id
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Returns the number of rows that were looked at, by table; none for the three steps."""
+        tables, shard = names("tables", self.tables), whole("shard", self.shard)
+        chunk_size, pause = whole("chunk_size", self.chunk_size), seconds("pause", self.pause)
+        timeout = seconds("timeout", self.timeout)
+        if chunk_size is None:
+            raise InvalidArgument("say how many rows a chunk is to have")
+        looked_at = {}
+        with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
+            connection.add_notice_handler(lambda notice: self.log.warning("%s", notice.message_primary))
+            self._connection = connection
+            for table in tables:
+                if not self.resumable:
+                    tubes.backfill_in_steps(
+                        connection, self.tube, table, self.order_col, shard=shard, timeout=timeout
+                    )
+                    continue
+                done = tubes.backfill(
+                    connection,
+                    self.tube,
+                    table,
+                    self.order_col,
+                    shard=shard,
+                    chunk_size=chunk_size,
+                    pause=pause,
+                    timeout=timeout,
+                    told=partial(self._say, table),
+                    stop=self._stop,
+                )
+                looked_at[table] = done.looked_at
+        return looked_at
+
+    def on_kill(self) -> None:
+        """Stop at once, and undo the chunk in work; the next run goes on with it."""
+        super().on_kill()
+        if self._connection is not None:
+            cancel(self._connection)
