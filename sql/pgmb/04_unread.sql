@@ -75,6 +75,22 @@ end
 $$;
 comment on function pgmb.dispatcher_now() is 'How far dispatching has come.';
 
+create function pgmb.move_dispatcher(at pgmb.dispatcher) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    insert into pgmb.dispatcher (
+        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
+    values (
+        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, at.last_id, at.scheduled_upto, at.total, at.source,
+        at.restored);
+    delete from pgmb.dispatcher as d where d.version = at.version;
+end
+$$;
+comment on function pgmb.move_dispatcher(pgmb.dispatcher) is
+    'Put a new row, with the next version, in the place of the one that at was read from. For the holder of pgmb.dispatch_key().';
+
 create function pgmb.visible_now() returns pg_snapshot
 language plpgsql volatile
 set search_path = pg_catalog, pgmb, pg_temp

@@ -286,3 +286,27 @@ $$;
 comment on function pgmb.write_shared(pgmb.match[], bigint, bigint, text[]) is
     'Write the slices of the groups of which several subscriptions matched, in a dispatch of its own between each two of the cuts, '
     'for their readers read a dispatch whole; returns how many pairs of event and subscription were dispatched.';
+
+create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches pgmb.match[], out pairs bigint)
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    base bigint := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
+    cuts text[] := pgmb.cuts(ids);
+begin
+    pairs := 0;
+    if cardinality(matches) > 0 then
+        pairs := pgmb.write_alone(matches, base, at.total);
+    end if;
+    if exists (
+        select from unnest(matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
+    then
+        pairs := pairs + pgmb.write_shared(matches, base, at.total, cuts);
+    end if;
+    at.last_id := pgmb.cursor_at(base + cardinality(cuts), 0);
+end
+$$;
+comment on function pgmb.write_matches(pgmb.dispatcher, text[], pgmb.match[]) is
+    'Write the slices of the matches of events, whose ids are given in order, as the next dispatches; returns how many pairs of '
+    'event and subscription that were, and the dispatcher with the last of these dispatches, for pgmb.move_dispatcher().';

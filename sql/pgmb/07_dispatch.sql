@@ -148,8 +148,8 @@ declare
     ids text[];
     direct boolean;
     found_pairs record;
-    base bigint;
-    cuts text[];
+    matches pgmb.match[] := '{}';
+    written record;
 begin
     due := pgmb.take_due(at, chunk);
     at := due.at;
@@ -171,25 +171,17 @@ begin
         ids := array(select i.id from unnest(ids) as i(id) order by i.id collate "C");
     end if;
     events := coalesce(cardinality(ids), 0);
-    pairs := 0;
-    base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
     if events > 0 then
         found_pairs := pgmb.matches(ids, direct);
         perform pgmb.note_faults(found_pairs.faults);
-        cuts := pgmb.cuts(ids);
-        pairs := pgmb.write_alone(found_pairs.matches, base, at.total);
-        if exists (
-            select from unnest(found_pairs.matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
-        then
-            pairs := pairs + pgmb.write_shared(found_pairs.matches, base, at.total, cuts);
-        end if;
+        matches := found_pairs.matches;
     end if;
-    insert into pgmb.dispatcher (
-        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
-    values (
-        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq,
-        pgmb.cursor_at(base + coalesce(cardinality(cuts), 0), 0), at.scheduled_upto, at.total + events, at.source, at.restored);
-    delete from pgmb.dispatcher as d where d.version = at.version;
+    -- Without a match too: the dispatcher is to know the time that it has come to.
+    written := pgmb.write_matches(at, ids, matches);
+    at := written.at;
+    pairs := written.pairs;
+    at.total := at.total + events;
+    perform pgmb.move_dispatcher(at);
 end
 $$;
 comment on function pgmb.dispatch_some(pgmb.dispatcher, pg_snapshot, integer) is

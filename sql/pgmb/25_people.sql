@@ -105,10 +105,7 @@ as $$
 declare
     failed pgmb.fault[];
     again record;
-    at pgmb.dispatcher;
-    base bigint;
-    cuts text[];
-    written bigint;
+    written record;
 begin
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         raise lock_not_available using message = 'events are being dispatched', hint = 'try again in a moment';
@@ -124,18 +121,12 @@ begin
     if coalesce(cardinality(again.matches), 0) = 0 then
         return 0;
     end if;
-    at := pgmb.dispatcher_now();
-    base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
-    cuts := pgmb.cuts(array(
-        select distinct i.id collate "C" from unnest(again.matches) as m cross join lateral unnest(m.ids) as i(id) order by 1));
-    written := pgmb.write_alone(again.matches, base, at.total) + pgmb.write_shared(again.matches, base, at.total, cuts);
-    insert into pgmb.dispatcher (
-        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
-    values (
-        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, pgmb.cursor_at(base + cardinality(cuts), 0),
-        at.scheduled_upto, at.total, at.source, at.restored);
-    delete from pgmb.dispatcher as d where d.version = at.version;
-    return written;
+    written := pgmb.write_matches(
+        pgmb.dispatcher_now(), array(
+            select distinct i.id collate "C" from unnest(again.matches) as m cross join lateral unnest(m.ids) as i(id) order by 1),
+        again.matches);
+    perform pgmb.move_dispatcher(written.at);
+    return written.pairs;
 end
 $$;
 comment on function pgmb.replay_faults(varchar) is

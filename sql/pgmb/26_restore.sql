@@ -37,11 +37,15 @@ begin
     )
     select coalesce(sum(s.n), 0) into waiting from stamped as s;
     update pgmb.scheduled set txid = default;
-    insert into pgmb.dispatcher (version, snapshot, last_id, total, source, restored)
-    values (at.version + 1, upto, at.last_id, at.total, here, format(
+    at.restored := format(
         '%s: cluster %s became %s, and %s undispatched events were stamped anew', clock_timestamp()::timestamptz(0), at.source,
-        here, waiting));
-    delete from pgmb.dispatcher as d where d.version = at.version;
+        here, waiting);
+    at.snapshot := upto;
+    at.partial_txid := null;
+    at.partial_seq := null;
+    at.scheduled_upto := '';
+    at.source := here;
+    perform pgmb.move_dispatcher(at);
 end
 $$;
 comment on function pgmb.stamp_anew() is
