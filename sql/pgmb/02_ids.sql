@@ -1,4 +1,4 @@
--- Ids, settings, and the numbers that partition events among handlers.
+-- Ids and the times in them, settings, and the numbers that share events out among handlers.
 
 create function pgmb.create_event_id(ts timestamptz, rand bigint) returns pgmb.event_id
 language plpgsql immutable strict

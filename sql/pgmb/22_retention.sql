@@ -4,26 +4,6 @@
 -- a second look: an insert may have come before the lock. As locks are kept to the end of the transaction, the others are left
 -- to the next one. Emptied ones are dropped by and by.
 
-create function pgmb.empty_ones(parts regclass[]) returns regclass[]
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    part regclass;
-    filled boolean;
-    found regclass[] := '{}';
-begin
-    foreach part in array parts loop
-        execute format('select exists (select from %s)', part) into filled;
-        if not filled then
-            found := found || part;
-        end if;
-    end loop;
-    return found;
-end
-$$;
-comment on function pgmb.empty_ones(regclass[]) is 'Those of some partitions that hold nothing.';
-
 create function pgmb.shrink_default(tbl regclass, edge pgmb.event_id) returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -95,6 +75,49 @@ as $$
 $$;
 comment on function pgmb.restored() is
     'Whether this is a copy in another cluster that has not dispatched yet: till then nobody can tell what was dispatched.';
+
+create function pgmb.trim_published() returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    -- The partitions of this quarter of an hour, and of the last one.
+    turn integer := extract(epoch from statement_timestamp())::bigint / 900 % 4;
+    part text;
+    filled boolean;
+    waits boolean;
+    at pgmb.dispatcher;
+begin
+    perform pgmb.check_isolation();
+    if pgmb.restored() then
+        return next 'kept all of pgmb.published: it was restored here, and select pgmb.poll_for_events() comes first';
+        return;
+    end if;
+    for part in select 'published_' || i from generate_series(0, 3) as i where i not in (turn, (turn + 3) % 4) loop
+        execute format('select exists (select from pgmb.%I)', part) into filled;
+        continue when not filled;
+        begin
+            execute format('lock table pgmb.%I in access exclusive mode', part);
+            at := pgmb.dispatcher_now();
+            execute format(
+                'select exists (select from pgmb.%I as p where not pg_visible_in_snapshot(p.txid, $1) '
+                'and (p.txid <> $2 or p.seq > $3 or $2 is null))', part)
+            into waits using at.snapshot, at.partial_txid, at.partial_seq;
+            if waits then
+                return next format('kept %s: not all in it is dispatched', part);
+            else
+                execute format('truncate pgmb.%I', part);
+                return next format('emptied %s', part);
+            end if;
+        exception when lock_not_available then
+            return next format('postponed %s: it is in use', part);
+        end;
+    end loop;
+end
+$$;
+comment on function pgmb.trim_published() is
+    'Empty the partitions of published whose quarter of an hour is over and that are dispatched; a line for each.';
 
 create function pgmb.holder_since(tbl regclass, lower pgmb.event_id, upper pgmb.event_id, seen pg_snapshot) returns text
 language plpgsql

@@ -133,20 +133,6 @@ comment on function pgmb.replay_faults(varchar) is
     'Evaluate the conditions that failed once more, of one group or of all: what matches is dispatched now, what fails again is '
     'noted again. Returns how many pairs of event and subscription were dispatched.';
 
-create function pgmb.take_idle(gid text) returns void
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    perform pgmb.check_group(gid);
-    if not pg_try_advisory_xact_lock(pgmb.lock_key(gid)) then
-        raise lock_not_available using message = format('group %I is being read', gid),
-            hint = 'stop it, or wait until its batch has ended';
-    end if;
-end
-$$;
-comment on function pgmb.take_idle(text) is 'Take the lock of a group that exists and is not being read, or say so.';
-
 create function pgmb.cursor_of(at timestamptz default null) returns pgmb.event_id
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp

@@ -1,14 +1,4 @@
--- For SQL by hand: read by cursor, under a lock of the session.
-
-create function pgmb.held_here(gid text) returns boolean
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    return pg_backend_pid() in (select w from pgmb.who_locks(pgmb.lock_key(gid)) as w);
-end
-$$;
-comment on function pgmb.held_here(text) is 'Whether this session, or its transaction, holds the lock of a group.';
+-- Reading by cursor: for handlers, and for SQL by hand. The lock of a group is the session's.
 
 create function pgmb.read_next_events(
     gid varchar, cursor pgmb.event_id default null,

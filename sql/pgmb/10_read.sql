@@ -5,28 +5,6 @@ select d.id, d.group_id, i.id::pgmb.event_id as event_id, d.subscription_id
 from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id);
 comment on view pgmb.subscription_events is 'What was dispatched, an event and subscription a row; id is the cursor of its slice.';
 
-create function pgmb.lock_key(gid text) returns bigint
-language sql immutable
-as $$
-    select pg_catalog.hashtextextended('pgchange group ' || gid, 0)
-$$;
-comment on function pgmb.lock_key(text) is
-    'The advisory lock of a group: of the session that reads it by read_next_events, of the transaction that works a batch.';
-
-create function pgmb.who_locks(key bigint) returns setof integer
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return query
-        select l.pid from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = key;
-end
-$$;
-comment on function pgmb.who_locks(bigint) is 'The processes that hold an advisory lock of this database.';
-
 create function pgmb.slices(gid text, after text, upto text)
 returns table (
     id text, dispatch text, subscription_ids text[], alone boolean, event_ids text[], before bigint, low bigint, high bigint
@@ -251,4 +229,3 @@ begin
 end
 $$;
 comment on function pgmb.check_cursor(text, text) is 'Refuse a cursor that is malformed, lies in the future, or belongs to another group.';
-

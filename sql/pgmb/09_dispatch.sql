@@ -112,13 +112,6 @@ $$;
 comment on function pgmb.take_published(pgmb.dispatcher, pg_snapshot, integer) is
     'Take the next slices, about so many events, and move the dispatcher behind them; the ids come in order.';
 
-create function pgmb.dispatch_key() returns bigint
-language sql immutable
-as $$
-    select pg_catalog.hashtextextended('pgchange dispatch pgmb', 0)
-$$;
-comment on function pgmb.dispatch_key() is 'The advisory lock of who dispatches, held until the transaction ends: dispatches are committed in order.';
-
 create function pgmb.chunk_size() returns integer
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp

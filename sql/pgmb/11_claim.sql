@@ -1,13 +1,5 @@
 -- Lock, claim, ack. The lock, the cursor and the ack are where the results are; the claim is where the events are.
 
-create function pgmb.locked(gid text) returns boolean
-language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select exists (select from pgmb.who_locks(pgmb.lock_key(gid)))
-$$;
-comment on function pgmb.locked(text) is 'Whether a group is being read.';
-
 create function pgmb.system_identifier() returns bigint
 language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp

@@ -1,50 +1,5 @@
 -- What a scheduler calls every few minutes.
 
-create function pgmb.upkeep_key() returns bigint
-language sql immutable
-as $$
-    select pg_catalog.hashtextextended('pgchange upkeep pgmb', 0)
-$$;
-comment on function pgmb.upkeep_key() is
-    'The advisory lock of who makes, empties and drops partitions: one at a time, and who comes meanwhile steps aside.';
-
-create function pgmb.check_time(current_ts timestamptz) returns void
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    ahead interval := greatest(
-        pgmb.setting_as_interval('partition_interval'), pgmb.setting_as_interval('future_intervals_to_create'));
-    last timestamptz := pgmb.extract_date_from_event_id(pgmb.create_event_id('infinity', 0));
-begin
-    if coalesce(current_ts not between to_timestamp(0) and last - ahead, true) then
-        perform pgmb.refuse(
-            format('the log cannot be maintained as of %s', coalesce(current_ts::text, 'null')),
-            format(
-                'ids, and so partitions, are of times from 1970 to %s, and partitions are made for %s ahead; without a time it '
-                'is maintained as of now', last::date, ahead));
-    end if;
-end
-$$;
-comment on function pgmb.check_time(timestamptz) is 'Refuse to maintain the log as of a time around which there can be no partitions.';
-
-create function pgmb.check_append_only(tbl regclass, current_ts timestamptz) returns void
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
-        perform pgmb.refuse(
-            format('%s is not a table that is kept by time', coalesce(tbl::text, 'null')),
-            'these are: pgmb.events, pgmb.dispatched');
-    end if;
-    perform pgmb.check_time(current_ts);
-    perform pgmb.check_isolation();
-end
-$$;
-comment on function pgmb.check_append_only(regclass, timestamptz) is
-    'Refuse to maintain any other table than those kept here, as of no time, or unsafely.';
-
 create function pgmb.placed_from(current_ts timestamptz) returns pgmb.event_id
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -228,3 +183,11 @@ comment on function pgmb.maintain_events_table(timestamptz) is
     'ahead, what is old and needed by nobody goes. A line for each thing done, postponed, kept and for whom, or left to the next '
     'time, as no more is locked at once than takes a moment. What is locked stays so to the end: it tries once where its steps, '
     'each in a transaction of its own, try for some seconds. It is a function: call is for procedures.';
+
+-- The first partitions, before anybody publishes.
+do $$
+begin
+    perform pgmb.make_partitions('pgmb.dispatched');
+    perform pgmb.make_partitions('pgmb.events');
+end
+$$;
