@@ -88,11 +88,11 @@ create table pgmb.published (
     slot smallint not null default ((extract(epoch from statement_timestamp())::bigint / 900) % 4),
     txid xid8 not null default pg_current_xact_id(),
     seq bigint generated always as identity,
-    direct boolean not null,
+    addressed boolean not null,
     ids text[] collate "C" not null
 ) partition by list (slot);
 comment on table pgmb.published is
-    'The ids of published events, a slice or a few a statement, with the transaction that wrote them; direct says that some are '
+    'The ids of published events, a slice or a few a statement, with the transaction that wrote them; addressed says that some are '
     'for one subscription alone. The partition of each quarter of an hour is emptied before its turn comes again, when all in it '
     'is dispatched.';
 create index published_order on pgmb.published (txid, seq);
@@ -146,7 +146,8 @@ comment on table pgmb.dispatched is
 create index dispatched_order on pgmb.dispatched (group_id, id);
 create table pgmb.dispatched_default partition of pgmb.dispatched default;
 comment on table pgmb.dispatched_default is 'Takes what no other partition takes.';
--- A slice fits a page, so that it is neither compressed nor moved out of the row.
+-- A slice has at most 280 ids: of 28 bytes each in an array they fit a page, so that it is neither compressed nor moved out of
+-- the row.
 alter table pgmb.published alter column ids set storage plain;
 alter table pgmb.published_0 alter column ids set storage plain;
 alter table pgmb.published_1 alter column ids set storage plain;

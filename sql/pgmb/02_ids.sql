@@ -67,6 +67,21 @@ as $$
 $$;
 comment on function pgmb.cursor_at(bigint, bigint) is 'The cursor of a dispatch and a rank.';
 
+create function pgmb.now_micros() returns bigint
+language sql volatile
+as $$
+    select (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000000)::bigint
+$$;
+comment on function pgmb.now_micros() is 'The microseconds since 1970 by the clock. A plan takes it in, so that it costs no call.';
+
+create function pgmb.due_before() returns text
+language sql volatile
+as $$
+    select 'pm' || pg_catalog.to_hex(pgmb.now_micros()) || 'g'
+$$;
+comment on function pgmb.due_before() is
+    'Above every id of this microsecond, and below those of the next: an event whose id is lower is due. A plan takes it in.';
+
 create function pgmb.event_partition(key text, partitions integer) returns integer
 language sql immutable
 set search_path = pg_catalog, pg_temp

@@ -12,22 +12,22 @@ language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    now_id text := 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g';
+    now_id text := pgmb.due_before();
     due text[];
     block text[];
-    direct boolean;
+    addressed boolean;
     later boolean;
 begin
     select array_agg(a.id::text) filter (where a.id < now_id), bool_or(a.subscription_id is not null), bool_or(a.id >= now_id)
-    into due, direct, later from added as a;
+    into due, addressed, later from added as a;
     if cardinality(due) <= 280 then
-        insert into pgmb.published (direct, ids) values (direct, due);
+        insert into pgmb.published (addressed, ids) values (addressed, due);
     else
         -- Whoever takes something out of an array steps over all before it: in blocks, a million events are not a million squared.
         for begins in 1..coalesce(cardinality(due), 0) by 28000 loop
             block := due[begins:begins + 27999];
-            insert into pgmb.published (direct, ids)
-            select direct, block[i:i + 279] from generate_series(1, cardinality(block), 280) as i;
+            insert into pgmb.published (addressed, ids)
+            select addressed, block[i:i + 279] from generate_series(1, cardinality(block), 280) as i;
         end loop;
     end if;
     if later then

@@ -110,14 +110,14 @@ create function pgmb.undispatched(
     after pg_snapshot, partial_txid xid8, partial_seq bigint, upto pg_snapshot,
     high_txid xid8 default '18446744073709551615', high_seq bigint default 9223372036854775807
 )
-returns table (txid xid8, seq bigint, direct boolean, ids text[])
+returns table (txid xid8, seq bigint, addressed boolean, ids text[])
 language sql stable
 as $$
     (
-        select q.txid, q.seq, q.direct, q.ids
+        select q.txid, q.seq, q.addressed, q.ids
         from pg_catalog.pg_snapshot_xip(undispatched.after) as late(txid)
         cross join lateral (
-            select p.txid, p.seq, p.direct, p.ids
+            select p.txid, p.seq, p.addressed, p.ids
             from pgmb.published as p
             where p.txid = late.txid
               and (p.txid <> undispatched.partial_txid or p.seq > undispatched.partial_seq or undispatched.partial_txid is null)
@@ -129,7 +129,7 @@ as $$
     )
     union all
     (
-        select p.txid, p.seq, p.direct, p.ids
+        select p.txid, p.seq, p.addressed, p.ids
         from pgmb.published as p
         where p.txid >= greatest(pg_catalog.pg_snapshot_xmax(undispatched.after), undispatched.partial_txid)
           and p.txid < pg_catalog.pg_snapshot_xmax(undispatched.upto)
@@ -210,7 +210,7 @@ as $$
 begin
     return at.partial_txid is not null
         or exists (select from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto))
-        or pgmb.due_by(at, 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g')
+        or pgmb.due_by(at, pgmb.due_before())
         -- Whoever published only for later: when the dispatcher sees that, nobody looks there again for what is late.
         or exists (
             select from pgmb.scheduled as s

@@ -5,19 +5,20 @@
 create type pgmb.match as (group_id text, subscription_id text, ids text[]);
 comment on type pgmb.match is 'Events that a subscription gets, in the order of their ids.';
 
-create function pgmb.chunk_sql(undirected boolean) returns text
+create function pgmb.chunk_sql(skip_addressed boolean) returns text
 language sql immutable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     -- One look into the index for each id, whatever the statistics say; $2 and $3 leave out partitions.
     select 'unnest($1) as o(id) cross join lateral (select x.* from pgmb.events as x '
            'where x.id = o.id and x.id >= $2 and x.id <= $3 offset 0) as e'
-           || case when undirected then ' where e.subscription_id is null' else '' end
+           || case when skip_addressed then ' where e.subscription_id is null' else '' end
 $$;
 comment on function pgmb.chunk_sql(boolean) is
-    'The SQL of the events whose ids $1 lists, the lowest of them $2, the highest $3; undirected: but those for one subscription.';
+    'The SQL of the events whose ids $1 lists, the lowest of them $2, the highest $3; skip_addressed leaves out those that are for '
+    'one subscription alone.';
 
-create function pgmb.match_sql(condition pgmb.condition, direct boolean) returns text
+create function pgmb.match_sql(condition pgmb.condition, addressed boolean) returns text
 language sql immutable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -32,17 +33,17 @@ as $$
     )
     select case when condition.by_topic then format(
         'select s.group_id, s.id as subscription_id, e.ids from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',
-        pgmb.chunk_sql(direct), query)
-    when not (condition.of_event or direct) then format(
+        pgmb.chunk_sql(skip_addressed => addressed), query)
+    when not (condition.of_event or addressed) then format(
         'select s.group_id, s.id as subscription_id, $1 as ids from (select) as e %s where $2 <= $3', query)
     else format(
         'select s.group_id, s.id as subscription_id, array_agg(e.id::text) as ids from (select e.* from %s offset 0) as e %s group by s.group_id, s.id',
-        pgmb.chunk_sql(direct), query)
+        pgmb.chunk_sql(skip_addressed => addressed), query)
     end
     from subscribed
 $$;
 comment on function pgmb.match_sql(pgmb.condition, boolean) is
-    'The SQL of the matches of a condition; direct: some events are for one subscription alone. $4 are the subscriptions to ask, '
+    'The SQL of the matches of a condition; addressed: some events are for one subscription alone. $4 are the subscriptions to ask, '
     'null for all.';
 
 create function pgmb.name_condition(condition pgmb.condition, reason text) returns void
@@ -65,7 +66,7 @@ comment on function pgmb.name_condition(pgmb.condition, text) is
     'Say at which condition dispatching was ended, by a statement_timeout or by somebody, and up to five groups that have it.';
 
 create function pgmb.evaluate(
-    condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer, out matches pgmb.match[],
+    condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer default 1000, out matches pgmb.match[],
     out faults pgmb.fault[]
 )
 language plpgsql stable
@@ -167,7 +168,7 @@ end
 $$;
 comment on function pgmb.used_conditions() is 'The conditions that a subscription has, in the order of their numbers.';
 
-create function pgmb.matches(ids text[], direct boolean, out matches pgmb.match[], out faults pgmb.fault[])
+create function pgmb.matches(ids text[], addressed boolean, out matches pgmb.match[], out faults pgmb.fault[])
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 set enable_hashjoin = off
@@ -181,14 +182,14 @@ declare
 begin
     matches := '{}';
     for condition in select c.* from pgmb.used_conditions() as c loop
-        part := pgmb.evaluate(condition, pgmb.match_sql(condition, direct), ids, null, 1000);
+        part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed), ids, null);
         matches := matches || part.matches;
         faults := faults || part.faults;
     end loop;
-    if direct then
+    if addressed then
         execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from ('
                 'select s.group_id, e.subscription_id, array_agg(e.id::text order by e.id) as ids from ('
-                || 'select e.* from ' || pgmb.chunk_sql(false) || ' where e.subscription_id is not null offset 0) as e '
+                || 'select e.* from ' || pgmb.chunk_sql(skip_addressed => false) || ' where e.subscription_id is not null offset 0) as e '
                 'left join pgmb.subscriptions as s on s.id = e.subscription_id group by s.group_id, e.subscription_id) as m'
         into more using ids, ids[1], ids[cardinality(ids)];
         faults := faults || array(
@@ -200,5 +201,5 @@ begin
 end
 $$;
 comment on function pgmb.matches(text[], boolean) is
-    'Who gets which of the events, whose ids are given in order, and for whom that cannot be said. direct: some are for one '
+    'Who gets which of the events, whose ids are given in order, and for whom that cannot be said. addressed: some are for one '
     'subscription alone. A subscription may be listed several times, each time with other events.';

@@ -89,7 +89,7 @@ language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    base bigint := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
+    base bigint := greatest(pgmb.now_micros(), pgmb.micros(at.last_id) + 1);
     cuts text[] := pgmb.cuts(ids);
 begin
     pairs := 0;

@@ -14,7 +14,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    now_id text := 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g';
+    now_id text := pgmb.due_before();
     n bigint;
     on_time text[];
     last_id text;
@@ -51,7 +51,7 @@ comment on function pgmb.take_due(pgmb.dispatcher, integer) is
     'of these may be left, so the dispatcher''s snapshot must not move, nor does it move behind those that come in time.';
 
 create function pgmb.take_published(
-    inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out direct boolean, out more boolean
+    inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out addressed boolean, out more boolean
 )
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -87,7 +87,7 @@ begin
     if taken > 0 then
         high_txid := last.txid;
         high_seq := last.seq;
-        select array_agg(i.id order by i.id collate "C"), bool_or(u.direct) into ids, direct
+        select array_agg(i.id order by i.id collate "C"), bool_or(u.addressed) into ids, addressed
         from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid, high_seq) as u
         cross join lateral unnest(u.ids) as i(id)
         where only_txid is null or u.txid = only_txid;
@@ -139,7 +139,7 @@ declare
     due record;
     fresh record;
     ids text[];
-    direct boolean;
+    addressed boolean;
     found_pairs record;
     matches pgmb.match[] := '{}';
     written record;
@@ -148,14 +148,14 @@ begin
     at := due.at;
     ids := due.ids;
     more := due.more;
-    direct := cardinality(ids) > 0;
+    addressed := cardinality(ids) > 0;
     if not due.late then
         fresh := pgmb.take_published(at, upto, chunk);
         at := fresh.at;
         ids := case when cardinality(ids) = 0 then fresh.ids
                     else array(select i.id from unnest(ids || fresh.ids) as i(id) order by i.id collate "C") end;
         more := more or fresh.more;
-        direct := direct or coalesce(fresh.direct, true);
+        addressed := addressed or coalesce(fresh.addressed, true);
         -- Also while there are more of those that come in time: the dispatcher is behind them by their ids.
         if fresh.ids is null and not fresh.more then
             at.snapshot := pgmb.snapshot_union(at.snapshot, upto);
@@ -165,7 +165,7 @@ begin
     end if;
     events := coalesce(cardinality(ids), 0);
     if events > 0 then
-        found_pairs := pgmb.matches(ids, direct);
+        found_pairs := pgmb.matches(ids, addressed);
         perform pgmb.note_faults(found_pairs.faults);
         matches := found_pairs.matches;
     end if;

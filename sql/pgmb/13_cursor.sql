@@ -183,7 +183,7 @@ begin
         ids := array(
             select e.id::text from pgmb.events as e where e.id > low and e.id < below order by e.id limit greatest(1000, max_events));
         exit when cardinality(ids) = 0;
-        part := pgmb.evaluate(condition, pgmb.match_sql(condition, true), ids, array[sid], 1000);
+        part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed => true), ids, array[sid]);
         perform pgmb.note_faults(part.faults);
         wanted := wanted || array(
             select i.id from unnest(part.matches) as m cross join lateral unnest(m.ids) as i(id) order by i.id collate "C");

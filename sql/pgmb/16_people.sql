@@ -76,7 +76,7 @@ declare
     part record;
 begin
     for known in
-        select s.group_id, f.subscription_id, c as condition, f.group_id is null as direct,
+        select s.group_id, f.subscription_id, c as condition, f.group_id is null as addressed,
                array_agg(distinct i.id collate "C" order by i.id collate "C") as ids
         from unnest(failed) as f
         join pgmb.subscriptions as s on s.id = f.subscription_id
@@ -84,12 +84,13 @@ begin
         cross join lateral unnest(f.event_ids) as i(id)
         group by 1, 2, 3, 4
     loop
-        if known.direct then
+        if known.addressed then
             known.ids := array(select e.id::text from pgmb.read_events(known.ids) as e);
             matches := matches || (known.group_id, known.subscription_id, known.ids)::pgmb.match;
             continue;
         end if;
-        part := pgmb.evaluate(known.condition, pgmb.match_sql(known.condition, true), known.ids, array[known.subscription_id], 1000);
+        part := pgmb.evaluate(
+            known.condition, pgmb.match_sql(known.condition, addressed => true), known.ids, array[known.subscription_id]);
         matches := matches || part.matches;
         faults := faults || part.faults;
     end loop;

@@ -25,14 +25,14 @@ begin
     -- Dispatched is what the old cluster's snapshot saw, unless it was published here since.
     with gone as (
         delete from pgmb.published as p
-        returning p.txid, p.seq, p.direct, p.ids,
+        returning p.txid, p.seq, p.addressed, p.ids,
             p.txid::text::bigint > restored_at and p.txid::text::bigint <= pgmb.full_xid(p.xmin)
             or not (
                 pg_visible_in_snapshot(p.txid, at.snapshot)
                 or coalesce(p.txid = at.partial_txid and p.seq <= at.partial_seq, false)) as waits
     ), stamped as (
-        insert into pgmb.published (direct, ids)
-        select g.direct, g.ids from gone as g where g.waits order by g.txid, g.seq
+        insert into pgmb.published (addressed, ids)
+        select g.addressed, g.ids from gone as g where g.waits order by g.txid, g.seq
         returning cardinality(ids) as n
     )
     select coalesce(sum(s.n), 0) into waiting from stamped as s;

@@ -249,7 +249,7 @@ begin
         lower_bound := lowest[n];
         upper_bound := ends[n];
         holder := case when n = any (waiting) then 'not all in it is dispatched'
-                       else pgmb.holder_of(tbl, lower_bound, upper_bound, true) end;
+                       else pgmb.holder_of(tbl, lower_bound, upper_bound, all_dispatched => true) end;
         return next;
     end loop;
 end

@@ -141,7 +141,7 @@ begin
     then
         return 'not all in it is dispatched';
     end if;
-    return pgmb.holder_of(tbl, lower, upper, true);
+    return pgmb.holder_of(tbl, lower, upper, all_dispatched => true);
 end
 $$;
 comment on function pgmb.holder_since(regclass, pgmb.event_id, pgmb.event_id, pg_snapshot) is
