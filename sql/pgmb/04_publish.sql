@@ -113,7 +113,7 @@ end
 $$;
 comment on function pgmb.aside(text) is 'Whether events before an id are set aside.';
 
-create function pgmb.put_back(lowest text, before text, most bigint) returns bigint
+create function pgmb.publish_later_range(lowest text, before text, most bigint) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -140,11 +140,11 @@ begin
     return n;
 end
 $$;
-comment on function pgmb.put_back(text, text, bigint) is
-    'Publish events of pgmb.later from an id on to before another, at most so many; returns how many. Waits for who is publishing '
-    'one of them a second time.';
+comment on function pgmb.publish_later_range(text, text, bigint) is
+    'Publish events of pgmb.later from an id on to before another, at most so many; returns how many. It waits for a publisher that '
+    'has inserted one of them a second time and not committed that.';
 
-create function pgmb.take_back(before pgmb.event_id, most bigint) returns bigint
+create function pgmb.publish_later(before pgmb.event_id, most bigint) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
@@ -160,7 +160,7 @@ begin
         return 0;
     end if;
     begin
-        return pgmb.put_back(lowest, before, most);
+        return pgmb.publish_later_range(lowest, before, most);
     exception when lock_not_available then
         -- Somebody is publishing one of them a second time and does not end: nobody and nothing else waits for that.
     end;
@@ -169,7 +169,7 @@ begin
         select x.id from pgmb.later as x where x.id >= lowest and x.id < before order by random() limit least(most, 1000)
     loop
         begin
-            n := n + pgmb.put_back(one, one || '0', 1);
+            n := n + pgmb.publish_later_range(one, one || '0', 1);
         exception when lock_not_available then
             busy := busy + 1;
         end;
@@ -178,7 +178,7 @@ begin
     return n;
 end
 $$;
-comment on function pgmb.take_back(pgmb.event_id, bigint) is
+comment on function pgmb.publish_later(pgmb.event_id, bigint) is
     'Publish events of pgmb.later whose ids lie before one, at most so many, but none for which it would have to wait; returns how '
     'many.';
 

@@ -198,7 +198,7 @@ $$;
 comment on function pgmb.due_by(pgmb.dispatcher, text) is
     'Whether scheduled events before an id, which is not in the future, are still to be dispatched.';
 
-create function pgmb.anything(at pgmb.dispatcher, upto pg_snapshot) returns boolean
+create function pgmb.has_work(at pgmb.dispatcher, upto pg_snapshot) returns boolean
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -217,5 +217,5 @@ begin
             where s.txid >= pg_snapshot_xmax(at.snapshot) and pg_visible_in_snapshot(s.txid, upto));
 end
 $$;
-comment on function pgmb.anything(pgmb.dispatcher, pg_snapshot) is
+comment on function pgmb.has_work(pgmb.dispatcher, pg_snapshot) is
     'Whether there is something to dispatch, or to see that is to be dispatched later.';

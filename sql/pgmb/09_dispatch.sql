@@ -207,17 +207,17 @@ begin
     at := pgmb.dispatcher_now();
     if at.source <> pgmb.system_identifier() then
         -- Another snapshot for another cluster: this transaction has an id now, and the next one dispatches.
-        perform pgmb.stamp_anew();
+        perform pgmb.restamp_undispatched();
         more := true;
         return;
     end if;
-    if pgmb.take_back(pgmb.create_event_id(clock_timestamp(), 0), 10000) > 0 then
+    if pgmb.publish_later(pgmb.create_event_id(clock_timestamp(), 0), 10000) > 0 then
         -- Nobody has maintained the log for long. This transaction publishes now, and the next one dispatches it.
         more := true;
         return;
     end if;
     upto := pgmb.visible_now();
-    if not pgmb.anything(at, upto) then
+    if not pgmb.has_work(at, upto) then
         return;
     end if;
     begin

@@ -106,7 +106,7 @@ comment on function pgmb.some_events(text, text, text, text, text, boolean) is
     'The events of a group above a cursor up to another, in order, if they are few: they are collected first, by a plan that a '
     'session keeps.';
 
-create function pgmb.ahead(gid text, after text, most bigint, step bigint default null)
+create function pgmb.next_runs(gid text, after text, most bigint, step bigint default null)
 returns table (upto text, count bigint, alone boolean, lowest text, highest text)
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -131,7 +131,7 @@ begin
     for slice in
         select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
         from pgmb.dispatched as d
-        where d.group_id = ahead.gid and d.id > ahead.after and d.id < before
+        where d.group_id = next_runs.gid and d.id > next_runs.after and d.id < before
         order by d.group_id, d.id
     loop
         -- The slices of several subscriptions have one id.
@@ -157,7 +157,7 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.ahead(text, text, bigint, bigint) is
+comment on function pgmb.next_runs(text, text, bigint, bigint) is
     'Where the next events of a group end, at most so many of them, in runs of about step: the cursor behind each run and how many '
     'events it has; so far, whether all slices are alone, and ids between which all the events are.';
 

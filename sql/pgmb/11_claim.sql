@@ -140,7 +140,7 @@ declare
     lowest text;
     highest text;
 begin
-    for run in select * from pgmb.ahead(gid, after, max_changes, greatest(10000, max_changes / 256)) loop
+    for run in select * from pgmb.next_runs(gid, after, max_changes, greatest(10000, max_changes / 256)) loop
         slices := slices || jsonb_build_object('count', run.count, 'after', low, 'upto', run.upto);
         low := run.upto;
         taken := taken + run.count;

@@ -68,10 +68,10 @@ begin
     if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
-    select r.* into ready from pgmb.ahead(gid, after, upto::bigint + 1) as r;
+    select r.* into ready from pgmb.next_runs(gid, after, upto::bigint + 1) as r;
     if coalesce(ready.count, 0) <= upto and pgmb.may_dispatch() then
         perform pgmb.dispatch();
-        select r.* into ready from pgmb.ahead(gid, after, upto::bigint + 1) as r;
+        select r.* into ready from pgmb.next_runs(gid, after, upto::bigint + 1) as r;
     end if;
     counted := coalesce(ready.count, 0);
     exact := counted <= upto;

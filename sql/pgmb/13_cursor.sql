@@ -45,7 +45,7 @@ begin
                 after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
             end if;
         end if;
-        select * into run from pgmb.ahead(gid, after, chunk_size);
+        select * into run from pgmb.next_runs(gid, after, chunk_size);
         upto := run.upto;
         return query
             select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[], upto

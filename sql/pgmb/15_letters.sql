@@ -110,13 +110,14 @@ $$;
 comment on function pgmb.skip_batch(text, text) is
     'Give up the batch that a group claimed and cannot finish, where its cursor and the events share a database.';
 
-create function pgmb.way_to(gid text, wanted jsonb) returns text
+create function pgmb.resend_subscription(gid text, wanted jsonb) returns text
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select s.id from pgmb.subscriptions as s where s.group_id = gid order by wanted ? s.id desc, s.id limit 1
 $$;
-comment on function pgmb.way_to(text, jsonb) is 'The subscription by which an event is sent to a group again: one that chose it, or else any; null for none.';
+comment on function pgmb.resend_subscription(text, jsonb) is
+    'The subscription by which an event is sent to a group again: one that chose it, or else any; null for none.';
 
 create function pgmb.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable security definer
@@ -129,7 +130,7 @@ begin
             hint = 'there, publish those that pgmb.replay_events() still gives; nothing but dropping the letter is left here';
     end if;
     if address ? 'subscription' and not exists (select from pgmb.subscriptions as s where s.id = address ->> 'subscription')
-       or pgmb.way_to(address ->> 'group', '[]') is null
+       or pgmb.resend_subscription(address ->> 'group', '[]') is null
     then
         raise exception using errcode = 'PC012',
             message = format('the way to group %I is gone with its subscription%s', address ->> 'group',
@@ -158,7 +159,7 @@ begin
     else
         insert into pgmb.events (topic, payload, metadata, subscription_id)
         select x.event ->> 'topic', x.event -> 'payload', x.event -> 'metadata' || jsonb_build_object('replay_of', x.event -> 'id'),
-               pgmb.way_to(wanted.address ->> 'group', x.event -> 'subscriptions')
+               pgmb.resend_subscription(wanted.address ->> 'group', x.event -> 'subscriptions')
         from jsonb_array_elements(wanted.events) with ordinality as x(event, n)
         order by x.n;
     end if;

@@ -12,7 +12,7 @@ set jit = off
 as $$
 declare
     known record;
-    ahead record;
+    run record;
     waits record;
 begin
     if coalesce(upto < 0, true) then
@@ -27,11 +27,11 @@ begin
         from pgmb.subscription_groups as g left join pgmb.claim as c on c.group_id = g.id
         order by g.id
     loop
-        select a.* into ahead from pgmb.ahead(known.id, known.cursor, upto::bigint + 1) as a;
+        select a.* into run from pgmb.next_runs(known.id, known.cursor, upto::bigint + 1) as a;
         return query select
             known.id::pgmb.group_id, (select count(*) from pgmb.subscriptions as s where s.group_id = known.id),
-            coalesce(ahead.count, 0), coalesce(ahead.count, 0) <= upto,
-            greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(ahead.lowest)), 0)::double precision,
+            coalesce(run.count, 0), coalesce(run.count, 0) <= upto,
+            greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(run.lowest)), 0)::double precision,
             waits.counted, pgmb.faults(known.id), pgmb.locked(known.id), known.cursor::pgmb.event_id, known.elsewhere,
             known.version,
             case when known.claimed > known.version then known.batch_id end,

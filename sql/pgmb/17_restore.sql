@@ -10,7 +10,7 @@ as $$
 $$;
 comment on function pgmb.full_xid(xid) is 'A transaction id near today''s, with its epoch.';
 
-create function pgmb.stamp_anew() returns void
+create function pgmb.restamp_undispatched() returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -48,7 +48,7 @@ begin
     perform pgmb.move_dispatcher(at);
 end
 $$;
-comment on function pgmb.stamp_anew() is
+comment on function pgmb.restamp_undispatched() is
     'In a restored or upgraded cluster, whose transaction ids mean something else: give what waits this transaction''s id, so that '
     'the next poll dispatches it.';
 

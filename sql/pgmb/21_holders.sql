@@ -30,7 +30,7 @@ comment on function pgmb.retries(pgmb.event_id, pgmb.event_id) is
     'The retries that name events in a range of ids, read or not: those are to be read again until the retry is read.';
 
 -- Each branch is a pipeline that ends when its reader has seen enough: pinned paths would keep them from being inlined.
-create function pgmb.needs_of_dispatched(lower pgmb.event_id, upper pgmb.event_id)
+create function pgmb.needs_after_dispatch(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable
 as $$
@@ -73,7 +73,7 @@ as $$
         select x.* from pgmb.retries(lower, upper) as x where x.id = w.id and x.group_id = g.group_id offset 0
     ) as r
 $$;
-comment on function pgmb.needs_of_dispatched(pgmb.event_id, pgmb.event_id) is
+comment on function pgmb.needs_after_dispatch(pgmb.event_id, pgmb.event_id) is
     'Why dispatched events in a range of ids may not go, an event and holder each: it is unread by a group, a condition failed '
     'for it (fault), or a retry that is still to be read names it.';
 
@@ -85,12 +85,12 @@ as $$
     from pgmb.unread_events as u
     where u.event_id >= lower and u.event_id < upper
     union all
-    select n.* from pgmb.needs_of_dispatched(lower, upper) as n
+    select n.* from pgmb.needs_after_dispatch(lower, upper) as n
 $$;
 comment on function pgmb.needs(pgmb.event_id, pgmb.event_id) is
     'Why events in a range of ids may not go, an event and holder each: it is undispatched, or needed since it is dispatched.';
 
-create function pgmb.needs_dispatches(lower pgmb.event_id, upper pgmb.event_id)
+create function pgmb.unread_dispatches(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable
 as $$
@@ -102,7 +102,7 @@ as $$
         offset 0
     ) as d
 $$;
-comment on function pgmb.needs_dispatches(pgmb.event_id, pgmb.event_id) is
+comment on function pgmb.unread_dispatches(pgmb.event_id, pgmb.event_id) is
     'The groups that have not read a range of dispatches.';
 
 create function pgmb.holder_of(
@@ -120,16 +120,16 @@ declare
     need record;
 begin
     if tbl = 'pgmb.dispatched'::regclass then
-        select n.* into need from pgmb.needs_dispatches(lower, upper) as n limit 1;
+        select n.* into need from pgmb.unread_dispatches(lower, upper) as n limit 1;
     else
         -- Events are mostly dispatched when they are published, so who has not read some is mostly found there, and not behind
         -- all else that it has not read.
-        select n.* into need from pgmb.needs_dispatches(lower, upper) as n
+        select n.* into need from pgmb.unread_dispatches(lower, upper) as n
         where n.event_id >= lower and n.event_id < upper limit 1;
         if need.kind is null and not all_dispatched then
             select n.* into need from pgmb.needs(lower, upper) as n limit 1;
         elsif need.kind is null then
-            select n.* into need from pgmb.needs_of_dispatched(lower, upper) as n limit 1;
+            select n.* into need from pgmb.needs_after_dispatch(lower, upper) as n limit 1;
         end if;
     end if;
     return case need.kind

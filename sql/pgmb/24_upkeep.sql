@@ -30,7 +30,7 @@ begin
         return 0;
     end if;
     edge := pgmb.placed_from(current_ts);
-    placed := pgmb.set_aside('pgmb.events', edge, 'pmg', most) + pgmb.take_back(edge, most);
+    placed := pgmb.set_aside('pgmb.events', edge, 'pmg', most) + pgmb.publish_later(edge, most);
     perform pgmb.move_later_from();
     return placed;
 end
