@@ -156,6 +156,28 @@ end
 $$;
 comment on function pgmb.choose(text, text, integer) is 'The next events of a group that are dispatched, at most so many, as a batch.';
 
+create function pgmb.claim_again(mark pgmb.claim, max_attempts integer) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if mark.attempt >= max_attempts then
+        raise exception using errcode = 'PC010',
+            message = format('batch %s of group %I has failed, at attempt %s', mark.batch_id, mark.group_id, mark.attempt),
+            hint = format(
+                'mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip events:%s', mark.group_id);
+    end if;
+    perform pgmb.keep_alive(mark.group_id);
+    update pgmb.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
+    where c.group_id = mark.group_id
+    returning c.attempt into mark.attempt;
+    -- What the first attempt dispatched was committed behind the point that it noted.
+    return mark.batch || jsonb_build_object('attempt', mark.attempt, 'lsn', pg_current_wal_insert_lsn());
+end
+$$;
+comment on function pgmb.claim_again(pgmb.claim, integer) is
+    'The batch of a claim once more, with the attempt counted; refused after max_attempts of them.';
+
 create function pgmb.claim(gid text, "position" jsonb, max_changes integer, max_attempts integer default null) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -182,31 +204,19 @@ begin
     end if;
 
     mark := pgmb.pending(gid, "position");
-    if mark.attempt >= max_attempts then
-        raise exception using errcode = 'PC010',
-            message = format('batch %s of group %I has failed, at attempt %s', mark.batch_id, gid, mark.attempt),
-            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip events:%s', gid);
+    if mark.version is not null then
+        return pgmb.claim_again(mark, max_attempts);
     end if;
-    if mark.version is null then
-        choice := pgmb.choose(gid, after, max_changes);
-        while (choice ->> 'count')::bigint < max_changes loop
-            polled := pgmb.dispatch();
-            if polled.pairs > 0 then
-                choice := pgmb.choose(gid, after, max_changes);
-            end if;
-            exit when not polled.more;
-        end loop;
-    end if;
+    choice := pgmb.choose(gid, after, max_changes);
+    while (choice ->> 'count')::bigint < max_changes loop
+        polled := pgmb.dispatch();
+        if polled.pairs > 0 then
+            choice := pgmb.choose(gid, after, max_changes);
+        end if;
+        exit when not polled.more;
+    end loop;
     -- Behind the dispatch: whoever removes a subscription whose condition does not end is not to wait for that.
     perform pgmb.keep_alive(gid);
-    if mark.version is not null then
-        update pgmb.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
-        where c.group_id = gid
-        returning c.attempt into mark.attempt;
-        -- What the first attempt dispatched was committed behind the point that it noted.
-        return mark.batch || jsonb_build_object('attempt', mark.attempt, 'lsn', pg_current_wal_insert_lsn());
-    end if;
-
     if choice ->> 'count' = '0' then
         return null;
     end if;

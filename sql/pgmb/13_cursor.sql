@@ -1,5 +1,17 @@
 -- Reading by cursor: for handlers, and for SQL by hand. The lock of a group is the session's.
 
+create function pgmb.refuse_gap(gid text, expected bigint, found_events bigint) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    raise object_not_in_prerequisite_state using
+        message = format('of %s events of group %I only %s could be read', expected, gid, found_events),
+        hint = 'events were deleted by hand: pgmb.set_group_cursor(gid, new_cursor) sets a cursor behind them';
+end
+$$;
+comment on function pgmb.refuse_gap(text, bigint, bigint) is 'Refuse to go on where events that were dispatched to a group are missing.';
+
 create function pgmb.read_next_events(
     gid varchar, cursor pgmb.event_id default null,
     chunk_size integer default pgmb.get_config_value('poll_chunk_size')::integer, peek boolean default false
@@ -14,37 +26,32 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    after text := cursor;
+    after text;
     run record;
     upto pgmb.event_id;
     found_events bigint;
+    held boolean;
     taken boolean := false;
 begin
     perform pgmb.check_group(gid);
     if coalesce(chunk_size, 0) < 1 then
         raise invalid_parameter_value using message = 'chunk_size must be at least 1 event';
     end if;
-    if after is null then
-        after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
-    else
-        perform pgmb.check_cursor(gid, after);
+    if cursor is not null then
+        perform pgmb.check_cursor(gid, cursor);
     end if;
     if not peek then
-        -- Each call that takes the lock wants one that releases it: a session takes it once.
-        if not pgmb.held_here(gid) then
-            taken := pg_try_advisory_lock(pgmb.lock_key(gid));
-            if not taken then
-                return;
-            end if;
+        select l.held, l.taken into held, taken from pgmb.lock_for_session(gid) as l;
+        if not held then
+            return;
         end if;
     end if;
     begin
         if not peek then
             perform pgmb.keep_alive(gid);
-            if cursor is null then
-                after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
-            end if;
         end if;
+        -- Under the lock: whoever held it before may have moved the group's cursor.
+        after := coalesce(cursor, (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
         select * into run from pgmb.next_runs(gid, after, chunk_size);
         upto := run.upto;
         return query
@@ -52,9 +59,7 @@ begin
             from pgmb.some_events(gid, after, run.upto, run.lowest, run.highest, run.alone) as e;
         get diagnostics found_events = row_count;
         if found_events < run.count then
-            raise object_not_in_prerequisite_state using
-                message = format('of %s events of group %I only %s could be read', run.count, gid, found_events),
-                hint = 'events were deleted by hand: pgmb.set_group_cursor(gid, new_cursor) sets a cursor behind them';
+            perform pgmb.refuse_gap(gid, run.count, found_events);
         end if;
     -- The lock is the session's: no rollback lets go of it, and whoever got no events does not think of it.
     exception when others or query_canceled then
