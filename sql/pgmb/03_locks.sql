@@ -1,4 +1,4 @@
--- The advisory locks: of a group, which one reads at a time; of who dispatches; of who makes, empties and drops partitions.
+-- The advisory locks: of a group, which one session reads at a time; of dispatching; of making, emptying and dropping partitions.
 
 create function pgmb.lock_key(gid text) returns bigint
 language sql immutable
@@ -6,7 +6,7 @@ as $$
     select pg_catalog.hashtextextended('pgchange group ' || gid, 0)
 $$;
 comment on function pgmb.lock_key(text) is
-    'The advisory lock of a group: of the session that reads it by read_next_events, of the transaction that works a batch.';
+    'The advisory lock of a group: held by the session that reads with read_next_events, or the transaction that works a batch.';
 
 create function pgmb.who_locks(key bigint) returns setof integer
 language plpgsql stable
@@ -66,14 +66,15 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.take_idle(text) is 'Take the lock of a group that exists and is not being read, or say so.';
+comment on function pgmb.take_idle(text) is 'Take the lock of a group; refused where the group does not exist, or is being read.';
 
 create function pgmb.dispatch_key() returns bigint
 language sql immutable
 as $$
     select pg_catalog.hashtextextended('pgchange dispatch pgmb', 0)
 $$;
-comment on function pgmb.dispatch_key() is 'The advisory lock of who dispatches, held until the transaction ends: dispatches are committed in order.';
+comment on function pgmb.dispatch_key() is
+    'The advisory lock of a poll, held until its transaction ends, so that dispatches are committed in order.';
 
 create function pgmb.upkeep_key() returns bigint
 language sql immutable
@@ -81,4 +82,4 @@ as $$
     select pg_catalog.hashtextextended('pgchange upkeep pgmb', 0)
 $$;
 comment on function pgmb.upkeep_key() is
-    'The advisory lock of who makes, empties and drops partitions: one at a time, and who comes meanwhile steps aside.';
+    'The advisory lock of maintenance that makes, empties or drops partitions: one run at a time, and another one steps aside.';

@@ -99,12 +99,13 @@ begin
     if pg_current_xact_id_if_assigned() is null then
         return pg_current_snapshot();
     end if;
-    -- This transaction may still publish. And the ids of those that began after it might be given anew after a crash that
+    -- This transaction can still publish. And the ids of those that began after it could be given to others after a crash that
     -- this one survives.
     return pgmb.snapshot_below(pg_current_snapshot(), pg_current_xact_id_if_assigned());
 end
 $$;
-comment on function pgmb.visible_now() is 'The snapshot up to which a poll may dispatch now. Read with a statement of its own afterwards.';
+comment on function pgmb.visible_now() is
+    'The snapshot up to which a poll can dispatch now. Read what it sees in a later statement.';
 
 create function pgmb.undispatched(
     after pg_snapshot, partial_txid xid8, partial_seq bigint, upto pg_snapshot,
@@ -144,7 +145,7 @@ as $$
 $$;
 comment on function pgmb.undispatched is
     'The slices that upto sees and a dispatcher has not dispatched, in order of (txid, seq): first those of transactions that it '
-    'found open, then the range behind it. Its cost depends on neither backlog nor history.';
+    'found open, then the range after it. Its cost depends on neither backlog nor history.';
 
 create view pgmb.unread_events as
 select i.id::pgmb.event_id as event_id
@@ -178,8 +179,8 @@ as $$
     )
 $$;
 comment on function pgmb.late(pg_snapshot, text, text) is
-    'The scheduled events before an id that became visible to a dispatcher when their time was over already, by transaction and '
-    'in the order of their time. Each by the index on txid: those that were taken before are not stepped over again.';
+    'The scheduled events before an id that became visible to a dispatcher when their time was already over, by transaction and '
+    'in the order of their time. Found by the index on txid, so that those taken before are not stepped over again.';
 
 create function pgmb.due_by(at pgmb.dispatcher, before text) returns boolean
 language plpgsql
@@ -211,7 +212,7 @@ begin
     return at.partial_txid is not null
         or exists (select from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto))
         or pgmb.due_by(at, pgmb.due_before())
-        -- Whoever published only for later: when the dispatcher sees that, nobody looks there again for what is late.
+        -- Transactions that published only for later: once the dispatcher has seen them, no poll looks there for late events.
         or exists (
             select from pgmb.scheduled as s
             where s.txid >= pg_snapshot_xmax(at.snapshot) and pg_visible_in_snapshot(s.txid, upto));

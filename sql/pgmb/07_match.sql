@@ -15,8 +15,8 @@ as $$
            || case when skip_addressed then ' where e.subscription_id is null' else '' end
 $$;
 comment on function pgmb.chunk_sql(boolean) is
-    'The SQL of the events whose ids $1 lists, the lowest of them $2, the highest $3; skip_addressed leaves out those that are for '
-    'one subscription alone.';
+    'The SQL of the events whose ids $1 lists, the lowest of them $2, the highest $3; skip_addressed leaves out those that are '
+    'for one subscription alone.';
 
 create function pgmb.match_sql(condition pgmb.condition, addressed boolean) returns text
 language sql immutable
@@ -32,19 +32,21 @@ as $$
             case when condition.of_event and condition.conditions_sql !~* '[[:<:]]e[[:>:]]' then ' and e.id <> '''' ' end)
     )
     select case when condition.by_topic then format(
-        'select s.group_id, s.id as subscription_id, e.ids from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',
+        'select s.group_id, s.id as subscription_id, e.ids '
+        'from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',
         pgmb.chunk_sql(skip_addressed => addressed), query)
     when not (condition.of_event or addressed) then format(
         'select s.group_id, s.id as subscription_id, $1 as ids from (select) as e %s where $2 <= $3', query)
     else format(
-        'select s.group_id, s.id as subscription_id, array_agg(e.id::text) as ids from (select e.* from %s offset 0) as e %s group by s.group_id, s.id',
+        'select s.group_id, s.id as subscription_id, array_agg(e.id::text) as ids '
+        'from (select e.* from %s offset 0) as e %s group by s.group_id, s.id',
         pgmb.chunk_sql(skip_addressed => addressed), query)
     end
     from subscribed
 $$;
 comment on function pgmb.match_sql(pgmb.condition, boolean) is
-    'The SQL of the matches of a condition; addressed: some events are for one subscription alone. $4 are the subscriptions to ask, '
-    'null for all.';
+    'The SQL of the matches of a condition; addressed: some events are for one subscription alone. $4 are the subscriptions to '
+    'ask, null for all.';
 
 create function pgmb.name_condition(condition pgmb.condition, reason text) returns void
 language plpgsql
@@ -57,17 +59,18 @@ declare
     );
 begin
     raise exception using errcode = 'PC013',
-        message = format('dispatching was ended at the condition %L of %s: %s', condition.conditions_sql, groups, reason),
-        hint = 'if it is too slow, or never ends, nobody gets events until its subscriptions are changed or deleted: they are in '
-               'pgmb.subscriptions';
+        message = format('dispatching was cancelled at the condition %L of %s: %s', condition.conditions_sql, groups, reason),
+        hint = 'if the condition is too slow, or never ends, no group gets events until the subscriptions that have it are '
+               'changed or deleted: they are in pgmb.subscriptions';
 end
 $$;
 comment on function pgmb.name_condition(pgmb.condition, text) is
-    'Say at which condition dispatching was ended, by a statement_timeout or by somebody, and up to five groups that have it.';
+    'Say at which condition dispatching was cancelled, by a statement_timeout or by a person, and up to five groups that have '
+    'it.';
 
 create function pgmb.evaluate(
-    condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer default 1000, out matches pgmb.match[],
-    out faults pgmb.fault[]
+    condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer default 1000,
+    out matches pgmb.match[], out faults pgmb.fault[]
 )
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -79,7 +82,7 @@ set enable_sort = off
 set enable_hashagg = on
 set max_parallel_workers_per_gather = 0
 set jit = off
--- A condition means the same whoever polls.
+-- A condition means the same in every session that polls.
 set standard_conforming_strings = on
 set transform_null_equals = off
 set extra_float_digits = 1
@@ -135,8 +138,8 @@ begin
 end
 $$;
 comment on function pgmb.evaluate(pgmb.condition, text, text[], text[], integer) is
-    'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are faults and '
-    'left out; after budget of them all events together are one for a subscription that fails, without looking for which.';
+    'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are left out as faults; '
+    'after budget of them, a subscription that fails has all the events as one fault, without a search for which.';
 
 create function pgmb.note_faults(faults pgmb.fault[]) returns void
 language sql
@@ -189,17 +192,18 @@ begin
     if addressed then
         execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from ('
                 'select s.group_id, e.subscription_id, array_agg(e.id::text order by e.id) as ids from ('
-                || 'select e.* from ' || pgmb.chunk_sql(skip_addressed => false) || ' where e.subscription_id is not null offset 0) as e '
+                'select e.* from ' || pgmb.chunk_sql(skip_addressed => false)
+                || ' where e.subscription_id is not null offset 0) as e '
                 'left join pgmb.subscriptions as s on s.id = e.subscription_id group by s.group_id, e.subscription_id) as m'
         into more using ids, ids[1], ids[cardinality(ids)];
         faults := faults || array(
-            select (null, null, m.subscription_id, m.ids, 'they are for this subscription alone, which is gone: while the log '
-                    'keeps them, pgmb.read_events(event_ids) has them', null)::pgmb.fault
+            select (null, null, m.subscription_id, m.ids, 'they are for this subscription alone, which is gone: as long as the '
+                    'log keeps them, pgmb.read_events(event_ids) returns them', null)::pgmb.fault
             from unnest(more) as m where m.group_id is null);
         matches := matches || array(select m from unnest(more) as m where m.group_id is not null);
     end if;
 end
 $$;
 comment on function pgmb.matches(text[], boolean) is
-    'Who gets which of the events, whose ids are given in order, and for whom that cannot be said. addressed: some are for one '
-    'subscription alone. A subscription may be listed several times, each time with other events.';
+    'Which subscriptions get which of the events, whose ids are given in order, and for which that cannot be said. addressed: '
+    'some are for one subscription alone. A subscription can be listed several times, each time with other events.';

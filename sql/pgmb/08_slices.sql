@@ -81,8 +81,8 @@ begin
 end
 $$;
 comment on function pgmb.write_shared(pgmb.match[], bigint, bigint, text[]) is
-    'Write the slices of the groups of which several subscriptions matched, in a dispatch of its own between each two of the cuts, '
-    'for their readers read a dispatch whole; returns how many pairs of event and subscription were dispatched.';
+    'Write the slices of the groups of which several subscriptions matched. Their readers read a dispatch whole, so the events '
+    'between two cuts are a dispatch of their own; returns how many pairs of event and subscription were dispatched.';
 
 create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches pgmb.match[], out pairs bigint)
 language plpgsql

@@ -1,4 +1,4 @@
--- Dispatching: a poll takes the next chunk of what is published, finds who gets it, and writes their slices.
+-- Dispatching: a poll takes the next chunk of published events, finds the subscriptions that get them, and writes their slices.
 
 create function pgmb.take_due(
     inout at pgmb.dispatcher, most integer, out ids text[], out late boolean, out more boolean
@@ -24,7 +24,7 @@ begin
     ), gone as (
         delete from pgmb.scheduled as s using next as n where s.event_id = n.event_id returning s.event_id
     )
-    -- By those that were found: somebody may have set some of them aside before they could be taken.
+    -- Counted by those that were found: maintenance can have set some of them aside before they were taken.
     select coalesce((select array_agg(g.event_id::text) from gone as g), '{}'), count(*) into ids, n from next as x;
     late := n >= most;
     more := late;
@@ -48,7 +48,7 @@ end
 $$;
 comment on function pgmb.take_due(pgmb.dispatcher, integer) is
     'Take the scheduled events whose time has come, at most so many, and first those that were committed too late. late: more '
-    'of these may be left, so the dispatcher''s snapshot must not move, nor does it move behind those that come in time.';
+    'of these can be left, so the dispatcher''s snapshot must not move, nor does it move past those that are in time.';
 
 create function pgmb.take_published(
     inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out addressed boolean, out more boolean
@@ -110,14 +110,14 @@ begin
 end
 $$;
 comment on function pgmb.take_published(pgmb.dispatcher, pg_snapshot, integer) is
-    'Take the next slices, about so many events, and move the dispatcher behind them; the ids come in order.';
+    'Take the next slices, about so many events, and move the dispatcher past them; the ids come in order.';
 
 create function pgmb.chunk_size() returns integer
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    -- Each may get every event, and all that a poll dispatches is in memory at once.
+    -- Each can get every event, and all that a poll dispatches is in memory at once.
     wide bigint := (
         select count(*) from (
             select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
@@ -127,7 +127,7 @@ begin
 end
 $$;
 comment on function pgmb.chunk_size() is
-    'How many events a poll takes: poll_chunk_size, and less where more than a thousand subscriptions may get each of them.';
+    'How many events a poll takes: poll_chunk_size, and fewer where more than a thousand subscriptions can get each of them.';
 
 create function pgmb.dispatch_some(
     at pgmb.dispatcher, upto pg_snapshot, chunk integer, out events bigint, out pairs bigint, out more boolean
@@ -156,7 +156,7 @@ begin
                     else array(select i.id from unnest(ids || fresh.ids) as i(id) order by i.id collate "C") end;
         more := more or fresh.more;
         addressed := addressed or coalesce(fresh.addressed, true);
-        -- Also while there are more of those that come in time: the dispatcher is behind them by their ids.
+        -- Also while there are more of those that are in time: by their ids the dispatcher knows which are left.
         if fresh.ids is null and not fresh.more then
             at.snapshot := pgmb.snapshot_union(at.snapshot, upto);
         end if;
@@ -178,7 +178,8 @@ begin
 end
 $$;
 comment on function pgmb.dispatch_some(pgmb.dispatcher, pg_snapshot, integer) is
-    'Take a chunk of what is due and a chunk of what was published, write who gets them, and move the dispatcher behind them.';
+    'Take a chunk of what is due and a chunk of what was published, write which groups get them, and move the dispatcher past '
+    'them.';
 
 create function pgmb.dispatch(most integer default null, out events bigint, out pairs bigint, out more boolean)
 language plpgsql volatile security definer
@@ -193,13 +194,13 @@ begin
     more := false;
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using errcode = 'PC007',
-            message = 'events are dispatched in a read committed transaction: under a stricter level one would not see what '
-                      'another poll has just committed',
+            message = 'events are dispatched in a read committed transaction only: at a stricter level a poll would not see '
+                      'what another one has just committed',
             hint = 'begin isolation level read committed';
     end if;
     if most not between 1 and 1000000 then
         raise invalid_parameter_value using message = format('a poll dispatches 1 to 1000000 events, not %s', most),
-            hint = 'all of them are in memory at once; without a number it is poll_chunk_size';
+            hint = 'a poll has all of them in memory at once; without a number it takes poll_chunk_size';
     end if;
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         return;
@@ -212,7 +213,7 @@ begin
         return;
     end if;
     if pgmb.publish_later(pgmb.create_event_id(clock_timestamp(), 0), 10000) > 0 then
-        -- Nobody has maintained the log for long. This transaction publishes now, and the next one dispatches it.
+        -- The log was not maintained for long. This transaction publishes now, and the next one dispatches it.
         more := true;
         return;
     end if;
@@ -225,8 +226,8 @@ begin
         from pgmb.dispatch_some(at, upto, coalesce(most, pgmb.chunk_size())) as d;
     exception when query_canceled then
         raise exception using errcode = 'PC013',
-            message = format('dispatching was ended, and at no condition: %s', sqlerrm),
-            hint = 'where it was the time that a poll may take, there is less to do for one with a smaller poll_chunk_size';
+            message = format('dispatching was cancelled, but not at a condition: %s', sqlerrm),
+            hint = 'if a poll reached its time limit, set a smaller poll_chunk_size: each poll then has less to do';
     end;
 end
 $$;
@@ -241,7 +242,7 @@ as $$
 declare
     part record;
 begin
-    -- Nobody may want a whole chunk: 0 is not to say so at once.
+    -- Perhaps nobody wants any event of a chunk: that alone must not return 0, which says that nothing is left.
     for i in 1..10 loop
         part := pgmb.dispatch();
         exit when part.pairs > 0 or not part.more;
@@ -251,5 +252,6 @@ end
 $$;
 comment on function pgmb.poll_for_events() is
     'Dispatch the next chunk of events to the subscriptions whose conditions they fulfil; returns how many pairs of event and '
-    'subscription that were. 0 where nothing is left, or nobody wants any of the next ten chunks, and while another poll runs: '
-    'its lock is held until its transaction ends, so poll in transactions of their own. pgmb.dispatch() says whether more is there.';
+    'subscription that were. 0 where nothing is left, where no subscription wants any event of the next ten chunks, and while '
+    'another poll runs: a poll holds its lock until its transaction ends, so give each poll a transaction of its own. '
+    'pgmb.dispatch() says whether there is more.';

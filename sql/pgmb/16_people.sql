@@ -42,9 +42,9 @@ begin
 end
 $$;
 comment on function pgmb.status(integer) is
-    'Every group: its subscriptions, what is ready for it and how old, what waits to be dispatched, to whomever, its faults, '
-    'whether it is being read, its cursor, and the batch that it claimed last and has not acked. Of a group whose cursor is '
-    'elsewhere the last claim tells, so that a batch that is done may be shown as in work.';
+    'Every group: its subscriptions, what is ready for it and how old, what waits to be dispatched for any group, its faults, '
+    'whether it is being read, its cursor, and the batch that it claimed last and has not acked. For a group whose cursor is '
+    'elsewhere, only the last claim tells, so a batch that is done can be shown as in work.';
 
 create function pgmb.dispatching()
 returns table (
@@ -63,9 +63,9 @@ begin
 end
 $$;
 comment on function pgmb.dispatching() is
-    'The last poll that had something to dispatch, how many events there were ever, how many wait and since when, which process '
-    'dispatches just now, what was done after a restore, how many faults there are, and how many of those, astray, for a subscription that is gone; each '
-    'counted up to a thousand.';
+    'The last poll that had something to dispatch, how many events there have ever been, how many wait and since when, which '
+    'process dispatches now, what was done after a restore, how many faults there are, and how many of those, astray, are for a '
+    'subscription that is gone; each counted up to a thousand.';
 
 create function pgmb.match_again(failed pgmb.fault[], out matches pgmb.match[], out faults pgmb.fault[])
 language plpgsql stable
@@ -97,7 +97,7 @@ begin
 end
 $$;
 comment on function pgmb.match_again(pgmb.fault[]) is
-    'What of faults matches by now, and what fails again; all of them see the subscriptions as they were at one moment.';
+    'Which events of faults match now, and which fail again; all of them see the subscriptions as they were at one moment.';
 
 create function pgmb.replay_faults(gid varchar default null) returns bigint
 language plpgsql volatile security definer
@@ -124,7 +124,8 @@ begin
     end if;
     written := pgmb.write_matches(
         pgmb.dispatcher_now(), array(
-            select distinct i.id collate "C" from unnest(again.matches) as m cross join lateral unnest(m.ids) as i(id) order by 1),
+            select distinct i.id collate "C"
+            from unnest(again.matches) as m cross join lateral unnest(m.ids) as i(id) order by 1),
         again.matches);
     perform pgmb.move_dispatcher(written.at);
     return written.pairs;
@@ -144,18 +145,18 @@ begin
         while (pgmb.dispatch()).more loop
         end loop;
     end if;
-    -- Without a time the clock has no say: what was dispatched last may be ahead of it.
+    -- Without a time the clock does not count: what was dispatched last can be ahead of it.
     return pgmb.cursor_by_now(pgmb.create_event_id(coalesce(at, 'infinity'), 0));
 end
 $$;
 comment on function pgmb.cursor_of(timestamptz) is
-    'In the database of the events: the cursor behind all that was dispatched before a time; or, without one, behind all that is '
-    'published now, which it dispatches.';
+    'In the database of the events: the cursor after all that was dispatched before a time; or, without a time, after all that '
+    'is published now, which it dispatches.';
 
 create function pgmb.cursor_hint() returns text
 language sql immutable
 as $$
-    select 'null is the beginning; pgmb.cursor_of(<timestamp>), in the database of the events, that of a time'
+    select 'null is the beginning; in the database of the events, pgmb.cursor_of(<timestamp>) is the cursor of a time'
 $$;
 comment on function pgmb.cursor_hint() is 'Which cursors a group can be moved to.';
 
@@ -166,9 +167,9 @@ as $$
 begin
     perform pgmb.take_idle(gid);
     if new_cursor !~ '^pm[0-9a-f]{22}$' then
-        raise invalid_parameter_value using message = format('%L is no cursor', new_cursor), hint = pgmb.cursor_hint();
+        raise invalid_parameter_value using message = format('%L is not a cursor', new_cursor), hint = pgmb.cursor_hint();
     end if;
-    -- Elsewhere the dispatcher of the events knows what has come: pgmb.note_move() asks it.
+    -- Where the events are elsewhere, the dispatcher there knows what has come: pgmb.note_move() asks it.
     if exists (select from pgmb.subscriptions as s where s.group_id = gid) then
         perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
         new_cursor := pgmb.cursor_by_now(new_cursor);
@@ -178,8 +179,8 @@ begin
 end
 $$;
 comment on function pgmb.move_group(text, pgmb.event_id) is
-    'Where a group''s cursor is: move it to one that pgmb.cursor_of() gave, or to null, the beginning. Where that is not the '
-    'database of the events, pgmb.note_move() there comes before the commit.';
+    'In the database of a group''s cursor: move it to one that pgmb.cursor_of() gave, or to null, the beginning. If the events '
+    'are in another database, call pgmb.note_move() there before the commit.';
 
 create function pgmb.note_move(gid text, new_cursor pgmb.event_id) returns void
 language plpgsql security definer
@@ -192,8 +193,8 @@ begin
 end
 $$;
 comment on function pgmb.note_move(text, pgmb.event_id) is
-    'In the database of the events: keep what a group whose cursor is elsewhere is moved back to, until it has claimed from there; '
-    'refused where that is gone, or lies in the future.';
+    'In the database of the events: keep what a group whose cursor is elsewhere is moved back to, until it has claimed from '
+    'there; refused where that is gone, or lies in the future.';
 
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer
@@ -207,4 +208,5 @@ begin
     delete from pgmb.subscription_groups as g where g.id = gid;
 end
 $$;
-comment on function pgmb.drop_group(text) is 'Forget a group, its subscriptions, its cursor and its dead letters; it no longer keeps events from going.';
+comment on function pgmb.drop_group(text) is
+    'Delete a group, its subscriptions, its cursor and its dead letters; it no longer keeps events from being deleted.';

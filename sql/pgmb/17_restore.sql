@@ -17,12 +17,12 @@ as $$
 declare
     at pgmb.dispatcher := pgmb.dispatcher_now();
     here bigint := pgmb.system_identifier();
-    -- What an open transaction publishes meanwhile is not in it, and comes with the next poll.
+    -- What an open transaction publishes meanwhile it does not see: that comes with the next poll.
     upto pg_snapshot := pgmb.visible_now();
     restored_at bigint := (select pgmb.full_xid(d.xmin) from pgmb.dispatcher as d where d.version = at.version);
     waiting bigint;
 begin
-    -- Dispatched is what the old cluster's snapshot saw, unless it was published here since.
+    -- What the old cluster's snapshot saw is dispatched, unless it was published here since.
     with gone as (
         delete from pgmb.published as p
         returning p.txid, p.seq, p.addressed, p.ids,
@@ -38,8 +38,8 @@ begin
     select coalesce(sum(s.n), 0) into waiting from stamped as s;
     update pgmb.scheduled set txid = default;
     at.restored := format(
-        '%s: cluster %s became %s, and %s undispatched events were stamped anew', clock_timestamp()::timestamptz(0), at.source,
-        here, waiting);
+        '%s: cluster %s became %s, and %s undispatched events were given a new transaction id',
+        clock_timestamp()::timestamptz(0), at.source, here, waiting);
     at.snapshot := upto;
     at.partial_txid := null;
     at.partial_seq := null;
@@ -49,8 +49,8 @@ begin
 end
 $$;
 comment on function pgmb.restamp_undispatched() is
-    'In a restored or upgraded cluster, whose transaction ids mean something else: give what waits this transaction''s id, so that '
-    'the next poll dispatches it.';
+    'In a restored or upgraded cluster, whose transaction ids mean something else: give all that waits the id of this '
+    'transaction, so that the next poll dispatches it.';
 
 create function pgmb.mark(gid text) returns jsonb
 language sql stable security definer
@@ -62,7 +62,7 @@ as $$
     from pgmb.claim as c where c.group_id = gid
 $$;
 comment on function pgmb.mark(text) is
-    'What this source knows of a group whose cursor is elsewhere: the cursors before and behind the batch that it claimed last.';
+    'What this source knows of a group whose cursor is elsewhere: the cursors before and after the batch that it claimed last.';
 
 create function pgmb.adopt_mark(gid text, mark jsonb) returns text
 language plpgsql security definer

@@ -1,18 +1,19 @@
--- Before anything is done to partitions: when that may not be, and which of them are empty.
+-- Before anything is done to partitions: when that is refused, and which of them are empty.
 
 create function pgmb.check_isolation() returns void
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
-    -- What is looked at again under a lock must be what is there then.
+    -- A second look under a lock must show what is there at that moment.
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using errcode = 'PC007', message = 'partitions are maintained in a read committed transaction only',
             hint = 'begin isolation level read committed';
     end if;
 end
 $$;
-comment on function pgmb.check_isolation() is 'Refuse to maintain partitions where one would not see what was committed last.';
+comment on function pgmb.check_isolation() is
+    'Refuse to maintain partitions in a transaction that does not see what was committed last.';
 
 create function pgmb.check_time(current_ts timestamptz) returns void
 language plpgsql stable
@@ -32,7 +33,8 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.check_time(timestamptz) is 'Refuse to maintain the log as of a time around which there can be no partitions.';
+comment on function pgmb.check_time(timestamptz) is
+    'Refuse to maintain the log as of a time around which there can be no partitions.';
 
 create function pgmb.check_append_only(tbl regclass, current_ts timestamptz) returns void
 language plpgsql stable
@@ -41,7 +43,7 @@ as $$
 begin
     if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
         perform pgmb.refuse(
-            format('%s is not a table that is kept by time', coalesce(tbl::text, 'null')),
+            format('%s is not a table that is partitioned by time', coalesce(tbl::text, 'null')),
             'these are: pgmb.events, pgmb.dispatched');
     end if;
     perform pgmb.check_time(current_ts);
@@ -49,7 +51,7 @@ begin
 end
 $$;
 comment on function pgmb.check_append_only(regclass, timestamptz) is
-    'Refuse to maintain any other table than those kept here, as of no time, or unsafely.';
+    'Refuse to maintain any other table than these two, or as of an impossible time, or in an unsuitable transaction.';
 
 create function pgmb.empty_ones(parts regclass[]) returns regclass[]
 language plpgsql stable

@@ -6,7 +6,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     if role is null then
-        perform pgmb.refuse('null is no role', 'name one, as in ''reader''');
+        perform pgmb.refuse('null is not a role', 'name one, as in ''reader''');
     end if;
     execute format($grants$
         grant usage on schema pgmb to %1$s;
@@ -32,7 +32,8 @@ begin
     $grants$, role);
 end
 $$;
-comment on function pgmb.grant_publisher(regrole) is 'Let a role publish events, now or later, of any topic and to any subscription.';
+comment on function pgmb.grant_publisher(regrole) is
+    'Let a role publish events, for now or later, of any topic and to any subscription.';
 
 create function pgmb.grant_subscriber(role regrole) returns void
 language plpgsql
@@ -52,7 +53,7 @@ begin
 end
 $$;
 comment on function pgmb.grant_subscriber(regrole) is
-    'Let a role subscribe groups, under conditions that are known in pgmb.condition, with any params. Such roles trust each other.';
+    'Let a role subscribe groups, under the conditions in pgmb.condition, with any params. Such roles trust each other.';
 
 create function pgmb.grant_conditions(role regrole) returns void
 language plpgsql
@@ -67,8 +68,8 @@ begin
 end
 $$;
 comment on function pgmb.grant_conditions(regrole) is
-    'Let a role subscribe under conditions of its own. They run in every poll with the rights of the owner of this schema: such a '
-    'role can do whatever that owner can.';
+    'Let a role subscribe under conditions of its own. They run in every poll with the rights of the owner of this schema: '
+    'such a role can do whatever that owner can.';
 
 create function pgmb.grant_pusher(role regrole) returns void
 language plpgsql
@@ -119,18 +120,20 @@ as $$
 begin
     perform pgmb.grant_dispatcher(role);
     execute format($grants$
-        grant select on pgmb.events, pgmb.later, pgmb.dispatched, pgmb.subscription_events, pgmb.subscription_groups, pgmb.subscriptions
-            to %1$s;
+        grant select on pgmb.events, pgmb.later, pgmb.dispatched, pgmb.subscription_events, pgmb.subscription_groups,
+            pgmb.subscriptions to %1$s;
         grant execute on function
             pgmb.micros(text), pgmb.rank_of(text), pgmb.cursor_at(bigint, bigint), pgmb.slices(text, text, text),
             pgmb.events_alone(text, text, text, text, text), pgmb.events_shared(text, text, text, text, text),
             pgmb.some_events(text, text, text, text, text, boolean),
             pgmb.lock_key(text), pgmb.who_locks(bigint), pgmb.locked(text), pgmb.held_here(text),
-            pgmb.system_identifier(), pgmb.database_here(), pgmb.register(text), pgmb.position(text), pgmb.claim(text, jsonb, integer, integer), pgmb.ack(text, jsonb),
+            pgmb.system_identifier(), pgmb.database_here(), pgmb.register(text), pgmb.position(text),
+            pgmb.claim(text, jsonb, integer, integer), pgmb.ack(text, jsonb),
             pgmb.lag(text, jsonb, integer), pgmb.point(), pgmb.passed(text, jsonb, jsonb), pgmb.mark(text),
             pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean), pgmb.release_group_lock(varchar),
             pgmb.set_group_cursor(varchar, pgmb.event_id, boolean), pgmb.set_group_cursor(text, text, boolean),
-            pgmb.read_events(pgmb.event_id[]), pgmb.replay_events(varchar, varchar, pgmb.event_id, integer), pgmb.keep_alive(pgmb.group_id, text[]),
+            pgmb.read_events(pgmb.event_id[]), pgmb.replay_events(varchar, varchar, pgmb.event_id, integer),
+            pgmb.keep_alive(pgmb.group_id, text[]),
             pgmb.note_failure(text, jsonb, text), pgmb.retry_events(pgmb.subscription_id, text, jsonb, text, integer, interval),
             pgmb.give_up_events(pgmb.group_id, pgmb.subscription_id, text, jsonb, text, integer)
             to %1$s
@@ -138,8 +141,8 @@ begin
 end
 $$;
 comment on function pgmb.grant_consumer(regrole) is
-    'Let a role read events, in the database of the events and in that of the results. Such roles trust each other: each can read '
-    'every event and move every group.';
+    'Let a role read events, in the database of the events and in that of the results. Such roles trust each other: each can '
+    'read every event and move every group.';
 
 create function pgmb.grant_maintainer(role regrole) returns void
 language plpgsql
@@ -164,7 +167,7 @@ begin
 end
 $$;
 comment on function pgmb.grant_maintainer(regrole) is
-    'Let a role look after the log: settings, dispatch, partitions, retention, expiry; and see who holds what.';
+    'Let a role look after the log: settings, dispatch, partitions, retention, expiry; and see which groups hold what.';
 
 create function pgmb.grant_keeper(role regrole) returns void
 language plpgsql
@@ -205,7 +208,8 @@ begin
     perform pgmb.grant_consumer('pgmb_reader');
 exception
     when insufficient_privilege then
-        raise notice 'there is no role pgmb_reader, and % may not make one: pgmb.grant_consumer() gives any role the same', current_user;
+        raise notice 'there is no role pgmb_reader, and % may not create it: pgmb.grant_consumer() gives others the same rights',
+            current_user;
     when duplicate_object or unique_violation then
         perform pgmb.grant_consumer('pgmb_reader');
 end
