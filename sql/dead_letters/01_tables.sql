@@ -2,7 +2,8 @@
 -- functions do it, and nothing here knows any kind.
 
 create schema dead_letter;
-comment on schema dead_letter is 'Dead letters: batches, events and messages that consumers gave up, to be sent again or dropped.';
+comment on schema dead_letter is
+    'Dead letters: batches, events and messages that consumers gave up, to be sent again or dropped.';
 
 create table dead_letter.installed (
     version integer not null,

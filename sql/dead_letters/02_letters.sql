@@ -39,10 +39,11 @@ set search_path = pg_catalog, dead_letter, pg_temp
 as $$
 begin
     if letter is not null and (of_consumer is not null or older_than is not null) then
-        raise invalid_parameter_value using message = 'name either one letter, or which ones by their consumer and age';
+        raise invalid_parameter_value using
+            message = 'name either one letter by its number, or several by their consumer and age';
     end if;
     if older_than < interval '0' then
-        raise invalid_parameter_value using message = format('an age of letters cannot be negative, as %s is', older_than),
+        raise invalid_parameter_value using message = format('the age of letters cannot be negative, as %s is', older_than),
             hint = 'write it as interval ''7 days''';
     end if;
     if of_consumer = '' then
@@ -56,7 +57,7 @@ begin
         order by l.id;
     if letter is not null and not found then
         raise exception using errcode = 'PC011', message = format('there is no dead letter %s', letter),
-            hint = 'dead_letter.list() shows those that are there: this one was sent again or dropped, or is not yours';
+            hint = 'dead_letter.list() shows those that are there: this one was sent again or dropped, or is not yours to see';
     end if;
 end
 $$;
@@ -74,7 +75,8 @@ begin
     end if;
 end
 $$;
-comment on function dead_letter.check_choice(bigint, text, interval) is 'Refuse to change letters that nobody chose.';
+comment on function dead_letter.check_choice(bigint, text, interval) is
+    'Refuse to send again or drop letters without a choice of which.';
 
 create function dead_letter.gone(letter bigint) returns void
 language plpgsql immutable
@@ -103,7 +105,7 @@ end
 $$;
 comment on function dead_letter.check_letter(text, jsonb, jsonb) is
     'Raise the reason why what a letter stands for cannot be sent again, as far as this database knows: a source knows whether '
-    'it still has it, the database of the letter how far its consumer is.';
+    'it still has it, and the database of the letter how far its consumer has come.';
 
 create function dead_letter.check_sendable(letter bigint) returns void
 language plpgsql volatile
@@ -114,12 +116,12 @@ declare
 begin
     if void is not null then
         raise exception using errcode = 'PC012', message = format('letter %s cannot be sent again: %s', letter, void),
-            hint = 'nothing but dropping it is left';
+            hint = 'it can only be dropped';
     end if;
     perform dead_letter.check_letter(l.kind, l.address, l.content) from dead_letter.letter as l where l.id = letter;
 end
 $$;
-comment on function dead_letter.check_sendable(bigint) is 'Refuse to send again what cannot be.';
+comment on function dead_letter.check_sendable(bigint) is 'Refuse to send again a letter that cannot be sent again.';
 
 create function dead_letter.hindrance(letter bigint) returns text
 language plpgsql volatile
@@ -170,12 +172,12 @@ as $$
 begin
     if not dead_letter.is_kept(letter) then
         raise insufficient_privilege using
-            message = format('this role may see letter %s, and neither send it again nor drop it', letter),
-            hint = 'who may give up its consumer''s batches may: the guide to roles says what that needs';
+            message = format('this role may see letter %s, but neither send it again nor drop it', letter),
+            hint = 'a role that may give up batches of its consumer may do both: the guide to roles says what that needs';
     end if;
 end
 $$;
-comment on function dead_letter.check_keeper(bigint) is 'Refuse who may see a letter and no more.';
+comment on function dead_letter.check_keeper(bigint) is 'Refuse a role that may only see a letter.';
 
 create function dead_letter.send_again(
     letter bigint default null, of_consumer text default null, older_than interval default null

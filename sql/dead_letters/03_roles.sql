@@ -16,7 +16,7 @@ begin
 end
 $$;
 comment on function dead_letter.grant_keeper(regrole) is
-    'Let a role see and keep the letters that its rights on their feeds allow. The grant functions of those feeds call it.';
+    'Let a role see and keep the letters that its rights on their feeds allow. The grant functions of those feeds call this one.';
 
 alter table dead_letter.letter enable row level security;
 create policy seen on dead_letter.letter for select using (dead_letter.may('see', kind, address));

@@ -1,11 +1,12 @@
 -- Events, who subscribes to them, and what was dispatched to whom.
 --
--- An event goes three steps, each insert-only: it is published (a row of events, its id in a slice of published, or in
--- scheduled while it lies in the future), dispatched (its id in the slices of the groups whose subscriptions match), and read
--- (a group's cursor passes it). The order of dispatch is the order in which groups read.
+-- An event takes three steps, each insert-only: it is published (a row of events, and its id in a slice of published, or in
+-- scheduled while it lies in the future), dispatched (its id in slices of the groups whose subscriptions match it), and read
+-- (a group's cursor passes it). Groups read in the order of dispatch.
 
 create schema pgmb;
-comment on schema pgmb is 'The event log: events in partitions, subscriptions that choose among them, groups that read by cursor.';
+comment on schema pgmb is
+    'The event log: events in partitions, subscriptions that choose among them, groups that read by cursor.';
 
 create table pgmb.installed (
     version integer not null,
@@ -25,7 +26,7 @@ comment on domain pgmb.group_id is 'The name of a group of subscriptions that on
 create domain pgmb.config_type as text check (value in (
     'plugin_version', 'partition_retention_period', 'future_intervals_to_create', 'partition_interval', 'poll_chunk_size',
     'use_pg_cron', 'pg_cron_poll_for_events_cron', 'pg_cron_partition_maintenance_cron'));
-comment on domain pgmb.config_type is 'The settings that there are.';
+comment on domain pgmb.config_type is 'The names of the settings.';
 
 create table pgmb.config (
     id pgmb.config_type primary key,
@@ -56,16 +57,17 @@ create table pgmb.events (
     metadata jsonb not null default '{}',
     subscription_id pgmb.subscription_id,
     primary key (id),
-    -- Who publishes what is no event would stop whoever reads it. Trimming bytes is the quickest look at every digit.
+    -- A malformed id would stop every reader that comes to it. Trimming bytes is the quickest look at every digit.
     constraint id_is_pm_and_22_hexadecimal_digits check (
         octet_length(id) = 24 and starts_with(id, 'pm') and rtrim(id::text::bytea, '0123456789abcdef') = 'pm'),
     constraint topic_is_not_empty check (topic <> ''),
     constraint metadata_is_an_object check (jsonb_typeof(metadata) = 'object')
 ) partition by range (id);
 comment on table pgmb.events is
-    'The log. An id in the future is delivered when its time has come; an event with a subscription_id goes to that one alone.';
+    'The log. An event whose id lies in the future is delivered when its time has come; one with a subscription_id goes to that '
+    'subscription alone.';
 
--- Retention asks for them: they are few, and name events that are to be read again.
+-- For retention: retries are few, and name events that will be read again.
 create index events_retries on pgmb.events (id) where topic = 'pgmb-retry';
 
 create table pgmb.events_default partition of pgmb.events default;
@@ -73,28 +75,28 @@ comment on table pgmb.events_default is 'Takes what no other partition takes, so
 
 create table pgmb.later (like pgmb.events including all);
 comment on table pgmb.later is
-    'Events of a time that has no partition yet: maintenance sets them aside, out of the default one, and publishes them when '
-    'theirs is there; whoever dispatches does it at the latest when they are due.';
+    'Events of a time that has no partition yet: maintenance sets them aside, out of the default partition, and publishes them '
+    'when their partition is there; at the latest a poll does, when they are due.';
 
 create table pgmb.later_from (
     id pgmb.event_id not null
 );
 comment on table pgmb.later_from is
-    'One row: below this id pgmb.later holds nothing. So nobody looks through what was taken back, which lies there as long as '
-    'somebody keeps an old snapshot. Written by maintenance alone, one at a time.';
+    'One row: below this id pgmb.later holds nothing. It spares polls a look through the rows that were already published, which '
+    'stay there, dead, as long as an old snapshot is open. Only maintenance writes it, one run at a time.';
 insert into pgmb.later_from (id) values ('pmg');
 
 create table pgmb.published (
     slot smallint not null default ((extract(epoch from statement_timestamp())::bigint / 900) % 4),
     txid xid8 not null default pg_current_xact_id(),
     seq bigint generated always as identity,
-    direct boolean not null,
+    addressed boolean not null,
     ids text[] collate "C" not null
 ) partition by list (slot);
 comment on table pgmb.published is
-    'The ids of published events, a slice or a few a statement, with the transaction that wrote them; direct says that some are '
-    'for one subscription alone. The partition of each quarter of an hour is emptied before its turn comes again, when all in it '
-    'is dispatched.';
+    'The ids of published events, a slice or a few for each statement, with the transaction that wrote them; addressed says that '
+    'some are for one subscription alone. The partition of each quarter of an hour is emptied before its turn comes again, when '
+    'all in it is dispatched.';
 create index published_order on pgmb.published (txid, seq);
 create table pgmb.published_0 partition of pgmb.published for values in (0);
 create table pgmb.published_1 partition of pgmb.published for values in (1);
@@ -139,14 +141,15 @@ create table pgmb.dispatched (
     total bigint not null
 ) partition by range (id);
 comment on table pgmb.dispatched is
-    'What was dispatched, in slices of a subscription''s events in the order of their ids. id is the cursor of who has read the '
-    'slice: its dispatch, and in the last 9 digits the rank, among the group''s events of the dispatch, of the last event. Where '
-    'the group has other subscriptions in the same dispatch the slice is not alone, and that rank is the dispatch''s last. '
-    'total is the dispatcher''s.';
+    'What was dispatched, in slices of a subscription''s events in the order of their ids. id is the cursor of a group that '
+    'has read the slice: its dispatch, and in the last 9 digits the rank, among the group''s events of the dispatch, of the '
+    'last event. Where the group has other subscriptions in the same dispatch the slice is not alone, and that rank is the '
+    'dispatch''s last. total is the dispatcher''s.';
 create index dispatched_order on pgmb.dispatched (group_id, id);
 create table pgmb.dispatched_default partition of pgmb.dispatched default;
 comment on table pgmb.dispatched_default is 'Takes what no other partition takes.';
--- A slice fits a page, so that it is neither compressed nor moved out of the row.
+-- A slice has at most 280 ids: of 28 bytes each in an array they fit a page, so that it is neither compressed nor moved out of
+-- the row.
 alter table pgmb.published alter column ids set storage plain;
 alter table pgmb.published_0 alter column ids set storage plain;
 alter table pgmb.published_1 alter column ids set storage plain;
@@ -182,8 +185,9 @@ create table pgmb.condition (
     known_since timestamptz not null default now()
 );
 comment on table pgmb.condition is
-    'Every condition that a subscription has or had. Who may insert here may use new ones. of_event: it looks at the event; '
-    'by_topic: at its topic only, so it is evaluated once a topic and poll; by_params: the index on params finds the subscriptions.';
+    'Every condition that a subscription has or had. A role that may insert here can use new ones. of_event: it looks at the '
+    'event; by_topic: at its topic only, so that it is evaluated once for each topic in a poll; by_params: the index on params '
+    'finds the subscriptions.';
 create unique index condition_text on pgmb.condition (md5(conditions_sql));
 
 create table pgmb.subscriptions (
@@ -196,15 +200,15 @@ create table pgmb.subscriptions (
     expiry_interval interval,
     condition_id integer not null references pgmb.condition,
     created_at timestamptz not null default clock_timestamp(),
-    -- Whoever is in use says so every few seconds.
+    -- A reader says every few seconds that its subscriptions are in use.
     constraint expiry_interval_is_at_least_a_minute check (expiry_interval >= interval '1 minute'),
-    -- Maintenance works out when each one expires: one of which that cannot be said would end it for all.
+    -- Maintenance works out when each one expires: a single one out of range would make it fail for all.
     constraint it_expires_in_a_year_up_to_9999 check (
         last_active_at + expiry_interval between '1970-01-01 00:00:00+00' and '9999-12-31 00:00:00+00')
 );
 comment on table pgmb.subscriptions is
-    'Who gets which events: those for which conditions_sql, an expression over e (the event) and s (this row), is true. A group '
-    'has each pair of conditions and params once: identity says so. One that was not active for expiry_interval expires.';
+    'Which events a group gets: those for which conditions_sql, an expression over e (the event) and s (this row), is true. A '
+    'group has each pair of conditions and params once: identity says so. One that was not active for expiry_interval expires.';
 create index subscriptions_group on pgmb.subscriptions (group_id);
 create index subscriptions_condition on pgmb.subscriptions (condition_id);
 create index subscriptions_params on pgmb.subscriptions using gin (params) with (fastupdate = off);
@@ -224,10 +228,10 @@ create table pgmb.claim (
     claimed_at timestamptz not null default clock_timestamp()
 );
 comment on table pgmb.claim is
-    'The batch that each group claimed last, in the database of the events: what a retry works on again, and the mark that shows '
-    'whether this cluster still has all that the group saw. The cursor was after when it was claimed; elsewhere says that the '
-    'cursor is kept in another database, so that this row tells how far the group has read; moved_to is the lowest cursor that it '
-    'was moved to there since. error is what the attempt failed on.';
+    'The batch that each group claimed last, in the database of the events: what a retry works on again, and the mark that '
+    'shows whether this cluster still has all that the group saw. after is what the cursor was when it was claimed; elsewhere '
+    'says that the cursor is kept in another database, so that this row tells how far the group has read; moved_to is the '
+    'lowest cursor that it has been moved to there since. error is what the attempt failed on.';
 
 create table pgmb.fault (
     id bigint generated always as identity primary key,

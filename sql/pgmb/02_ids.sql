@@ -1,4 +1,4 @@
--- Ids, settings, and the numbers that partition events among handlers.
+-- Ids and the times in them, settings, and the numbers that share events out among handlers.
 
 create function pgmb.create_event_id(ts timestamptz, rand bigint) returns pgmb.event_id
 language plpgsql immutable strict
@@ -11,8 +11,8 @@ end
 $$;
 comment on function pgmb.create_event_id(timestamptz, bigint) is
     'The event id of a time, to the microsecond, and a number of which the lowest 36 bits count. With 0 it lies before every '
-    'other id of that microsecond. A time before 1970 counts as that, one after 2112, which 13 digits cannot say, as the last; of '
-    'null it is null.';
+    'other id of that microsecond. A time before 1970 counts as 1970, and one after 2112, which 13 digits cannot express, as the '
+    'last that they can; for null the id is null.';
 
 create function pgmb.create_event_id_default() returns pgmb.event_id
 language sql volatile
@@ -20,7 +20,8 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select pgmb.create_event_id(clock_timestamp(), nextval('pgmb.event_seq'))
 $$;
-comment on function pgmb.create_event_id_default() is 'An id for an event that happens now; what events.id has by default, only slower.';
+comment on function pgmb.create_event_id_default() is
+    'An id for an event that happens now; the same as the default of events.id, only slower.';
 
 create function pgmb.create_random_bigint() returns bigint
 language sql volatile
@@ -44,7 +45,7 @@ as $$
     select case when id ~ '^(pm|su)[0-9a-f]{13}' then pg_catalog.to_timestamp(
         ('x' || pg_catalog.substr(id, 3, 13))::bit(52)::bigint / 1000000.0::double precision) end
 $$;
-comment on function pgmb.extract_date_from_event_id(text) is 'The time in an id; null for what is no id.';
+comment on function pgmb.extract_date_from_event_id(text) is 'The time in an id; null for a text that is not an id.';
 
 create function pgmb.micros(id text) returns bigint
 language sql immutable
@@ -63,9 +64,26 @@ comment on function pgmb.rank_of(text) is 'The last 9 digits of an id: of a curs
 create function pgmb.cursor_at(micros bigint, rank bigint) returns text
 language sql immutable
 as $$
-    select 'pm' || pg_catalog.right(pg_catalog.to_hex(micros + 4503599627370496), 13) || pg_catalog.right(pg_catalog.to_hex(rank + 68719476736), 9)
+    select 'pm' || pg_catalog.right(pg_catalog.to_hex(micros + 4503599627370496), 13)
+           || pg_catalog.right(pg_catalog.to_hex(rank + 68719476736), 9)
 $$;
 comment on function pgmb.cursor_at(bigint, bigint) is 'The cursor of a dispatch and a rank.';
+
+create function pgmb.now_micros() returns bigint
+language sql volatile
+as $$
+    select (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000000)::bigint
+$$;
+comment on function pgmb.now_micros() is
+    'The microseconds since 1970 by the clock. A plan takes it in, so that it costs no call.';
+
+create function pgmb.due_before() returns text
+language sql volatile
+as $$
+    select 'pm' || pg_catalog.to_hex(pgmb.now_micros()) || 'g'
+$$;
+comment on function pgmb.due_before() is
+    'Above every id of this microsecond, and below those of the next: an event whose id is lower is due. A plan takes it in.';
 
 create function pgmb.event_partition(key text, partitions integer) returns integer
 language sql immutable
@@ -74,8 +92,8 @@ as $$
     select mod(mod(hashtextextended(key, 0), partitions) + partitions, partitions)::integer
 $$;
 comment on function pgmb.event_partition(text, integer) is
-    'The number, from 0 to partitions - 1 and never negative, of the one among so many handlers that gets a key, such as an '
-    'event''s id: a condition may say pgmb.event_partition(e.id, 4) = (s.params ->> ''partition'')::int.';
+    'Which of so many handlers gets a key, such as an event''s id: a number from 0 to partitions - 1, never negative. A '
+    'condition can say pgmb.event_partition(e.id, 4) = (s.params ->> ''partition'')::int.';
 
 create function pgmb.get_config_value(config_id pgmb.config_type) returns text
 language plpgsql stable

@@ -198,7 +198,7 @@ def test_a_condition_that_does_not_compile_is_refused_with_its_text(connect, con
 
 
 def test_no_list_of_conditions_is_refused(connect):
-    with pytest.raises(psycopg.Error, match="no list of conditions") as refused:
+    with pytest.raises(psycopg.Error, match="not a list of conditions") as refused:
         connect().execute("select pgmb.prepare_poll_for_events_fn(null)")
     assert refused.value.sqlstate == "PC008"
 

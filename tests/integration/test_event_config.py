@@ -39,7 +39,7 @@ def test_the_manual_s_statements_work_one_after_the_other(connect):
 )
 @pytest.mark.parametrize("value", ["soon", "", "-1 hour", "0", "10000 years", None])
 def test_a_length_of_time_that_is_none_is_refused(connect, key, value):
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"{key} is to be a length of time"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"{key} must be a length of time"):
         configure(connect(), **{key: value})
 
 
@@ -82,7 +82,7 @@ def test_settings_that_fit_each_other_can_change_together_in_any_order(connect, 
 
 @pytest.mark.parametrize("value", ["0", "-5", "many", "1e3", "10000000", "99999999999999", None])
 def test_a_size_of_chunks_that_is_none_is_refused(connect, value):
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="poll_chunk_size is to be a number"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="poll_chunk_size must be a number"):
         configure(connect(), poll_chunk_size=value)
 
 

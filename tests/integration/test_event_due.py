@@ -122,7 +122,7 @@ def test_a_poll_that_is_ended_at_no_condition_says_so(connect):
         "'begin perform pg_sleep(60); return new; end'; "
         "create trigger stalls before insert on pgmb.dispatched for each row execute function public.stalls()"
     )
-    with pytest.raises(DispatchEnded, match=r"at no condition: .*timeout"):
+    with pytest.raises(DispatchEnded, match=r"not at a condition: .*timeout"):
         dispatching.dispatch(connection, within=0.2)
     connection.execute("drop function public.stalls() cascade")
     assert dispatching.dispatch(connection, within=0.2).pairs == 1

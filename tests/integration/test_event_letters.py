@@ -90,7 +90,7 @@ def test_a_letter_whose_group_has_no_subscription_any_more_stays_and_says_so(db,
     given_up(db)
     unsubscribe(connection, connection.execute("select id from pgmb.subscriptions").fetchone()[0])
     (letter,) = dead_letters.listed(connection)
-    assert "the way to group g is gone" in letter.hindrance
+    assert "no event can be sent to group g: its subscription" in letter.hindrance
     with pytest.raises(LetterRefused):
         dead_letters.again(connection, ids=[letter.id])
     assert len(dead_letters.listed(connection)) == 1

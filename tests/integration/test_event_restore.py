@@ -36,7 +36,7 @@ def test_a_restored_log_goes_on_where_it_was_and_loses_nothing(connect, restored
     assert poll(there) == 0
     found += drain(there)
     assert found == unread + late + fresh
-    assert "stamped anew" in one(there, "select restored from pgmb.dispatching()")
+    assert "given a new transaction id" in one(there, "select restored from pgmb.dispatching()")
 
 
 def test_a_restored_log_delivers_what_was_scheduled(connect, restored):

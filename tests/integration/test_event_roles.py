@@ -51,7 +51,7 @@ def test_a_role_without_a_grant_may_do_nothing(session, statement):
     ["publisher", "subscriber", "conditions", "consumer", "dispatcher", "maintainer", "pusher", "keeper"],
 )
 def test_a_grant_to_nobody_is_refused(admin, grant):
-    with pytest.raises(psycopg.Error, match="null is no role") as refused:
+    with pytest.raises(psycopg.Error, match="null is not a role") as refused:
         admin.execute(f"select pgmb.grant_{grant}(null)")
     assert refused.value.sqlstate == "PC008"
 
@@ -65,7 +65,7 @@ def test_a_publisher_publishes_now_and_later_and_no_more(session, admin):
     assert [row["id"] for row in read(admin)] == ids
     for statement in (
         "select payload from pgmb.events",
-        "insert into pgmb.published (direct, ids) values (false, '{}')",
+        "insert into pgmb.published (addressed, ids) values (false, '{}')",
         "insert into pgmb.events_default (topic, payload) values ('t', '{}')",
         "delete from pgmb.events",
         "select pgmb.poll_for_events()",

@@ -1,13 +1,5 @@
 -- Lock, claim, ack. The lock, the cursor and the ack are where the results are; the claim is where the events are.
 
-create function pgmb.locked(gid text) returns boolean
-language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select exists (select from pgmb.who_locks(pgmb.lock_key(gid)))
-$$;
-comment on function pgmb.locked(text) is 'Whether a group is being read.';
-
 create function pgmb.system_identifier() returns bigint
 language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -28,7 +20,7 @@ begin
     );
 end
 $$;
-comment on function pgmb.database_here() is 'This database, as no other of any cluster.';
+comment on function pgmb.database_here() is 'A name of this database that no other one has, in any cluster.';
 
 create function pgmb.register(gid text) returns boolean
 language sql security definer
@@ -41,8 +33,8 @@ as $$
     returning true
 $$;
 comment on function pgmb.register(text) is
-    'Make a group''s row, with nothing read, if it is not there yet and nobody reads it: where its results are, if that is another '
-    'database than that of its subscriptions.';
+    'Make a group''s row, with nothing read, if it is not there yet and nobody reads it. For the database of its results, where '
+    'that is not the one of its subscriptions.';
 
 create function pgmb.position(gid text) returns jsonb
 language plpgsql stable security definer
@@ -57,7 +49,8 @@ begin
         from pgmb.subscription_groups as g where g.id = gid);
 end
 $$;
-comment on function pgmb.position(text) is 'How far a group has read, as a position; null for one that is not here.';
+comment on function pgmb.position(text) is
+    'How far a group has read, as a position; null where the group is not in this database.';
 
 create function pgmb.check_position(gid text, "position" jsonb) returns void
 language plpgsql stable security definer
@@ -84,28 +77,28 @@ begin
     if at > known.version then
         raise exception using errcode = 'PC003',
             message = format(
-                'group %I is at batch %s, but this source knows only %s: it lost its latest transactions, or the group was made anew',
-                gid, at, known.version),
+                'group %I is at batch %s, but this source knows only %s: it lost its latest transactions, or the group was '
+                'dropped and made again', gid, at, known.version),
             hint = format(
                 'airflow pgchange repair events:%s starts again from what survived; events then come at least once', gid);
     end if;
-    -- Retention kept what came behind a later position: where the dispatch that was read last is gone others behind it are. A
-    -- cursor that was moved to a time may be behind none.
+    -- Retention kept only what comes after a later position: where the dispatch that was read last is gone, some after it are
+    -- gone too. A cursor that was moved to a time need not follow any dispatch.
     if at < known.from_version and pgmb.rank_of(cursor) between 1 and 68719476734 and not exists (
         select from pgmb.dispatched as d
         where d.group_id = gid and d.id >= cursor and d.id < left(cursor, 15) || 'g')
     then
         raise exception using errcode = 'PC005',
             message = format(
-                'group %I is at batch %s, had come to %s, and what it read since is gone: its results are those of before', gid, at,
-                known.from_version),
+                'group %I is at batch %s, but had come to %s already, and the events in between are gone: its results are from '
+                'an earlier time', gid, at, known.from_version),
             hint = format('airflow pgchange move events:%s --to beginning goes on with what the log still has', gid);
     end if;
 end
 $$;
 comment on function pgmb.check_position(text, jsonb) is
-    'Refuse a position that belongs to another cluster, that is ahead of what this source knows, or behind which it has let go of '
-    'events.';
+    'Refuse a position that belongs to another cluster, that is ahead of what this source knows, or after which retention has '
+    'deleted events.';
 
 create function pgmb.pending(gid text, "position" jsonb) returns pgmb.claim
 language plpgsql stable security definer
@@ -148,7 +141,7 @@ declare
     lowest text;
     highest text;
 begin
-    for run in select * from pgmb.ahead(gid, after, max_changes, greatest(10000, max_changes / 256)) loop
+    for run in select * from pgmb.next_runs(gid, after, max_changes, greatest(10000, max_changes / 256)) loop
         slices := slices || jsonb_build_object('count', run.count, 'after', low, 'upto', run.upto);
         low := run.upto;
         taken := taken + run.count;
@@ -162,7 +155,30 @@ begin
             'after', after, 'upto', low, 'alone', alone, 'lowest', lowest, 'highest', highest));
 end
 $$;
-comment on function pgmb.choose(text, text, integer) is 'The next events of a group that are dispatched, at most so many, as a batch.';
+comment on function pgmb.choose(text, text, integer) is
+    'The next dispatched events of a group, at most so many, as a batch.';
+
+create function pgmb.claim_again(mark pgmb.claim, max_attempts integer) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if mark.attempt >= max_attempts then
+        raise exception using errcode = 'PC010',
+            message = format('batch %s of group %I has failed, at attempt %s', mark.batch_id, mark.group_id, mark.attempt),
+            hint = format(
+                'mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip events:%s', mark.group_id);
+    end if;
+    perform pgmb.keep_alive(mark.group_id);
+    update pgmb.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
+    where c.group_id = mark.group_id
+    returning c.attempt into mark.attempt;
+    -- What the first attempt dispatched was committed after the point that it noted.
+    return mark.batch || jsonb_build_object('attempt', mark.attempt, 'lsn', pg_current_wal_insert_lsn());
+end
+$$;
+comment on function pgmb.claim_again(pgmb.claim, integer) is
+    'The batch of a claim once more, with the attempt counted; refused after max_attempts of them.';
 
 create function pgmb.claim(gid text, "position" jsonb, max_changes integer, max_attempts integer default null) returns jsonb
 language plpgsql volatile security definer
@@ -190,31 +206,19 @@ begin
     end if;
 
     mark := pgmb.pending(gid, "position");
-    if mark.attempt >= max_attempts then
-        raise exception using errcode = 'PC010',
-            message = format('batch %s of group %I has failed, at attempt %s', mark.batch_id, gid, mark.attempt),
-            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip events:%s', gid);
-    end if;
-    if mark.version is null then
-        choice := pgmb.choose(gid, after, max_changes);
-        while (choice ->> 'count')::bigint < max_changes loop
-            polled := pgmb.dispatch();
-            if polled.pairs > 0 then
-                choice := pgmb.choose(gid, after, max_changes);
-            end if;
-            exit when not polled.more;
-        end loop;
-    end if;
-    -- Behind the dispatch: whoever removes a subscription whose condition does not end is not to wait for that.
-    perform pgmb.keep_alive(gid);
     if mark.version is not null then
-        update pgmb.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
-        where c.group_id = gid
-        returning c.attempt into mark.attempt;
-        -- What the first attempt dispatched was committed behind the point that it noted.
-        return mark.batch || jsonb_build_object('attempt', mark.attempt, 'lsn', pg_current_wal_insert_lsn());
+        return pgmb.claim_again(mark, max_attempts);
     end if;
-
+    choice := pgmb.choose(gid, after, max_changes);
+    while (choice ->> 'count')::bigint < max_changes loop
+        polled := pgmb.dispatch();
+        if polled.pairs > 0 then
+            choice := pgmb.choose(gid, after, max_changes);
+        end if;
+        exit when not polled.more;
+    end loop;
+    -- After the dispatch: removing a subscription whose condition does not end must not wait for that condition.
+    perform pgmb.keep_alive(gid);
     if choice ->> 'count' = '0' then
         return null;
     end if;
@@ -237,9 +241,9 @@ begin
 end
 $$;
 comment on function pgmb.claim(text, jsonb, integer, integer) is
-    'Record and return the next batch of a group, or the one that it claimed and never acked, with the attempt counted; null when '
-    'nothing is ready. It dispatches first where too little is. Call it on the primary of the source, in a transaction of its '
-    'own, holding the lock.';
+    'Record and return the next batch of a group, or the one that it claimed and never acked, with the attempt counted; null '
+    'when nothing is ready. Where too little is ready it dispatches first. Call it on the primary of the source, in a '
+    'transaction of its own, holding the lock.';
 
 create function pgmb.ack(gid text, batch jsonb) returns bigint
 language plpgsql security definer
@@ -262,4 +266,4 @@ begin
 end
 $$;
 comment on function pgmb.ack(text, jsonb) is
-    'Move a group''s cursor behind a batch, in the transaction that holds the group''s lock and writes the results.';
+    'Move a group''s cursor to the end of a batch, in the transaction that holds the group''s lock and writes the results.';

@@ -19,7 +19,7 @@ as $$
 declare
     planned refcursor;
 begin
-    -- A cursor is of one statement only: what a text smuggles in behind a semicolon is refused, and never run.
+    -- A cursor has one statement only: what a text smuggles in after a semicolon is refused, and never run.
     open planned for execute statement;
     close planned;
     return null;
@@ -27,7 +27,8 @@ exception when others then
     return sqlerrm;
 end
 $$;
-comment on function pgmb.compiles(text) is 'Why a query does not compile, or is not one alone; null where it does. It is not run.';
+comment on function pgmb.compiles(text) is
+    'Why a query does not compile, or is not a single one; null where it is good. It is not run.';
 
 create function pgmb.prepare_poll_for_events_fn(sql_statements text[]) returns void
 language plpgsql security definer
@@ -36,14 +37,14 @@ as $$
 declare
     condition text;
     reason text;
-    -- As an event is asked, which is no row of a table there, and has no system columns.
+    -- As in a poll, where e is not the row of a table and has no system columns.
     tables constant text := '(select x.* from pgmb.events as x offset 0) as e, pgmb.subscriptions as s';
 begin
     if sql_statements is null then
-        perform pgmb.refuse('null is no list of conditions', 'give an array of them, as in array[''e.topic = ''''t'''''']');
+        perform pgmb.refuse('null is not a list of conditions', 'give an array of them, as in array[''e.topic = ''''t'''''']');
     end if;
     foreach condition in array sql_statements loop
-        -- What closes a bracket that it has not opened fails inside the other kind of bracket.
+        -- A text that closes a bracket which it has not opened fails inside the other kind of bracket.
         reason := coalesce(
             pgmb.compiles(format(
                 'select array[%s' || chr(10) || ']::boolean[] from %s limit 0', condition, tables)),
@@ -75,7 +76,7 @@ begin
 end
 $$;
 comment on function pgmb.is_volatile(text) is
-    'Whether a condition that looks at the topic alone may say another thing each time that it is asked, as random() does.';
+    'Whether a condition that looks at the topic alone can give a different answer each time, as random() does.';
 
 create function pgmb.condition_added() returns trigger
 language plpgsql security definer
@@ -97,7 +98,7 @@ begin
     return new;
 end
 $$;
-comment on function pgmb.condition_added() is 'Refuse a condition that does not compile, and see what it looks at.';
+comment on function pgmb.condition_added() is 'Refuse a condition that does not compile, and note what it looks at.';
 
 create trigger added before insert on pgmb.condition for each row execute function pgmb.condition_added();
 insert into pgmb.condition (conditions_sql) values
@@ -105,7 +106,8 @@ insert into pgmb.condition (conditions_sql) values
     -- Those of airflow_pgchange.events.topical().
     ('s.params @> jsonb_build_object(''topics'', jsonb_build_array(e.topic))'),
     ('s.params @> jsonb_build_object(''topics'', jsonb_build_array(e.topic)) and pgmb.event_partition('
-     'coalesce(e.payload ->> (s.params ->> ''by''), e.id), (s.params ->> ''partitions'')::integer) = (s.params ->> ''partition'')::integer');
+     'coalesce(e.payload ->> (s.params ->> ''by''), e.id), (s.params ->> ''partitions'')::integer) '
+     '= (s.params ->> ''partition'')::integer');
 
 create function pgmb.condition_known(conditions text) returns integer
 language sql stable security definer
@@ -127,10 +129,10 @@ begin
     loop
         insert into pgmb.subscription_groups (id) values (gid) on conflict do nothing;
         if found then
-            -- What was dispatched to one of this name that is gone is not for this one, and its events may be gone.
+            -- What was dispatched to an earlier group of this name is not for this one, and its events can be gone.
             delete from pgmb.dispatched as d where d.group_id = gid;
         end if;
-        -- One that is just expiring is gone then, and is made anew.
+        -- A group that was just expiring is gone then: make it again.
         perform from pgmb.subscription_groups as g where g.id = gid for key share;
         exit when found;
     end loop;
@@ -149,8 +151,8 @@ begin
         if not has_column_privilege('pgmb.condition', 'conditions_sql', 'insert') then
             raise insufficient_privilege using
                 message = format('the condition %L is not known, and %I may not add one', new.conditions_sql, current_user),
-                hint = 'conditions run with the rights of the owner of schema pgmb: let that owner insert it into '
-                       'pgmb.condition (conditions_sql), or use one that is there, with params of your own';
+                hint = 'conditions run with the rights of the owner of schema pgmb: ask that owner to insert it into '
+                       'pgmb.condition (conditions_sql), or use a known one with params of your own';
         end if;
         insert into pgmb.condition (conditions_sql) values (new.conditions_sql) on conflict do nothing;
         new.condition_id := pgmb.condition_known(new.conditions_sql);

@@ -38,7 +38,8 @@ as $$
     select p.tbl, p.tbl::text from pgmb.pushing() as p join pg_class as c on c.oid = p.tbl
     where pg_has_role(current_user, c.relowner, 'usage') and (p.untriggered <> '{}' or p.stale)
 $$;
-comment on function pgmb.to_mend() is 'The tables that the caller owns whose capture pgmb.mend() is to mend, with their full names.';
+comment on function pgmb.to_mend() is
+    'The tables that the caller owns and whose capture pgmb.mend() is to mend, with their full names.';
 
 create function pgmb.mend(tbl regclass) returns void
 language plpgsql
@@ -50,7 +51,7 @@ begin
     perform pgmb.push_table_mutations(tbl, known.inserts, known.deletes, known.updates);
 end
 $$;
-comment on function pgmb.mend(regclass) is 'Mend the capture of a table: what of it is published stays.';
+comment on function pgmb.mend(regclass) is 'Mend the capture of a table; the same mutations are published as before.';
 
 create function pgmb.refresh() returns setof text
 language plpgsql
@@ -83,17 +84,18 @@ as $$
 declare
     gone pgmb.pushed_table;
 begin
-    -- A dump has the number of a table that is gone, which in the restored database may be another's.
+    -- A dump contains the number of a table that is gone, which in the restored database can be that of another one.
     for gone in select t.* from pgmb.pushed_table as t where not exists (select from pg_class as c where c.oid = t.tbl) loop
         delete from pgmb.push_fault as f where f.tbl = gone.tbl;
         delete from pgmb.pushed_table as t where t.tbl = gone.tbl;
         return next format(
-            '%s was dropped, and its mutations are published no more; if another has its place: '
+            '%s was dropped, and its mutations are no longer published; if another table has its place: '
             'select pgmb.push_table_mutations(%L)', gone.name, gone.name);
     end loop;
 end
 $$;
-comment on function pgmb.forget_dropped() is 'Forget the tables whose mutations were published and that were dropped, and what failed of them.';
+comment on function pgmb.forget_dropped() is
+    'Forget the tables whose mutations were published and that were dropped, with their faults.';
 
 create function pgmb.replay_push_faults(tbl regclass) returns bigint
 language plpgsql
@@ -107,10 +109,10 @@ declare
     replayed bigint := 0;
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
 begin
-    -- Types of the table may run code of its owner, and rows be put here by him: it could do whatever the caller may.
+    -- Types of the table can run code of its owner, who can also put rows here: that code could do whatever the caller may.
     if owner_name <> current_user then
         raise insufficient_privilege using
-            message = format('rows of %s are made events with the rights of its owner, %I, and no others', tbl, owner_name),
+            message = format('rows of %s are made into events with the rights of its owner, %I, and no others', tbl, owner_name),
             hint = format('connect as %I', owner_name);
     end if;
     for failed in select f.* from pgmb.push_fault as f where f.tbl = replay_push_faults.tbl order by f.id for update loop
@@ -127,12 +129,13 @@ begin
                 using tbl::oid, failed.op, failed.after into after;
             end if;
         exception when others or assert_failure then
-            -- The table has other columns by now, of which it is no row.
+            -- The table has other columns now, which the row does not fit.
             continue;
         end;
         continue when coalesce(before.error, after.error) is not null;
         payload := case failed.op when 'UPDATE' then pgmb.jsonb_diff(
-            coalesce(after.serialised, '{}'), coalesce(before.serialised, '{}')) else coalesce(after.serialised, before.serialised) end;
+            coalesce(after.serialised, '{}'), coalesce(before.serialised, '{}'))
+            else coalesce(after.serialised, before.serialised) end;
         if (coalesce(before.emit, false) or coalesce(after.emit, false)) and payload is not null then
             insert into pgmb.events (topic, payload, metadata)
             values (pgmb.topic_of(tbl, failed.op), payload,
@@ -146,5 +149,5 @@ begin
 end
 $$;
 comment on function pgmb.replay_push_faults(regclass) is
-    'Publish now the rows of a table that could not be made an event, in their order; returns how many. What fails again stays. '
+    'Publish now the rows of a table that could not be made into events, in order; returns how many. What fails again stays. '
     'For the owner of the table only.';

@@ -1,16 +1,16 @@
 -- Partitions of events and dispatched: made ahead of time, of the length that the settings say now.
 --
--- The default partition stays, so that no publisher fails whatever its id. A new partition is made beside the table and
--- attached, which the default one must hold nothing of. What is to come, and so is read by nobody yet, is set aside before:
--- pgmb.later. Rows of the present stay: a reader under way would look for them where they were. So new ones begin behind them,
--- and what is written until then goes into the default one, where retention deletes it.
+-- The default partition stays, so that no publisher fails, whatever the id of its event. A new partition is made beside the table
+-- and attached; the default one must then hold none of its rows. Rows of the future, which nobody reads yet, are set aside
+-- before, in pgmb.later. Rows of the present stay: a running query would look for them where they were. So new partitions begin
+-- after them, and what is written until then goes into the default one, where retention deletes it.
 --
--- A publisher who was sent to the default one meanwhile would fail, as its row no longer belongs there: so for the moment of
--- attaching there is none at work. The table is locked first, as all do, and the default one then. What is done under these
--- locks has a bound: the default one is read, once and up to 16 MB, and some rows are set aside that have just come.
+-- A publisher that was sent to the default partition meanwhile would fail, as its row no longer belongs there: so at the moment
+-- of attaching there is none at work. The table is locked first, as everybody does, and then the default partition. What is done
+-- under these locks has a bound: the default partition is read, once and up to 16 MB, and rows that have just come are set aside.
 --
--- A query planned before does not miss what a new partition gets: it reads the default one too, and that is locked for the
--- attaching. So it has it locked already, and nothing is attached, or it must lock it, and is planned anew.
+-- A query planned before does not miss what a new partition gets: it reads the default one too, which is locked for the
+-- attaching. So either the query has locked it already, and nothing is attached, or it must lock it, and is planned again.
 
 create function pgmb.get_partitions_and_bounds(table_id oid)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
@@ -26,8 +26,8 @@ as $$
     order by 2
 $$;
 comment on function pgmb.get_partitions_and_bounds(oid) is
-    'The partitions of a table with the ids that they take, from the lower bound to below the upper one, in their order; the '
-    'default one excepted.';
+    'The partitions of a table, without the default one, with the ids that they take, from the lower bound to below the upper '
+    'one; in order.';
 
 create function pgmb.get_current_partition(table_id oid, current_ts timestamptz default now()) returns regclass
 language sql stable
@@ -51,7 +51,7 @@ comment on function pgmb.default_partition(regclass) is 'The partition that take
 create function pgmb.end_of_partition(lower timestamptz, width interval) returns timestamptz
 language sql immutable
 set search_path = pg_catalog, pg_temp
--- A day has 24 hours, also where the clocks of whoever asks change.
+-- A day has 24 hours, also in a session whose time zone has daylight saving.
 set timezone = 'UTC'
 as $$
     select date_bin(width, lower, 'epoch') + width
@@ -70,12 +70,12 @@ begin
 end
 $$;
 comment on function pgmb.present() is
-    'What is published or dispatched by now has an id below this one, unless it is to be delivered later.';
+    'What has been published or dispatched up to now has an id below this one, unless it is to be delivered later.';
 
 create function pgmb.default_holds(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id) returns boolean
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
--- By the index, also where statistics of before promise a row at once.
+-- By the index, also where old statistics promise a row at once.
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
@@ -88,7 +88,8 @@ begin
 end
 $$;
 comment on function pgmb.default_holds(regclass, pgmb.event_id, pgmb.event_id) is
-    'Whether the default partition holds rows from an id on to before another. Those before pgmb.present() somebody may be reading.';
+    'Whether the default partition holds rows with ids from one on to before another. A query can be reading those before '
+    'pgmb.present().';
 
 create function pgmb.partition_name(tbl regclass, span tstzrange) returns text
 language sql stable
@@ -115,7 +116,7 @@ begin
 end
 $$;
 comment on function pgmb.prepare_partition(regclass, tstzrange) is
-    'Make the table of a partition beside the one that it is to belong to: nobody waits for that.';
+    'Make the table of a partition beside the one that it will belong to: nobody waits for that.';
 
 create function pgmb.attach_partitions(
     tbl regclass, spans tstzrange[], misfits regclass[] default '{}', stop_publishers boolean default false
@@ -135,14 +136,15 @@ begin
     if stop_publishers then
         perform set_config('lock_timeout', '60s', true);
     end if;
-    -- Who reads first and then publishes would wait for us, and we for it: where this may wait long nobody reads either.
+    -- A transaction that reads first and then publishes would wait for us, and we for it: where we wait long, readers are kept
+    -- out too.
     execute format(
         'lock table only %s in %s mode', tbl,
         case when stop_publishers or misfits <> '{}' then 'access exclusive' else 'share row exclusive' end);
     foreach part in array misfits loop
         execute format('lock table %s in access exclusive mode', part);
         if pgmb.empty_ones(array[part]) = '{}' then
-            raise object_in_use using message = format('%s holds something by now', part);
+            raise object_in_use using message = format('%s is no longer empty', part);
         end if;
         return next format('dropped the empty partition %s', part);
         execute format('drop table %s', part);
@@ -151,14 +153,14 @@ begin
         return;
     end if;
     execute format('lock table %s in access exclusive mode', rest);
-    -- What came since it was done without the locks.
+    -- What has come since that was done without the locks.
     perform pgmb.set_aside(tbl, lower_id, upper_id, case when stop_publishers then null else 1000 end);
     if pgmb.default_holds(tbl, lower_id, upper_id) then
         raise object_in_use using message = format('the default partition of %s holds rows from %s on', tbl, lower(spans[1])),
-            hint = 'those of the present stay there, and select pgmb.make_partitions() makes partitions behind them; for what '
-                'is to come select pgmb.place_scheduled() makes room';
+            hint = 'rows of the present stay there, and pgmb.make_partitions() makes partitions that begin after them; for rows '
+                'of the future pgmb.place_scheduled() makes room';
     end if;
-    -- This reads the default partition now, and once, for all of them. What lies between two has a partition already.
+    -- This reads the default partition now, once for all of them. What lies between two of them has a partition already.
     execute format('alter table %s add constraint pgchange_free check (id < %L or id >= %L)', rest, lower_id, upper_id);
     foreach span in array spans loop
         name := pgmb.partition_name(tbl, span);
@@ -172,9 +174,9 @@ begin
 end
 $$;
 comment on function pgmb.attach_partitions(regclass, tstzrange[], regclass[], boolean) is
-    'Attach partitions that were prepared, in their order, in the place of some that are empty and too long. Who writes into the '
-    'table waits while that is done, a moment. It gives up where it would have to wait for others, unless it may stop publishers: '
-    'then for a minute at most.';
+    'Attach partitions that were prepared, in order, in the place of some that are empty and too long. Writers of the table wait '
+    'for the moment that this takes. It gives up where it would have to wait for others, unless it may stop publishers: then it '
+    'waits for a minute at most.';
 
 create function pgmb.misfits(tbl regclass, current_ts timestamptz) returns regclass[]
 language plpgsql stable
@@ -191,7 +193,7 @@ begin
 end
 $$;
 comment on function pgmb.misfits(regclass, timestamptz) is
-    'The partitions that were made ahead before the interval became shorter, longer than it is now, and are still empty.';
+    'The partitions that were made ahead when the interval was longer than it is now, and that are still empty.';
 
 create function pgmb.missing_partitions(tbl regclass, current_ts timestamptz) returns setof tstzrange
 language plpgsql stable
@@ -208,7 +210,7 @@ begin
     from pgmb.get_partitions_and_bounds(tbl) as p
     where p.lower_bound <= pgmb.create_event_id(current_ts, 0);
     if pgmb.default_holds(tbl, pgmb.create_event_id(lower, 0), pgmb.present()) then
-        -- Not the very next one: attaching it may take some seconds.
+        -- Not the very next one: attaching it can take some seconds.
         lower := pgmb.end_of_partition(pgmb.extract_date_from_event_id(pgmb.present()) + interval '5 seconds', width);
         upto := greatest(upto, lower + width);
     end if;
@@ -233,6 +235,6 @@ begin
 end
 $$;
 comment on function pgmb.missing_partitions(regclass, timestamptz) is
-    'The spans of time, in their order and up to future_intervals_to_create from now, that still need a partition; where rows '
-    'of the present are in the default one, from a whole multiple of partition_interval on that is some seconds ahead, and one at '
-    'least.';
+    'The spans of time, in order and up to future_intervals_to_create from now, that still need a partition. Where rows of the '
+    'present are in the default one, they begin at a whole multiple of partition_interval that is some seconds ahead, and there '
+    'is at least one.';

@@ -12,7 +12,8 @@ create table pgmb.pushed_table (
     pushed_at timestamptz not null default now()
 );
 comment on table pgmb.pushed_table is
-    'The tables whose mutations are published, and which of them. name is what each was called when its capture was made or mended.';
+    'The tables whose mutations are published, and which kinds. name is what each was called when its capture was made or '
+    'mended.';
 
 create table pgmb.push_fault (
     id bigint generated always as identity primary key,
@@ -52,7 +53,7 @@ as $$
     join pg_trigger as t on t.tgname = own.tgname and t.tgfoid = own.tgfoid
     where own.tgrelid = pushes.tbl and own.tgname in ('pgmb_push_insert', 'pgmb_push_update', 'pgmb_push_delete')
       and own.tgnargs = 0
-      -- Whoever may put a trigger on a table may have put one of theirs there.
+      -- Any role that may create triggers on a table can have put one of this name there.
       and (t.tgrelid in (select d.relid from pgmb.descendants(tbl) as d(relid)) or exists (
           select from pg_proc as f join pg_class as c on c.relowner = f.proowner where f.oid = t.tgfoid and c.oid = tbl))
 $$;
@@ -64,7 +65,7 @@ create function pgmb.push_guards(tbl regclass) returns table (guard name, by_own
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    -- Whoever may put a trigger on a table may call it so: 7 is one that comes before each row that is inserted.
+    -- Any role that may create triggers on the table can use this name: 7 is one that fires before each inserted row.
     select t.tgname, f.proowner = c.relowner
     from pg_trigger as t
     join pg_proc as f on f.oid = t.tgfoid
@@ -72,7 +73,7 @@ as $$
     where t.tgrelid = tbl and t.tgparentid = 0 and t.tgtype = 7 and t.tgname ~ '^pgmb_push_guard_[0-9a-f]{12}$'
 $$;
 comment on function pgmb.push_guards(regclass) is
-    'The guards of a table, and whether what each calls belongs to the owner of the table: else it is a former owner''s.';
+    'The guards of a table, and whether the function that each calls belongs to the owner of the table or to a former one.';
 
 create function pgmb.push_guard(tbl regclass) returns name
 language sql stable
@@ -115,7 +116,7 @@ begin
     return false;
 end
 $$;
-comment on function pgmb.note_push_fault(oid, text, text, jsonb, jsonb) is 'Note a row that cannot be sent: false.';
+comment on function pgmb.note_push_fault(oid, text, text, jsonb, jsonb) is 'Note a row that cannot be sent; returns false.';
 
 create function pgmb.push_rows(tbl regclass, op text) returns text
 language sql stable
@@ -136,8 +137,8 @@ create function pgmb.push_update(tbl regclass) returns text
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    -- The rows before and after are in the same order. One that is moved to a partition which does not take it is among the
-    -- former only: then nobody can tell which belongs to which.
+    -- The rows before and after are in the same order. A row that an update moves to a partition which refuses it is among the
+    -- former only: then it cannot be told which belongs to which.
     select format($body$
     insert into pgmb.events (topic, payload, metadata)
     select %L, m.changed, case when m.before is null then '{}' else jsonb_build_object('old', m.before) end

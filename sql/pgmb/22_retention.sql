@@ -1,28 +1,8 @@
--- What is older than partition_retention_period goes, a partition at a time, when nobody needs anything in it.
+-- What is older than partition_retention_period is deleted, a partition at a time, when no group needs anything in it.
 --
--- Who needs what is looked for without a lock. Then a few partitions are emptied, under locks that nobody waits for long, after
--- a second look: an insert may have come before the lock. As locks are kept to the end of the transaction, the others are left
--- to the next one. Emptied ones are dropped by and by.
-
-create function pgmb.empty_ones(parts regclass[]) returns regclass[]
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    part regclass;
-    filled boolean;
-    found regclass[] := '{}';
-begin
-    foreach part in array parts loop
-        execute format('select exists (select from %s)', part) into filled;
-        if not filled then
-            found := found || part;
-        end if;
-    end loop;
-    return found;
-end
-$$;
-comment on function pgmb.empty_ones(regclass[]) is 'Those of some partitions that hold nothing.';
+-- What is still needed is looked for without a lock. Then a few partitions are emptied, under locks that nobody waits for long,
+-- after a second look: an insert can have come before the lock. As locks are kept to the end of the transaction, the other
+-- partitions are left to the next one. Those that were emptied are dropped later, several at once.
 
 create function pgmb.shrink_default(tbl regclass, edge pgmb.event_id) returns void
 language plpgsql
@@ -33,7 +13,7 @@ declare
     part regclass := pgmb.default_partition(tbl);
 begin
     if pg_table_size(part) > 1024 * 1024 and not pgmb.default_holds(tbl, '', edge) then
-        -- Where somebody publishes what is to come all the time some has come again, and the least of it under the lock.
+        -- Where events for later are published all the time, some have come again: as few as possible are moved under the lock.
         perform pgmb.set_most_aside(tbl, edge, 'pmg');
         execute format('lock table only %s in access exclusive mode', part);
         perform pgmb.set_aside(tbl, edge, 'pmg', 1000);
@@ -46,8 +26,8 @@ exception when lock_not_available then
 end
 $$;
 comment on function pgmb.shrink_default(regclass, pgmb.event_id) is
-    'Give back the room of a default partition from which all was deleted or, from an id on, set aside, unless somebody is at '
-    'work there: the next partition is made after a look through all of it.';
+    'Give back the space of a default partition from which all was deleted or, from an id on, set aside, unless it is in use: '
+    'making the next partition reads all of it.';
 
 create function pgmb.trim_default(tbl regclass, cut pgmb.event_id) returns setof text
 language plpgsql
@@ -63,18 +43,18 @@ declare
 begin
     for span in select * from pgmb.default_spans(tbl, cut) loop
         begin
-            -- In one statement the rows and who needs them are seen at one moment.
+            -- One statement sees the rows, and whether they are needed, at one moment.
             execute format('delete from %s where id >= $2 and id < $3 and (select pgmb.holder_of($1, $2, $3)) is null', part)
             using tbl, span.lower_bound, span.upper_bound;
             get diagnostics deleted = row_count;
         exception when lock_not_available then
-            -- Somebody takes some of them away and has not committed that.
+            -- Another transaction has taken some of them away and not committed that.
             return next format('postponed the old rows of %s: some are in use', part);
             exit;
         end;
         gone := gone + deleted;
         if deleted = 0 then
-            holders := holders || coalesce(pgmb.holder_of(tbl, span.lower_bound, span.upper_bound), 'they came into use');
+            holders := holders || coalesce(pgmb.holder_of(tbl, span.lower_bound, span.upper_bound), 'they have come into use');
         end if;
     end loop;
     if gone > 0 then
@@ -84,8 +64,8 @@ begin
 end
 $$;
 comment on function pgmb.trim_default(regclass, pgmb.event_id) is
-    'Delete what is old in the default partition: rows that came while there was no partition for their id. They go by spans as '
-    'long as partitions are, each when nobody needs anything in it.';
+    'Delete what is old in the default partition: rows that came while there was no partition for their id. They are deleted by '
+    'spans as long as partitions are, each when no group needs anything in it.';
 
 create function pgmb.restored() returns boolean
 language sql stable security definer
@@ -94,7 +74,50 @@ as $$
     select (pgmb.dispatcher_now()).source <> pgmb.system_identifier()
 $$;
 comment on function pgmb.restored() is
-    'Whether this is a copy in another cluster that has not dispatched yet: till then nobody can tell what was dispatched.';
+    'Whether this is a copy in another cluster that has not dispatched yet: until then it cannot be told what was dispatched.';
+
+create function pgmb.trim_published() returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    -- The partitions of this quarter of an hour, and of the last one.
+    turn integer := extract(epoch from statement_timestamp())::bigint / 900 % 4;
+    part text;
+    filled boolean;
+    waits boolean;
+    at pgmb.dispatcher;
+begin
+    perform pgmb.check_isolation();
+    if pgmb.restored() then
+        return next 'kept all of pgmb.published: it was restored here, and select pgmb.poll_for_events() must come first';
+        return;
+    end if;
+    for part in select 'published_' || i from generate_series(0, 3) as i where i not in (turn, (turn + 3) % 4) loop
+        execute format('select exists (select from pgmb.%I)', part) into filled;
+        continue when not filled;
+        begin
+            execute format('lock table pgmb.%I in access exclusive mode', part);
+            at := pgmb.dispatcher_now();
+            execute format(
+                'select exists (select from pgmb.%I as p where not pg_visible_in_snapshot(p.txid, $1) '
+                'and (p.txid <> $2 or p.seq > $3 or $2 is null))', part)
+            into waits using at.snapshot, at.partial_txid, at.partial_seq;
+            if waits then
+                return next format('kept %s: not all in it is dispatched', part);
+            else
+                execute format('truncate pgmb.%I', part);
+                return next format('emptied %s', part);
+            end if;
+        exception when lock_not_available then
+            return next format('postponed %s: it is in use', part);
+        end;
+    end loop;
+end
+$$;
+comment on function pgmb.trim_published() is
+    'Empty the partitions of published whose quarter of an hour is over and that are dispatched; a line for each.';
 
 create function pgmb.holder_since(tbl regclass, lower pgmb.event_id, upper pgmb.event_id, seen pg_snapshot) returns text
 language plpgsql
@@ -118,11 +141,11 @@ begin
     then
         return 'not all in it is dispatched';
     end if;
-    return pgmb.holder_of(tbl, lower, upper, true);
+    return pgmb.holder_of(tbl, lower, upper, all_dispatched => true);
 end
 $$;
 comment on function pgmb.holder_since(regclass, pgmb.event_id, pgmb.event_id, pg_snapshot) is
-    'As pgmb.holder_of, of a range that nobody can write into now: of what the snapshot sees all in it is dispatched.';
+    'As pgmb.holder_of, for a range that nobody can write into now, and in which all that the snapshot sees is dispatched.';
 
 create function pgmb.trim_some(tbl regclass, parts regclass[], seen pg_snapshot) returns setof text
 language plpgsql
@@ -138,8 +161,10 @@ declare
 begin
     for part in
         select p.* from pgmb.get_partitions_and_bounds(tbl) as p where p.partition_id = any (parts)
-        -- Nobody waits for us while we wait for others: what somebody uses comes last.
-        order by exists (select from pg_locks as l where l.relation = p.partition_id and l.pid is distinct from pg_backend_pid()), p.lower_bound
+        -- While we wait for others nobody may have to wait for us: partitions in use come last.
+        order by exists (
+                select from pg_locks as l where l.relation = p.partition_id and l.pid is distinct from pg_backend_pid()),
+            p.lower_bound
     loop
         exit when cardinality(free) = 16 or clock_timestamp() > locked_at + interval '100 ms';
         tried := tried + 1;
@@ -156,7 +181,7 @@ begin
             return next format('postponed %s: it is in use', part.partition_id);
         end;
     end loop;
-    -- After all have been looked at: with each one that is emptied every query is planned anew.
+    -- After all have been looked at: for each one that is emptied, every query is planned again.
     for part in select f.id from unnest(free) as f(id) loop
         execute format('truncate %s', part.id);
         return next format('emptied %s', part.id);
@@ -167,8 +192,8 @@ begin
 end
 $$;
 comment on function pgmb.trim_some(regclass, regclass[], pg_snapshot) is
-    'Empty the first of some partitions that nobody needed when the snapshot was taken: as many as are done in a fraction of a '
-    'second. A line for each, and one for those that are left.';
+    'Empty the first of some partitions that no group needed when the snapshot was taken, as many as a fraction of a second '
+    'allows. A line for each, and one for those that are left.';
 
 create function pgmb.trim_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
@@ -185,12 +210,12 @@ begin
         return;
     end if;
     if pgmb.restored() then
-        return next format('kept all of %s: it was restored here, and select pgmb.poll_for_events() comes first', tbl);
+        return next format('kept all of %s: it was restored here, and select pgmb.poll_for_events() must come first', tbl);
         return;
     end if;
     if exists (select from pgmb.published as p where p.txid = pg_current_xact_id_if_assigned()) then
-        -- No snapshot of its own sees them, so they would be taken for dispatched.
-        return next format('kept all of %s: this transaction has published events, maintain it in another one', tbl);
+        -- No snapshot that this transaction takes shows them as waiting: they would be taken for dispatched.
+        return next format('kept all of %s: this transaction has published events; maintain it in another transaction', tbl);
         return;
     end if;
     return query select * from pgmb.trim_default(tbl, pgmb.retained_from(current_ts));
@@ -202,14 +227,14 @@ begin
             return next format('kept %s: %s', part.partition_id, part.holder);
         end if;
     end loop;
-    -- In any case: when the last of its rows went somebody may have been at work there.
+    -- In any case: it can have been in use when the last of its rows was deleted.
     perform pgmb.shrink_default(tbl, pgmb.placed_from(current_ts));
     return query select * from pgmb.trim_some(tbl, free, seen);
 end
 $$;
 comment on function pgmb.trim_partitions(regclass, timestamptz) is
-    'Empty partitions that are older than partition_retention_period and that nobody needs, a few: where some are left it says '
-    'so, and is called again in another transaction. A line for each thing done or kept, and for whom.';
+    'Empty some partitions that are older than partition_retention_period and that no group needs: where others are left it says '
+    'so, and is to be called again in another transaction. A line for each thing done or kept, and for which group.';
 
 create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
 language plpgsql
@@ -235,8 +260,8 @@ exception when lock_not_available then
 end
 $$;
 comment on function pgmb.drop_partitions(regclass, regclass[]) is
-    'Drop those of some partitions that are empty. For a moment it locks the whole table, so it is done rarely, and not at all '
-    'where somebody would have to wait long.';
+    'Drop those of some partitions that are empty. For a moment that locks the whole table, so it is done rarely, and not at all '
+    'where others would have to wait long.';
 
 create function pgmb.drop_emptied(tbl regclass, current_ts timestamptz default now(), spare integer default 8)
 returns setof text

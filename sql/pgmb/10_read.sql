@@ -1,31 +1,10 @@
--- Reading: a group's events in the order of dispatch, behind a cursor.
+-- Reading: a group's events in the order of dispatch, after a cursor.
 
 create view pgmb.subscription_events as
 select d.id, d.group_id, i.id::pgmb.event_id as event_id, d.subscription_id
 from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id);
-comment on view pgmb.subscription_events is 'What was dispatched, an event and subscription a row; id is the cursor of its slice.';
-
-create function pgmb.lock_key(gid text) returns bigint
-language sql immutable
-as $$
-    select pg_catalog.hashtextextended('pgchange group ' || gid, 0)
-$$;
-comment on function pgmb.lock_key(text) is
-    'The advisory lock of a group: of the session that reads it by read_next_events, of the transaction that works a batch.';
-
-create function pgmb.who_locks(key bigint) returns setof integer
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return query
-        select l.pid from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = key;
-end
-$$;
-comment on function pgmb.who_locks(bigint) is 'The processes that hold an advisory lock of this database.';
+comment on view pgmb.subscription_events is
+    'What was dispatched, a row for each event and subscription; id is the cursor of its slice.';
 
 create function pgmb.slices(gid text, after text, upto text)
 returns table (
@@ -48,7 +27,7 @@ as $$
     offset 0
 $$;
 comment on function pgmb.slices(text, text, text) is
-    'The slices of a group above a cursor up to another: before is the rank before the first event of each, low and high cut it.';
+    'The slices of a group after a cursor up to another: before is the rank before the first event of each, low and high cut it.';
 
 create function pgmb.events_alone(gid text, after text, upto text, lowest text, highest text)
 returns table (
@@ -71,7 +50,7 @@ as $$
     ) as e
 $$;
 comment on function pgmb.events_alone(text, text, text, text, text) is
-    'The events of a group above a cursor up to another, in order, where all slices between them are alone. Their ids lie '
+    'The events of a group after a cursor up to another, in order, where all slices between them are alone. Their ids lie '
     'between lowest and highest: partitions outside are not looked into.';
 
 create function pgmb.events_shared(gid text, after text, upto text, lowest text, highest text)
@@ -101,7 +80,7 @@ as $$
         where x.id = r.id and x.id >= events_shared.lowest and x.id <= events_shared.highest offset 0) as e
 $$;
 comment on function pgmb.events_shared(text, text, text, text, text) is
-    'The events of a group above a cursor up to another, in order, each once with the subscriptions that it was dispatched to.';
+    'The events of a group after a cursor up to another, in order, each once with the subscriptions that it was dispatched to.';
 
 create function pgmb.some_events(gid text, after text, upto text, lowest text, highest text, alone boolean)
 returns table (
@@ -125,10 +104,10 @@ begin
 end
 $$;
 comment on function pgmb.some_events(text, text, text, text, text, boolean) is
-    'The events of a group above a cursor up to another, in order, if they are few: they are collected first, by a plan that a '
+    'The events of a group after a cursor up to another, in order, if they are few: they are collected first, by a plan that a '
     'session keeps.';
 
-create function pgmb.ahead(gid text, after text, most bigint, step bigint default null)
+create function pgmb.next_runs(gid text, after text, most bigint, step bigint default null)
 returns table (upto text, count bigint, alone boolean, lowest text, highest text)
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -153,7 +132,7 @@ begin
     for slice in
         select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
         from pgmb.dispatched as d
-        where d.group_id = ahead.gid and d.id > ahead.after and d.id < before
+        where d.group_id = next_runs.gid and d.id > next_runs.after and d.id < before
         order by d.group_id, d.id
     loop
         -- The slices of several subscriptions have one id.
@@ -179,9 +158,9 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.ahead(text, text, bigint, bigint) is
-    'Where the next events of a group end, at most so many of them, in runs of about step: the cursor behind each run and how many '
-    'events it has; so far, whether all slices are alone, and ids between which all the events are.';
+comment on function pgmb.next_runs(text, text, bigint, bigint) is
+    'Where the next events of a group end, at most so many of them, in runs of about step: the cursor after each run and how '
+    'many events it has; of all runs so far, whether every slice is alone, and the lowest and highest id of the events.';
 
 create function pgmb.check_group(gid text) returns void
 language plpgsql stable security definer
@@ -207,7 +186,7 @@ begin
 end
 $$;
 comment on function pgmb.cursor_by_now(text) is
-    'A cursor, or, in place of one behind the last dispatch, that of now: what is dispatched from now on comes in any case.';
+    'A cursor; in place of one beyond the last dispatch, that of now: what is dispatched from now on comes in any case.';
 
 create function pgmb.check_past(cursor text, rewind text) returns void
 language plpgsql stable
@@ -224,7 +203,7 @@ begin
 end
 $$;
 comment on function pgmb.check_past(text, text) is
-    'In the database of the events: refuse a cursor that lies in the future, with what to give instead.';
+    'In the database of the events: refuse a cursor that lies in the future; the hint says what to give instead.';
 
 create function pgmb.check_cursor(gid text, cursor text) returns void
 language plpgsql stable security definer
@@ -235,10 +214,10 @@ set enable_bitmapscan = off
 as $$
 declare
     at text := (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid);
-    rewind text := 'a time does: pgmb.create_event_id(<timestamp>, 0); or what pgmb.read_next_events() of this group returned';
+    rewind text := 'give a time, pgmb.create_event_id(<timestamp>, 0), or what pgmb.read_next_events() of this group returned';
 begin
     if cursor !~ '^pm[0-9a-f]{22}$' then
-        raise invalid_parameter_value using message = format('%L is no cursor', cursor), hint = rewind;
+        raise invalid_parameter_value using message = format('%L is not a cursor', cursor), hint = rewind;
     end if;
     perform pgmb.check_past(cursor, rewind);
     if pgmb.rank_of(cursor) > 0 and cursor is distinct from at and not exists (
@@ -246,9 +225,9 @@ begin
         where d.group_id = gid and d.id >= cursor and d.id < left(cursor, 15) || 'g')
     then
         raise invalid_parameter_value using
-            message = format('the cursor %L is none of group %L: no event of it was dispatched there', cursor, gid), hint = rewind;
+            message = format('the cursor %L is not one of group %L, which has no dispatch there', cursor, gid), hint = rewind;
     end if;
 end
 $$;
-comment on function pgmb.check_cursor(text, text) is 'Refuse a cursor that is malformed, lies in the future, or belongs to another group.';
-
+comment on function pgmb.check_cursor(text, text) is
+    'Refuse a cursor that is malformed, lies in the future, or belongs to another group.';

@@ -10,43 +10,47 @@ as $$
 $$;
 comment on function pgmb.full_xid(xid) is 'A transaction id near today''s, with its epoch.';
 
-create function pgmb.stamp_anew() returns void
+create function pgmb.restamp_undispatched() returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     at pgmb.dispatcher := pgmb.dispatcher_now();
     here bigint := pgmb.system_identifier();
-    -- What an open transaction publishes meanwhile is not in it, and comes with the next poll.
+    -- What an open transaction publishes meanwhile it does not see: that comes with the next poll.
     upto pg_snapshot := pgmb.visible_now();
     restored_at bigint := (select pgmb.full_xid(d.xmin) from pgmb.dispatcher as d where d.version = at.version);
     waiting bigint;
 begin
-    -- Dispatched is what the old cluster's snapshot saw, unless it was published here since.
+    -- What the old cluster's snapshot saw is dispatched, unless it was published here since.
     with gone as (
         delete from pgmb.published as p
-        returning p.txid, p.seq, p.direct, p.ids,
+        returning p.txid, p.seq, p.addressed, p.ids,
             p.txid::text::bigint > restored_at and p.txid::text::bigint <= pgmb.full_xid(p.xmin)
             or not (
                 pg_visible_in_snapshot(p.txid, at.snapshot)
                 or coalesce(p.txid = at.partial_txid and p.seq <= at.partial_seq, false)) as waits
     ), stamped as (
-        insert into pgmb.published (direct, ids)
-        select g.direct, g.ids from gone as g where g.waits order by g.txid, g.seq
+        insert into pgmb.published (addressed, ids)
+        select g.addressed, g.ids from gone as g where g.waits order by g.txid, g.seq
         returning cardinality(ids) as n
     )
     select coalesce(sum(s.n), 0) into waiting from stamped as s;
     update pgmb.scheduled set txid = default;
-    insert into pgmb.dispatcher (version, snapshot, last_id, total, source, restored)
-    values (at.version + 1, upto, at.last_id, at.total, here, format(
-        '%s: cluster %s became %s, and %s undispatched events were stamped anew', clock_timestamp()::timestamptz(0), at.source,
-        here, waiting));
-    delete from pgmb.dispatcher as d where d.version = at.version;
+    at.restored := format(
+        '%s: cluster %s became %s, and %s undispatched events were given a new transaction id',
+        clock_timestamp()::timestamptz(0), at.source, here, waiting);
+    at.snapshot := upto;
+    at.partial_txid := null;
+    at.partial_seq := null;
+    at.scheduled_upto := '';
+    at.source := here;
+    perform pgmb.move_dispatcher(at);
 end
 $$;
-comment on function pgmb.stamp_anew() is
-    'In a restored or upgraded cluster, whose transaction ids mean something else: give what waits this transaction''s id, so that '
-    'the next poll dispatches it.';
+comment on function pgmb.restamp_undispatched() is
+    'In a restored or upgraded cluster, whose transaction ids mean something else: give all that waits the id of this '
+    'transaction, so that the next poll dispatches it.';
 
 create function pgmb.mark(gid text) returns jsonb
 language sql stable security definer
@@ -58,7 +62,7 @@ as $$
     from pgmb.claim as c where c.group_id = gid
 $$;
 comment on function pgmb.mark(text) is
-    'What this source knows of a group whose cursor is elsewhere: the cursors before and behind the batch that it claimed last.';
+    'What this source knows of a group whose cursor is elsewhere: the cursors before and after the batch that it claimed last.';
 
 create function pgmb.adopt_mark(gid text, mark jsonb) returns text
 language plpgsql security definer

@@ -1,5 +1,5 @@
--- What a handler failed on: it comes back to that handler alone by a retry, and after the last one it becomes a dead letter. Both
--- hold copies of the events, as the log lets go of what was read.
+-- What a handler failed on: it comes back to that handler alone by a retry, and after the last one it becomes a dead letter.
+-- Both hold copies of the events, as the log does not keep what was read.
 
 create function pgmb.retry_events(
     sid pgmb.subscription_id, handler text, events jsonb, error text, attempts integer, pause interval

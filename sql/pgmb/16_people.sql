@@ -12,7 +12,7 @@ set jit = off
 as $$
 declare
     known record;
-    ahead record;
+    run record;
     waits record;
 begin
     if coalesce(upto < 0, true) then
@@ -27,11 +27,11 @@ begin
         from pgmb.subscription_groups as g left join pgmb.claim as c on c.group_id = g.id
         order by g.id
     loop
-        select a.* into ahead from pgmb.ahead(known.id, known.cursor, upto::bigint + 1) as a;
+        select a.* into run from pgmb.next_runs(known.id, known.cursor, upto::bigint + 1) as a;
         return query select
             known.id::pgmb.group_id, (select count(*) from pgmb.subscriptions as s where s.group_id = known.id),
-            coalesce(ahead.count, 0), coalesce(ahead.count, 0) <= upto,
-            greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(ahead.lowest)), 0)::double precision,
+            coalesce(run.count, 0), coalesce(run.count, 0) <= upto,
+            greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(run.lowest)), 0)::double precision,
             waits.counted, pgmb.faults(known.id), pgmb.locked(known.id), known.cursor::pgmb.event_id, known.elsewhere,
             known.version,
             case when known.claimed > known.version then known.batch_id end,
@@ -42,9 +42,9 @@ begin
 end
 $$;
 comment on function pgmb.status(integer) is
-    'Every group: its subscriptions, what is ready for it and how old, what waits to be dispatched, to whomever, its faults, '
-    'whether it is being read, its cursor, and the batch that it claimed last and has not acked. Of a group whose cursor is '
-    'elsewhere the last claim tells, so that a batch that is done may be shown as in work.';
+    'Every group: its subscriptions, what is ready for it and how old, what waits to be dispatched for any group, its faults, '
+    'whether it is being read, its cursor, and the batch that it claimed last and has not acked. For a group whose cursor is '
+    'elsewhere, only the last claim tells, so a batch that is done can be shown as in work.';
 
 create function pgmb.dispatching()
 returns table (
@@ -63,9 +63,9 @@ begin
 end
 $$;
 comment on function pgmb.dispatching() is
-    'The last poll that had something to dispatch, how many events there were ever, how many wait and since when, which process '
-    'dispatches just now, what was done after a restore, how many faults there are, and how many of those, astray, for a subscription that is gone; each '
-    'counted up to a thousand.';
+    'The last poll that had something to dispatch, how many events there have ever been, how many wait and since when, which '
+    'process dispatches now, what was done after a restore, how many faults there are, and how many of those, astray, are for a '
+    'subscription that is gone; each counted up to a thousand.';
 
 create function pgmb.match_again(failed pgmb.fault[], out matches pgmb.match[], out faults pgmb.fault[])
 language plpgsql stable
@@ -76,7 +76,7 @@ declare
     part record;
 begin
     for known in
-        select s.group_id, f.subscription_id, c as condition, f.group_id is null as direct,
+        select s.group_id, f.subscription_id, c as condition, f.group_id is null as addressed,
                array_agg(distinct i.id collate "C" order by i.id collate "C") as ids
         from unnest(failed) as f
         join pgmb.subscriptions as s on s.id = f.subscription_id
@@ -84,19 +84,20 @@ begin
         cross join lateral unnest(f.event_ids) as i(id)
         group by 1, 2, 3, 4
     loop
-        if known.direct then
+        if known.addressed then
             known.ids := array(select e.id::text from pgmb.read_events(known.ids) as e);
             matches := matches || (known.group_id, known.subscription_id, known.ids)::pgmb.match;
             continue;
         end if;
-        part := pgmb.evaluate(known.condition, pgmb.match_sql(known.condition, true), known.ids, array[known.subscription_id], 1000);
+        part := pgmb.evaluate(
+            known.condition, pgmb.match_sql(known.condition, addressed => true), known.ids, array[known.subscription_id]);
         matches := matches || part.matches;
         faults := faults || part.faults;
     end loop;
 end
 $$;
 comment on function pgmb.match_again(pgmb.fault[]) is
-    'What of faults matches by now, and what fails again; all of them see the subscriptions as they were at one moment.';
+    'Which events of faults match now, and which fail again; all of them see the subscriptions as they were at one moment.';
 
 create function pgmb.replay_faults(gid varchar default null) returns bigint
 language plpgsql volatile security definer
@@ -105,10 +106,7 @@ as $$
 declare
     failed pgmb.fault[];
     again record;
-    at pgmb.dispatcher;
-    base bigint;
-    cuts text[];
-    written bigint;
+    written record;
 begin
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         raise lock_not_available using message = 'events are being dispatched', hint = 'try again in a moment';
@@ -124,37 +122,18 @@ begin
     if coalesce(cardinality(again.matches), 0) = 0 then
         return 0;
     end if;
-    at := pgmb.dispatcher_now();
-    base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
-    cuts := pgmb.cuts(array(
-        select distinct i.id collate "C" from unnest(again.matches) as m cross join lateral unnest(m.ids) as i(id) order by 1));
-    written := pgmb.write_alone(again.matches, base, at.total) + pgmb.write_shared(again.matches, base, at.total, cuts);
-    insert into pgmb.dispatcher (
-        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
-    values (
-        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, pgmb.cursor_at(base + cardinality(cuts), 0),
-        at.scheduled_upto, at.total, at.source, at.restored);
-    delete from pgmb.dispatcher as d where d.version = at.version;
-    return written;
+    written := pgmb.write_matches(
+        pgmb.dispatcher_now(), array(
+            select distinct i.id collate "C"
+            from unnest(again.matches) as m cross join lateral unnest(m.ids) as i(id) order by 1),
+        again.matches);
+    perform pgmb.move_dispatcher(written.at);
+    return written.pairs;
 end
 $$;
 comment on function pgmb.replay_faults(varchar) is
     'Evaluate the conditions that failed once more, of one group or of all: what matches is dispatched now, what fails again is '
     'noted again. Returns how many pairs of event and subscription were dispatched.';
-
-create function pgmb.take_idle(gid text) returns void
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    perform pgmb.check_group(gid);
-    if not pg_try_advisory_xact_lock(pgmb.lock_key(gid)) then
-        raise lock_not_available using message = format('group %I is being read', gid),
-            hint = 'stop it, or wait until its batch has ended';
-    end if;
-end
-$$;
-comment on function pgmb.take_idle(text) is 'Take the lock of a group that exists and is not being read, or say so.';
 
 create function pgmb.cursor_of(at timestamptz default null) returns pgmb.event_id
 language plpgsql security definer
@@ -166,18 +145,18 @@ begin
         while (pgmb.dispatch()).more loop
         end loop;
     end if;
-    -- Without a time the clock has no say: what was dispatched last may be ahead of it.
+    -- Without a time the clock does not count: what was dispatched last can be ahead of it.
     return pgmb.cursor_by_now(pgmb.create_event_id(coalesce(at, 'infinity'), 0));
 end
 $$;
 comment on function pgmb.cursor_of(timestamptz) is
-    'In the database of the events: the cursor behind all that was dispatched before a time; or, without one, behind all that is '
-    'published now, which it dispatches.';
+    'In the database of the events: the cursor after all that was dispatched before a time; or, without a time, after all that '
+    'is published now, which it dispatches.';
 
 create function pgmb.cursor_hint() returns text
 language sql immutable
 as $$
-    select 'null is the beginning; pgmb.cursor_of(<timestamp>), in the database of the events, that of a time'
+    select 'null is the beginning; in the database of the events, pgmb.cursor_of(<timestamp>) is the cursor of a time'
 $$;
 comment on function pgmb.cursor_hint() is 'Which cursors a group can be moved to.';
 
@@ -188,9 +167,9 @@ as $$
 begin
     perform pgmb.take_idle(gid);
     if new_cursor !~ '^pm[0-9a-f]{22}$' then
-        raise invalid_parameter_value using message = format('%L is no cursor', new_cursor), hint = pgmb.cursor_hint();
+        raise invalid_parameter_value using message = format('%L is not a cursor', new_cursor), hint = pgmb.cursor_hint();
     end if;
-    -- Elsewhere the dispatcher of the events knows what has come: pgmb.note_move() asks it.
+    -- Where the events are elsewhere, the dispatcher there knows what has come: pgmb.note_move() asks it.
     if exists (select from pgmb.subscriptions as s where s.group_id = gid) then
         perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
         new_cursor := pgmb.cursor_by_now(new_cursor);
@@ -200,8 +179,8 @@ begin
 end
 $$;
 comment on function pgmb.move_group(text, pgmb.event_id) is
-    'Where a group''s cursor is: move it to one that pgmb.cursor_of() gave, or to null, the beginning. Where that is not the '
-    'database of the events, pgmb.note_move() there comes before the commit.';
+    'In the database of a group''s cursor: move it to one that pgmb.cursor_of() gave, or to null, the beginning. If the events '
+    'are in another database, call pgmb.note_move() there before the commit.';
 
 create function pgmb.note_move(gid text, new_cursor pgmb.event_id) returns void
 language plpgsql security definer
@@ -214,8 +193,8 @@ begin
 end
 $$;
 comment on function pgmb.note_move(text, pgmb.event_id) is
-    'In the database of the events: keep what a group whose cursor is elsewhere is moved back to, until it has claimed from there; '
-    'refused where that is gone, or lies in the future.';
+    'In the database of the events: keep what a group whose cursor is elsewhere is moved back to, until it has claimed from '
+    'there; refused where that is gone, or lies in the future.';
 
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer
@@ -229,4 +208,5 @@ begin
     delete from pgmb.subscription_groups as g where g.id = gid;
 end
 $$;
-comment on function pgmb.drop_group(text) is 'Forget a group, its subscriptions, its cursor and its dead letters; it no longer keeps events from going.';
+comment on function pgmb.drop_group(text) is
+    'Delete a group, its subscriptions, its cursor and its dead letters; it no longer keeps events from being deleted.';

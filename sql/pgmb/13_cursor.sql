@@ -1,21 +1,25 @@
--- For SQL by hand: read by cursor, under a lock of the session.
+-- Reading by cursor: for handlers, and for SQL by hand. The lock of a group is the session's.
 
-create function pgmb.held_here(gid text) returns boolean
-language plpgsql stable
+create function pgmb.refuse_gap(gid text, expected bigint, found_events bigint) returns void
+language plpgsql immutable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
-    return pg_backend_pid() in (select w from pgmb.who_locks(pgmb.lock_key(gid)) as w);
+    raise object_not_in_prerequisite_state using
+        message = format('of %s events of group %I only %s could be read', expected, gid, found_events),
+        hint = 'events were deleted by hand: pgmb.set_group_cursor(gid, new_cursor) sets a cursor after them';
 end
 $$;
-comment on function pgmb.held_here(text) is 'Whether this session, or its transaction, holds the lock of a group.';
+comment on function pgmb.refuse_gap(text, bigint, bigint) is
+    'Refuse to go on where events that were dispatched to a group are missing.';
 
 create function pgmb.read_next_events(
     gid varchar, cursor pgmb.event_id default null,
     chunk_size integer default pgmb.get_config_value('poll_chunk_size')::integer, peek boolean default false
 )
 returns table (
-    id pgmb.event_id, topic varchar, payload jsonb, metadata jsonb, subscription_ids pgmb.subscription_id[], next_cursor pgmb.event_id
+    id pgmb.event_id, topic varchar, payload jsonb, metadata jsonb, subscription_ids pgmb.subscription_id[],
+    next_cursor pgmb.event_id
 )
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -24,49 +28,42 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    after text := cursor;
+    after text;
     run record;
     upto pgmb.event_id;
     found_events bigint;
+    held boolean;
     taken boolean := false;
 begin
     perform pgmb.check_group(gid);
     if coalesce(chunk_size, 0) < 1 then
         raise invalid_parameter_value using message = 'chunk_size must be at least 1 event';
     end if;
-    if after is null then
-        after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
-    else
-        perform pgmb.check_cursor(gid, after);
+    if cursor is not null then
+        perform pgmb.check_cursor(gid, cursor);
     end if;
     if not peek then
-        -- Each call that takes the lock wants one that releases it: a session takes it once.
-        if not pgmb.held_here(gid) then
-            taken := pg_try_advisory_lock(pgmb.lock_key(gid));
-            if not taken then
-                return;
-            end if;
+        select l.held, l.taken into held, taken from pgmb.lock_for_session(gid) as l;
+        if not held then
+            return;
         end if;
     end if;
     begin
         if not peek then
             perform pgmb.keep_alive(gid);
-            if cursor is null then
-                after := coalesce((select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
-            end if;
         end if;
-        select * into run from pgmb.ahead(gid, after, chunk_size);
+        -- Under the lock: whoever held it before may have moved the group's cursor.
+        after := coalesce(cursor, (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
+        select * into run from pgmb.next_runs(gid, after, chunk_size);
         upto := run.upto;
         return query
             select e.id::pgmb.event_id, e.topic, e.payload, e.metadata, e.subscription_ids::pgmb.subscription_id[], upto
             from pgmb.some_events(gid, after, run.upto, run.lowest, run.highest, run.alone) as e;
         get diagnostics found_events = row_count;
         if found_events < run.count then
-            raise object_not_in_prerequisite_state using
-                message = format('of %s events of group %I only %s could be read', run.count, gid, found_events),
-                hint = 'events were deleted by hand: pgmb.set_group_cursor(gid, new_cursor) sets a cursor behind them';
+            perform pgmb.refuse_gap(gid, run.count, found_events);
         end if;
-    -- The lock is the session's: no rollback lets go of it, and whoever got no events does not think of it.
+    -- The lock is the session's: no rollback releases it, and a caller that got no events would not think of releasing it.
     exception when others or query_canceled then
         if taken then
             perform pg_advisory_unlock(pgmb.lock_key(gid));
@@ -76,7 +73,7 @@ begin
 end
 $$;
 comment on function pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean) is
-    'The next events of a group in the order of dispatch, behind its own cursor or a given one, with next_cursor, the same in '
+    'The next events of a group in the order of dispatch, after its own cursor or a given one, with next_cursor, the same in '
     'every row, to go on from or to give to pgmb.set_group_cursor. It takes the group''s lock for the session, and returns '
     'nothing where another holds it; a peek, or a call that fails, leaves no lock. Not behind a pooler in transaction mode.';
 
@@ -88,7 +85,7 @@ begin
     return pgmb.held_here(gid) and pg_advisory_unlock(pgmb.lock_key(gid));
 end
 $$;
-comment on function pgmb.release_group_lock(varchar) is 'Let go of the lock of a group; false where this session did not have it.';
+comment on function pgmb.release_group_lock(varchar) is 'Release the lock of a group; false where this session does not hold it.';
 
 create function pgmb.check_kept(gid text, new_cursor pgmb.event_id) returns void
 language plpgsql stable security definer
@@ -106,7 +103,7 @@ declare
     low text := coalesce(new_cursor, '');
     gone text;
 begin
-    -- Nobody who goes on pays for a look.
+    -- To move forward costs no look.
     if low collate "C" >= at collate "C" or at is null then
         return;
     end if;
@@ -122,7 +119,7 @@ begin
                 'events that were dispatched to group %I up to %s are gone, so it cannot read them again', gid,
                 pgmb.extract_date_from_event_id(gone)),
             hint = format(
-                'retention lets go of events that every group has read; all that came later are there; where its cursor is: '
+                'retention deletes events that every group has read; all later ones are there; in the database of its cursor: '
                 'select pgmb.%s(%L, %L)',
                 case when exists (select from pgmb.claim as c where c.group_id = gid and c.elsewhere)
                     then 'move_group' else 'set_group_cursor' end,
@@ -131,8 +128,8 @@ begin
 end
 $$;
 comment on function pgmb.check_kept(text, pgmb.event_id) is
-    'In the database of the events: refuse to move a group back to where it could not read on, before dispatches of which '
-    'retention has let go of events, because they were published long before.';
+    'In the database of the events: refuse to move a group back to where it could not read on, before dispatches some of whose '
+    'events retention has deleted, because they were published long before.';
 
 create function pgmb.set_group_cursor(gid varchar, new_cursor pgmb.event_id, release_lock boolean default false) returns void
 language plpgsql volatile security definer
@@ -157,7 +154,7 @@ begin
 end
 $$;
 comment on function pgmb.set_group_cursor(varchar, pgmb.event_id, boolean) is
-    'Move a group''s cursor: behind what was read, to a time (pgmb.create_event_id(<timestamp>, 0)), or to null, the beginning.';
+    'Move a group''s cursor: past what was read, to a time (pgmb.create_event_id(<timestamp>, 0)), or to null, the beginning.';
 
 create function pgmb.set_group_cursor(gid text, cursor text, release_lock boolean default false) returns void
 language sql volatile
@@ -165,7 +162,7 @@ as $$
     select pgmb.set_group_cursor(gid::pg_catalog.varchar, set_group_cursor.cursor::pgmb.event_id, release_lock)
 $$;
 comment on function pgmb.set_group_cursor(text, text, boolean) is
-    'The same for those who call the new cursor by the name that it has in read_next_events: cursor => ''...''.';
+    'The same, where the new cursor is named as in read_next_events: cursor => ''...''.';
 
 create function pgmb.read_events(event_ids pgmb.event_id[]) returns setof pgmb.events
 language sql stable security definer
@@ -175,7 +172,8 @@ as $$
     cross join lateral (select x.* from pgmb.events as x where x.id = i.id offset 0) as e
     order by i.n
 $$;
-comment on function pgmb.read_events(pgmb.event_id[]) is 'Events by their ids, in the order of the ids; those that are gone are left out.';
+comment on function pgmb.read_events(pgmb.event_id[]) is
+    'Events by their ids, in the order of the ids; those that are gone are left out.';
 
 create function pgmb.replay_older(sid text, from_event_id text, below text, max_events integer) returns text[]
 language plpgsql
@@ -191,9 +189,10 @@ declare
 begin
     loop
         ids := array(
-            select e.id::text from pgmb.events as e where e.id > low and e.id < below order by e.id limit greatest(1000, max_events));
+            select e.id::text from pgmb.events as e
+            where e.id > low and e.id < below order by e.id limit greatest(1000, max_events));
         exit when cardinality(ids) = 0;
-        part := pgmb.evaluate(condition, pgmb.match_sql(condition, true), ids, array[sid], 1000);
+        part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed => true), ids, array[sid]);
         perform pgmb.note_faults(part.faults);
         wanted := wanted || array(
             select i.id from unnest(part.matches) as m cross join lateral unnest(m.ids) as i(id) order by i.id collate "C");
@@ -224,7 +223,7 @@ begin
             hint = 'select id, group_id from pgmb.subscriptions lists them';
     end if;
     if coalesce(from_event_id !~ '^pm[0-9a-f]{22}$', true) then
-        raise invalid_parameter_value using message = format('%L is no event id', from_event_id);
+        raise invalid_parameter_value using message = format('%L is not an event id', from_event_id);
     end if;
     if coalesce(max_events, 0) < 1 then
         raise invalid_parameter_value using message = 'max_events must be at least 1 event';
@@ -233,10 +232,11 @@ begin
     where d.group_id = gid and d.subscription_id = sid order by d.group_id, d.id, d.event_ids[1] limit 1;
     ids := pgmb.replay_older(
         sid, from_event_id, coalesce(earliest.id, pgmb.create_event_id(clock_timestamp(), 0)), max_events);
-    -- Behind the event itself where it was dispatched, else behind its time.
+    -- After the event itself where it was dispatched, else after its time.
     seen := (
         select d.id from pgmb.dispatched as d
-        where d.group_id = gid and d.subscription_id = sid and d.id > from_event_id and from_event_id = any (d.event_ids) limit 1);
+        where d.group_id = gid and d.subscription_id = sid and d.id > from_event_id and from_event_id = any (d.event_ids)
+        limit 1);
     if cardinality(ids) < max_events then
         ids := ids || array(
             select i.id
@@ -244,9 +244,9 @@ begin
             where d.group_id = gid and d.subscription_id = sid
               and (d.id > coalesce(seen, from_event_id) or d.id = seen and i.id > from_event_id collate "C")
               and i.id <> all (ids)
-              -- One handler's, which has had it.
+              -- A retry is for one handler, which has had it.
               and not exists (select from pgmb.events as e where e.id = i.id and e.topic = 'pgmb-retry')
-            -- A dispatch may have several slices of one subscription under its id.
+            -- A dispatch can have several slices of one subscription under its id.
             order by d.id, i.id collate "C" limit max_events - cardinality(ids));
     end if;
     return query select e.* from pgmb.read_events(ids[:max_events]::pgmb.event_id[]) as e;
@@ -254,4 +254,4 @@ end
 $$;
 comment on function pgmb.replay_events(varchar, varchar, pgmb.event_id, integer) is
     'The events of a subscription after one that it had, at most so many: those older than the subscription by its condition, '
-    'the others as they were dispatched, but for retries. It moves no cursor.';
+    'the others as they were dispatched, without retries. It moves no cursor.';

@@ -1,23 +1,24 @@
--- Which subscriptions get which events, and the slices that this gives. Conditions are evaluated inside exception blocks that
--- write nothing, and by stable functions: all of them see the subscriptions as they were at one moment. One that is changed
--- meanwhile, or replaced by another, would else have its events twice, or not at all.
+-- Which subscriptions get which events. Conditions are evaluated inside exception blocks that write nothing, and by stable
+-- functions: all of them see the subscriptions as they were at one moment. One that is changed meanwhile, or replaced by
+-- another, would otherwise have its events twice, or not at all.
 
 create type pgmb.match as (group_id text, subscription_id text, ids text[]);
 comment on type pgmb.match is 'Events that a subscription gets, in the order of their ids.';
 
-create function pgmb.chunk_sql(undirected boolean) returns text
+create function pgmb.chunk_sql(skip_addressed boolean) returns text
 language sql immutable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     -- One look into the index for each id, whatever the statistics say; $2 and $3 leave out partitions.
     select 'unnest($1) as o(id) cross join lateral (select x.* from pgmb.events as x '
            'where x.id = o.id and x.id >= $2 and x.id <= $3 offset 0) as e'
-           || case when undirected then ' where e.subscription_id is null' else '' end
+           || case when skip_addressed then ' where e.subscription_id is null' else '' end
 $$;
 comment on function pgmb.chunk_sql(boolean) is
-    'The SQL of the events whose ids $1 lists, the lowest of them $2, the highest $3; undirected: but those for one subscription.';
+    'The SQL of the events whose ids $1 lists, the lowest of them $2, the highest $3; skip_addressed leaves out those that are '
+    'for one subscription alone.';
 
-create function pgmb.match_sql(condition pgmb.condition, direct boolean) returns text
+create function pgmb.match_sql(condition pgmb.condition, addressed boolean) returns text
 language sql immutable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -31,19 +32,21 @@ as $$
             case when condition.of_event and condition.conditions_sql !~* '[[:<:]]e[[:>:]]' then ' and e.id <> '''' ' end)
     )
     select case when condition.by_topic then format(
-        'select s.group_id, s.id as subscription_id, e.ids from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',
-        pgmb.chunk_sql(direct), query)
-    when not (condition.of_event or direct) then format(
+        'select s.group_id, s.id as subscription_id, e.ids '
+        'from (select e.topic, array_agg(e.id::text) as ids from %s group by e.topic) as e %s',
+        pgmb.chunk_sql(skip_addressed => addressed), query)
+    when not (condition.of_event or addressed) then format(
         'select s.group_id, s.id as subscription_id, $1 as ids from (select) as e %s where $2 <= $3', query)
     else format(
-        'select s.group_id, s.id as subscription_id, array_agg(e.id::text) as ids from (select e.* from %s offset 0) as e %s group by s.group_id, s.id',
-        pgmb.chunk_sql(direct), query)
+        'select s.group_id, s.id as subscription_id, array_agg(e.id::text) as ids '
+        'from (select e.* from %s offset 0) as e %s group by s.group_id, s.id',
+        pgmb.chunk_sql(skip_addressed => addressed), query)
     end
     from subscribed
 $$;
 comment on function pgmb.match_sql(pgmb.condition, boolean) is
-    'The SQL of the matches of a condition; direct: some events are for one subscription alone. $4 are the subscriptions to ask, '
-    'null for all.';
+    'The SQL of the matches of a condition; addressed: some events are for one subscription alone. $4 are the subscriptions to '
+    'ask, null for all.';
 
 create function pgmb.name_condition(condition pgmb.condition, reason text) returns void
 language plpgsql
@@ -56,17 +59,18 @@ declare
     );
 begin
     raise exception using errcode = 'PC013',
-        message = format('dispatching was ended at the condition %L of %s: %s', condition.conditions_sql, groups, reason),
-        hint = 'if it is too slow, or never ends, nobody gets events until its subscriptions are changed or deleted: they are in '
-               'pgmb.subscriptions';
+        message = format('dispatching was cancelled at the condition %L of %s: %s', condition.conditions_sql, groups, reason),
+        hint = 'if the condition is too slow, or never ends, no group gets events until the subscriptions that have it are '
+               'changed or deleted: they are in pgmb.subscriptions';
 end
 $$;
 comment on function pgmb.name_condition(pgmb.condition, text) is
-    'Say at which condition dispatching was ended, by a statement_timeout or by somebody, and up to five groups that have it.';
+    'Say at which condition dispatching was cancelled, by a statement_timeout or by a person, and up to five groups that have '
+    'it.';
 
 create function pgmb.evaluate(
-    condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer, out matches pgmb.match[],
-    out faults pgmb.fault[]
+    condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer default 1000,
+    out matches pgmb.match[], out faults pgmb.fault[]
 )
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -78,7 +82,7 @@ set enable_sort = off
 set enable_hashagg = on
 set max_parallel_workers_per_gather = 0
 set jit = off
--- A condition means the same whoever polls.
+-- A condition means the same in every session that polls.
 set standard_conforming_strings = on
 set transform_null_equals = off
 set extra_float_digits = 1
@@ -134,8 +138,8 @@ begin
 end
 $$;
 comment on function pgmb.evaluate(pgmb.condition, text, text[], text[], integer) is
-    'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are faults and '
-    'left out; after budget of them all events together are one for a subscription that fails, without looking for which.';
+    'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are left out as faults; '
+    'after budget of them, a subscription that fails has all the events as one fault, without a search for which.';
 
 create function pgmb.note_faults(faults pgmb.fault[]) returns void
 language sql
@@ -167,7 +171,7 @@ end
 $$;
 comment on function pgmb.used_conditions() is 'The conditions that a subscription has, in the order of their numbers.';
 
-create function pgmb.matches(ids text[], direct boolean, out matches pgmb.match[], out faults pgmb.fault[])
+create function pgmb.matches(ids text[], addressed boolean, out matches pgmb.match[], out faults pgmb.fault[])
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 set enable_hashjoin = off
@@ -181,108 +185,25 @@ declare
 begin
     matches := '{}';
     for condition in select c.* from pgmb.used_conditions() as c loop
-        part := pgmb.evaluate(condition, pgmb.match_sql(condition, direct), ids, null, 1000);
+        part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed), ids, null);
         matches := matches || part.matches;
         faults := faults || part.faults;
     end loop;
-    if direct then
+    if addressed then
         execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from ('
                 'select s.group_id, e.subscription_id, array_agg(e.id::text order by e.id) as ids from ('
-                || 'select e.* from ' || pgmb.chunk_sql(false) || ' where e.subscription_id is not null offset 0) as e '
+                'select e.* from ' || pgmb.chunk_sql(skip_addressed => false)
+                || ' where e.subscription_id is not null offset 0) as e '
                 'left join pgmb.subscriptions as s on s.id = e.subscription_id group by s.group_id, e.subscription_id) as m'
         into more using ids, ids[1], ids[cardinality(ids)];
         faults := faults || array(
-            select (null, null, m.subscription_id, m.ids, 'they are for this subscription alone, which is gone: while the log '
-                    'keeps them, pgmb.read_events(event_ids) has them', null)::pgmb.fault
+            select (null, null, m.subscription_id, m.ids, 'they are for this subscription alone, which is gone: as long as the '
+                    'log keeps them, pgmb.read_events(event_ids) returns them', null)::pgmb.fault
             from unnest(more) as m where m.group_id is null);
         matches := matches || array(select m from unnest(more) as m where m.group_id is not null);
     end if;
 end
 $$;
 comment on function pgmb.matches(text[], boolean) is
-    'Who gets which of the events, whose ids are given in order, and for whom that cannot be said. direct: some are for one '
-    'subscription alone. A subscription may be listed several times, each time with other events.';
-
-create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-set plan_cache_mode = force_generic_plan
-set jit = off
-as $$
-declare
-    written_events bigint;
-begin
-    with matched as (
-        select m.group_id, m.subscription_id, m.ids, count(*) over (partition by m.group_id) as parts
-        from unnest(matches) as m
-    ), whole as (
-        select m.group_id, m.subscription_id, m.ids from matched as m where m.parts = 1
-        union all
-        -- One subscription with several topics.
-        select m.group_id, min(m.subscription_id), array_agg(i.id order by i.id collate "C")
-        from matched as m cross join lateral unnest(m.ids) as i(id)
-        where m.parts > 1
-        group by m.group_id
-        having min(m.subscription_id) = max(m.subscription_id)
-    ), written as (
-        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
-        select pgmb.cursor_at(base, least(g.first + 279, cardinality(w.ids))), w.group_id, w.subscription_id,
-               w.ids[g.first:g.first + 279], true, write_alone.total
-        from whole as w cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
-        returning cardinality(event_ids) as n
-    )
-    select coalesce(sum(w.n), 0) into written_events from written as w;
-    return written_events;
-end
-$$;
-comment on function pgmb.write_alone(pgmb.match[], bigint, bigint) is
-    'Write the slices of the groups of which one subscription matched; returns how many events were dispatched.';
-
-create function pgmb.cuts(ids text[]) returns text[]
-language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-    select array(select ids[g] collate "C" from generate_series(1001, cardinality(ids), 1000) as g)
-$$;
-comment on function pgmb.cuts(text[]) is
-    'Where events, whose ids are given in order, are cut into dispatches of a thousand: the first id of each but the first one.';
-
-create function pgmb.write_shared(matches pgmb.match[], base bigint, total bigint, cuts text[]) returns bigint
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-set plan_cache_mode = force_generic_plan
-set jit = off
-as $$
-declare
-    written_events bigint;
-begin
-    with matched as (
-        select m.group_id, m.subscription_id, m.ids from unnest(matches) as m
-        where m.group_id in (
-            select x.group_id from unnest(matches) as x group by x.group_id
-            having min(x.subscription_id) <> max(x.subscription_id))
-    ), pairs as (
-        select distinct m.group_id, m.subscription_id, i.id,
-               width_bucket(i.id collate "C", cuts) as slice
-        from matched as m cross join lateral unnest(m.ids) as i(id)
-    ), ranked as (
-        select p.group_id, p.slice, count(distinct p.id) as ranks from pairs as p group by p.group_id, p.slice
-    ), whole as (
-        select p.group_id, p.subscription_id, p.slice, array_agg(p.id order by p.id collate "C") as ids
-        from pairs as p group by p.group_id, p.subscription_id, p.slice
-    ), written as (
-        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
-        select pgmb.cursor_at(base + w.slice, r.ranks), w.group_id, w.subscription_id, w.ids[g.first:g.first + 279], false,
-               write_shared.total
-        from whole as w
-        join ranked as r on (r.group_id, r.slice) = (w.group_id, w.slice)
-        cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
-        returning cardinality(event_ids) as n
-    )
-    select coalesce(sum(w.n), 0) into written_events from written as w;
-    return written_events;
-end
-$$;
-comment on function pgmb.write_shared(pgmb.match[], bigint, bigint, text[]) is
-    'Write the slices of the groups of which several subscriptions matched, in a dispatch of its own between each two of the cuts, '
-    'for their readers read a dispatch whole; returns how many pairs of event and subscription were dispatched.';
+    'Which subscriptions get which of the events, whose ids are given in order, and for which that cannot be said. addressed: '
+    'some are for one subscription alone. A subscription can be listed several times, each time with other events.';

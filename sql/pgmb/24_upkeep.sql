@@ -1,50 +1,5 @@
 -- What a scheduler calls every few minutes.
 
-create function pgmb.upkeep_key() returns bigint
-language sql immutable
-as $$
-    select pg_catalog.hashtextextended('pgchange upkeep pgmb', 0)
-$$;
-comment on function pgmb.upkeep_key() is
-    'The advisory lock of who makes, empties and drops partitions: one at a time, and who comes meanwhile steps aside.';
-
-create function pgmb.check_time(current_ts timestamptz) returns void
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    ahead interval := greatest(
-        pgmb.setting_as_interval('partition_interval'), pgmb.setting_as_interval('future_intervals_to_create'));
-    last timestamptz := pgmb.extract_date_from_event_id(pgmb.create_event_id('infinity', 0));
-begin
-    if coalesce(current_ts not between to_timestamp(0) and last - ahead, true) then
-        perform pgmb.refuse(
-            format('the log cannot be maintained as of %s', coalesce(current_ts::text, 'null')),
-            format(
-                'ids, and so partitions, are of times from 1970 to %s, and partitions are made for %s ahead; without a time it '
-                'is maintained as of now', last::date, ahead));
-    end if;
-end
-$$;
-comment on function pgmb.check_time(timestamptz) is 'Refuse to maintain the log as of a time around which there can be no partitions.';
-
-create function pgmb.check_append_only(tbl regclass, current_ts timestamptz) returns void
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
-        perform pgmb.refuse(
-            format('%s is not a table that is kept by time', coalesce(tbl::text, 'null')),
-            'these are: pgmb.events, pgmb.dispatched');
-    end if;
-    perform pgmb.check_time(current_ts);
-    perform pgmb.check_isolation();
-end
-$$;
-comment on function pgmb.check_append_only(regclass, timestamptz) is
-    'Refuse to maintain any other table than those kept here, as of no time, or unsafely.';
-
 create function pgmb.placed_from(current_ts timestamptz) returns pgmb.event_id
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -56,7 +11,8 @@ begin
          from pgmb.get_partitions_and_bounds('pgmb.events'::regclass) as p)), 0);
 end
 $$;
-comment on function pgmb.placed_from(timestamptz) is 'From this id on events that are to come are set aside: there is no partition for them.';
+comment on function pgmb.placed_from(timestamptz) is
+    'From this id on, events of the future are set aside: there is no partition for them.';
 
 create function pgmb.place_scheduled(current_ts timestamptz default now(), most bigint default 10000) returns bigint
 language plpgsql security definer
@@ -75,15 +31,15 @@ begin
         return 0;
     end if;
     edge := pgmb.placed_from(current_ts);
-    placed := pgmb.set_aside('pgmb.events', edge, 'pmg', most) + pgmb.take_back(edge, most);
+    placed := pgmb.set_aside('pgmb.events', edge, 'pmg', most) + pgmb.publish_later(edge, most);
     perform pgmb.move_later_from();
     return placed;
 end
 $$;
 comment on function pgmb.place_scheduled(timestamptz, bigint) is
-    'Set aside the events of the default partition for which there is no other one yet, and take back those for which there is '
-    'one by now: at most so many of each; returns how many. Nobody waits for it: call it until nothing is left to do, each time '
-    'in a transaction of its own.';
+    'Set aside the events of the default partition for which there is no other one yet, and publish those for which there is one '
+    'now: at most so many of each; returns how many. Nobody waits for it: call it until nothing is left to do, each time in a '
+    'transaction of its own.';
 
 create function pgmb.crowded_default(tbl regclass, current_ts timestamptz default now()) returns text
 language plpgsql stable security definer
@@ -93,29 +49,31 @@ begin
     perform pgmb.check_append_only(tbl, current_ts);
     return (
         select format(
-            'publishers would wait while the %s of the default one are read; when they may: '
+            'publishers would wait while the %s of the default partition are read; when they can: '
             'select pgmb.make_partitions(%L, stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
         from pg_relation_size(pgmb.default_partition(tbl)) as d(bytes)
         where d.bytes > 16 * 1024 * 1024 and exists (select from pgmb.missing_partitions(tbl, current_ts)));
 end
 $$;
 comment on function pgmb.crowded_default(regclass, timestamptz) is
-    'Why partitions that a table needs are made only when somebody says that publishers may be stopped; else null.';
+    'Why partitions that a table needs are made only with stop_publishers; null where they are made without it.';
 
 create function pgmb.in_use(tbl regclass) returns text
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    -- A dump, or a transaction that has read the default partition and does not end, is in the way as a publisher is.
-    select 'it is in use' || coalesce(', just now by ' || string_agg(
-        distinct coalesce('process ' || l.pid, 'the prepared transaction ' || quote_literal(p.gid), 'a prepared transaction'), ', '), '')
+    -- A dump, or a transaction that has read the default partition and does not end, is in the way just as a publisher is.
+    select 'it is in use' || coalesce(', just now by ' || string_agg(distinct coalesce(
+        'process ' || l.pid, 'the prepared transaction ' || quote_literal(p.gid), 'a prepared transaction'), ', '), '')
     from pg_locks as l
-    left join pg_locks as t on l.pid is null and t.pid is null and t.virtualtransaction = l.virtualtransaction and t.locktype = 'transactionid'
+    left join pg_locks as t on l.pid is null and t.pid is null and t.virtualtransaction = l.virtualtransaction
+        and t.locktype = 'transactionid'
     left join pg_prepared_xacts as p on p.transaction = t.transactionid
     where l.locktype = 'relation' and l.database = (select d.oid from pg_database as d where d.datname = current_database())
       and l.relation in (tbl, pgmb.default_partition(tbl)) and l.pid is distinct from pg_backend_pid()
 $$;
-comment on function pgmb.in_use(regclass) is 'Why no partition can be attached to a table now: by whom it, or its default partition, is locked.';
+comment on function pgmb.in_use(regclass) is
+    'Why no partition can be attached to a table now: which processes have locked it, or its default partition.';
 
 create function pgmb.make_partitions(
     tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
@@ -124,7 +82,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    -- Who has locked something keeps it to the end: others would wait while this one rests.
+    -- A transaction keeps what it has locked to its end: others would wait while this one sleeps.
     tries integer := case when stop_publishers or pg_current_xact_id_if_assigned() is not null then 1 else 8 end;
     misfits regclass[];
     missing tstzrange[];
@@ -173,7 +131,7 @@ begin
             tries := tries - 1;
         end;
         exit when tries = 0;
-        -- Who comes waits behind each try: in between everybody gets much longer.
+        -- Others wait while a try waits: between two tries they get much more time than that.
         perform pg_sleep(0.5);
     end loop;
     if missing <> '{}' then
@@ -184,9 +142,9 @@ end
 $$;
 comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
     'Keep partitions of partition_interval ready for future_intervals_to_create from now, one at least; a line for each thing '
-    'done. It makes the next 50: where some are left it says so, and is called again in another transaction. Where publishers'' '
-    'transactions are in the way it tries again for a few seconds, unless its transaction has written before. Of those made '
-    'ahead with a longer interval the empty ones are replaced. Where the default partition has grown, it must be told that it '
+    'done. It makes the next 50: where some are left it says so, and is to be called again in another transaction. Where '
+    'publishers are in the way it tries again for a few seconds, unless its transaction has written before. Empty partitions '
+    'that were made ahead with a longer interval are replaced. Where the default partition has grown, it must be told that it '
     'may stop publishers while that is read: then it waits, up to a minute, for those at work.';
 
 create function pgmb.maintain_append_only_table(tbl regclass, current_ts timestamptz default now()) returns setof text
@@ -201,8 +159,8 @@ begin
 end
 $$;
 comment on function pgmb.maintain_append_only_table(regclass, timestamptz) is
-    'Make the partitions of pgmb.events or pgmb.dispatched ahead, and let go of what is old and needed by nobody; a line for '
-    'each thing done, postponed or kept.';
+    'Make the partitions of pgmb.events or pgmb.dispatched ahead, and delete what is old and no longer needed; a line for each '
+    'thing done, postponed or kept.';
 
 create function pgmb.maintain_events_table(current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
@@ -225,6 +183,15 @@ end
 $$;
 comment on function pgmb.maintain_events_table(timestamptz) is
     'Look after the log, in one transaction: select pgmb.maintain_events_table(). Subscriptions expire, partitions are made '
-    'ahead, what is old and needed by nobody goes. A line for each thing done, postponed, kept and for whom, or left to the next '
-    'time, as no more is locked at once than takes a moment. What is locked stays so to the end: it tries once where its steps, '
-    'each in a transaction of its own, try for some seconds. It is a function: call is for procedures.';
+    'ahead, what is old and no longer needed is deleted. A line for each thing that was done, postponed, kept (and for which '
+    'group), or left to the next time, as no more is locked at once than takes a moment. What is locked stays so to the end of '
+    'the transaction: so it tries once what its steps, each in a transaction of its own, try for some seconds. It is a function, '
+    'not a procedure: select it, call does not work.';
+
+-- The first partitions, before anybody publishes.
+do $$
+begin
+    perform pgmb.make_partitions('pgmb.dispatched');
+    perform pgmb.make_partitions('pgmb.events');
+end
+$$;

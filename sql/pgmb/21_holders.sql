@@ -1,15 +1,16 @@
--- Who still needs what: an event is kept until every group has read it, whatever its age.
+-- Which groups still need which events: an event is kept until every group has read it, whatever its age.
 
 create function pgmb.cursors() returns table (group_id pgmb.group_id, cursor pgmb.event_id, since timestamptz)
 language sql stable
 as $$
-    -- Of a group whose cursor is in another database the last claim says where it was, or was moved back to.
+    -- For a group whose cursor is in another database, the last claim says where it was, or was moved back to.
     select g.id, coalesce(case when c.elsewhere then least(c.after, c.moved_to) else g.last_read_event_id end, ''),
            case when c.elsewhere then c.claimed_at else g.updated_at end
     from pgmb.subscription_groups as g
     left join pgmb.claim as c on c.group_id = g.id
 $$;
-comment on function pgmb.cursors() is 'How far each group has read for certain, and when it last moved; empty is from the start.';
+comment on function pgmb.cursors() is
+    'How far each group has certainly read, and when it last moved; an empty cursor is the beginning.';
 
 create function pgmb.retries(lower pgmb.event_id, upper pgmb.event_id)
 returns table (id pgmb.event_id, group_id pgmb.group_id, event_id text)
@@ -27,10 +28,10 @@ as $$
     where i.id >= lower and i.id < upper
 $$;
 comment on function pgmb.retries(pgmb.event_id, pgmb.event_id) is
-    'The retries that name events in a range of ids, read or not: those are to be read again until the retry is read.';
+    'The retries that name events in a range of ids, read or not: such events are needed until the retry is read.';
 
 -- Each branch is a pipeline that ends when its reader has seen enough: pinned paths would keep them from being inlined.
-create function pgmb.needs_of_dispatched(lower pgmb.event_id, upper pgmb.event_id)
+create function pgmb.needs_after_dispatch(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable
 as $$
@@ -52,7 +53,7 @@ as $$
     cross join lateral pg_catalog.unnest(f.event_ids) as i(id)
     where i.id >= lower and i.id < upper
     union all
-    -- What a group with retries has not read is gone through once, and not for each of them: it may be much.
+    -- What a group with retries has not read is gone through once, and not for each retry: it can be much.
     select 'retry', g.group_id, r.event_id, pgmb.extract_date_from_event_id(r.id)
     from (
         select x.group_id, pg_catalog.min(x.id) as lowest, pg_catalog.max(x.id) as highest
@@ -73,9 +74,9 @@ as $$
         select x.* from pgmb.retries(lower, upper) as x where x.id = w.id and x.group_id = g.group_id offset 0
     ) as r
 $$;
-comment on function pgmb.needs_of_dispatched(pgmb.event_id, pgmb.event_id) is
-    'Why dispatched events in a range of ids may not go, an event and holder each: it is unread by a group, a condition failed '
-    'for it (fault), or a retry that is still to be read names it.';
+comment on function pgmb.needs_after_dispatch(pgmb.event_id, pgmb.event_id) is
+    'Why dispatched events in a range of ids must be kept, a row for each event and holder: a group has not read it, a condition '
+    'failed for it (fault), or a retry that is still to be read names it.';
 
 create function pgmb.needs(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
@@ -85,12 +86,13 @@ as $$
     from pgmb.unread_events as u
     where u.event_id >= lower and u.event_id < upper
     union all
-    select n.* from pgmb.needs_of_dispatched(lower, upper) as n
+    select n.* from pgmb.needs_after_dispatch(lower, upper) as n
 $$;
 comment on function pgmb.needs(pgmb.event_id, pgmb.event_id) is
-    'Why events in a range of ids may not go, an event and holder each: it is undispatched, or needed since it is dispatched.';
+    'Why events in a range of ids must be kept, a row for each event and holder: it is undispatched, or needed after its '
+    'dispatch.';
 
-create function pgmb.needs_dispatches(lower pgmb.event_id, upper pgmb.event_id)
+create function pgmb.unread_dispatches(lower pgmb.event_id, upper pgmb.event_id)
 returns table (kind text, holder text, event_id text, since timestamptz)
 language sql stable
 as $$
@@ -102,8 +104,8 @@ as $$
         offset 0
     ) as d
 $$;
-comment on function pgmb.needs_dispatches(pgmb.event_id, pgmb.event_id) is
-    'The groups that have not read a range of dispatches.';
+comment on function pgmb.unread_dispatches(pgmb.event_id, pgmb.event_id) is
+    'The dispatches in a range that a group has not read, a row for each.';
 
 create function pgmb.holder_of(
     tbl regclass, lower pgmb.event_id, upper pgmb.event_id, all_dispatched boolean default false
@@ -120,16 +122,16 @@ declare
     need record;
 begin
     if tbl = 'pgmb.dispatched'::regclass then
-        select n.* into need from pgmb.needs_dispatches(lower, upper) as n limit 1;
+        select n.* into need from pgmb.unread_dispatches(lower, upper) as n limit 1;
     else
-        -- Events are mostly dispatched when they are published, so who has not read some is mostly found there, and not behind
-        -- all else that it has not read.
-        select n.* into need from pgmb.needs_dispatches(lower, upper) as n
+        -- Events are mostly dispatched when they are published, so a group that has not read some of the range is mostly found by
+        -- the dispatches of that time, and not only after all else that it has not read.
+        select n.* into need from pgmb.unread_dispatches(lower, upper) as n
         where n.event_id >= lower and n.event_id < upper limit 1;
         if need.kind is null and not all_dispatched then
             select n.* into need from pgmb.needs(lower, upper) as n limit 1;
         elsif need.kind is null then
-            select n.* into need from pgmb.needs_of_dispatched(lower, upper) as n limit 1;
+            select n.* into need from pgmb.needs_after_dispatch(lower, upper) as n limit 1;
         end if;
     end if;
     return case need.kind
@@ -141,8 +143,8 @@ begin
 end
 $$;
 comment on function pgmb.holder_of(regclass, pgmb.event_id, pgmb.event_id, boolean) is
-    'One reason why a range of events, or of dispatches, may not go; null where there is none. all_dispatched: so much is known, '
-    'and what is not dispatched, which may be very much, is not gone through.';
+    'One reason why a range of events, or of dispatches, must be kept; null where there is none. all_dispatched: it is known '
+    'that all in it is dispatched, so what is not, which can be very much, is not gone through.';
 
 create function pgmb.default_spans(tbl regclass, upto pgmb.event_id default 'pn')
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
@@ -160,8 +162,10 @@ begin
         into lower_bound using upper_bound, upto;
         exit when lower_bound is null;
         upper_bound := least(
-            upto, (select min(o.bound collate "C") from unnest(others) as o(bound) where o.bound collate "C" > default_spans.lower_bound),
-            -- The last time that an id can say is no end: ids of it lie behind.
+            upto,
+            (select min(o.bound collate "C") from unnest(others) as o(bound)
+             where o.bound collate "C" > default_spans.lower_bound),
+            -- The last time that an id can express is not an end: there are ids of that time after it.
             nullif(
                 pgmb.create_event_id(pgmb.end_of_partition(pgmb.extract_date_from_event_id(lower_bound), width), 0),
                 pgmb.create_event_id('infinity', 0)));
@@ -170,8 +174,8 @@ begin
 end
 $$;
 comment on function pgmb.default_spans(regclass, pgmb.event_id) is
-    'The default partition by the spans of ids below upto (beyond every id) from which it holds rows: each as long as a partition '
-    'would be, and none with ids that another partition takes.';
+    'The default partition, divided into the spans of ids below upto (by default all) from which it holds rows: each as long '
+    'as a partition would be, and none with ids that another partition takes.';
 
 create function pgmb.holders()
 returns table (partition regclass, reason text, holder text, events bigint, oldest_event_id text, since timestamptz)
@@ -194,9 +198,9 @@ as $$
     order by 1, 2, 3
 $$;
 comment on function pgmb.holders() is
-    'Who holds which partition of the events, the default one too, and why: undispatched events, groups that have not read theirs (unread), failed '
-    'conditions (fault), retries to come (retry); how many events, the oldest of them, and since when. Counts every event: '
-    'not for a sensor.';
+    'What keeps each partition of the events, the default one too, from being emptied: undispatched events, groups that have not '
+    'read theirs (unread), failed conditions (fault), retries to come (retry); how many events, the oldest of them, and since '
+    'when. It counts every event: not for a sensor.';
 
 create function pgmb.retained_from(current_ts timestamptz) returns pgmb.event_id
 language sql stable
@@ -236,7 +240,7 @@ begin
     from pgmb.past_retention(tbl, current_ts) as p
     where pgmb.empty_ones(array[p.partition_id]) = '{}';
     if tbl = 'pgmb.events'::regclass and parts is not null then
-        -- What is not dispatched may be very much: it is gone through once, and not for each of them.
+        -- What is not dispatched can be very much: it is gone through once, and not for each partition.
         waiting := array(
             select distinct u.place from (
                 select x.event_id, width_bucket(x.event_id::text collate "C", lowest) as place from pgmb.unread_events as x
@@ -249,13 +253,13 @@ begin
         lower_bound := lowest[n];
         upper_bound := ends[n];
         holder := case when n = any (waiting) then 'not all in it is dispatched'
-                       else pgmb.holder_of(tbl, lower_bound, upper_bound, true) end;
+                       else pgmb.holder_of(tbl, lower_bound, upper_bound, all_dispatched => true) end;
         return next;
     end loop;
 end
 $$;
 comment on function pgmb.old_partitions(regclass, timestamptz) is
-    'The partitions that are older than partition_retention_period and hold something, each with one reason why it may not go, '
+    'The partitions that are older than partition_retention_period and hold something, each with one reason why it must be kept, '
     'null where there is none.';
 
 create function pgmb.overdue(current_ts timestamptz default now()) returns table (partition regclass, reason text)
@@ -273,4 +277,4 @@ as $$
 $$;
 comment on function pgmb.overdue(timestamptz) is
     'The partitions of events that are kept although they are older than partition_retention_period, each with one reason, and '
-    'the default one with the first for what it holds that is; pgmb.holders() says all.';
+    'the default one with the first reason for old rows in it; pgmb.holders() gives all reasons.';

@@ -1,4 +1,4 @@
--- Dispatching: a poll takes the next chunk of what is published, finds who gets it, and writes their slices.
+-- Dispatching: a poll takes the next chunk of published events, finds the subscriptions that get them, and writes their slices.
 
 create function pgmb.take_due(
     inout at pgmb.dispatcher, most integer, out ids text[], out late boolean, out more boolean
@@ -14,7 +14,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    now_id text := 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g';
+    now_id text := pgmb.due_before();
     n bigint;
     on_time text[];
     last_id text;
@@ -24,7 +24,7 @@ begin
     ), gone as (
         delete from pgmb.scheduled as s using next as n where s.event_id = n.event_id returning s.event_id
     )
-    -- By those that were found: somebody may have set some of them aside before they could be taken.
+    -- Counted by those that were found: maintenance can have set some of them aside before they were taken.
     select coalesce((select array_agg(g.event_id::text) from gone as g), '{}'), count(*) into ids, n from next as x;
     late := n >= most;
     more := late;
@@ -48,10 +48,10 @@ end
 $$;
 comment on function pgmb.take_due(pgmb.dispatcher, integer) is
     'Take the scheduled events whose time has come, at most so many, and first those that were committed too late. late: more '
-    'of these may be left, so the dispatcher''s snapshot must not move, nor does it move behind those that come in time.';
+    'of these can be left, so the dispatcher''s snapshot must not move, nor does it move past those that are in time.';
 
 create function pgmb.take_published(
-    inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out direct boolean, out more boolean
+    inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out addressed boolean, out more boolean
 )
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -87,7 +87,7 @@ begin
     if taken > 0 then
         high_txid := last.txid;
         high_seq := last.seq;
-        select array_agg(i.id order by i.id collate "C"), bool_or(u.direct) into ids, direct
+        select array_agg(i.id order by i.id collate "C"), bool_or(u.addressed) into ids, addressed
         from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid, high_seq) as u
         cross join lateral unnest(u.ids) as i(id)
         where only_txid is null or u.txid = only_txid;
@@ -110,21 +110,14 @@ begin
 end
 $$;
 comment on function pgmb.take_published(pgmb.dispatcher, pg_snapshot, integer) is
-    'Take the next slices, about so many events, and move the dispatcher behind them; the ids come in order.';
-
-create function pgmb.dispatch_key() returns bigint
-language sql immutable
-as $$
-    select pg_catalog.hashtextextended('pgchange dispatch pgmb', 0)
-$$;
-comment on function pgmb.dispatch_key() is 'The advisory lock of who dispatches, held until the transaction ends: dispatches are committed in order.';
+    'Take the next slices, about so many events, and move the dispatcher past them; the ids come in order.';
 
 create function pgmb.chunk_size() returns integer
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    -- Each may get every event, and all that a poll dispatches is in memory at once.
+    -- Each can get every event, and all that a poll dispatches is in memory at once.
     wide bigint := (
         select count(*) from (
             select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
@@ -134,7 +127,7 @@ begin
 end
 $$;
 comment on function pgmb.chunk_size() is
-    'How many events a poll takes: poll_chunk_size, and less where more than a thousand subscriptions may get each of them.';
+    'How many events a poll takes: poll_chunk_size, and fewer where more than a thousand subscriptions can get each of them.';
 
 create function pgmb.dispatch_some(
     at pgmb.dispatcher, upto pg_snapshot, chunk integer, out events bigint, out pairs bigint, out more boolean
@@ -146,24 +139,24 @@ declare
     due record;
     fresh record;
     ids text[];
-    direct boolean;
+    addressed boolean;
     found_pairs record;
-    base bigint;
-    cuts text[];
+    matches pgmb.match[] := '{}';
+    written record;
 begin
     due := pgmb.take_due(at, chunk);
     at := due.at;
     ids := due.ids;
     more := due.more;
-    direct := cardinality(ids) > 0;
+    addressed := cardinality(ids) > 0;
     if not due.late then
         fresh := pgmb.take_published(at, upto, chunk);
         at := fresh.at;
         ids := case when cardinality(ids) = 0 then fresh.ids
                     else array(select i.id from unnest(ids || fresh.ids) as i(id) order by i.id collate "C") end;
         more := more or fresh.more;
-        direct := direct or coalesce(fresh.direct, true);
-        -- Also while there are more of those that come in time: the dispatcher is behind them by their ids.
+        addressed := addressed or coalesce(fresh.addressed, true);
+        -- Also while there are more of those that are in time: by their ids the dispatcher knows which are left.
         if fresh.ids is null and not fresh.more then
             at.snapshot := pgmb.snapshot_union(at.snapshot, upto);
         end if;
@@ -171,29 +164,22 @@ begin
         ids := array(select i.id from unnest(ids) as i(id) order by i.id collate "C");
     end if;
     events := coalesce(cardinality(ids), 0);
-    pairs := 0;
-    base := greatest((date_part('epoch', clock_timestamp()) * 1000000)::bigint, pgmb.micros(at.last_id) + 1);
     if events > 0 then
-        found_pairs := pgmb.matches(ids, direct);
+        found_pairs := pgmb.matches(ids, addressed);
         perform pgmb.note_faults(found_pairs.faults);
-        cuts := pgmb.cuts(ids);
-        pairs := pgmb.write_alone(found_pairs.matches, base, at.total);
-        if exists (
-            select from unnest(found_pairs.matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
-        then
-            pairs := pairs + pgmb.write_shared(found_pairs.matches, base, at.total, cuts);
-        end if;
+        matches := found_pairs.matches;
     end if;
-    insert into pgmb.dispatcher (
-        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
-    values (
-        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq,
-        pgmb.cursor_at(base + coalesce(cardinality(cuts), 0), 0), at.scheduled_upto, at.total + events, at.source, at.restored);
-    delete from pgmb.dispatcher as d where d.version = at.version;
+    -- Without a match too: the dispatcher is to know the time that it has come to.
+    written := pgmb.write_matches(at, ids, matches);
+    at := written.at;
+    pairs := written.pairs;
+    at.total := at.total + events;
+    perform pgmb.move_dispatcher(at);
 end
 $$;
 comment on function pgmb.dispatch_some(pgmb.dispatcher, pg_snapshot, integer) is
-    'Take a chunk of what is due and a chunk of what was published, write who gets them, and move the dispatcher behind them.';
+    'Take a chunk of what is due and a chunk of what was published, write which groups get them, and move the dispatcher past '
+    'them.';
 
 create function pgmb.dispatch(most integer default null, out events bigint, out pairs bigint, out more boolean)
 language plpgsql volatile security definer
@@ -208,13 +194,13 @@ begin
     more := false;
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using errcode = 'PC007',
-            message = 'events are dispatched in a read committed transaction: under a stricter level one would not see what '
-                      'another poll has just committed',
+            message = 'events are dispatched in a read committed transaction only: at a stricter level a poll would not see '
+                      'what another one has just committed',
             hint = 'begin isolation level read committed';
     end if;
     if most not between 1 and 1000000 then
         raise invalid_parameter_value using message = format('a poll dispatches 1 to 1000000 events, not %s', most),
-            hint = 'all of them are in memory at once; without a number it is poll_chunk_size';
+            hint = 'a poll has all of them in memory at once; without a number it takes poll_chunk_size';
     end if;
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         return;
@@ -222,17 +208,17 @@ begin
     at := pgmb.dispatcher_now();
     if at.source <> pgmb.system_identifier() then
         -- Another snapshot for another cluster: this transaction has an id now, and the next one dispatches.
-        perform pgmb.stamp_anew();
+        perform pgmb.restamp_undispatched();
         more := true;
         return;
     end if;
-    if pgmb.take_back(pgmb.create_event_id(clock_timestamp(), 0), 10000) > 0 then
-        -- Nobody has maintained the log for long. This transaction publishes now, and the next one dispatches it.
+    if pgmb.publish_later(pgmb.create_event_id(clock_timestamp(), 0), 10000) > 0 then
+        -- The log was not maintained for long. This transaction publishes now, and the next one dispatches it.
         more := true;
         return;
     end if;
     upto := pgmb.visible_now();
-    if not pgmb.anything(at, upto) then
+    if not pgmb.has_work(at, upto) then
         return;
     end if;
     begin
@@ -240,8 +226,8 @@ begin
         from pgmb.dispatch_some(at, upto, coalesce(most, pgmb.chunk_size())) as d;
     exception when query_canceled then
         raise exception using errcode = 'PC013',
-            message = format('dispatching was ended, and at no condition: %s', sqlerrm),
-            hint = 'where it was the time that a poll may take, there is less to do for one with a smaller poll_chunk_size';
+            message = format('dispatching was cancelled, but not at a condition: %s', sqlerrm),
+            hint = 'if a poll reached its time limit, set a smaller poll_chunk_size: each poll then has less to do';
     end;
 end
 $$;
@@ -256,7 +242,7 @@ as $$
 declare
     part record;
 begin
-    -- Nobody may want a whole chunk: 0 is not to say so at once.
+    -- Perhaps nobody wants any event of a chunk: that alone must not return 0, which says that nothing is left.
     for i in 1..10 loop
         part := pgmb.dispatch();
         exit when part.pairs > 0 or not part.more;
@@ -266,5 +252,6 @@ end
 $$;
 comment on function pgmb.poll_for_events() is
     'Dispatch the next chunk of events to the subscriptions whose conditions they fulfil; returns how many pairs of event and '
-    'subscription that were. 0 where nothing is left, or nobody wants any of the next ten chunks, and while another poll runs: '
-    'its lock is held until its transaction ends, so poll in transactions of their own. pgmb.dispatch() says whether more is there.';
+    'subscription that were. 0 where nothing is left, where no subscription wants any event of the next ten chunks, and while '
+    'another poll runs: a poll holds its lock until its transaction ends, so give each poll a transaction of its own. '
+    'pgmb.dispatch() says whether there is more.';

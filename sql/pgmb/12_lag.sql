@@ -51,7 +51,8 @@ begin
     age := greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(oldest)), 0);
 end
 $$;
-comment on function pgmb.waiting(integer) is 'How many events are not dispatched yet or in the future, counted up to about so many.';
+comment on function pgmb.waiting(integer) is
+    'How many events are not dispatched yet, or lie in the future, counted up to about so many.';
 
 create function pgmb.lag(gid text, "position" jsonb, upto integer) returns jsonb
 language plpgsql volatile security definer
@@ -68,10 +69,10 @@ begin
     if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
-    select r.* into ready from pgmb.ahead(gid, after, upto::bigint + 1) as r;
+    select r.* into ready from pgmb.next_runs(gid, after, upto::bigint + 1) as r;
     if coalesce(ready.count, 0) <= upto and pgmb.may_dispatch() then
         perform pgmb.dispatch();
-        select r.* into ready from pgmb.ahead(gid, after, upto::bigint + 1) as r;
+        select r.* into ready from pgmb.next_runs(gid, after, upto::bigint + 1) as r;
     end if;
     counted := coalesce(ready.count, 0);
     exact := counted <= upto;
@@ -90,8 +91,8 @@ begin
 end
 $$;
 comment on function pgmb.lag(text, jsonb, integer) is
-    'How many events are dispatched to a group and unread, and how many wait to be dispatched, to whomever. On a primary it '
-    'dispatches a chunk first where too little is ready. What an open transaction has published nobody can see.';
+    'How many events are dispatched to a group and unread, and how many wait to be dispatched, for any group. On a primary it '
+    'dispatches a chunk first where too little is ready. What an open transaction has published is not counted.';
 
 create function pgmb.point() returns jsonb
 language plpgsql volatile security definer
@@ -99,7 +100,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     due text := pgmb.create_event_id(clock_timestamp(), 0);
-    -- Before the snapshot: it sees whoever has published by now what was set aside.
+    -- Before the snapshot, so that this sees the transaction which has published what was set aside.
     aside boolean := pgmb.aside(due);
 begin
     return jsonb_build_object(
@@ -121,10 +122,10 @@ begin
     perform pgmb.check_position(gid, "position");
     if (goal ->> 'source')::bigint <> pgmb.system_identifier() then
         raise exception using errcode = 'PC004', message = 'the point was taken in another cluster than this source',
-            hint = 'the source was restored, upgraded or exchanged since: take a new point';
+            hint = 'the source has been restored, upgraded or replaced since: take a new point';
     end if;
     if (goal ->> 'aside')::boolean and not aside then
-        -- Whoever has published it did so behind the goal's snapshot.
+        -- It was published after the goal's snapshot was taken.
         goal := goal || jsonb_build_object('aside', false, 'snapshot', pgmb.visible_now());
     end if;
     if upto is null then
@@ -132,8 +133,8 @@ begin
             perform pgmb.dispatch();
         end if;
         at := pgmb.dispatcher_now();
-        -- Dispatched is all of it when the dispatcher left nothing of it: from then on it is a matter of the cursor. What the
-        -- dispatcher of another cluster left nobody can tell.
+        -- All of it is dispatched when the dispatcher has left none of it: from then on only the cursor counts. What the
+        -- dispatcher of another cluster has left cannot be told.
         if at.source = pgmb.system_identifier() and not exists (
             select from pgmb.undispatched(
                 at.snapshot, at.partial_txid, at.partial_seq, (goal ->> 'snapshot')::pg_snapshot))
@@ -150,4 +151,4 @@ begin
 end
 $$;
 comment on function pgmb.passed(text, jsonb, jsonb) is
-    'Whether a position has come to a point; and the goal to ask with the next time.';
+    'Whether a position has come to a point, and the goal to pass the next time.';

@@ -1,5 +1,5 @@
 -- Dead letters of the event log: batches of a group's feed that were given up (kind event), and what a handler gave up (kind
--- handler). They hold copies of the events, as the log lets go of what was read.
+-- handler). They hold copies of the events, as the log does not keep what was read.
 
 insert into dead_letter.kind (kind, schema) values ('event', 'pgmb'), ('handler', 'pgmb');
 
@@ -8,7 +8,7 @@ language sql immutable
 as $$
     select '{see,keep}'::pg_catalog.text[]
 $$;
-comment on function pgmb.letter_rights(jsonb) is 'What who may execute this may do with dead letters of the event log.';
+comment on function pgmb.letter_rights(jsonb) is 'What a role that may execute this may do with dead letters of the event log.';
 
 create function pgmb.in_work(gid text, "position" jsonb) returns jsonb
 language sql stable security definer
@@ -30,7 +30,8 @@ as $$
     where c.group_id = gid and c.version = (note_failure.batch ->> 'version')::bigint
       and c.attempt = (note_failure.batch ->> 'attempt')::integer
 $$;
-comment on function pgmb.note_failure(text, jsonb, text) is 'Note what the attempt on a batch failed on, for its dead letter.';
+comment on function pgmb.note_failure(text, jsonb, text) is
+    'Note what the attempt on a batch failed on, for its dead letter.';
 
 create function pgmb.copies(gid text, batch jsonb) returns table (part bigint, events jsonb)
 language sql stable
@@ -71,7 +72,8 @@ begin
         select c.part, jsonb_build_object('events', c.events) as content, jsonb_array_length(c.events) as n
         from pgmb.copies(gid, batch) as c where here
         union all
-        select 0, jsonb_build_object('batch', batch - array['attempt', 'error', 'elsewhere']), (batch ->> 'count')::integer where not here
+        select 0, jsonb_build_object('batch', batch - array['attempt', 'error', 'elsewhere']), (batch ->> 'count')::integer
+        where not here
         order by part
     loop
         letter := dead_letter.write(
@@ -84,7 +86,7 @@ end
 $$;
 comment on function pgmb.skip(text, jsonb, text) is
     'Give up a claimed batch, as pgmb.in_work() has it: its events become dead letters, one for each part of pgmb.copies(), and '
-    'the number of the last is returned; the group goes on behind it.';
+    'the number of the last is returned; the group goes on after it.';
 
 create function pgmb.skip_batch(gid text, reason text) returns uuid
 language plpgsql security definer
@@ -100,7 +102,8 @@ begin
             hint = 'only a batch that was claimed and not acked can be skipped';
     end if;
     if (batch -> 'elsewhere')::boolean then
-        raise exception using errcode = 'PC009', message = format('the cursor of group %I is in another database than its events', gid),
+        raise exception using errcode = 'PC009',
+            message = format('the cursor of group %I is in another database than its events', gid),
             hint = format('airflow pgchange skip events:%s --conn-id <its results> --source-conn-id <its events>', gid);
     end if;
     perform pgmb.skip(gid, batch, reason);
@@ -110,13 +113,14 @@ $$;
 comment on function pgmb.skip_batch(text, text) is
     'Give up the batch that a group claimed and cannot finish, where its cursor and the events share a database.';
 
-create function pgmb.way_to(gid text, wanted jsonb) returns text
+create function pgmb.resend_subscription(gid text, wanted jsonb) returns text
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select s.id from pgmb.subscriptions as s where s.group_id = gid order by wanted ? s.id desc, s.id limit 1
 $$;
-comment on function pgmb.way_to(text, jsonb) is 'The subscription by which an event is sent to a group again: one that chose it, or else any; null for none.';
+comment on function pgmb.resend_subscription(text, jsonb) is
+    'The subscription by which an event is sent to a group again: one that chose it, or else any; null for none.';
 
 create function pgmb.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable security definer
@@ -126,19 +130,19 @@ begin
     if not content ? 'events' then
         raise exception using errcode = 'PC012',
             message = format('the events of this batch of group %I are in another database than its cursor', address ->> 'group'),
-            hint = 'there, publish those that pgmb.replay_events() still gives; nothing but dropping the letter is left here';
+            hint = 'there, publish those that pgmb.replay_events() still returns; here the letter can only be dropped';
     end if;
     if address ? 'subscription' and not exists (select from pgmb.subscriptions as s where s.id = address ->> 'subscription')
-       or pgmb.way_to(address ->> 'group', '[]') is null
+       or pgmb.resend_subscription(address ->> 'group', '[]') is null
     then
         raise exception using errcode = 'PC012',
-            message = format('the way to group %I is gone with its subscription%s', address ->> 'group',
+            message = format('no event can be sent to group %I: its subscription%s is gone', address ->> 'group',
                              coalesce(' ' || (address ->> 'subscription'), '')),
-            hint = 'the letter''s content still has the events: publish them anew, or drop it';
+            hint = 'the letter''s content still has the events: publish them again, or drop it';
     end if;
 end
 $$;
-comment on function pgmb.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose events can reach its consumer no more.';
+comment on function pgmb.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose events can no longer reach its consumer.';
 
 create function pgmb.send_again(letter bigint) returns void
 language plpgsql security definer
@@ -157,8 +161,9 @@ begin
             wanted.address ->> 'subscription', wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0');
     else
         insert into pgmb.events (topic, payload, metadata, subscription_id)
-        select x.event ->> 'topic', x.event -> 'payload', x.event -> 'metadata' || jsonb_build_object('replay_of', x.event -> 'id'),
-               pgmb.way_to(wanted.address ->> 'group', x.event -> 'subscriptions')
+        select x.event ->> 'topic', x.event -> 'payload',
+               x.event -> 'metadata' || jsonb_build_object('replay_of', x.event -> 'id'),
+               pgmb.resend_subscription(wanted.address ->> 'group', x.event -> 'subscriptions')
         from jsonb_array_elements(wanted.events) with ordinality as x(event, n)
         order by x.n;
     end if;

@@ -1,33 +1,32 @@
--- Publishing: what is inserted into events is noted, a slice or a few a statement, for the next poll.
+-- Publishing: the ids of inserted events are noted, a slice or a few for each statement, for the next poll.
 --
 -- The trigger fires on the table that a statement names: events is written by its own name, and nobody but the owner has
 -- rights on a partition.
 --
--- What is published for later than there are partitions is set aside: a new partition can be attached only when the default one
--- holds nothing of it. An event is moved together with its row of scheduled, which who dispatches would take: so it is nobody
--- else's meanwhile.
+-- Events for a time that has no partition yet are set aside: a new partition can be attached only when the default one holds
+-- none of its rows. An event is moved together with its row of scheduled, which a poll would need: so no poll takes it meanwhile.
 
 create function pgmb.publish() returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    now_id text := 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g';
+    now_id text := pgmb.due_before();
     due text[];
     block text[];
-    direct boolean;
+    addressed boolean;
     later boolean;
 begin
     select array_agg(a.id::text) filter (where a.id < now_id), bool_or(a.subscription_id is not null), bool_or(a.id >= now_id)
-    into due, direct, later from added as a;
+    into due, addressed, later from added as a;
     if cardinality(due) <= 280 then
-        insert into pgmb.published (direct, ids) values (direct, due);
+        insert into pgmb.published (addressed, ids) values (addressed, due);
     else
-        -- Whoever takes something out of an array steps over all before it: in blocks, a million events are not a million squared.
+        -- To take a part out of an array is to step over all before it: by blocks, the cost does not grow with the square.
         for begins in 1..coalesce(cardinality(due), 0) by 28000 loop
             block := due[begins:begins + 27999];
-            insert into pgmb.published (direct, ids)
-            select direct, block[i:i + 279] from generate_series(1, cardinality(block), 280) as i;
+            insert into pgmb.published (addressed, ids)
+            select addressed, block[i:i + 279] from generate_series(1, cardinality(block), 280) as i;
         end loop;
     end if;
     if later then
@@ -58,7 +57,7 @@ declare
     n bigint;
 begin
     with found_ids as (
-        -- By the default partition: where nobody may publish meanwhile its size bounds this.
+        -- By the default partition: where publishers are kept out meanwhile, its size bounds this.
         select s.event_id from pgmb.events_default as e join pgmb.scheduled as s on s.event_id = e.id
         where e.id >= lower_id and e.id < upper_id and tbl = 'pgmb.events'::regclass
         order by e.id limit most
@@ -68,7 +67,7 @@ begin
     ), moved as (
         delete from pgmb.events_default as e using found_ids as f where e.id = f.event_id returning e.*
     ), put as (
-        -- As in one table: who publishes an id a second time has published it once.
+        -- As in one table: an id that is published a second time is there once.
         insert into pgmb.later select m.* from moved as m on conflict do nothing
     )
     select count(*) into n from found_ids;
@@ -79,8 +78,8 @@ begin
 end
 $$;
 comment on function pgmb.set_aside(regclass, pgmb.event_id, pgmb.event_id, bigint) is
-    'Put events of the default partition, from an id on to before another, that are to be delivered later into pgmb.later, at '
-    'most so many, or all; returns how many. Of dispatches none is. For maintenance: it moves pgmb.later_from.';
+    'Move events that are to be delivered later, with ids from one on to before another, from the default partition to '
+    'pgmb.later: at most so many, or all; returns how many. Dispatches have none. For maintenance: it moves pgmb.later_from.';
 
 create function pgmb.set_most_aside(
     tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint default 10000
@@ -89,14 +88,14 @@ language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
-    -- What came meanwhile is less each time, unless publishers are quicker than this.
+    -- Each time fewer have come meanwhile, unless publishers are quicker than this.
     for pass in 1..8 loop
         exit when pgmb.set_aside(tbl, lower_id, upper_id, most) < 500;
     end loop;
 end
 $$;
 comment on function pgmb.set_most_aside(regclass, pgmb.event_id, pgmb.event_id, bigint) is
-    'Put events aside while nobody has to wait for that, at most so many at a time, until some hundreds may be left.';
+    'Set events aside before anybody has to wait for that, at most so many at a time, until no more than some hundreds are left.';
 
 create function pgmb.aside(before text) returns boolean
 language plpgsql
@@ -111,9 +110,9 @@ begin
     return exists (select from pgmb.later as x where x.id >= (select m.id from pgmb.later_from as m) and x.id < before);
 end
 $$;
-comment on function pgmb.aside(text) is 'Whether events before an id are set aside.';
+comment on function pgmb.aside(text) is 'Whether events with ids below this one are set aside.';
 
-create function pgmb.put_back(lowest text, before text, most bigint) returns bigint
+create function pgmb.publish_later_range(lowest text, before text, most bigint) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -140,11 +139,11 @@ begin
     return n;
 end
 $$;
-comment on function pgmb.put_back(text, text, bigint) is
-    'Publish events of pgmb.later from an id on to before another, at most so many; returns how many. Waits for who is publishing '
-    'one of them a second time.';
+comment on function pgmb.publish_later_range(text, text, bigint) is
+    'Publish events of pgmb.later with ids from one on to before another, at most so many; returns how many. It waits for a '
+    'publisher that has inserted one of them a second time and not committed that.';
 
-create function pgmb.take_back(before pgmb.event_id, most bigint) returns bigint
+create function pgmb.publish_later(before pgmb.event_id, most bigint) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
@@ -155,21 +154,21 @@ declare
     n bigint := 0;
     busy integer := 0;
 begin
-    -- Whoever has nothing to take back is to write nothing.
+    -- A poll that finds nothing here must write nothing.
     if not pgmb.aside(before) then
         return 0;
     end if;
     begin
-        return pgmb.put_back(lowest, before, most);
+        return pgmb.publish_later_range(lowest, before, most);
     exception when lock_not_available then
-        -- Somebody is publishing one of them a second time and does not end: nobody and nothing else waits for that.
+        -- A transaction that does not end has published one of them a second time: the others must not wait for it.
     end;
-    -- In another order each time, as those that are busy may stay so.
+    -- In a different order each time, as those that are busy can stay so.
     for one in
         select x.id from pgmb.later as x where x.id >= lowest and x.id < before order by random() limit least(most, 1000)
     loop
         begin
-            n := n + pgmb.put_back(one, one || '0', 1);
+            n := n + pgmb.publish_later_range(one, one || '0', 1);
         exception when lock_not_available then
             busy := busy + 1;
         end;
@@ -178,9 +177,9 @@ begin
     return n;
 end
 $$;
-comment on function pgmb.take_back(pgmb.event_id, bigint) is
-    'Publish events of pgmb.later whose ids lie before one, at most so many, but none for which it would have to wait; returns how '
-    'many.';
+comment on function pgmb.publish_later(pgmb.event_id, bigint) is
+    'Publish events of pgmb.later with ids below this one, at most so many, but none for which it would have to wait; returns '
+    'how many.';
 
 create function pgmb.move_later_from() returns void
 language plpgsql
@@ -190,9 +189,11 @@ set enable_bitmapscan = off
 as $$
 begin
     update pgmb.later_from as m set id = f.id
-    from (select coalesce(min(x.id), 'pmg') from pgmb.later as x where x.id >= (select n.id from pgmb.later_from as n)) as f(id)
+    from (
+        select coalesce(min(x.id), 'pmg') from pgmb.later as x where x.id >= (select n.id from pgmb.later_from as n)) as f(id)
     where m.id <> f.id;
 end
 $$;
 comment on function pgmb.move_later_from() is
-    'Note from where on pgmb.later holds something. For maintenance, one at a time: nobody else may be putting something in.';
+    'Note from which id on pgmb.later holds something. For maintenance, one run at a time: nothing else may write pgmb.later '
+    'then.';

@@ -75,6 +75,22 @@ end
 $$;
 comment on function pgmb.dispatcher_now() is 'How far dispatching has come.';
 
+create function pgmb.move_dispatcher(at pgmb.dispatcher) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    insert into pgmb.dispatcher (
+        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored)
+    values (
+        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, at.last_id, at.scheduled_upto, at.total, at.source,
+        at.restored);
+    delete from pgmb.dispatcher as d where d.version = at.version;
+end
+$$;
+comment on function pgmb.move_dispatcher(pgmb.dispatcher) is
+    'Put a new row, with the next version, in the place of the one that at was read from. For the holder of pgmb.dispatch_key().';
+
 create function pgmb.visible_now() returns pg_snapshot
 language plpgsql volatile
 set search_path = pg_catalog, pgmb, pg_temp
@@ -83,25 +99,26 @@ begin
     if pg_current_xact_id_if_assigned() is null then
         return pg_current_snapshot();
     end if;
-    -- This transaction may still publish. And the ids of those that began after it might be given anew after a crash that
+    -- This transaction can still publish. And the ids of those that began after it could be given to others after a crash that
     -- this one survives.
     return pgmb.snapshot_below(pg_current_snapshot(), pg_current_xact_id_if_assigned());
 end
 $$;
-comment on function pgmb.visible_now() is 'The snapshot up to which a poll may dispatch now. Read with a statement of its own afterwards.';
+comment on function pgmb.visible_now() is
+    'The snapshot up to which a poll can dispatch now. Read what it sees in a later statement.';
 
 create function pgmb.undispatched(
     after pg_snapshot, partial_txid xid8, partial_seq bigint, upto pg_snapshot,
     high_txid xid8 default '18446744073709551615', high_seq bigint default 9223372036854775807
 )
-returns table (txid xid8, seq bigint, direct boolean, ids text[])
+returns table (txid xid8, seq bigint, addressed boolean, ids text[])
 language sql stable
 as $$
     (
-        select q.txid, q.seq, q.direct, q.ids
+        select q.txid, q.seq, q.addressed, q.ids
         from pg_catalog.pg_snapshot_xip(undispatched.after) as late(txid)
         cross join lateral (
-            select p.txid, p.seq, p.direct, p.ids
+            select p.txid, p.seq, p.addressed, p.ids
             from pgmb.published as p
             where p.txid = late.txid
               and (p.txid <> undispatched.partial_txid or p.seq > undispatched.partial_seq or undispatched.partial_txid is null)
@@ -113,7 +130,7 @@ as $$
     )
     union all
     (
-        select p.txid, p.seq, p.direct, p.ids
+        select p.txid, p.seq, p.addressed, p.ids
         from pgmb.published as p
         where p.txid >= greatest(pg_catalog.pg_snapshot_xmax(undispatched.after), undispatched.partial_txid)
           and p.txid < pg_catalog.pg_snapshot_xmax(undispatched.upto)
@@ -128,7 +145,7 @@ as $$
 $$;
 comment on function pgmb.undispatched is
     'The slices that upto sees and a dispatcher has not dispatched, in order of (txid, seq): first those of transactions that it '
-    'found open, then the range behind it. Its cost depends on neither backlog nor history.';
+    'found open, then the range after it. Its cost depends on neither backlog nor history.';
 
 create view pgmb.unread_events as
 select i.id::pgmb.event_id as event_id
@@ -162,8 +179,8 @@ as $$
     )
 $$;
 comment on function pgmb.late(pg_snapshot, text, text) is
-    'The scheduled events before an id that became visible to a dispatcher when their time was over already, by transaction and '
-    'in the order of their time. Each by the index on txid: those that were taken before are not stepped over again.';
+    'The scheduled events before an id that became visible to a dispatcher when their time was already over, by transaction and '
+    'in the order of their time. Found by the index on txid, so that those taken before are not stepped over again.';
 
 create function pgmb.due_by(at pgmb.dispatcher, before text) returns boolean
 language plpgsql
@@ -182,7 +199,7 @@ $$;
 comment on function pgmb.due_by(pgmb.dispatcher, text) is
     'Whether scheduled events before an id, which is not in the future, are still to be dispatched.';
 
-create function pgmb.anything(at pgmb.dispatcher, upto pg_snapshot) returns boolean
+create function pgmb.has_work(at pgmb.dispatcher, upto pg_snapshot) returns boolean
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -194,69 +211,12 @@ as $$
 begin
     return at.partial_txid is not null
         or exists (select from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto))
-        or pgmb.due_by(at, 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || 'g')
-        -- Whoever published only for later: when the dispatcher sees that, nobody looks there again for what is late.
+        or pgmb.due_by(at, pgmb.due_before())
+        -- Transactions that published only for later: once the dispatcher has seen them, no poll looks there for late events.
         or exists (
             select from pgmb.scheduled as s
             where s.txid >= pg_snapshot_xmax(at.snapshot) and pg_visible_in_snapshot(s.txid, upto));
 end
 $$;
-comment on function pgmb.anything(pgmb.dispatcher, pg_snapshot) is
+comment on function pgmb.has_work(pgmb.dispatcher, pg_snapshot) is
     'Whether there is something to dispatch, or to see that is to be dispatched later.';
-
-create function pgmb.check_isolation() returns void
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    -- What is looked at again under a lock must be what is there then.
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'PC007', message = 'partitions are maintained in a read committed transaction only',
-            hint = 'begin isolation level read committed';
-    end if;
-end
-$$;
-comment on function pgmb.check_isolation() is 'Refuse to maintain partitions where one would not see what was committed last.';
-
-create function pgmb.trim_published() returns setof text
-language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
-set lock_timeout = '200ms'
-as $$
-declare
-    -- The partitions of this quarter of an hour, and of the last one.
-    turn integer := extract(epoch from statement_timestamp())::bigint / 900 % 4;
-    part text;
-    filled boolean;
-    waits boolean;
-    at pgmb.dispatcher;
-begin
-    perform pgmb.check_isolation();
-    if pgmb.restored() then
-        return next 'kept all of pgmb.published: it was restored here, and select pgmb.poll_for_events() comes first';
-        return;
-    end if;
-    for part in select 'published_' || i from generate_series(0, 3) as i where i not in (turn, (turn + 3) % 4) loop
-        execute format('select exists (select from pgmb.%I)', part) into filled;
-        continue when not filled;
-        begin
-            execute format('lock table pgmb.%I in access exclusive mode', part);
-            at := pgmb.dispatcher_now();
-            execute format(
-                'select exists (select from pgmb.%I as p where not pg_visible_in_snapshot(p.txid, $1) '
-                'and (p.txid <> $2 or p.seq > $3 or $2 is null))', part)
-            into waits using at.snapshot, at.partial_txid, at.partial_seq;
-            if waits then
-                return next format('kept %s: not all in it is dispatched', part);
-            else
-                execute format('truncate pgmb.%I', part);
-                return next format('emptied %s', part);
-            end if;
-        exception when lock_not_available then
-            return next format('postponed %s: it is in use', part);
-        end;
-    end loop;
-end
-$$;
-comment on function pgmb.trim_published() is
-    'Empty the partitions of published whose quarter of an hour is over and that are dispatched; a line for each.';

@@ -14,8 +14,8 @@ exception when lock_not_available then
 end
 $$;
 comment on function pgmb.lock_for_capture(regclass, boolean) is
-    'Wait at most 5 s for the writers of a table, or to drop a trigger for everybody who uses it: a lock that waits longer '
-    'would stop everybody behind it.';
+    'Wait at most 5 s for the writers of a table, or, to drop a trigger, for everybody who uses it: a lock that waits longer '
+    'would stop all that come after it.';
 
 create function pgmb.check_pushable(tbl regclass) returns void
 language plpgsql stable
@@ -86,8 +86,9 @@ begin
     execute format(
         'create or replace function %s() returns trigger language plpgsql security definer '
         'set search_path = pg_catalog, pgmb, pg_temp '
-        -- A row says the same whoever writes it.
-        'set extra_float_digits = 1 set bytea_output = hex set datestyle = ''ISO, MDY'' set intervalstyle = postgres as %L', function, pgmb.push_body(tbl, op));
+        -- A row says the same in every session that writes it.
+        'set extra_float_digits = 1 set bytea_output = hex set datestyle = ''ISO, MDY'' set intervalstyle = postgres as %L',
+        function, pgmb.push_body(tbl, op));
     execute format('revoke all on function %s() from public', function);
     execute format('comment on function %s() is %L', function, 'Publishes mutations of a table.');
     execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));
@@ -95,8 +96,8 @@ begin
 end
 $$;
 comment on function pgmb.place_push_function(regclass, text) is
-    'Write one of the trigger functions of a table, anew if it is there and belongs to the owner of the table: whoever keeps all '
-    'tables may overwrite any function, and another''s is none of ours, whatever trigger calls it.';
+    'Write one of the trigger functions of a table, or overwrite it if it is there and belongs to the owner of the table: the '
+    'caller may have the right to overwrite any function, and one of another owner is not ours, whatever trigger calls it.';
 
 create function pgmb.drop_guards(tbl regclass, former_only boolean default false) returns void
 language plpgsql
@@ -111,7 +112,8 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.drop_guards(regclass, boolean) is 'Take the guards off a table, or those only that call what a former owner has.';
+comment on function pgmb.drop_guards(regclass, boolean) is
+    'Take the guards off a table, or only those that call a function of a former owner.';
 
 create function pgmb.place_guard(tbl regclass, function text) returns void
 language plpgsql
@@ -159,7 +161,7 @@ begin
 end
 $$;
 comment on function pgmb.place_push(regclass, text) is
-    'Write the capture of one kind of mutation anew, and put it on every partition that lacks it; returns on how many.';
+    'Write the capture of one kind of mutation again, and put it on every partition that lacks it; returns on how many.';
 
 create function pgmb.drop_push(tbl regclass, ops text[], departed_only boolean default false) returns void
 language plpgsql
@@ -194,7 +196,7 @@ begin
 end
 $$;
 comment on function pgmb.drop_push(regclass, text[], boolean) is
-    'Take the capture of some kinds of mutation off a table; or off those tables only that have left it.';
+    'Take the capture of some kinds of mutation off a table, or only off the former partitions that have left it.';
 
 create function pgmb.note_push(tbl regclass) returns void
 language plpgsql security definer
@@ -219,7 +221,7 @@ begin
 end
 $$;
 comment on function pgmb.note_push(regclass) is
-    'Note what of a table is published. It believes the triggers, not the caller.';
+    'Note which mutations of a table are published. It believes the triggers, not the caller.';
 
 create function pgmb.push_table_mutations(
     tbl regclass, insert boolean default true, delete boolean default true, update boolean default true
@@ -250,8 +252,8 @@ $$;
 comment on function pgmb.push_table_mutations(regclass, boolean, boolean, boolean) is
     'Publish an event for each row that is inserted into a table, deleted from it or updated in it, in the transaction that '
     'does it. Its topic is schema.table.insert, delete or update in lower case. The payload is the row; of an update the '
-    'columns that changed, with the row as it was in the metadata under old; an update that changes nothing is none. Again, '
-    'it changes which are published and mends the capture. Not captured: TRUNCATE, what is written under '
+    'columns that changed, with the row as it was in the metadata under old; an update that changes nothing sends no event. '
+    'Called again, it changes which are published and mends the capture. Not captured: TRUNCATE, what is written under '
     'session_replication_role = replica or by logical replication.';
 
 create function pgmb.stop_table_mutations_push(tbl regclass) returns void
@@ -264,4 +266,4 @@ begin
 end
 $$;
 comment on function pgmb.stop_table_mutations_push(regclass) is
-    'Publish nothing more about a table; nothing where nothing is. What was published stays.';
+    'Publish nothing more about a table; does nothing where nothing is published. Events that were published stay.';

@@ -1,5 +1,5 @@
--- Subscriptions that nobody has used for longer than they asked for expire, and a group that is left without any goes; later
--- the faults of those that are gone go too.
+-- Subscriptions that were not used for longer than their expiry_interval expire, and a group that has none left is deleted; later
+-- so are the faults of subscriptions that are gone.
 
 create function pgmb.keep_alive(gid pgmb.group_id, sids text[] default null) returns integer
 language plpgsql security definer
@@ -8,7 +8,7 @@ as $$
 declare
     kept integer;
 begin
-    -- Nobody waits for who is changing a subscription, or removing it: it is in use, or said to be the next time.
+    -- A reader does not wait for a transaction that changes or removes a subscription: the next call says that it is in use.
     with idle as (
         select s.id from pgmb.subscriptions as s
         where s.group_id = gid and (sids is null or s.id = any (sids)) and s.expiry_interval is not null
@@ -22,7 +22,7 @@ end
 $$;
 comment on function pgmb.keep_alive(pgmb.group_id, text[]) is
     'Say that the subscriptions of a group, or some of them, are in use: those that expire get their whole interval again. It '
-    'writes at most every tenth of it, so it can be called with every batch.';
+    'writes at most once in a tenth of the interval, so it can be called with every batch.';
 
 create function pgmb.expire(gid pgmb.group_id, sids text[], current_ts timestamptz) returns text
 language plpgsql
@@ -33,7 +33,7 @@ declare
     gone bigint;
     left_without boolean;
 begin
-    -- Whoever is making another subscription of the group holds this row until it is there.
+    -- A transaction that makes another subscription of the group holds this row until it ends.
     perform from pgmb.subscription_groups as g where g.id = gid for update;
     delete from pgmb.subscriptions as s
     where s.id = any (sids) and s.last_active_at + s.expiry_interval < current_ts;
@@ -77,7 +77,7 @@ end
 $$;
 comment on function pgmb.expire_subscriptions(timestamptz) is
     'Remove the subscriptions whose last_active_at is longer ago than their expiry_interval, and each group that this leaves '
-    'without one, unless it is being read; a line for each group. What they had not read is nobody''s any more.';
+    'without one, unless it is being read; a line for each group. What they had not read is no longer kept for them.';
 
 create function pgmb.forget_faults(current_ts timestamptz default now()) returns setof text
 language plpgsql security definer
@@ -96,5 +96,5 @@ begin
 end
 $$;
 comment on function pgmb.forget_faults(timestamptz) is
-    'Remove faults that nobody can mend any more, as their subscription is gone, when they are older than '
-    'partition_retention_period: as long as their events were kept for.';
+    'Remove faults that can no longer be mended, as their subscription is gone, when they are older than '
+    'partition_retention_period, for which their events were kept.';

@@ -1,4 +1,4 @@
--- Settings: which values they may have.
+-- Settings: which values they can have.
 
 create function pgmb.interval_of(config_id pgmb.config_type, value text) returns interval
 language plpgsql stable
@@ -12,17 +12,18 @@ begin
     exception when data_exception then
         answer := null;
     end;
-    -- With a longer one no time of before could be said.
+    -- A longer one would reach back beyond the earliest time that there is.
     if answer is null or answer <= interval '0' or answer > interval '1000 years' then
         raise invalid_parameter_value using
             message = format(
-                '%s is to be a length of time, up to 1000 years, and is %s', config_id, coalesce(quote_literal(value), 'null')),
+                '%s must be a length of time, of up to 1000 years, not %s', config_id, coalesce(quote_literal(value), 'null')),
             hint = 'write it as in ''30 minutes'' or ''7 days''';
     end if;
     return answer;
 end
 $$;
-comment on function pgmb.interval_of(pgmb.config_type, text) is 'A value of a setting as an interval; refused where it is none.';
+comment on function pgmb.interval_of(pgmb.config_type, text) is
+    'A value of a setting as an interval; refused where it is not one.';
 
 create function pgmb.setting_as_interval(config_id pgmb.config_type) returns interval
 language sql stable
@@ -57,12 +58,12 @@ begin
     if new.id = 'poll_chunk_size' and coalesce(new.value !~ '^[0-9]{1,7}$' or new.value::integer not between 1 and 1000000, true)
     then
         raise invalid_parameter_value using
-            message = format('poll_chunk_size is to be a number, and is %s', coalesce(quote_literal(new.value), 'null')),
+            message = format('poll_chunk_size must be a number, not %s', coalesce(quote_literal(new.value), 'null')),
             hint = 'how many events one poll dispatches at most: 1 to 1000000';
     end if;
     if new.id = 'use_pg_cron' and new.value is distinct from 'false' then
         raise invalid_parameter_value using message = 'pg_cron is not used here',
-            hint = 'let the maintenance DAG, pgchange_maintenance, run every few minutes, or whatever you have: select '
+            hint = 'run the maintenance DAG, pgchange_maintenance, every few minutes, or let a scheduler of your own select '
                 'pgmb.poll_for_events() as often as events are to be dispatched, and select pgmb.maintain_events_table(); with '
                 'pg_cron itself, cron.schedule does that too';
     end if;
@@ -86,25 +87,26 @@ begin
     if retention < width then
         raise invalid_parameter_value using
             message = format('partition_retention_period, %s, is shorter than partition_interval, %s', retention, width),
-            hint = 'a partition goes as a whole: keep events at least that long; two settings can change in one transaction';
+            hint = 'a partition is emptied as a whole: keep events at least that long; two settings can change in one '
+                'transaction';
     end if;
     if ahead < width and new.id = 'future_intervals_to_create' then
         raise invalid_parameter_value using
             message = format('future_intervals_to_create, %s, is shorter than partition_interval, %s', ahead, width),
-            hint = 'there is to be at least one partition ahead; two settings can change in one transaction';
+            hint = 'at least one partition must be made ahead; two settings can change in one transaction';
     end if;
     if ahead > 1000 * width then
         raise invalid_parameter_value using
             message = format('in %s there are more than 1000 partitions of %s', ahead, width),
-            hint = 'make partitions fewer by a longer partition_interval, or fewer of them by a shorter future_intervals_to_create';
+            hint = 'set a longer partition_interval, or a shorter future_intervals_to_create';
     end if;
     return null;
 end
 $$;
 comment on function pgmb.check_settings() is 'Refuse values that do not fit each other, when a transaction has set them all.';
 
--- At the commit: who changes two settings changes one of them first. An interval longer than what is made ahead is no error:
--- one partition ahead there always is.
+-- At the commit, because of two settings that are changed together one is changed first. An interval longer than what is made
+-- ahead is not an error: there is always one partition ahead.
 create constraint trigger fitting after insert or update on pgmb.config
 deferrable initially deferred
 for each row execute function pgmb.check_settings();

@@ -19,9 +19,9 @@ end
 $$;
 comment on function pgmb.serialise_record_for_event(oid, text, record) is
     'What the events of a table say about one of its rows, and whether there is to be an event at all. op is INSERT, UPDATE or '
-    'DELETE; an update asks for the row before and after it, and is sent where either is to be. The owner of schema pgmb may '
-    'replace it, to leave columns out or to send some rows only. It runs with the rights of the owner of the table, with '
-    'search_path pg_catalog, pgmb: name functions of your own with their schema.';
+    'DELETE; for an update it is asked about the row before and after, and the event is sent if either is to be. The owner of '
+    'schema pgmb may replace it, to leave columns out or to send some rows only. It runs with the rights of the owner of the '
+    'table, with search_path pg_catalog, pgmb: name functions of your own with their schema.';
 
 create function pgmb.jsonb_diff(a jsonb, b jsonb) returns jsonb
 language plpgsql immutable
@@ -42,8 +42,8 @@ begin
 end
 $$;
 comment on function pgmb.jsonb_diff(jsonb, jsonb) is
-    'Of a, the entries that b lacks or has otherwise, and null for each that only b has; null where nothing differs. Of '
-    'anything but two objects a itself.';
+    'The entries of a that b lacks or has with another value, and null for each that only b has; null where nothing differs. '
+    'Where they are not two objects, a itself.';
 
 create type pgmb.serialised as (serialised jsonb, emit boolean, error text);
 comment on type pgmb.serialised is 'A row as its events are to show it; or why that failed, and the row as it is.';
@@ -76,4 +76,4 @@ begin
 end
 $$;
 comment on function pgmb.serialised(oid, text, record) is
-    'Ask serialise_record_for_event about a row, whatever it does: nothing of ours fails a user''s write.';
+    'Ask serialise_record_for_event about a row and catch any error: nothing of ours must make a user''s write fail.';

@@ -1,0 +1,85 @@
+-- The advisory locks: of a group, which one session reads at a time; of dispatching; of making, emptying and dropping partitions.
+
+create function pgmb.lock_key(gid text) returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('pgchange group ' || gid, 0)
+$$;
+comment on function pgmb.lock_key(text) is
+    'The advisory lock of a group: held by the session that reads with read_next_events, or the transaction that works a batch.';
+
+create function pgmb.who_locks(key bigint) returns setof integer
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return query
+        select l.pid from pg_locks as l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and (l.classid::bigint << 32 | l.objid::bigint) = key;
+end
+$$;
+comment on function pgmb.who_locks(bigint) is 'The processes that hold an advisory lock of this database.';
+
+create function pgmb.locked(gid text) returns boolean
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select exists (select from pgmb.who_locks(pgmb.lock_key(gid)))
+$$;
+comment on function pgmb.locked(text) is 'Whether a group is being read.';
+
+create function pgmb.held_here(gid text) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return pg_backend_pid() in (select w from pgmb.who_locks(pgmb.lock_key(gid)) as w);
+end
+$$;
+comment on function pgmb.held_here(text) is 'Whether this session, or its transaction, holds the lock of a group.';
+
+create function pgmb.lock_for_session(gid text, out held boolean, out taken boolean)
+language plpgsql volatile
+as $$
+begin
+    -- A session takes it once, however often it reads: each call that takes it wants one that releases it.
+    held := pgmb.held_here(gid);
+    taken := not held and pg_catalog.pg_try_advisory_lock(pgmb.lock_key(gid));
+    held := held or taken;
+end
+$$;
+comment on function pgmb.lock_for_session(text) is
+    'Take the lock of a group for this session, if it does not hold it and nobody else does: whether it is held now, and whether '
+    'that is by this call.';
+
+create function pgmb.take_idle(gid text) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.check_group(gid);
+    if not pg_try_advisory_xact_lock(pgmb.lock_key(gid)) then
+        raise lock_not_available using message = format('group %I is being read', gid),
+            hint = 'stop it, or wait until its batch has ended';
+    end if;
+end
+$$;
+comment on function pgmb.take_idle(text) is 'Take the lock of a group; refused where the group does not exist, or is being read.';
+
+create function pgmb.dispatch_key() returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('pgchange dispatch pgmb', 0)
+$$;
+comment on function pgmb.dispatch_key() is
+    'The advisory lock of a poll, held until its transaction ends, so that dispatches are committed in order.';
+
+create function pgmb.upkeep_key() returns bigint
+language sql immutable
+as $$
+    select pg_catalog.hashtextextended('pgchange upkeep pgmb', 0)
+$$;
+comment on function pgmb.upkeep_key() is
+    'The advisory lock of maintenance that makes, empties or drops partitions: one run at a time, and another one steps aside.';

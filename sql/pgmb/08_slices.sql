@@ -1,0 +1,109 @@
+-- What was matched, written in slices of a subscription's events, from which its group reads.
+
+create function pgmb.write_alone(matches pgmb.match[], base bigint, total bigint) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+declare
+    written_events bigint;
+begin
+    with matched as (
+        select m.group_id, m.subscription_id, m.ids, count(*) over (partition by m.group_id) as parts
+        from unnest(matches) as m
+    ), whole as (
+        select m.group_id, m.subscription_id, m.ids from matched as m where m.parts = 1
+        union all
+        -- One subscription with several topics.
+        select m.group_id, min(m.subscription_id), array_agg(i.id order by i.id collate "C")
+        from matched as m cross join lateral unnest(m.ids) as i(id)
+        where m.parts > 1
+        group by m.group_id
+        having min(m.subscription_id) = max(m.subscription_id)
+    ), written as (
+        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
+        select pgmb.cursor_at(base, least(g.first + 279, cardinality(w.ids))), w.group_id, w.subscription_id,
+               w.ids[g.first:g.first + 279], true, write_alone.total
+        from whole as w cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
+        returning cardinality(event_ids) as n
+    )
+    select coalesce(sum(w.n), 0) into written_events from written as w;
+    return written_events;
+end
+$$;
+comment on function pgmb.write_alone(pgmb.match[], bigint, bigint) is
+    'Write the slices of the groups of which one subscription matched; returns how many events were dispatched.';
+
+create function pgmb.cuts(ids text[]) returns text[]
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select array(select ids[g] collate "C" from generate_series(1001, cardinality(ids), 1000) as g)
+$$;
+comment on function pgmb.cuts(text[]) is
+    'Where events, whose ids are given in order, are cut into dispatches of a thousand: the first id of each but the first one.';
+
+create function pgmb.write_shared(matches pgmb.match[], base bigint, total bigint, cuts text[]) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+as $$
+declare
+    written_events bigint;
+begin
+    with matched as (
+        select m.group_id, m.subscription_id, m.ids from unnest(matches) as m
+        where m.group_id in (
+            select x.group_id from unnest(matches) as x group by x.group_id
+            having min(x.subscription_id) <> max(x.subscription_id))
+    ), pairs as (
+        select distinct m.group_id, m.subscription_id, i.id,
+               width_bucket(i.id collate "C", cuts) as slice
+        from matched as m cross join lateral unnest(m.ids) as i(id)
+    ), ranked as (
+        select p.group_id, p.slice, count(distinct p.id) as ranks from pairs as p group by p.group_id, p.slice
+    ), whole as (
+        select p.group_id, p.subscription_id, p.slice, array_agg(p.id order by p.id collate "C") as ids
+        from pairs as p group by p.group_id, p.subscription_id, p.slice
+    ), written as (
+        insert into pgmb.dispatched (id, group_id, subscription_id, event_ids, alone, total)
+        select pgmb.cursor_at(base + w.slice, r.ranks), w.group_id, w.subscription_id, w.ids[g.first:g.first + 279], false,
+               write_shared.total
+        from whole as w
+        join ranked as r on (r.group_id, r.slice) = (w.group_id, w.slice)
+        cross join lateral generate_series(1, cardinality(w.ids), 280) as g(first)
+        returning cardinality(event_ids) as n
+    )
+    select coalesce(sum(w.n), 0) into written_events from written as w;
+    return written_events;
+end
+$$;
+comment on function pgmb.write_shared(pgmb.match[], bigint, bigint, text[]) is
+    'Write the slices of the groups of which several subscriptions matched. Their readers read a dispatch whole, so the events '
+    'between two cuts are a dispatch of their own; returns how many pairs of event and subscription were dispatched.';
+
+create function pgmb.write_matches(inout at pgmb.dispatcher, ids text[], matches pgmb.match[], out pairs bigint)
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    base bigint := greatest(pgmb.now_micros(), pgmb.micros(at.last_id) + 1);
+    cuts text[] := pgmb.cuts(ids);
+begin
+    pairs := 0;
+    if cardinality(matches) > 0 then
+        pairs := pgmb.write_alone(matches, base, at.total);
+    end if;
+    if exists (
+        select from unnest(matches) as m group by m.group_id having min(m.subscription_id) <> max(m.subscription_id))
+    then
+        pairs := pairs + pgmb.write_shared(matches, base, at.total, cuts);
+    end if;
+    at.last_id := pgmb.cursor_at(base + cardinality(cuts), 0);
+end
+$$;
+comment on function pgmb.write_matches(pgmb.dispatcher, text[], pgmb.match[]) is
+    'Write the slices of the matches of events, whose ids are given in order, as the next dispatches; returns how many pairs of '
+    'event and subscription that were, and the dispatcher with the last of these dispatches, for pgmb.move_dispatcher().';

@@ -1,0 +1,74 @@
+-- Before anything is done to partitions: when that is refused, and which of them are empty.
+
+create function pgmb.check_isolation() returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    -- A second look under a lock must show what is there at that moment.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007', message = 'partitions are maintained in a read committed transaction only',
+            hint = 'begin isolation level read committed';
+    end if;
+end
+$$;
+comment on function pgmb.check_isolation() is
+    'Refuse to maintain partitions in a transaction that does not see what was committed last.';
+
+create function pgmb.check_time(current_ts timestamptz) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    ahead interval := greatest(
+        pgmb.setting_as_interval('partition_interval'), pgmb.setting_as_interval('future_intervals_to_create'));
+    last timestamptz := pgmb.extract_date_from_event_id(pgmb.create_event_id('infinity', 0));
+begin
+    if coalesce(current_ts not between to_timestamp(0) and last - ahead, true) then
+        perform pgmb.refuse(
+            format('the log cannot be maintained as of %s', coalesce(current_ts::text, 'null')),
+            format(
+                'ids, and so partitions, are of times from 1970 to %s, and partitions are made for %s ahead; without a time it '
+                'is maintained as of now', last::date, ahead));
+    end if;
+end
+$$;
+comment on function pgmb.check_time(timestamptz) is
+    'Refuse to maintain the log as of a time around which there can be no partitions.';
+
+create function pgmb.check_append_only(tbl regclass, current_ts timestamptz) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
+        perform pgmb.refuse(
+            format('%s is not a table that is partitioned by time', coalesce(tbl::text, 'null')),
+            'these are: pgmb.events, pgmb.dispatched');
+    end if;
+    perform pgmb.check_time(current_ts);
+    perform pgmb.check_isolation();
+end
+$$;
+comment on function pgmb.check_append_only(regclass, timestamptz) is
+    'Refuse to maintain any other table than these two, or as of an impossible time, or in an unsuitable transaction.';
+
+create function pgmb.empty_ones(parts regclass[]) returns regclass[]
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    part regclass;
+    filled boolean;
+    found regclass[] := '{}';
+begin
+    foreach part in array parts loop
+        execute format('select exists (select from %s)', part) into filled;
+        if not filled then
+            found := found || part;
+        end if;
+    end loop;
+    return found;
+end
+$$;
+comment on function pgmb.empty_ones(regclass[]) is 'Those of some partitions that hold nothing.';
