@@ -218,7 +218,7 @@ begin
         'ready_age', extract(epoch from clock_timestamp() - least(ready.oldest, controls.due_since)),
         'waiting', waiting.counted + controls.others, 'waiting_exact', waiting.exact,
         'waiting_age', extract(epoch from clock_timestamp() - least(waiting.oldest, controls.others_since)),
-        'faults', (select count(*) from (select from tube.fault as f where f.tube = lag.tube limit 1000) as bounded));
+        'faults', (select count(*) from (select from tube.fault as f where f.tube = lag.tube and f.kind = 'capture' limit 1000) as bounded));
 end
 $$;
 comment on function tube.lag(text, integer, integer, jsonb, integer) is

@@ -94,8 +94,8 @@ declare
     known tube.tube := tube.named(tube);
     control record := tube.control_pod(known, workers, worker, seq);
 begin
-    insert into tube.fault (tube, tbl, ids, message)
-    values (known.name, coalesce(tube.table_named(control.payload ->> 'tbl'), known.pods), 0,
+    insert into tube.fault (tube, tbl, kind, ids, message)
+    values (known.name, coalesce(tube.table_named(control.payload ->> 'tbl'), known.pods), 'control', 0,
             format('control pod %s was given up: %s; it was %s', seq, reason, left(control.payload::text, 500)));
     perform tube.control_done(tube, workers, worker, seq);
 end

@@ -28,7 +28,7 @@ end
 $$;
 comment on function tube.status(integer) is
     'Every worker of every tube that the caller may read: what is ready and how old, what waits, whether it is at work, the '
-    'batch that it claimed with its attempts and since when, and the tube''s faults. Of the tables tells tube.attachments().';
+    'batch that it claimed with its attempts and since when, and the faults of the tube''s capture. Of the tables tells tube.attachments().';
 
 create function tube.attachments()
 returns table (
@@ -49,7 +49,7 @@ as $$
            )
            or a.predicate is not null and not exists (
                select from pg_proc as p where p.proname = tube.function_name(a.token, 'judge') and p.proowner = r.relowner),
-           (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.tbl in (
+           (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.kind = 'capture' and f.tbl in (
                select d.relid from tube.descendants(a.tbl) as d(relid)) limit 1000) as bounded),
            a.predicate is distinct from t.predicate
     from tube.attachment as a
@@ -66,8 +66,8 @@ $$;
 comment on function tube.attachments() is
     'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
     'longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; triggers that somebody '
-    'disabled, and is to enable; faults, up to 1000; and whether the tube has another predicate than the table''s owner agreed '
-    'to by attaching it.';
+    'disabled, and is to enable; faults of their capture, up to 1000; and whether the tube has another predicate than the '
+    'table''s owner agreed to by attaching it.';
 
 create function tube.to_mend() returns table (tube text, tbl regclass, name text)
 language sql stable

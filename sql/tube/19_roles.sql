@@ -13,7 +13,7 @@ begin
         grant select on tube.installed, tube.tube, tube.attachment, tube.detached, tube.moved, tube.worker, tube.fault,
             tube.backfill to %1$s;
         grant insert, update, delete on tube.attachment, tube.detached, tube.moved, tube.worker, tube.backfill to %1$s;
-        grant insert (tube, tbl, ids, message), delete on tube.fault to %1$s;
+        grant insert (tube, tbl, kind, ids, message), delete on tube.fault to %1$s;
         grant execute on all functions in schema tube to %1$s;
         revoke execute on function tube.grant_use(regrole), tube.grant_keeper(regrole) from %1$s
     $grants$, role);
