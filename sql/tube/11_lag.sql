@@ -188,6 +188,50 @@ comment on function tube.count_unread(tube.tube, integer, jsonb, text, integer) 
     'How many ids there are for a worker under a condition, each once: exact up to upto touches, beyond it an estimate from '
     'how thick they lay so far.';
 
+create function tube.workers_with_pods(known tube.tube) returns setof integer
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+begin
+    return query execute format($query$
+        select k.worker
+        from generate_series(0, %3$s - 1) as k(worker)
+        cross join lateral tube.worker_now(%4$L, k.worker) as w
+        where (select true from %1$s as l
+               where (l.op = 'B') is false and %2$s = k.worker and l.seq > coalesce(w.done, 0)
+               order by l.op = 'B', %2$s, l.seq limit 1)
+           or (select true from %1$s as l
+               where (l.op = 'B') is true and %2$s = k.worker and l.seq > coalesce(w.backfill_done, 0)
+               order by l.op = 'B', %2$s, l.seq limit 1)
+           or (select true from %1$s as l where l.ids = '{}' and %2$s = k.worker order by %2$s, l.seq limit 1)
+           or (select true
+               from unnest(array(
+                   select pg_snapshot_xip(w.snapshot) union select pg_snapshot_xip(w.backfill_snapshot))) as late(txid)
+               cross join lateral (
+                   select from %1$s as l where l.txid = late.txid and %2$s = k.worker order by l.txid, l.seq limit 1) as l
+               limit 1)
+        order by k.worker
+        $query$, known.pods, tube.belongs('l.shard', known.partitions), known.partitions, known.name);
+end
+$$;
+comment on function tube.workers_with_pods(tube.tube) is
+    'The workers of a tube that have anything to do, and perhaps some more: asked in one query for all of them, because planning '
+    'the queries of tube.lag() is what a look at a worker without pods costs.';
+
+create function tube.count_faults(tube text) returns bigint
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select count(*)
+    from (select from tube.fault as f where f.tube = count_faults.tube and f.kind = 'capture' limit 1000) as bounded
+$$;
+comment on function tube.count_faults(text) is 'The faults of the capture of a tube''s tables, up to 1000.';
+
 create function tube.lag(tube text, workers integer, worker integer, "position" jsonb, upto integer default 1000) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
@@ -218,7 +262,7 @@ begin
         'ready_age', extract(epoch from clock_timestamp() - least(ready.oldest, controls.due_since)),
         'waiting', waiting.counted + controls.others, 'waiting_exact', waiting.exact,
         'waiting_age', extract(epoch from clock_timestamp() - least(waiting.oldest, controls.others_since)),
-        'faults', (select count(*) from (select from tube.fault as f where f.tube = lag.tube and f.kind = 'capture' limit 1000) as bounded));
+        'faults', tube.count_faults(tube));
 end
 $$;
 comment on function tube.lag(text, integer, integer, jsonb, integer) is

@@ -15,14 +15,20 @@ declare
 begin
     for known in select t.* from tube.looked_at() as t loop
         return query
-            select known.name, k.worker, known.partitions, (l.lag ->> 'ready')::bigint, (l.lag ->> 'ready_exact')::boolean,
-                   (l.lag ->> 'ready_age')::double precision, (l.lag ->> 'waiting')::bigint, (l.lag ->> 'faults')::bigint,
+            select known.name, k.worker, known.partitions,
+                   coalesce((l.lag ->> 'ready')::bigint, 0), coalesce((l.lag ->> 'ready_exact')::boolean, true),
+                   (l.lag ->> 'ready_age')::double precision, coalesce((l.lag ->> 'waiting')::bigint, 0), f.faults,
                    tube.locked(known.name, k.worker), (w.batch ->> 'id')::uuid, nullif(w.attempt, 0),
                    case when w.batch is not null then w.claimed_at end, w.updated_at
             from generate_series(0, known.partitions - 1) as k(worker)
             left join lateral tube.worker_now(known.name, k.worker) as w on true
-            cross join lateral tube.lag(
-                known.name, known.partitions, k.worker, tube.position(known.name, k.worker), upto) as l(lag);
+            cross join tube.count_faults(known.name) as f(faults)
+            left join tube.workers_with_pods(known) as p(worker) on p.worker = k.worker
+            cross join lateral (
+                select case when p.worker is not null then tube.lag(
+                    known.name, known.partitions, k.worker, tube.position(known.name, k.worker), upto) end
+            ) as l(lag)
+            order by k.worker;
     end loop;
 end
 $$;
@@ -178,7 +184,8 @@ language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    one record;
+    known tube.tube;
+    worker integer;
     at tube.worker;
     lag jsonb;
     ready bigint := 0;
@@ -186,22 +193,20 @@ declare
     age double precision;
     faults bigint := 0;
 begin
-    for one in
-        select t as known, t.name, t.partitions, k.worker
-        from tube.looked_at() as t cross join lateral generate_series(0, t.partitions - 1) as k(worker)
-        where has_table_privilege(t.pods, 'delete')
-        order by t.name, k.worker
-    loop
-        at := tube.worker_now(one.name, one.worker);
-        continue when tube.locked(one.name, one.worker)
-            or tube.rests(at.attempt, greatest(at.claimed_at, at.updated_at))
-            -- Pods with ids do not wait for control pods that fail.
-            or tube.rests(at.control_attempt, at.control_failed_at) and not tube.has_unread(one.known, one.worker);
-        lag := tube.lag(one.name, one.partitions, one.worker, tube.position(one.name, one.worker), upto);
-        ready := ready + (lag ->> 'ready')::bigint;
-        waiting := waiting + (lag ->> 'waiting')::bigint;
-        age := greatest(age, (lag ->> 'ready_age')::double precision);
-        faults := faults + (lag ->> 'faults')::bigint;
+    for known in select t.* from tube.looked_at() as t where has_table_privilege(t.pods, 'delete') order by t.name loop
+        faults := faults + tube.count_faults(known.name);
+        for worker in select p.worker from tube.workers_with_pods(known) as p(worker) loop
+            at := tube.worker_now(known.name, worker);
+            continue when tube.locked(known.name, worker)
+                or tube.rests(at.attempt, greatest(at.claimed_at, at.updated_at))
+                -- Pods with ids do not wait for control pods that fail.
+                or tube.rests(at.control_attempt, at.control_failed_at) and not tube.has_unread(known, worker);
+            lag := tube.lag(known.name, known.partitions, worker, tube.position(known.name, worker), upto);
+            ready := ready + (lag ->> 'ready')::bigint;
+            waiting := waiting + (lag ->> 'waiting')::bigint;
+            age := greatest(age, (lag ->> 'ready_age')::double precision);
+            exit when ready >= upto;
+        end loop;
         exit when ready >= upto;
     end loop;
     return jsonb_build_object(
