@@ -134,31 +134,38 @@ begin
     perform tube.check_worker(workers, worker);
     return (
         with tables as (
-            select a.tbl, a.shard, a.predicate, n.nspname, c.relname, coalesce((tube.id_attribute(a)).attname, a.id_column) as id_column
+            select a as attached, a.shard, n.nspname, c.relname, count(*) over (partition by c.relname) as namesakes,
+                   min(format('%I.%I', n.nspname, c.relname)) over (
+                       partition by c.relname, a.shard
+                       rows between unbounded preceding and unbounded following exclude current row) as twin
             from tube.attachment as a
             join pg_class as c on c.oid = a.tbl
             join pg_namespace as n on n.oid = c.relnamespace
             where a.tube = known.name
         ), former as (
-            select d.shard, c.relname from tube.detached as d join pg_class as c on c.oid = d.tbl where d.tube = known.name
+            select c.relname, min(d.shard) as lowest, max(d.shard) as highest
+            from tube.detached as d join pg_class as c on c.oid = d.tbl
+            where d.tube = known.name
+            group by c.relname
         )
         select coalesce(jsonb_agg(jsonb_build_object(
-            'shard', t.shard, 'schema', t.nspname, 'name', t.relname, 'id_column', t.id_column, 'predicate', t.predicate,
-            'shared', exists (select from tables as o where o.relname = t.relname and o.tbl <> t.tbl)
-                or exists (select from former as f where f.relname = t.relname and f.shard <> t.shard),
+            'shard', t.shard, 'schema', t.nspname, 'name', t.relname,
+            'id_column', coalesce((tube.id_attribute(t.attached)).attname, (t.attached).id_column),
+            'predicate', (t.attached).predicate,
+            'shared', t.namesakes > 1 or coalesce(f.lowest <> t.shard or f.highest <> t.shard, false),
             'keeper', (select pg_get_userbyid(p.relowner) from pg_class as p where p.oid = known.pods),
-            'twin', (select min(tube.full_name(o.tbl)) from tables as o
-                     where o.relname = t.relname and o.shard = t.shard and o.tbl <> t.tbl)
+            'twin', t.twin
         ) order by t.shard, t.nspname, t.relname), '[]')
         from tables as t
+        left join former as f on f.relname = t.relname
         where tube.worker_of(t.shard, workers) = worker);
 end
 $$;
 comment on function tube.attached_to(text, integer, integer) is
     'The tables in a worker''s shards: of each the shard, its schema and name, today''s name of the column of its ids, the '
-    'predicate that it is attached with; shared: whether another table that touches the tube, or did under another shard, has the same name, so '
-    'that copies in one schema would be one; the twin that has both name and shard in common with it, or null; and the keeper, '
-    'who owns the pods.';
+    'predicate that it is attached with; shared: whether another table that touches the tube, or did under another shard, has '
+    'the same name, so that copies in one schema would be one; the twin that has both name and shard in common with it, or null; '
+    'and the keeper, who owns the pods.';
 
 create function tube.positions() returns jsonb
 language sql stable
