@@ -77,13 +77,17 @@ $$;
 comment on function tube.or_start(jsonb) is 'A position, and that of a worker that has not begun where there is none.';
 
 create function tube.unread_sql(
-    known tube.tube, worker integer, backfill boolean, "position" jsonb, upto pg_snapshot, high bigint, most bigint,
-    extra text default 'true'
+    known tube.tube, worker integer, kind text, "position" jsonb, upto pg_snapshot, high bigint default null,
+    most bigint default null, extra text default 'true'
 ) returns text
 language plpgsql immutable
 set search_path = pg_catalog, tube, pg_temp
 as $$
+declare
+    done pg_snapshot := "position" -> kind ->> 0;
+    done_upto bigint := "position" -> kind ->> 1;
 begin
+    high := coalesce(high, 9223372036854775807);
     return format($query$
         (
             select p.*
@@ -110,33 +114,55 @@ begin
         )
         limit %8$s
         $query$,
-        known.pods, array(select pg_snapshot_xip(("position" ->> 0)::pg_snapshot)),
-        case when backfill then 'true' else 'false' end, "position" ->> 1, upto, high,
-        tube.belongs('l.shard', known.partitions), coalesce(most::text, 'all'), extra,
-        least(("position" ->> 1)::bigint, high), worker);
+        known.pods, array(select pg_snapshot_xip(done)), case kind when 'backfill' then 'true' else 'false' end, done_upto, upto,
+        high, tube.belongs('l.shard', known.partitions), coalesce(most::text, 'all'), extra, least(done_upto, high), worker);
 end
 $$;
 comment on function tube.unread_sql is
-    'The query of the first most pods of one kind that a position [snapshot, seq] has not done, upto sees, whose seq is at '
-    'most high, in the order of seq. Its cost depends on neither the backlog nor what was deleted nor other workers.';
+    'The query of the first most pods of one kind, incremental or backfill, that a position has not done, upto sees, whose seq '
+    'is at most high, in the order of seq; null for most or high sets no bound. Its cost depends on neither the backlog nor what '
+    'was deleted nor other workers.';
 
-create function tube.done(tube text, worker integer, backfill boolean) returns bigint
+create function tube.first_unread(
+    known tube.tube, worker integer, kind text, "position" jsonb, upto pg_snapshot default pg_current_snapshot(),
+    high bigint default null, extra text default 'true'
+) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    first_seq bigint;
+begin
+    execute 'select u.seq from (' || tube.unread_sql(known, worker, kind, "position", upto, high, 1, extra) || ') as u' into first_seq;
+    return first_seq;
+end
+$$;
+comment on function tube.first_unread is 'The seq of the first pod of tube.unread_sql(); null where there is none.';
+
+create function tube.done(tube text, worker integer, kind text) returns bigint
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select coalesce(case when backfill then w.backfill_done else w.done end, 0) from tube.worker_now(tube, worker) as w
+    select coalesce(case kind when 'backfill' then w.backfill_done else w.done end, 0) from tube.worker_now(tube, worker) as w
 $$;
-comment on function tube.done(text, integer, boolean) is 'Up to which seq a worker has come, with one kind of pods.';
+comment on function tube.done(text, integer, text) is 'Up to which seq a worker has come, with one kind of pods.';
 
-create function tube.late(tube text, worker integer, backfill boolean) returns setof xid8
+create function tube.late(tube text, worker integer, kind text) returns setof xid8
 language sql stable rows 3
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select pg_snapshot_xip(case when backfill then w.backfill_snapshot else w.snapshot end) from tube.worker_now(tube, worker) as w
+    select pg_snapshot_xip(case kind when 'backfill' then w.backfill_snapshot else w.snapshot end)
+    from tube.worker_now(tube, worker) as w
 $$;
-comment on function tube.late(text, integer, boolean) is 'The transactions whose pods a worker may have passed before it could see them.';
+comment on function tube.late(text, integer, text) is
+    'The transactions whose pods a worker may have passed before it could see them.';
 
-create function tube.by_hand_sql(known tube.tube, worker integer, backfill boolean) returns text
+create function tube.by_hand_sql(known tube.tube, worker integer, kind text) returns text
 language sql immutable
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -145,17 +171,17 @@ as $$
         select p.*
         from (
             select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
-            from tube.late(%5$L, %4$s, %2$s) as late(txid)
+            from tube.late(%5$L, %4$s, %6$L) as late(txid)
             cross join lateral (
                 select r.* from %1$s as r where r.txid = late.txid order by r.txid, r.seq offset 0
             ) as l
             where (l.op is not distinct from 'B') = %2$s and %3$s = %4$s and l.ids <> '{}'
-              and l.seq <= (select tube.done(%5$L, %4$s, %2$s))
+              and l.seq <= (select tube.done(%5$L, %4$s, %6$L))
             union all
             select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
             from %1$s as l
             where l.ids = '{}' and (l.op is not distinct from 'B') = %2$s
-              and %3$s = %4$s and l.seq <= (select tube.done(%5$L, %4$s, %2$s))
+              and %3$s = %4$s and l.seq <= (select tube.done(%5$L, %4$s, %6$L))
         ) as p
         order by p.seq
     )
@@ -163,13 +189,13 @@ as $$
     (
         select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
         from %1$s as l
-        where (l.op = 'B') is %2$s and %3$s = %4$s and l.seq > (select tube.done(%5$L, %4$s, %2$s))
+        where (l.op = 'B') is %2$s and %3$s = %4$s and l.seq > (select tube.done(%5$L, %4$s, %6$L))
         order by l.op = 'B', %3$s, l.seq
     )$query$,
-        tube.full_name(known.pods), case when backfill then 'true' else 'false' end, tube.belongs('l.shard', known.partitions), worker,
-        known.name)
+        tube.full_name(known.pods), case kind when 'backfill' then 'true' else 'false' end,
+        tube.belongs('l.shard', known.partitions), worker, known.name, kind)
 $$;
-comment on function tube.by_hand_sql(tube.tube, integer, boolean) is
+comment on function tube.by_hand_sql(tube.tube, integer, text) is
     'The query of a worker''s pods of one kind with its control pods, from where the worker stands when it is run. It is read in '
     'the order in which it is written: the functions in it keep PostgreSQL from sharing it out among parallel workers.';
 
@@ -186,10 +212,12 @@ begin
     if partitions <> known.partitions then
         return format(
             'select seq, op, shard, ids, payload, ts from %s where %s = %s%s order by op = ''B'', seq',
-            tube.full_name(known.pods), tube.belongs('shard', partitions), "partition", case when exclude_backfill then ' and op <> ''B''' end);
+            tube.full_name(known.pods), tube.belongs('shard', partitions), "partition",
+            case when exclude_backfill then ' and op <> ''B''' end);
     end if;
-    return 'select seq, op, shard, ids, payload, ts from (' || tube.by_hand_sql(known, "partition", false)
-        || case when exclude_backfill then '' else ' union all ' || tube.by_hand_sql(known, "partition", true) end || ') as pods';
+    return 'select seq, op, shard, ids, payload, ts from (' || tube.by_hand_sql(known, "partition", 'incremental')
+        || case when exclude_backfill then '' else ' union all ' || tube.by_hand_sql(known, "partition", 'backfill') end
+        || ') as pods';
 end
 $$;
 comment on function tube.tube_pods_sql(text, integer, integer, boolean) is
@@ -236,17 +264,13 @@ comment on function tube.tube_pods_delete(text, integer, integer, bigint[]) is
 create function tube.advance(known tube.tube, worker integer) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-set max_parallel_workers_per_gather = 0
 as $$
 declare
     horizon bigint;
     fresh xid;
     upto pg_snapshot;
     at tube.worker;
+    from_position jsonb;
     incremental bigint;
     backfill bigint;
 begin
@@ -254,6 +278,7 @@ begin
         return;
     end if;
     at := tube.worker_now(known.name, worker);
+    from_position := tube.or_start(tube.position(known.name, worker));
     if at.batch is not null or known.partitions <> (tube.named(known.name)).partitions then
         return;
     end if;
@@ -271,15 +296,8 @@ begin
         where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
         return;
     end if;
-    execute 'select seq from (' || tube.unread_sql(
-        known, worker, false, jsonb_build_array(coalesce(at.snapshot, '1:1:'), coalesce(at.done, 0)), upto, horizon, 1) || ') as u'
-    into incremental;
-    execute 'select seq from (' || tube.unread_sql(
-        known, worker, true, jsonb_build_array(coalesce(at.backfill_snapshot, '1:1:'), coalesce(at.backfill_done, 0)),
-        upto, horizon, 1) || ') as u'
-    into backfill;
-    incremental := coalesce(incremental - 1, horizon);
-    backfill := coalesce(backfill - 1, horizon);
+    incremental := coalesce(tube.first_unread(known, worker, 'incremental', from_position, upto, horizon) - 1, horizon);
+    backfill := coalesce(tube.first_unread(known, worker, 'backfill', from_position, upto, horizon) - 1, horizon);
     update tube.worker as w set
         snapshot = case when incremental >= coalesce(at.done, 0) then upto else at.snapshot end,
         done = greatest(incremental, at.done),

@@ -71,26 +71,14 @@ comment on function tube.worker_of(integer, integer) is 'The worker that a shard
 create function tube.is_left(known tube.tube, move tube.moved) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-set max_parallel_workers_per_gather = 0
 as $$
 declare
     old_worker integer := tube.worker_of(move.from_shard, known.partitions);
     at jsonb := tube.or_start(tube.position(known.name, old_worker));
-    kind text;
-    is_left boolean;
+    of_shard text := format('l.shard = %s', move.from_shard);
 begin
-    foreach kind in array array['incremental', 'backfill'] loop
-        execute 'select exists (' || tube.unread_sql(
-            known, old_worker, kind = 'backfill', at -> kind, pg_current_snapshot(), move.upto, 1,
-            'l.shard = ' || move.from_shard) || ')'
-        into is_left;
-        exit when is_left;
-    end loop;
-    return is_left;
+    return tube.first_unread(known, old_worker, 'incremental', at, high => move.upto, extra => of_shard) is not null
+        or tube.first_unread(known, old_worker, 'backfill', at, high => move.upto, extra => of_shard) is not null;
 end
 $$;
 comment on function tube.is_left(tube.tube, tube.moved) is
@@ -156,7 +144,7 @@ declare
 begin
     foreach kind in array array['incremental', 'backfill'] loop
         for pod in execute 'select seq, cardinality(ids) as size, ts from (' || tube.unread_sql(
-            known, worker, kind = 'backfill', "position" -> kind, upto, horizon, max_changes, tube.held_sql(held, false)
+            known, worker, kind, "position", upto, horizon, max_changes, tube.held_sql(held, false)
         ) || ') as u' loop
             is_full := ids > 0 and ids + pod.size > max_changes;
             exit when is_full;
@@ -180,8 +168,8 @@ language sql immutable
 set search_path = pg_catalog, tube, pg_temp
 as $$
     select string_agg('(' || tube.unread_sql(
-        known, worker, k.kind = 'backfill', choice -> 'after' -> k.kind, (choice ->> 'upto')::pg_snapshot,
-        (choice ->> k.kind)::bigint, (choice ->> 'pods')::bigint, tube.held_sql(choice -> 'held_back', false)) || ')', ' union all ')
+        known, worker, k.kind, choice -> 'after', (choice ->> 'upto')::pg_snapshot, (choice ->> k.kind)::bigint,
+        (choice ->> 'pods')::bigint, tube.held_sql(choice -> 'held_back', false)) || ')', ' union all ')
     from (values ('incremental'), ('backfill')) as k(kind)
     where choice ->> k.kind is not null
 $$;

@@ -73,22 +73,12 @@ comment on function tube.claim(text, integer, integer, jsonb, integer, integer) 
 create function tube.has_unread(known tube.tube, worker integer) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-set max_parallel_workers_per_gather = 0
 as $$
 declare
     at jsonb := tube.or_start(tube.position(known.name, worker));
-    found_one boolean;
 begin
-    execute format(
-        'select exists (%s) or exists (%s)',
-        tube.unread_sql(known, worker, false, at -> 'incremental', pg_current_snapshot(), 9223372036854775807, 1),
-        tube.unread_sql(known, worker, true, at -> 'backfill', pg_current_snapshot(), 9223372036854775807, 1))
-    into found_one;
-    return found_one;
+    return tube.first_unread(known, worker, 'incremental', at) is not null
+        or tube.first_unread(known, worker, 'backfill', at) is not null;
 end
 $$;
 comment on function tube.has_unread(tube.tube, integer) is

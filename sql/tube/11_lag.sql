@@ -108,12 +108,8 @@ declare
     first_pod bigint;
 begin
     if tube.has_controls(known, worker) then
-        execute 'select seq from (' || tube.unread_sql(
-            known, worker, false, "position" -> 'incremental', pg_current_snapshot(), 9223372036854775807, 1) || ') as u'
-        into first_incremental;
-        execute 'select least($1, (select seq from (' || tube.unread_sql(
-            known, worker, true, "position" -> 'backfill', pg_current_snapshot(), 9223372036854775807, 1) || ') as u))'
-        into first_pod using first_incremental;
+        first_incremental := tube.first_unread(known, worker, 'incremental', "position");
+        first_pod := least(first_incremental, tube.first_unread(known, worker, 'backfill', "position"));
         return query execute format(
             'select l.seq, l.op, l.shard, l.payload, l.ts,
                     coalesce(l.seq < case when l.op is not distinct from ''B'' then $1 else $2 end, true)
@@ -173,8 +169,8 @@ begin
             select u.seq, u.shard, u.ts, cardinality(u.ids) as size, i.id, i.n
             from ((%s) union all (%s)) as u cross join lateral unnest(u.ids) with ordinality as i(id, n)
             limit %s) as t',
-        tube.unread_sql(known, worker, false, "position" -> 'incremental', pg_current_snapshot(), 9223372036854775807, null, condition),
-        tube.unread_sql(known, worker, true, "position" -> 'backfill', pg_current_snapshot(), 9223372036854775807, null, condition),
+        tube.unread_sql(known, worker, 'incremental', "position", pg_current_snapshot(), extra => condition),
+        tube.unread_sql(known, worker, 'backfill', "position", pg_current_snapshot(), extra => condition),
         upto::bigint + 1)
     into touches, counted, low, high, whole, oldest;
     exact := touches <= upto;
@@ -270,7 +266,7 @@ comment on function tube.lag(text, integer, integer, jsonb, integer) is
     'from another worker''s shard, whose pods are not done, and control pods with pods before them. Exact up to upto, its cost '
     'grows with upto and with nothing else. What an open transaction has touched nobody can see.';
 
-create function tube.stats_of(known tube.tube, worker integer, backfill boolean)
+create function tube.stats_of(known tube.tube, worker integer, kind text)
 returns table (pods text, min_seq bigint, max_seq bigint, min_ts timestamptz, max_ts timestamptz)
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
@@ -281,11 +277,11 @@ set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    at jsonb := tube.or_start(tube.position(known.name, worker)) -> case when backfill then 'backfill' else 'incremental' end;
+    at jsonb := tube.or_start(tube.position(known.name, worker));
     counted bigint;
 begin
     execute 'select count(*), min(seq), max(seq), min(ts), max(ts) from (select seq, ts from (' || tube.unread_sql(
-        known, worker, backfill, at, pg_current_snapshot(), 9223372036854775807, 1001) || ') as u) as t'
+        known, worker, kind, at, pg_current_snapshot(), most => 1001) || ') as u) as t'
     into counted, min_seq, max_seq, min_ts, max_ts;
     pods := case when counted > 1000 then '1000+' else counted::text end;
     if counted > 1000 then
@@ -293,13 +289,13 @@ begin
             'select l.seq, l.ts from %1$s as l
              where (l.op = ''B'') is %3$s and %2$s = %4$s and l.ids <> ''{}''
              order by l.op = ''B'' desc, %2$s desc, l.seq desc limit 1',
-            known.pods, tube.belongs('l.shard', known.partitions), case when backfill then 'true' else 'false' end, worker)
+            known.pods, tube.belongs('l.shard', known.partitions), case kind when 'backfill' then 'true' else 'false' end, worker)
         into max_seq, max_ts;
     end if;
     return next;
 end
 $$;
-comment on function tube.stats_of(tube.tube, integer, boolean) is 'How many pods of one kind a worker has, and from when to when.';
+comment on function tube.stats_of(tube.tube, integer, text) is 'How many pods of one kind a worker has, and from when to when.';
 
 create function tube.tube_stats()
 returns table (
@@ -324,8 +320,8 @@ begin
                    (select case when count(*) >= 1000 then '1000+' else count(*)::text end
                     from tube.due(known, k.worker, tube.or_start(tube.position(known.name, k.worker))))
             from generate_series(0, known.partitions - 1) as k(worker)
-            cross join lateral tube.stats_of(known, k.worker, false) as i
-            cross join lateral tube.stats_of(known, k.worker, true) as b;
+            cross join lateral tube.stats_of(known, k.worker, 'incremental') as i
+            cross join lateral tube.stats_of(known, k.worker, 'backfill') as b;
     end loop;
 end
 $$;
@@ -351,22 +347,17 @@ comment on function tube.point(text) is 'A point in a tube to wait for: all that
 create function tube.passed(tube text, workers integer, worker integer, "position" jsonb, goal jsonb) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 declare
     known tube.tube := tube.named(tube);
     at jsonb := tube.or_start("position");
+    seen pg_snapshot := goal ->> 'snapshot';
+    high bigint := goal ->> 'seq';
     is_left boolean;
 begin
     perform tube.check_workers(known, workers, worker);
-    execute format(
-        'select exists (%s) or exists (%s)',
-        tube.unread_sql(known, worker, false, at -> 'incremental', (goal ->> 'snapshot')::pg_snapshot, (goal ->> 'seq')::bigint, 1),
-        tube.unread_sql(known, worker, true, at -> 'backfill', (goal ->> 'snapshot')::pg_snapshot, (goal ->> 'seq')::bigint, 1))
-    into is_left;
+    is_left := tube.first_unread(known, worker, 'incremental', at, seen, high) is not null
+        or tube.first_unread(known, worker, 'backfill', at, seen, high) is not null;
     return jsonb_build_object('passed', not is_left, 'goal', goal);
 end
 $$;
