@@ -26,6 +26,28 @@ end
 $$;
 comment on function tube.checked_chunk(integer) is 'How many ids a pod gets: at most as many as a page can hold.';
 
+create function tube.put_pods(
+    pods regclass, op text, shard integer, ids bigint[], payload jsonb default null, chunk_size integer default 900
+) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if coalesce(cardinality(ids), 0) = 0 and payload is null then
+        return;
+    end if;
+    -- The payload is named only where there is one: who has no right to give one may touch all the same.
+    execute format(
+        'insert into %s (op, shard, ids%s) select $1, $2, ($3::bigint[])[i : i + $4 - 1]%s '
+        'from generate_series(1, greatest(cardinality($3), 1), $4) as i',
+        pods, case when payload is not null then ', payload' end, case when payload is not null then ', $5' end)
+    using op, shard, ids, chunk_size, payload;
+end
+$$;
+comment on function tube.put_pods(regclass, text, integer, bigint[], jsonb, integer) is
+    'Put ids of a shard among the pods of a tube, chunk_size a pod, each pod with the payload; without ids the payload makes a '
+    'control pod.';
+
 create function tube.touch(
     tube text, shard integer, ids bigint[], op text, payload jsonb default null, chunk_size integer default 250
 ) returns void
@@ -46,13 +68,7 @@ begin
     if shard is null then
         perform tube.refuse('a touch needs a shard', 'give the number under which the table is attached');
     end if;
-    if known_ids = '{}' and payload is null then
-        return;
-    end if;
-    execute format(
-        'insert into %s (op, shard, ids, payload) '
-        'select $1, $2, ($3::bigint[])[i : i + $5 - 1], $4 from generate_series(1, greatest(cardinality($3), 1), $5) as i', pods)
-    using kind, shard, known_ids, payload, chunk;
+    perform tube.put_pods(pods, kind, shard, known_ids, payload, chunk);
 end
 $$;
 comment on function tube.touch(text, integer, bigint[], text, jsonb, integer) is
@@ -201,24 +217,6 @@ end
 $$;
 comment on function tube.named_all(text) is 'Several tubes by their names, with commas between them, or as the text of an array.';
 
-create function tube.insert_pods(pods regclass[], op text, shard integer, ids bigint[], chunk_size integer) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    each_pods regclass;
-begin
-    foreach each_pods in array pods loop
-        execute format(
-            'insert into %s (op, shard, ids) '
-            'select $1, $2, ($3::bigint[])[i : i + $4 - 1] from generate_series(1, cardinality($3), $4) as i', each_pods)
-        using op, shard, ids, chunk_size;
-    end loop;
-end
-$$;
-comment on function tube.insert_pods(regclass[], text, integer, bigint[], integer) is
-    'Put ids into several tubes, in pods of chunk_size.';
-
 create function tube.check_bulk(shard integer, fetch_chunk_size integer) returns void
 language plpgsql immutable
 set search_path = pg_catalog, tube, pg_temp
@@ -259,12 +257,12 @@ begin
         if each_id is not null then
             ids := pg_catalog.array_append(ids, each_id);
             if pg_catalog.cardinality(ids) operator(pg_catalog.>=) fetch_chunk_size then
-                perform tube.insert_pods(pods, kind, shard, ids, chunk);
+                perform tube.put_pods(p, kind, shard, ids, chunk_size => chunk) from pg_catalog.unnest(pods) as p;
                 ids := '{}';
             end if;
         end if;
     end loop;
-    perform tube.insert_pods(pods, kind, shard, ids, chunk);
+    perform tube.put_pods(p, kind, shard, ids, chunk_size => chunk) from pg_catalog.unnest(pods) as p;
 end
 $$;
 comment on function tube.tube_pods_insert(text, text, integer, character, bigint, integer, integer) is

@@ -88,17 +88,6 @@ $$;
 comment on function tube.lock_backfill(text, regclass, integer) is
     'Wait until no other backfill of a table and shard is at work, and keep others out until the transaction ends.';
 
-create function tube.put_control(known tube.tube, op text, shard integer, payload jsonb) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    execute format('insert into %s (op, shard, ids, payload) values ($1, $2, ''{}'', $3)', known.pods)
-    using op, shard, payload;
-end
-$$;
-comment on function tube.put_control(tube.tube, text, integer, jsonb) is 'Put a control pod into a tube.';
-
 create function tube.has_control(known tube.tube, tbl regclass, shard integer, types text[]) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
@@ -137,8 +126,9 @@ begin
         order by a.shard, a.tbl
     loop
         if not tube.has_control(known, each_one.tbl, each_one.shard, array['backfill_schedule', 'backfill_end']) then
-            perform tube.put_control(known, 'B', each_one.shard, jsonb_build_object(
-                'type', 'backfill_schedule', 'tbl', tube.full_name(each_one.tbl), 'order_col', tube.check_order(each_one.tbl, order_col)));
+            perform tube.put_pods(known.pods, 'B', each_one.shard, '{}', jsonb_build_object(
+                'type', 'backfill_schedule', 'tbl', tube.full_name(each_one.tbl),
+                'order_col', tube.check_order(each_one.tbl, order_col)));
             scheduled := scheduled + 1;
         end if;
     end loop;
@@ -265,8 +255,9 @@ begin
             format('another backfill of %s into tube %I is not finished', tbl, tube), 'tube.backfills() shows it: let it end, or cancel it');
     end if;
     -- Without an index each read sorts the table: then in few large ones.
-    chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size else greatest(fetch_chunk_size, 1000000) end;
-    perform tube.put_control(known, 'T', attached.shard, jsonb_build_object(
+    chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size
+                  else greatest(fetch_chunk_size, 1000000) end;
+    perform tube.put_pods(known.pods, 'T', attached.shard, '{}', jsonb_build_object(
         'type', 'backfill_start', 'tbl', tube.full_name(tbl), 'start_seq', step1));
     loop
         at := tube.backfill_slice(known, attached, column_name, at, chunk, pod_size);
@@ -276,7 +267,7 @@ begin
         perform tube.refuse(
             format('the predicate or the ids of %s were changed meanwhile', tbl), 'begin again with step 1; nothing was touched');
     end if;
-    perform tube.put_control(known, 'B', attached.shard, jsonb_build_object(
+    perform tube.put_pods(known.pods, 'B', attached.shard, '{}', jsonb_build_object(
         'type', 'backfill_end', 'tbl', tube.full_name(tbl), 'start_seq', step1));
 end
 $$;

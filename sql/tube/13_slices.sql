@@ -310,7 +310,7 @@ begin
     at.in_nulls := coalesce(at.in_nulls, false);
     select s.looked_at, s.upto_value, s.upto_id, s.ids into at.looked_at, at.last_value, at.last_id, ids
     from tube.judged_slice(attached, order_col, at.in_nulls, at.last_value, at.last_id, chunk) as s;
-    perform tube.insert_pods(array[known.pods], 'B', attached.shard, ids, pod_size);
+    perform tube.put_pods(known.pods, 'B', attached.shard, ids, chunk_size => pod_size);
     at.touched := cardinality(ids);
     at.finished := false;
     if at.looked_at < chunk then

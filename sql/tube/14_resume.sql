@@ -169,7 +169,7 @@ begin
         attached := tube.attached(job.tube, job.tbl, job.shard);
         perform tube.check_whole(job.tbl);
         if job.state = 'scheduled' then
-            perform tube.put_control(known, 'T', job.shard, jsonb_build_object(
+            perform tube.put_pods(known.pods, 'T', job.shard, '{}', jsonb_build_object(
                 'type', 'backfill_start', 'tbl', tube.full_name(job.tbl), 'start_seq', job.start_seq::text));
             job.updated_at := began;
         end if;
@@ -177,7 +177,7 @@ begin
             known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size, 900);
         touched := at.touched;
         if at.finished then
-            perform tube.put_control(known, 'B', job.shard, jsonb_build_object(
+            perform tube.put_pods(known.pods, 'B', job.shard, '{}', jsonb_build_object(
                 'type', 'backfill_end', 'tbl', tube.full_name(job.tbl), 'start_seq', job.start_seq::text));
         end if;
         update tube.backfill as b set

@@ -58,8 +58,7 @@ declare
 begin
     -- Under the shard that the table has now: under its old one the ids could be in work twice.
     perform tube.hold_shard(relation);
-    perform tube.insert_pods(
-        array[known.pods], control.op, coalesce(tube.shard_of(known.name, relation), control.shard), given, 900);
+    perform tube.put_pods(known.pods, control.op, coalesce(tube.shard_of(known.name, relation), control.shard), given);
     return cardinality(given);
 end
 $$;
