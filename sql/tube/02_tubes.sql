@@ -25,7 +25,7 @@ begin
     if not exists (select from pg_class as c where c.oid = known.pods) then
         perform tube.refuse(
             format('the table of the pods of tube %I is gone', tube),
-            format('tube.tube_ensure_absent(%L), then make the tube anew and backfill', tube));
+            format('tube.tube_ensure_absent(%L), then make the tube again and backfill', tube));
     end if;
     code := tube.code_on(known.pods);
     if code is not null then
@@ -89,8 +89,8 @@ exception when lock_not_available then
     raise lock_not_available using
         message = format('%s are at work, and do not end in time', who),
         hint = case when held
-            then 'try again when they have ended, or do this before anything that locks a table: this transaction does, and '
-                 'whoever writes that table waits too; nothing was changed'
+            then 'try again when they have ended, or do this before anything that locks a table: this transaction has locked '
+                 'one, and its writers wait too; nothing was changed'
             else 'try again when they have ended, or with a longer lock_timeout; nothing was changed' end;
 end
 $$;
@@ -186,7 +186,7 @@ begin
 exception when duplicate_table then
     perform tube.refuse(
         format('there is a relation %I or %I already in schema %I', workers_index, control_index, tube.schema_of(pods)),
-        'rename it: the indexes of the pods are to be called so');
+        'rename it: the indexes of the pods need these names');
 end
 $$;
 comment on function tube.index_pods(regclass, integer) is
@@ -320,7 +320,7 @@ begin
     perform tube.hold_still(in_tube);
     -- Who is attaching a table ends first, so that it is detached too; who comes later finds no tube.
     perform from tube.tube as t where t.name = in_tube for update;
-    perform tube.detach(in_tube, null, pods);
+    perform tube.detach(in_tube, tbl => null, beside => pods);
     delete from dead_letter.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
     perform tube.clear_faults(in_tube);
     delete from tube.tube as t where t.name = in_tube;
@@ -337,7 +337,8 @@ begin
 end
 $$;
 comment on function tube.tube_ensure_absent(text) is
-    'Detach all tables from a tube and remove it with its pods and its dead letters, once no worker is at work; nothing where there is none.';
+    'Detach all tables from a tube and remove it with its pods and its dead letters, once no worker is at work; nothing where '
+    'there is none.';
 
 create function tube.tube_list(in_tbl regclass default null)
 returns table (tube text, predicate text, partitions integer, tbl regclass, shard integer)

@@ -62,7 +62,8 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
     select (tube.id_attribute(tube.attachment_of(rel, tube))).attname
 $$;
-comment on function tube.id_column(oid, text) is 'Today''s name of the column of ids of an attached table or of a partition of it.';
+comment on function tube.id_column(oid, text) is
+    'Today''s name of the column of ids of an attached table or of a partition of it.';
 
 create function tube.descendants(tbl regclass) returns setof regclass
 language sql stable
@@ -167,7 +168,8 @@ as $$
     select array['insert', 'update', 'delete', 'truncate'] || case when c.relkind = 'p' then array['guard'] end
     from pg_class as c where c.oid = tbl
 $$;
-comment on function tube.capture_ops(regclass) is 'What the triggers are for by which a table and each of its partitions touch a tube.';
+comment on function tube.capture_ops(regclass) is
+    'What the triggers are for by which a table and each of its partitions touch a tube.';
 
 create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)

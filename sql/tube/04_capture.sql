@@ -126,7 +126,7 @@ as $$
                 end if;
                 if pgchange_lost operator(pg_catalog.>) 0 then
                     insert into tube.fault (tube, tbl, ids, message)
-                    values (%2$L, tg_relid, pgchange_lost, 'ids could not be told: the column of ids is gone or no number');
+                    values (%2$L, tg_relid, pgchange_lost, 'ids could not be told: the column of ids is gone or is not a number');
                 end if;
             exception when others or assert_failure then
                 raise warning 'a fault of the capture of %% could not be noted: %%', tg_relid::pg_catalog.regclass, sqlerrm;
@@ -248,7 +248,7 @@ as $$
         where p.proowner <> t.relowner)
 $$;
 comment on function tube.is_anothers(tube.attachment) is
-    'Whether functions of an attachment are not of the table''s owner, as it has got another, who may not write them anew.';
+    'Whether the functions of an attachment belong to a former owner of the table, so that the present one may not replace them.';
 
 create function tube.placed_name(attached tube.attachment, kind text) returns text
 language sql stable
@@ -282,4 +282,5 @@ begin
     execute format('alter function %s() owner to %I', function, owner_name);
 end
 $$;
-comment on function tube.place_function(tube.attachment, text) is 'Write one of the trigger functions of a table, anew if it is there.';
+comment on function tube.place_function(tube.attachment, text) is
+    'Write one of the trigger functions of a table, or replace it.';

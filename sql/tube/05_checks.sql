@@ -9,7 +9,7 @@ declare
     owner_name name := pg_get_userbyid(class.relowner);
 begin
     if class is null then
-        perform tube.refuse('there is no such table', 'name a table that is there');
+        perform tube.refuse('there is no such table', 'name an existing table');
     end if;
     if class.relkind not in ('r', 'p') then
         perform tube.refuse(format('%s is not a table', tbl), 'attach the tables behind it');
@@ -192,7 +192,8 @@ comment on function tube.settings() is
     'What functions that apply a predicate run under: it means the same for whoever writes, backfills or replays.';
 
 create function tube.ask_judge(
-    judge regprocedure, asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
+    judge regprocedure, asked bigint[] default null, order_col name default null, in_nulls boolean default null,
+    last_value text default null, last_id bigint default null, chunk integer default null,
     out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
 )
 language plpgsql
@@ -254,7 +255,7 @@ $body$, attached.token));
     execute format('comment on function %s is %L', signature,
                    format('Reads %s for backfills into tube %s.', attached.tbl, attached.tube));
     execute format('alter function %s owner to %I', signature, owner_name);
-    perform tube.ask_judge(signature::regprocedure, null, null, null, null, null, null);
+    perform tube.ask_judge(signature::regprocedure);
 end
 $$;
 comment on function tube.place_judge(tube.attachment) is
@@ -277,9 +278,9 @@ begin
       and p.pronargs = 6;
     if judge is null then
         perform tube.refuse(
-            format('%s has another owner than when it was attached to tube %I, or its predicate''s function is another', attached.tbl,
-                   attached.tube),
-            format('who owns it now attaches it anew, and agrees to the predicate by that: '
+            format('%s has another owner than when it was attached to tube %I, or the function of its predicate was replaced',
+                   attached.tbl, attached.tube),
+            format('its present owner agrees to the predicate by attaching it again: '
                    'select tube.tube_table_ensure_attached(%L, %L)', attached.tube, attached.tbl));
     end if;
     if not has_function_privilege(judge, 'execute') then
@@ -311,7 +312,8 @@ begin
         return;
     end if;
     select s.* into looked_at, upto_value, upto_id, ids, failed, message
-    from tube.ask_judge(tube.judge_of(attached), null, order_col, in_nulls, last_value, last_id, chunk) as s;
+    from tube.ask_judge(tube.judge_of(attached), asked => null, order_col => order_col, in_nulls => in_nulls,
+                        last_value => last_value, last_id => last_id, chunk => chunk) as s;
     if failed > 0 then
         insert into tube.fault (tube, tbl, ids, message) values (attached.tube, attached.tbl, failed, message);
     end if;
@@ -329,7 +331,7 @@ begin
     if attached.predicate is null then
         return tube.read_wanted(attached, asked);
     end if;
-    return (select a.ids from tube.ask_judge(tube.judge_of(attached), asked, null, null, null, null, null) as a);
+    return (select a.ids from tube.ask_judge(tube.judge_of(attached), asked) as a);
 end
 $$;
 comment on function tube.judged_ids(tube.attachment, bigint[]) is

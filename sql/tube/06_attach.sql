@@ -67,7 +67,7 @@ $$;
 comment on function tube.hold_capture(oid) is
     'Keep others from changing the capture of a table until this transaction ends, and wait for who does.';
 
-create function tube.lacking(attached tube.attachment) returns regclass[]
+create function tube.uncaptured(attached tube.attachment) returns regclass[]
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -79,24 +79,25 @@ as $$
         ) as whole on whole.relid = d.relid
         where whole.relid is null order by d.relid)
 $$;
-comment on function tube.lacking(tube.attachment) is 'The table and those of its partitions that are not captured, or not whole.';
+comment on function tube.uncaptured(tube.attachment) is
+    'The table and those of its partitions that are not captured, or not whole.';
 
 create function tube.place_triggers(attached tube.attachment) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    lacking regclass[] := tube.lacking(attached);
+    uncaptured regclass[] := tube.uncaptured(attached);
     former regclass[] := array(select distinct f.relid from tube.former_captures(attached.tbl, attached.tube) as f order by 1);
     captured record;
     missing record;
     wanted name;
 begin
-    if lacking || former = '{}' then
+    if uncaptured || former = '{}' then
         return;
     end if;
     perform tube.take_locks(
-        array(select distinct r from unnest(lacking || former) as r order by r),
+        array(select distinct r from unnest(uncaptured || former) as r order by r),
         case when former <> '{}' then 'access exclusive' else 'share row exclusive' end);
     for captured in select f.* from tube.former_captures(attached.tbl, attached.tube) as f loop
         execute format('drop trigger %I on %s', captured.trigger, captured.relid);
@@ -108,7 +109,7 @@ begin
         ), captured as materialized (
             select c.relid, c.op from tube.captures(attached.tbl, attached.tube) as c
         )
-        select r.relid, k.op, k.function from kinds as k cross join unnest(lacking) as r(relid)
+        select r.relid, k.op, k.function from kinds as k cross join unnest(uncaptured) as r(relid)
         where not exists (select from captured as c where c.relid = r.relid and c.op = k.op)
           and (k.op <> 'guard' or r.relid = attached.tbl)
     loop
@@ -144,7 +145,8 @@ begin
     perform tube.place_function(attached, k.op) from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op);
 end
 $$;
-comment on function tube.place_functions(tube.attachment) is 'Write the functions of an attachment anew, as it is now.';
+comment on function tube.place_functions(tube.attachment) is
+    'Write the functions of an attachment as it is now, in place of those that are there.';
 
 create function tube.adopt(attached tube.attachment, predicate text) returns void
 language plpgsql
@@ -154,7 +156,7 @@ begin
     if tube.is_anothers(attached)
        or not pg_has_role(current_user, (select c.relowner from pg_class as c where c.oid = attached.tbl), 'usage')
     then
-        raise notice '% goes on with the predicate that its owner has agreed to: it takes the new one when he attaches it again',
+        raise notice '% keeps the predicate that its owner has agreed to, and takes the new one when the owner attaches it again',
             attached.tbl;
         return;
     end if;
@@ -170,7 +172,7 @@ $$;
 comment on function tube.adopt(tube.attachment, text) is
     'Put another predicate in force for a table of the caller''s; that of another owner keeps the one that he has agreed to.';
 
-create function tube.take_off(attached tube.attachment) returns void
+create function tube.drop_capture(attached tube.attachment) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -194,7 +196,7 @@ begin
     end loop;
 end
 $$;
-comment on function tube.take_off(tube.attachment) is
+comment on function tube.drop_capture(tube.attachment) is
     'Drop the triggers and the functions of an attachment, once nobody uses their tables.';
 
 create function tube.attach(tube text, tbl regclass, shard integer, id_column name, agreed boolean) returns void
@@ -248,7 +250,7 @@ begin
     if before.token <> wanted.token then
         perform tube.take_locks(array(
             select c.relid from tube.captures(before.tbl, before.tube) as c group by 1 order by 1), 'access exclusive');
-        perform tube.take_off(before);
+        perform tube.drop_capture(before);
     end if;
     insert into tube.attachment values (wanted.*)
     on conflict on constraint attachment_pkey do update set
@@ -273,7 +275,7 @@ create function tube.tube_table_ensure_attached(
 language sql
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select tube.attach(tube, tbl, shard, id_column, true)
+    select tube.attach(tube, tbl, shard, id_column, agreed => true)
 $$;
 comment on function tube.tube_table_ensure_attached(text, regclass, integer, name) is
     'Let a table touch a tube: each of its inserts, updates, deletes and truncates from now on, under a shard (given, or the '
@@ -303,7 +305,7 @@ begin
         select c.relid from unnest(going) as g cross join lateral tube.captures(g.tbl, g.tube) as c group by 1 order by 1
     ) || array_remove(array[beside], null), 'access exclusive');
     foreach each_one in array coalesce(going, '{}') loop
-        perform tube.take_off(each_one);
+        perform tube.drop_capture(each_one);
         with gone as (
             delete from tube.attachment as a where a.tube = each_one.tube and a.tbl = each_one.tbl returning a.*
         )

@@ -6,12 +6,13 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if op is null or op not in ('I', 'U', 'D', 'T', 'B') then
-        perform tube.refuse(format('op %L is no kind of touch', op), 'I, U, D, T, or B for a backfill');
+        perform tube.refuse(format('op %L is not a kind of touch', op), 'I, U, D, T, or B for a backfill');
     end if;
     return case when strpos(current_setting('application_name'), 'backfill') > 0 then 'B' else op end;
 end
 $$;
-comment on function tube.checked_op(text) is 'The kind of a touch; B where the application_name of the session has backfill in it.';
+comment on function tube.checked_op(text) is
+    'The kind of a touch; B where the application_name of the session has backfill in it.';
 
 create function tube.checked_chunk(chunk_size integer) returns integer
 language plpgsql immutable
@@ -19,7 +20,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if chunk_size is null or chunk_size < 1 then
-        perform tube.refuse(format('no pod has %s ids', coalesce(chunk_size::text, 'null')), 'a pod holds 1 to 900 ids');
+        perform tube.refuse(format('a pod cannot have %s ids', coalesce(chunk_size::text, 'null')), 'a pod holds 1 to 900 ids');
     end if;
     return least(chunk_size, 900);
 end
@@ -63,7 +64,7 @@ begin
     if array_ndims(ids) > 1 then
         perform tube.refuse(format('the ids have %s dimensions', array_ndims(ids)), 'give an array of one dimension');
     end if;
-    -- Made anew: one that is given may begin at any number.
+    -- A new array: one that is given may begin at any subscript.
     known_ids := array(select i from unnest(ids) as i where i is not null);
     if shard is null then
         perform tube.refuse('a touch needs a shard', 'give the number under which the table is attached');
@@ -116,7 +117,7 @@ begin
     if not found then
         perform tube.refuse(
             format('%s is attached to no tube that you may use', tbl),
-            'attach it (anew if it was renamed), or have INSERT granted on the tube''s pods');
+            'attach it (again if it was renamed), or have INSERT granted on the tube''s pods');
     end if;
 end
 $$;
@@ -176,8 +177,8 @@ begin
         return;
     end if;
     if not pg_has_role(current_user, (select p.proowner from pg_proc as p where p.oid = known), 'usage') then
-        raise notice '% is of another owner, and stays as it is', signature using
-            hint = format('let its owner drop it; who attaches %s then makes it anew', tbl);
+        raise notice '% belongs to another owner, and stays as it is', signature using
+            hint = format('let its owner drop it; attaching %s again then makes it', tbl);
         return;
     end if;
     if not is_attached then

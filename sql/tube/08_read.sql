@@ -68,13 +68,13 @@ end
 $$;
 comment on function tube.position(text, integer) is 'How far a worker has come; null for one that has not begun.';
 
-create function tube.or_start("position" jsonb) returns jsonb
+create function tube.position_or_start("position" jsonb) returns jsonb
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
     select coalesce(nullif("position", '{}'), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')
 $$;
-comment on function tube.or_start(jsonb) is 'A position, and that of a worker that has not begun where there is none.';
+comment on function tube.position_or_start(jsonb) is 'A position, and that of a worker that has not begun where there is none.';
 
 create function tube.unread_sql(
     known tube.tube, worker integer, kind text, "position" jsonb, upto pg_snapshot, high bigint default null,
@@ -138,7 +138,8 @@ as $$
 declare
     first_seq bigint;
 begin
-    execute 'select u.seq from (' || tube.unread_sql(known, worker, kind, "position", upto, high, 1, extra) || ') as u' into first_seq;
+    execute 'select u.seq from (' || tube.unread_sql(known, worker, kind, "position", upto, high, 1, extra) || ') as u'
+    into first_seq;
     return first_seq;
 end
 $$;
@@ -208,7 +209,7 @@ as $$
 declare
     known tube.tube := tube.named(tube);
 begin
-    perform tube.check_worker(partitions, "partition");
+    perform tube.check_worker_number(partitions, "partition");
     if partitions <> known.partitions then
         return format(
             'select seq, op, shard, ids, payload, ts from %s where %s = %s%s order by op = ''B'', seq',
@@ -237,7 +238,7 @@ declare
     is_own boolean := partitions = known.partitions;
     deleted integer;
 begin
-    perform tube.check_worker(partitions, "partition");
+    perform tube.check_worker_number(partitions, "partition");
     execute format(
         'with gone as (
             delete from %1$s as p
@@ -278,7 +279,7 @@ begin
         return;
     end if;
     at := tube.worker_now(known.name, worker);
-    from_position := tube.or_start(tube.position(known.name, worker));
+    from_position := tube.position_or_start(tube.position(known.name, worker));
     if at.batch is not null or known.partitions <> (tube.named(known.name)).partitions then
         return;
     end if;

@@ -21,7 +21,7 @@ as $$
 $$;
 comment on function tube.locked(text, integer) is 'Whether a worker is at work.';
 
-create function tube.check_workers(known tube.tube, workers integer, worker integer) returns void
+create function tube.check_still_shared_by(known tube.tube, workers integer, worker integer) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -29,14 +29,14 @@ begin
     if workers is distinct from known.partitions then
         raise exception using errcode = 'PC006',
             message = format('tube %I is shared by %s workers now, and this is one of %s', known.name, known.partitions, workers),
-            hint = format('make the feeds anew: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
+            hint = format('make the feeds again: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
     end if;
-    perform tube.check_worker(workers, worker);
+    perform tube.check_worker_number(workers, worker);
 end
 $$;
-comment on function tube.check_workers(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
+comment on function tube.check_still_shared_by(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
 
-create function tube.check_worker(workers integer, worker integer) returns void
+create function tube.check_worker_number(workers integer, worker integer) returns void
 language plpgsql immutable
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -46,14 +46,14 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_worker(integer, integer) is 'Refuse a worker that cannot be.';
+comment on function tube.check_worker_number(integer, integer) is 'Refuse a worker that cannot be.';
 
 create function tube.register(tube text, workers integer, worker integer) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
-    perform tube.check_workers(tube.named(tube), workers, worker);
+    perform tube.check_still_shared_by(tube.named(tube), workers, worker);
     if tube.worker_now(tube, worker) is null then
         insert into tube.worker (tube, worker) values (register.tube, register.worker) on conflict do nothing;
     end if;
@@ -74,7 +74,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     old_worker integer := tube.worker_of(move.from_shard, known.partitions);
-    at jsonb := tube.or_start(tube.position(known.name, old_worker));
+    at jsonb := tube.position_or_start(tube.position(known.name, old_worker));
     of_shard text := format('l.shard = %s', move.from_shard);
 begin
     return tube.first_unread(known, old_worker, 'incremental', at, high => move.upto, extra => of_shard) is not null

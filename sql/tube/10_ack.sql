@@ -13,7 +13,7 @@ declare
     slices jsonb;
     made jsonb;
 begin
-    perform tube.check_workers(known, workers, worker);
+    perform tube.check_still_shared_by(known, workers, worker);
     if max_changes is null or max_changes < 1 then
         raise invalid_parameter_value using message = 'a batch has at least 1 change';
     end if;
@@ -75,7 +75,7 @@ language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    at jsonb := tube.or_start(tube.position(known.name, worker));
+    at jsonb := tube.position_or_start(tube.position(known.name, worker));
 begin
     return tube.first_unread(known, worker, 'incremental', at) is not null
         or tube.first_unread(known, worker, 'backfill', at) is not null;

@@ -13,7 +13,7 @@ begin
     return case
         -- The caller's own, and that of who may do anything anyway.
         when coalesce(class.is_trusted, true) then null
-        when class.relkind <> 'r' then 'become no ordinary table'
+        when class.relkind <> 'r' then 'become something else than an ordinary table'
         when class.relrowsecurity then 'row security'
         when exists (select from pg_rewrite as r where r.ev_class = pods) then 'a rule'
         -- Foreign keys are triggers too, here of both tables.
@@ -61,7 +61,7 @@ as $$
 $$;
 comment on function tube.code_hint(tube.tube) is 'What to do about pods that hold code.';
 
-create function tube.looked_at() returns setof tube.tube
+create function tube.readable_tubes() returns setof tube.tube
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -90,7 +90,7 @@ begin
     end loop;
 end
 $$;
-comment on function tube.looked_at() is
+comment on function tube.readable_tubes() is
     'The tubes that the caller may read, by their names, without those whose pods hold code of somebody else: of these a notice.';
 
 create function tube.due(known tube.tube, worker integer, "position" jsonb)
@@ -234,13 +234,13 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
-    at jsonb := tube.or_start("position");
+    at jsonb := tube.position_or_start("position");
     held jsonb;
     ready record;
     waiting record;
     controls record;
 begin
-    perform tube.check_workers(known, workers, worker);
+    perform tube.check_still_shared_by(known, workers, worker);
     if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
@@ -277,7 +277,7 @@ set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    at jsonb := tube.or_start(tube.position(known.name, worker));
+    at jsonb := tube.position_or_start(tube.position(known.name, worker));
     counted bigint;
 begin
     execute 'select count(*), min(seq), max(seq), min(ts), max(ts) from (select seq, ts from (' || tube.unread_sql(
@@ -311,14 +311,14 @@ as $$
 declare
     known tube.tube;
 begin
-    for known in select t.* from tube.looked_at() as t loop
+    for known in select t.* from tube.readable_tubes() as t loop
         return query
             select known.name, known.predicate, k.worker,
                    (select count(distinct a.shard)::integer from tube.attachment as a
                     where a.tube = known.name and tube.worker_of(a.shard, known.partitions) = k.worker),
                    i.*, b.*,
                    (select case when count(*) >= 1000 then '1000+' else count(*)::text end
-                    from tube.due(known, k.worker, tube.or_start(tube.position(known.name, k.worker))))
+                    from tube.due(known, k.worker, tube.position_or_start(tube.position(known.name, k.worker))))
             from generate_series(0, known.partitions - 1) as k(worker)
             cross join lateral tube.stats_of(known, k.worker, 'incremental') as i
             cross join lateral tube.stats_of(known, k.worker, 'backfill') as b;
@@ -350,12 +350,12 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
-    at jsonb := tube.or_start("position");
+    at jsonb := tube.position_or_start("position");
     seen pg_snapshot := goal ->> 'snapshot';
     high bigint := goal ->> 'seq';
     is_left boolean;
 begin
-    perform tube.check_workers(known, workers, worker);
+    perform tube.check_still_shared_by(known, workers, worker);
     is_left := tube.first_unread(known, worker, 'incremental', at, seen, high) is not null
         or tube.first_unread(known, worker, 'backfill', at, seen, high) is not null;
     return jsonb_build_object('passed', not is_left, 'goal', goal);

@@ -9,7 +9,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if (select c.relkind not in ('r', 'p') from pg_class as c where c.oid = tbl) then
-        perform tube.refuse(format('%s is no table any more', tbl), 'detach it');
+        perform tube.refuse(format('%s is no longer a table', tbl), 'detach it');
     end if;
 end
 $$;
@@ -32,14 +32,14 @@ $$;
 comment on function tube.check_whole(regclass) is
     'Refuse a table of which row security hides rows from the caller: who compares it with a copy would delete them there.';
 
-create function tube.attached(tube text, tbl regclass, shard integer) returns tube.attachment
+create function tube.require_attachment(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
     found_row tube.attachment := (
-        select a from tube.attachment as a where a.tube = known.name and a.tbl = attached.tbl
+        select a from tube.attachment as a where a.tube = known.name and a.tbl = require_attachment.tbl
     );
 begin
     if found_row.tube is null then
@@ -50,14 +50,14 @@ begin
     if shard <> found_row.shard then
         perform tube.refuse(
             format('%s is attached to tube %I as shard %s, not %s', tbl, tube, found_row.shard, shard),
-            'leave the shard out, or attach the table anew');
+            'leave the shard out, or attach the table again');
     end if;
     found_row.id_column := coalesce(tube.id_column(tbl, tube), found_row.id_column);
     perform tube.check_key(tbl, found_row.id_column);
     return found_row;
 end
 $$;
-comment on function tube.attached(text, regclass, integer) is
+comment on function tube.require_attachment(text, regclass, integer) is
     'An attachment, with today''s name of its column of ids; refused where there is none, or under another shard.';
 
 create function tube.backfill_key(tbl regclass, shard integer) returns bigint
@@ -77,10 +77,10 @@ declare
 begin
     perform tube.check_level();
     loop
-        found_row := tube.attached(tube, tbl, shard);
+        found_row := tube.require_attachment(tube, tbl, shard);
         perform pg_advisory_xact_lock(tube.backfill_key(tbl, found_row.shard));
         -- Who waited for it may have waited for a change of the shard.
-        exit when found_row.shard = (tube.attached(tube, tbl, shard)).shard;
+        exit when found_row.shard = (tube.require_attachment(tube, tbl, shard)).shard;
     end loop;
     return found_row;
 end
@@ -232,7 +232,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
-    attached tube.attachment := tube.attached(tube, tbl, shard);
+    attached tube.attachment := tube.require_attachment(tube, tbl, shard);
     column_name name;
     pod_size integer := tube.checked_chunk(insert_chunk_size);
     chunk integer;
@@ -252,7 +252,8 @@ begin
     end if;
     if (tube.unfinished_backfill(known.name, tbl)).id is not null then
         perform tube.refuse(
-            format('another backfill of %s into tube %I is not finished', tbl, tube), 'tube.backfills() shows it: let it end, or cancel it');
+            format('another backfill of %s into tube %I is not finished', tbl, tube),
+            'tube.backfills() shows it: let it end, or cancel it');
     end if;
     -- Without an index each read sorts the table: then in few large ones.
     chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size
@@ -263,7 +264,7 @@ begin
         at := tube.backfill_slice(known, attached, column_name, at, chunk, pod_size);
         exit when at.finished;
     end loop;
-    if tube.attached(tube, tbl, shard) is distinct from attached then
+    if tube.require_attachment(tube, tbl, shard) is distinct from attached then
         perform tube.refuse(
             format('the predicate or the ids of %s were changed meanwhile', tbl), 'begin again with step 1; nothing was touched');
     end if;

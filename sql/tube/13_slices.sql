@@ -286,7 +286,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     perform tube.check_whole(tbl);
-    return query select unnest(tube.judged_ids(tube.attached(tube, tbl, null), ids));
+    return query select unnest(tube.judged_ids(tube.require_attachment(tube, tbl, null), ids));
 end
 $$;
 comment on function tube.wanted(text, regclass, bigint[]) is

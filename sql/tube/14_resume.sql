@@ -39,7 +39,8 @@ as $$
         state = 'failed', message = reason, updated_at = clock_timestamp(), finished_at = clock_timestamp()
     where b.tube = fail_backfills.tube and b.tbl = fail_backfills.tbl and b.state in ('scheduled', 'running', 'paused')
 $$;
-comment on function tube.fail_backfills(text, regclass, text) is 'End what is not finished of the backfills of a table, with the reason.';
+comment on function tube.fail_backfills(text, regclass, text) is
+    'End what is not finished of the backfills of a table, with the reason.';
 
 create function tube.estimated_rows(tbl regclass) returns bigint
 language sql stable
@@ -67,7 +68,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
-    attached tube.attachment := tube.attached(tube, tbl, shard);
+    attached tube.attachment := tube.require_attachment(tube, tbl, shard);
     column_name name;
     running tube.backfill;
     made bigint;
@@ -166,7 +167,7 @@ begin
         return;
     end if;
     if job.state = 'running' or job.state = 'scheduled' and waited then
-        attached := tube.attached(job.tube, job.tbl, job.shard);
+        attached := tube.require_attachment(job.tube, job.tbl, job.shard);
         perform tube.check_whole(job.tbl);
         if job.state = 'scheduled' then
             perform tube.put_pods(known.pods, 'T', job.shard, '{}', jsonb_build_object(
@@ -174,7 +175,8 @@ begin
             job.updated_at := began;
         end if;
         at := tube.backfill_slice(
-            known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size, 900);
+            known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size,
+            pod_size => 900);
         touched := at.touched;
         if at.finished then
             perform tube.put_pods(known.pods, 'B', job.shard, '{}', jsonb_build_object(

@@ -11,11 +11,11 @@ as $$
 declare
     known tube.tube := tube.named(tube);
 begin
-    perform tube.check_workers(known, workers, worker);
+    perform tube.check_still_shared_by(known, workers, worker);
     return query
-        select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(tube.full_name(tube.table_named(d.payload ->> 'tbl')), d.payload ->> 'tbl'),
-               d.payload, d.ts
-        from tube.due(known, worker, tube.or_start(tube.position(tube, worker))) as d
+        select d.seq, d.op, d.shard, d.payload ->> 'type',
+               coalesce(tube.full_name(tube.table_named(d.payload ->> 'tbl')), d.payload ->> 'tbl'), d.payload, d.ts
+        from tube.due(known, worker, tube.position_or_start(tube.position(tube, worker))) as d
         where d.is_due
         order by d.seq;
 end
@@ -32,7 +32,7 @@ as $$
 declare
     found_pod record;
 begin
-    perform tube.check_workers(known, workers, worker);
+    perform tube.check_still_shared_by(known, workers, worker);
     execute format(
         'select l.op, l.shard, l.payload, l.ts from %s as l where l.ids = ''{}'' and %s = $1 and l.seq = $2', known.pods,
         tube.belongs('l.shard', workers))
@@ -44,7 +44,8 @@ begin
     return found_pod;
 end
 $$;
-comment on function tube.control_pod(tube.tube, integer, integer, bigint) is 'A control pod by its seq; refused where it is gone.';
+comment on function tube.control_pod(tube.tube, integer, integer, bigint) is
+    'A control pod by its seq; refused where it is gone.';
 
 create function tube.collect(tube text, workers integer, worker integer, seq bigint, ids bigint[]) returns bigint
 language plpgsql volatile
@@ -128,9 +129,9 @@ declare
     cancelled bigint;
 begin
     if relation is null then
-        perform tube.refuse('it names no table that is there', 'ask for a backfill of the table under its name of today');
+        perform tube.refuse('it names no existing table', 'ask for a backfill of the table under its present name');
     end if;
-    attached := tube.attached(tube, relation, null);
+    attached := tube.require_attachment(tube, relation, null);
     if tube.has_control(known, relation, attached.shard, array['backfill_end']) then
         return null;
     end if;

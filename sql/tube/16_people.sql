@@ -13,7 +13,7 @@ as $$
 declare
     known tube.tube;
 begin
-    for known in select t.* from tube.looked_at() as t loop
+    for known in select t.* from tube.readable_tubes() as t loop
         return query
             select known.name, k.worker, known.partitions,
                    coalesce((l.lag ->> 'ready')::bigint, 0), coalesce((l.lag ->> 'ready_exact')::boolean, true),
@@ -34,7 +34,8 @@ end
 $$;
 comment on function tube.status(integer) is
     'Every worker of every tube that the caller may read: what is ready and how old, what waits, whether it is at work, the '
-    'batch that it claimed with its attempts and since when, and the faults of the tube''s capture. Of the tables tells tube.attachments().';
+    'batch that it claimed with its attempts and since when, and the faults of the tube''s capture. tube.attachments() tells of '
+    'the tables.';
 
 create function tube.attachments()
 returns table (
@@ -45,7 +46,7 @@ language sql stable
 set search_path = pg_catalog, tube, pg_temp
 set jit = off
 as $$
-    select a.tube, a.tbl, a.shard, a.id_column, tube.lacking(a),
+    select a.tube, a.tbl, a.shard, a.id_column, tube.uncaptured(a),
            c.disabled,
            (i.key).attname is distinct from a.id_column or (i.key).attnum <> a.id_number
            or exists (
@@ -82,7 +83,8 @@ as $$
     select a.tube, a.tbl, tube.full_name(a.tbl) from tube.attachments() as a join pg_class as c on c.oid = a.tbl
     where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
 $$;
-comment on function tube.to_mend() is 'The tables that the caller owns whose capture tube.mend() is to mend, with their full names.';
+comment on function tube.to_mend() is
+    'The tables that the caller owns whose capture tube.mend() is to mend, with their full names.';
 
 create function tube.mend(tube text, tbl regclass) returns void
 language plpgsql
@@ -95,7 +97,7 @@ begin
         -- A predicate that the former owner agreed to is not the new owner's.
         perform tube.judge_of(before);
     end if;
-    perform tube.attach(tube, tbl, null, null, false);
+    perform tube.attach(tube, tbl, shard => null, id_column => null, agreed => false);
 end
 $$;
 comment on function tube.mend(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
@@ -131,7 +133,7 @@ as $$
 declare
     known tube.tube := tube.named(tube);
 begin
-    perform tube.check_worker(workers, worker);
+    perform tube.check_worker_number(workers, worker);
     return (
         with tables as (
             select a as attached, a.shard, n.nspname, c.relname, count(*) over (partition by c.relname) as namesakes,
@@ -176,13 +178,13 @@ as $$
 $$;
 comment on function tube.positions() is 'How many batches each worker of each tube has done.';
 
-create function tube.rests(attempt integer, since timestamptz) returns boolean
+create function tube.is_backing_off(attempt integer, since timestamptz) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select attempt > 0 and clock_timestamp() < since + least(30 * 2 ^ least(attempt - 1, 9), 300) * interval '1 s'
 $$;
-comment on function tube.rests(integer, timestamptz) is
+comment on function tube.is_backing_off(integer, timestamptz) is
     'Whether what has failed did so a short time ago: half a minute after the first attempt, longer and longer after others, at '
     'most 5 minutes.';
 
@@ -200,14 +202,14 @@ declare
     age double precision;
     faults bigint := 0;
 begin
-    for known in select t.* from tube.looked_at() as t where has_table_privilege(t.pods, 'delete') order by t.name loop
+    for known in select t.* from tube.readable_tubes() as t where has_table_privilege(t.pods, 'delete') order by t.name loop
         faults := faults + tube.count_faults(known.name);
         for worker in select p.worker from tube.workers_with_pods(known) as p(worker) loop
             at := tube.worker_now(known.name, worker);
             continue when tube.locked(known.name, worker)
-                or tube.rests(at.attempt, greatest(at.claimed_at, at.updated_at))
+                or tube.is_backing_off(at.attempt, greatest(at.claimed_at, at.updated_at))
                 -- Pods with ids do not wait for control pods that fail.
-                or tube.rests(at.control_attempt, at.control_failed_at) and not tube.has_unread(known, worker);
+                or tube.is_backing_off(at.control_attempt, at.control_failed_at) and not tube.has_unread(known, worker);
             lag := tube.lag(known.name, known.partitions, worker, tube.position(known.name, worker), upto);
             ready := ready + (lag ->> 'ready')::bigint;
             waiting := waiting + (lag ->> 'waiting')::bigint;

@@ -87,7 +87,7 @@ declare
     known tube.tube := tube.named(tube);
     batch jsonb;
 begin
-    perform tube.check_worker(known.partitions, worker);
+    perform tube.check_worker_number(known.partitions, worker);
     batch := tube.in_work(tube, worker);
     if batch is null and coalesce(trim(reason), '') <> '' then
         raise exception using errcode = 'PC009', message = format('worker %s of tube %I has no batch in work', worker, tube),
