@@ -76,32 +76,6 @@ comment on function tube.touch(text, integer, bigint[], text, jsonb, integer) is
     'Touch ids of a shard in a tube, in pods of chunk_size ids (at most 900), each with the payload; without ids the payload '
     'makes a control pod, and without both nothing is done.';
 
-create function tube.touch_key(tbl regclass) returns bigint
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select hashtextextended('pgchange touch ' || tbl::oid, 0)
-$$;
-comment on function tube.touch_key(regclass) is
-    'The advisory lock of touching a table by hand: shared by who touches, exclusive for who changes its shard.';
-
-create function tube.hold_shard(tbl regclass) returns void
-language plpgsql security definer
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    perform pg_advisory_xact_lock_shared(tube.touch_key(tbl));
-    if current_setting('transaction_isolation') <> 'read committed' then
-        -- Who does not see what was committed before gets a serialization failure, as for any row that is not what it sees.
-        perform from tube.attachment as a where a.tbl = hold_shard.tbl for share;
-        perform from tube.detached as d where d.tbl = hold_shard.tbl for share;
-    end if;
-end
-$$;
-comment on function tube.hold_shard(regclass) is
-    'Keep the shard that a table has from being changed until the transaction ends. Where it was changed behind the snapshot of '
-    'a repeatable read transaction, that one is to be repeated.';
-
 create function tube.touch_table(tbl text, ids bigint[], op text, payload jsonb, chunk_size integer) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -200,23 +174,6 @@ end
 $$;
 comment on function tube.place_touch(regclass) is
     'Make a table''s own function <table>_touch beside it, for its owner, or drop it where the table is attached to nothing.';
-
-create function tube.named_all(tube_or_tubes text) returns setof tube.tube
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    name text;
-begin
-    foreach name in array coalesce(
-        case when exists (select from tube.tube as t where t.name = tube_or_tubes) then array[tube_or_tubes] end,
-        case when tube_or_tubes ~ '^[{].*[}]$' then tube_or_tubes::text[] else string_to_array(tube_or_tubes, ',') end, array[null])
-    loop
-        return next tube.named(trim(name));
-    end loop;
-end
-$$;
-comment on function tube.named_all(text) is 'Several tubes by their names, with commas between them, or as the text of an array.';
 
 create function tube.check_bulk(shard integer, fetch_chunk_size integer) returns void
 language plpgsql immutable

@@ -3,6 +3,58 @@
 -- backfill_end and truncate make the downstream give up what it holds: it names the ids, and they are touched, so that they
 -- take the path of a deletion. One that is still in the table is then only written again.
 
+create function tube.has_controls(known tube.tube, worker integer) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    found_one boolean;
+begin
+    execute format(
+        'select exists (select from %1$s as l where l.ids = ''{}'' and %2$s = %3$s)',
+        known.pods, tube.belongs('l.shard', known.partitions), worker)
+    into found_one;
+    return found_one;
+end
+$$;
+comment on function tube.has_controls(tube.tube, integer) is 'Whether there is any control pod for a worker.';
+
+create function tube.due(known tube.tube, worker integer, "position" jsonb)
+returns table (seq bigint, op character(1), shard integer, payload jsonb, ts timestamptz, is_due boolean)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    first_incremental bigint;
+    first_pod bigint;
+begin
+    if tube.has_controls(known, worker) then
+        first_incremental := tube.first_unread(known, worker, 'incremental', "position");
+        first_pod := least(first_incremental, tube.first_unread(known, worker, 'backfill', "position"));
+        return query execute format(
+            'select l.seq, l.op, l.shard, l.payload, l.ts,
+                    coalesce(l.seq < case when l.op is not distinct from ''B'' then $1 else $2 end, true)
+                    and (cardinality($3) > 0 and l.payload ->> ''type'' = ''backfill_schedule''
+                         and tube.table_named(l.payload ->> ''tbl'') = any ($3)) is not true
+             from %1$s as l
+             where l.ids = ''{}'' and %2$s = %3$s
+             order by %2$s, l.seq limit 1000', known.pods, tube.belongs('l.shard', known.partitions), worker)
+        using first_pod, first_incremental,
+              array(select b.tbl from tube.backfill as b where b.tube = known.name and b.state = 'paused');
+    end if;
+end
+$$;
+comment on function tube.due(tube.tube, integer, jsonb) is
+    'The first 1000 control pods of a worker, each with whether its turn has come: when the worker''s pods before it are done, '
+    'for one of op B those of backfills too; and not while a person has paused the backfill that it asks for.';
+
 create function tube.control_pods(tube text, workers integer, worker integer)
 returns table (seq bigint, op character(1), shard integer, type text, tbl text, payload jsonb, ts timestamptz)
 language plpgsql volatile

@@ -1,25 +1,16 @@
--- Locks, and which pods are a worker's next batch. Each worker has a lock of its own, and all share the tube's, which who
--- changes their number or a table's shard takes alone: so no id is ever in two batches at once.
+-- Which pods are a worker's next batch.
 
-create function tube.take_lock(tube text, worker integer) returns boolean
-language sql volatile
-as $$
-    select pg_catalog.pg_try_advisory_xact_lock_shared(tube.lock_key(tube))
-       and pg_catalog.pg_try_advisory_xact_lock(tube.lock_key(tube, worker))
-$$;
-comment on function tube.take_lock(text, integer) is 'Take a worker''s lock until the transaction ends, if it is free.';
-
-create function tube.locked(tube text, worker integer) returns boolean
-language sql stable
+create function tube.check_worker_number(workers integer, worker integer) returns void
+language plpgsql immutable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select exists (
-        select from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = tube.lock_key(tube, worker))
+begin
+    if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
+        perform tube.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
+    end if;
+end
 $$;
-comment on function tube.locked(text, integer) is 'Whether a worker is at work.';
+comment on function tube.check_worker_number(integer, integer) is 'Refuse a worker that cannot be.';
 
 create function tube.check_still_shared_by(known tube.tube, workers integer, worker integer) returns void
 language plpgsql stable
@@ -36,18 +27,6 @@ end
 $$;
 comment on function tube.check_still_shared_by(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
 
-create function tube.check_worker_number(workers integer, worker integer) returns void
-language plpgsql immutable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
-        perform tube.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
-    end if;
-end
-$$;
-comment on function tube.check_worker_number(integer, integer) is 'Refuse a worker that cannot be.';
-
 create function tube.register(tube text, workers integer, worker integer) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -60,13 +39,6 @@ begin
 end
 $$;
 comment on function tube.register(text, integer, integer) is 'Make a worker''s position, at zero, if it is not there yet.';
-
-create function tube.worker_of(shard integer, partitions integer) returns integer
-language sql immutable
-as $$
-    select pg_catalog.mod(pg_catalog.mod(shard, partitions) operator(pg_catalog.+) partitions, partitions)
-$$;
-comment on function tube.worker_of(integer, integer) is 'The worker that a shard belongs to, as tube.belongs() has it in SQL.';
 
 create function tube.is_left(known tube.tube, move tube.moved) returns boolean
 language plpgsql volatile

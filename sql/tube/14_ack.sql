@@ -70,20 +70,6 @@ comment on function tube.claim(text, integer, integer, jsonb, integer, integer) 
     'Record and return the next batch of a worker, or the one that it claimed and never acked, with the attempt counted; null '
     'when nothing is ready. Call it in a transaction of its own, holding the worker''s lock.';
 
-create function tube.has_unread(known tube.tube, worker integer) returns boolean
-language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    at jsonb := tube.position_or_start(tube.position(known.name, worker));
-begin
-    return tube.first_unread(known, worker, 'incremental', at) is not null
-        or tube.first_unread(known, worker, 'backfill', at) is not null;
-end
-$$;
-comment on function tube.has_unread(tube.tube, integer) is
-    'Whether there is a pod for a worker: asked first, so that a claim of nothing writes nothing.';
-
 create function tube.ack(tube text, worker integer, batch jsonb) returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp

@@ -60,14 +60,6 @@ $$;
 comment on function tube.require_attachment(text, regclass, integer) is
     'An attachment, with today''s name of its column of ids; refused where there is none, or under another shard.';
 
-create function tube.backfill_key(tbl regclass, shard integer) returns bigint
-language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-    select hashtextextended(format('pgchange backfill %s %s', tbl::oid, shard), 0)
-$$;
-comment on function tube.backfill_key(regclass, integer) is 'The advisory lock of a backfill of a table and shard.';
-
 create function tube.lock_backfill(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
