@@ -41,7 +41,8 @@ create table tube.attachment (
 );
 comment on table tube.attachment is
     'The tables that touch a tube, each with its shard, the column that holds its ids, and the tube''s predicate as it was when '
-    'the table''s owner attached it: another one is not his. token is in the names of its functions and of no others.';
+    'the table''s owner attached it: a later one needs that owner''s consent. token is in the names of its functions and of no '
+    'others.';
 
 create table tube.detached (
     tube text not null references tube.tube on delete cascade,

@@ -43,7 +43,8 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_owner(regclass, text) is 'Refuse, saying who may do it, what only the owner of a relation may.';
+comment on function tube.check_owner(regclass, text) is
+    'Refuse what only the owner of a relation may do, and name that owner.';
 
 create function tube.attachment_of(rel oid, tube text) returns tube.attachment
 language plpgsql stable
@@ -181,7 +182,7 @@ begin
         return;
     end if;
     tree := array(select d.relid from tube.descendants(tbl) as d(relid));
-    -- No function of that name that somebody else put on a table of his own.
+    -- Not a function of that name that somebody else put on another table.
     functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
     return query
         select t.tgrelid::regclass, t.tgname, case when t.tgtype & 1 = 1 then 'guard' else split_part(p.proname, '_', 3) end,

@@ -1,8 +1,8 @@
 -- Locks, and the one order in which they are taken: the capture of each table, in the order of the tables; its name in its
 -- shard; the tube's; of a table that moves its backfill's and its touching; tables; pods.
 --
--- Each worker has a lock of its own, and all share the tube's, which who changes their number or a table's shard takes alone: so
--- no id is ever in two batches at once.
+-- Each worker has a lock of its own, and all share the tube's. Whoever changes their number or a table's shard takes the tube's
+-- alone: so no id is ever in two batches at once.
 
 create function tube.lock_key(tube text, worker integer default null) returns bigint
 language sql immutable
@@ -11,8 +11,8 @@ as $$
         case when worker is null then 'pgchange tube ' || tube else 'pgchange worker ' || worker || ' ' || tube end, 0)
 $$;
 comment on function tube.lock_key(text, integer) is
-    'The advisory lock of a worker, or of the whole tube: shared by workers at work, exclusive for who changes their number or '
-    'a shard.';
+    'The advisory lock of a worker, or of the whole tube: shared by workers at work, exclusive for whoever changes their '
+    'number or a shard.';
 
 create function tube.take_lock(tube text, worker integer) returns boolean
 language sql volatile
@@ -95,8 +95,8 @@ exception when lock_not_available then
 end
 $$;
 comment on function tube.hold(bigint, text) is
-    'Wait for who is at work under an advisory lock, as long as lock_timeout says, and keep others from it until this transaction '
-    'ends; where it keeps writers from a table already, only shortly.';
+    'Wait for those at work under an advisory lock, as long as lock_timeout says, and keep others from it until this transaction '
+    'ends; wait only shortly where this transaction already keeps writers from a table.';
 
 create function tube.hold_still(tube text) returns void
 language sql
@@ -155,7 +155,7 @@ as $$
     select pg_advisory_xact_lock(hashtextextended('pgchange capture ' || tbl, 0))
 $$;
 comment on function tube.hold_capture(oid) is
-    'Keep others from changing the capture of a table until this transaction ends, and wait for who does.';
+    'Keep others from changing the capture of a table until this transaction ends, and wait for those who are changing it.';
 
 create function tube.touch_key(tbl regclass) returns bigint
 language sql stable
@@ -164,7 +164,7 @@ as $$
     select hashtextextended('pgchange touch ' || tbl::oid, 0)
 $$;
 comment on function tube.touch_key(regclass) is
-    'The advisory lock of touching a table by hand: shared by who touches, exclusive for who changes its shard.';
+    'The advisory lock of touching a table by hand: shared by those who touch, exclusive for whoever changes its shard.';
 
 create function tube.hold_shard(tbl regclass) returns void
 language plpgsql security definer
@@ -181,7 +181,7 @@ end
 $$;
 comment on function tube.hold_shard(regclass) is
     'Keep the shard that a table has from being changed until the transaction ends. Where it was changed behind the snapshot of '
-    'a repeatable read transaction, that one is to be repeated.';
+    'a repeatable read transaction, the error asks to repeat that transaction.';
 
 create function tube.backfill_key(tbl regclass, shard integer) returns bigint
 language sql immutable

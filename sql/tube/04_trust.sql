@@ -11,7 +11,7 @@ begin
     select c.relkind, c.relrowsecurity, r.rolname = current_user or r.rolsuper as is_trusted into class
     from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = pods;
     return case
-        -- The caller's own, and that of who may do anything anyway.
+        -- The caller's own code, and that of a superuser, who may do anything anyway.
         when coalesce(class.is_trusted, true) then null
         when class.relkind <> 'r' then 'become something else than an ordinary table'
         when class.relrowsecurity then 'row security'

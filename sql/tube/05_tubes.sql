@@ -31,7 +31,7 @@ declare
 begin
     -- One index for all workers: a worker's pods lie together in it, so that no worker steps over those of another, and more
     -- workers cost a writer nothing.
-    -- At once as strong as dropping an index needs it: to wait for more would be a deadlock with who has read and now writes.
+    -- At once as strong as dropping an index needs: to strengthen it later could deadlock with a reader that goes on to write.
     perform tube.take_locks(array[pods], 'access exclusive');
     for part in
         select i.indexrelid::regclass::text from pg_index as i
@@ -117,7 +117,7 @@ begin
     if partitions not between 1 and 999 then
         perform tube.refuse(format('%s workers cannot share a tube', partitions), 'partitions is a number from 1 to 999');
     end if;
-    -- Two who make the same tube at once: the second finds it made.
+    -- Where two make the same tube at once, the second finds it made.
     perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
     select t.* into known from tube.tube as t where t.name = make.tube;
     if known.name is null then

@@ -235,7 +235,7 @@ as $$
     limit 1
 $$;
 comment on function tube.placed(tube.attachment, text) is
-    'One of the functions of an attachment, where it is now: nothing that another has called so in a schema of his own.';
+    'One of the functions of an attachment, where it is now; never one that another role gave that name in another schema.';
 
 create function tube.is_anothers(attached tube.attachment) returns boolean
 language sql stable
@@ -260,7 +260,7 @@ as $$
         format('%I.%I', tube.schema_of(attached.tbl), tube.function_name(attached.token, kind)))
 $$;
 comment on function tube.placed_name(tube.attachment, text) is
-    'What one of the functions of an attachment is called, with its schema: where it is, or where it is to be.';
+    'What one of the functions of an attachment is called, with its schema: where it is, or where it will be made.';
 
 create function tube.place_function(attached tube.attachment, op text) returns void
 language plpgsql

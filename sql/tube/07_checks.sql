@@ -126,7 +126,7 @@ begin
 end
 $$;
 comment on function tube.check_family(regclass, text) is
-    'Refuse a table of which a partition, a child or a parent is attached to the same tube: a row has one shard.';
+    'Refuse a table if one of its partitions, children or parents is attached to the same tube: a row has one shard.';
 
 create function tube.check_twin(wanted tube.attachment) returns void
 language plpgsql

@@ -13,7 +13,7 @@ as $$
         where whole.relid is null order by d.relid)
 $$;
 comment on function tube.uncaptured(tube.attachment) is
-    'The table and those of its partitions that are not captured, or not whole.';
+    'Of a table and its partitions those that are not captured, or only in part.';
 
 create function tube.place_triggers(attached tube.attachment) returns void
 language plpgsql
@@ -103,7 +103,7 @@ begin
 end
 $$;
 comment on function tube.adopt(tube.attachment, text) is
-    'Put another predicate in force for a table of the caller''s; that of another owner keeps the one that he has agreed to.';
+    'Put another predicate in force for a table of the caller''s; one of another owner keeps what its owner agreed to.';
 
 create function tube.drop_capture(attached tube.attachment) returns void
 language plpgsql
@@ -119,7 +119,7 @@ begin
     loop
         execute format('drop trigger %I on %s', captured.trigger, captured.relid);
     end loop;
-    -- Those of a former owner are left to him: they do nothing without their triggers.
+    -- Those of a former owner stay: they do nothing without their triggers.
     for function in
         select p.oid from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
         join pg_proc as p on p.proname = tube.function_name(attached.token, k.kind)
@@ -145,7 +145,7 @@ declare
 begin
     perform tube.check_level();
     perform tube.check_table(tbl);
-    -- Its children's too, for of who attaches one of them meanwhile check_family would not see it. Nobody attaches a partition.
+    -- Its children's too: check_family would not see that another session is attaching one. A partition cannot be attached.
     for held in
         select c.oid from tube.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
         where not c.relispartition order by c.oid

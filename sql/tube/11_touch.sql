@@ -37,7 +37,7 @@ begin
     if coalesce(cardinality(ids), 0) = 0 and payload is null then
         return;
     end if;
-    -- The payload is named only where there is one: who has no right to give one may touch all the same.
+    -- The payload is named only where there is one: a role without a right to that column may touch all the same.
     execute format(
         'insert into %s (op, shard, ids%s) select $1, $2, ($3::bigint[])[i : i + $4 - 1]%s '
         'from generate_series(1, greatest(cardinality($3), 1), $4) as i',

@@ -14,7 +14,7 @@ begin
 end
 $$;
 comment on function tube.check_kind(regclass) is
-    'Refuse a view, which an owner may make of a table before PostgreSQL 16: what it calls would run as who reads it.';
+    'Refuse a view, which an owner may make of a table before PostgreSQL 16: what it calls would run with its reader''s rights.';
 
 create function tube.check_whole(tbl regclass) returns void
 language plpgsql stable
@@ -30,7 +30,7 @@ begin
 end
 $$;
 comment on function tube.check_whole(regclass) is
-    'Refuse a table of which row security hides rows from the caller: who compares it with a copy would delete them there.';
+    'Refuse a table if row security hides rows of it from the caller: compared with a copy, they would be deleted there.';
 
 create function tube.require_attachment(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql stable
@@ -204,7 +204,7 @@ begin
 end
 $$;
 comment on function tube.wait_for_writers(regclass[], interval) is
-    'Wait for those who are writing tables now; an error that names them when they do not end in time.';
+    'Wait for those who are writing tables now; an error names them when they do not end in time.';
 
 create function tube.tube_backfill_step2(timeout interval default '60 seconds') returns void
 language sql
@@ -236,7 +236,7 @@ begin
     perform tube.check_bulk(attached.shard, fetch_chunk_size);
     perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
-    -- Not before: who waits there and holds a lock on the table would keep writers from ending for whom the other waits.
+    -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
     column_name := tube.check_order(tbl, order_col);
     if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
         raise notice 'skipped: the last backfill of % (shard %) is not worked off yet', tbl, attached.shard;

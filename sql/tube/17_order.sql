@@ -96,7 +96,7 @@ begin
             'name a column of one of PostgreSQL''s own types');
     end if;
     begin
-        -- Of the type alone: who plans a query of the table runs what its indexes call.
+        -- Of the type alone: planning a query of the table runs what its indexes call.
         execute format('select null::%1$s > null::%1$s', format_type(kind.oid, null));
     exception when undefined_function then
         perform tube.refuse(

@@ -29,7 +29,7 @@ begin
 end
 $$;
 comment on function tube.unfinished_backfill(text, regclass) is
-    'The backfill of a table that goes on where it stopped, of which there is one at most; null where none does.';
+    'The unfinished backfill of a table, of which there is one at most; null where there is none.';
 
 create function tube.fail_backfills(tube text, tbl regclass, reason text) returns void
 language sql
@@ -78,7 +78,7 @@ begin
     end if;
     perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
-    -- Not before: who waits there and holds a lock on the table would keep writers from ending for whom the other waits.
+    -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
     column_name := tube.check_order(tbl, order_col);
     running := tube.unfinished_backfill(known.name, tbl);
     if running.id is not null then

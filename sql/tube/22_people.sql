@@ -73,7 +73,7 @@ $$;
 comment on function tube.attachments() is
     'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
     'longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; triggers that somebody '
-    'disabled, and is to enable; faults of their capture, up to 1000; and whether the tube has another predicate than the '
+    'disabled, and has to enable; faults of their capture, up to 1000; and whether the tube has another predicate than the '
     'table''s owner agreed to by attaching it.';
 
 create function tube.to_mend() returns table (tube text, tbl regclass, name text)
@@ -84,7 +84,7 @@ as $$
     where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
 $$;
 comment on function tube.to_mend() is
-    'The tables that the caller owns whose capture tube.mend() is to mend, with their full names.';
+    'The tables that the caller owns and whose capture needs tube.mend(), with their full names.';
 
 create function tube.mend(tube text, tbl regclass) returns void
 language plpgsql

@@ -1,6 +1,6 @@
 -- Who may do what. PUBLIC may do nothing; a writer of an attached table needs nothing. Who may use these functions at all is
 -- granted here; which tubes, by GRANTs on their pods: INSERT touches and attaches, SELECT and DELETE work, their owner changes.
--- INSERT of some columns is enough, and better: who may give a pod its seq or txid can keep the workers from what is behind it.
+-- INSERT of some columns is enough, and better: a role that may set a pod's seq or txid can hide from workers what is behind it.
 
 create function tube.grant_use(role regrole) returns void
 language plpgsql
