@@ -99,7 +99,7 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
         )
     rows = connection.execute(
         "select f.tube, quote_literal(f.tube), count(*), max(f.message) from tube.fault as f "
-        "where f.message like 'control pod %' group by 1"
+        "where f.kind = 'control' group by 1"
     ).fetchall()
     for tube, quoted, count, message in rows:
         lines.append(

@@ -41,7 +41,8 @@ create table tube.attachment (
 );
 comment on table tube.attachment is
     'The tables that touch a tube, each with its shard, the column that holds its ids, and the tube''s predicate as it was when '
-    'the table''s owner attached it: another one is not his. token is in the names of its functions and of no others.';
+    'the table''s owner attached it: a later one needs that owner''s consent. token is in the names of its functions and of no '
+    'others.';
 
 create table tube.detached (
     tube text not null references tube.tube on delete cascade,
@@ -93,14 +94,15 @@ create table tube.fault (
     id bigint generated always as identity primary key,
     tube text not null,
     tbl regclass not null,
+    kind text not null default 'capture' check (kind in ('capture', 'control')),
     ids bigint not null,
     message text not null,
     occurred_at timestamptz not null default pg_catalog.statement_timestamp()
 );
-create index fault_by_tube on tube.fault (tube);
+create index fault_by_tube on tube.fault (tube, kind);
 comment on table tube.fault is
-    'Rows for which a predicate or the capture failed, counted by statement and message. Their ids were touched all the same, '
-    'unless the message says that they could not be told.';
+    'Of kind capture: rows for which a predicate or the capture failed, counted by statement and message. Their ids were touched '
+    'all the same, unless the message says that they could not be told. Of kind control: a control pod that was given up.';
 
 create table tube.backfill (
     id bigint generated always as identity primary key,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from airflow_pgchange import tubes
 from airflow_pgchange.feeds import AllTubes, TubeFeed
 from airflow_pgchange.feeds.lag import lag as feed_lag
 from airflow_pgchange.feeds.queries import ask
@@ -278,6 +279,54 @@ def test_of_all_tubes_control_pods_that_are_worked_off_are_as_if_they_had_never_
     work_off(TubeFeed("q"), db, lambda control: None)
     failing.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
     assert all_tubes(failing).ready == 1
+
+
+def planned(connection, query):
+    """For how many workers a look counted the pods, which is dear: it plans queries for each."""
+    connection.execute("set track_functions = 'all'; select pg_stat_force_next_flush()")
+    connection.execute("select pg_stat_reset()")
+    connection.execute(query)
+    connection.execute("select pg_stat_force_next_flush()")
+    query = "select coalesce(sum(calls), 0) from pg_stat_user_functions where funcname = 'count_unread'"
+    return int(one(connection, query))
+
+
+@pytest.mark.parametrize("look", ["select tube.lag_of_idle(1000)", "select * from tube.status()"])
+def test_a_worker_without_pods_costs_a_look_over_all_of_them_next_to_nothing(connect, look):
+    connection = connect()
+    make(connection, "a", workers=8)
+    make(connection, "b", workers=8)
+    assert planned(connection, look) == 0
+    touch(connection, 1, shard=3, tube="a")
+    touch(connection, 1, shard=5, op="B", tube="b")
+    connection.execute("""select tube.touch('b', 6, '{}', 'T', '{"type": "mine"}')""")
+    assert planned(connection, look) == 3
+    assert all_tubes(connection, 1000).ready == 3
+    rows = connection.execute("select tube, worker from tube.status() where ready > 0").fetchall()
+    assert rows == [("a", 3), ("b", 5), ("b", 6)]
+
+
+@pytest.mark.parametrize("op", ["T", "B"])
+def test_of_all_tubes_a_pod_that_was_committed_behind_its_worker_is_ready(connect, op):
+    connection, late = connect(), connect(autocommit=False)
+    make(connection)
+    touch(late, 1, op=op)
+    touch(connection, 2, op=op)
+    assert take(connection) == [2]
+    late.commit()
+    assert all_tubes(connection, 1000).ready == 1
+    assert [each.ready for each in tubes.status(connection)] == [1]
+    assert take(connection) == [1]
+
+
+def test_the_faults_of_all_tubes_are_counted_once_however_many_workers_share_one(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key)")
+    make(connection, workers=4)
+    attach(connection)
+    connection.execute("insert into tube.fault (tube, tbl, ids, message) values ('q', 'item', 1, 'told')")
+    assert all_tubes(connection, 1000).faults == 1
+    assert [each.faults for each in tubes.status(connection)] == [1, 1, 1, 1]
 
 
 def test_all_tubes_count_no_further_than_they_are_asked(connect):

@@ -286,7 +286,7 @@ def test_a_new_owner_is_told_of_the_touch_function_that_is_anothers(handed_over)
     told = []
     owner.add_notice_handler(lambda notice: told.append(notice.message_primary))
     attach(owner, "own.mine", shard=5)
-    assert any("own.mine_touch" in message and "of another owner" in message for message in told)
+    assert any("own.mine_touch" in message and "belongs to another owner" in message for message in told)
 
 
 def test_a_function_of_anothers_that_is_called_like_ours_keeps_nobody_from_attaching(session, admin):

@@ -130,7 +130,7 @@ def test_a_table_that_has_become_a_view_is_refused(owner, admin):
             lambda: admin.execute("select tube.wanted('q', 'own.mine', '{1}')"),
             lambda: begin(admin, "own.mine", "id"),
         ):
-            with pytest.raises(psycopg.Error, match="is no table any more"):
+            with pytest.raises(psycopg.Error, match="is no longer a table"):
                 way()
     assert not ran(admin)
 

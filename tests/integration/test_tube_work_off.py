@@ -12,7 +12,7 @@ from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Refused, Stopped
 from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.tubes import Control, TableDownstream, work_off
-from tests.tubes import attach, controls, detach, drain, faults, make, pods, touched
+from tests.tubes import attach, controls, detach, drain, faults, make, one, pods, touched
 
 FEED = TubeFeed("q")
 
@@ -89,6 +89,24 @@ def test_a_control_pod_that_can_never_be_done_holds_up_nobody_and_is_told(db, it
     assert [message.startswith("control pod") for _, message in faults(item)] == [True]
     assert "was given up" in caplog.text
     assert any("was given up" in line and "clear_faults('q')" in line for line in maintain(item).attention)
+
+
+def test_a_control_pod_that_was_given_up_is_told_once_and_is_no_fault_of_a_capture(db, item):
+    put(item, {"type": "backfill_schedule", "tbl": "public.item", "order_col": "zzz"})
+    work_off(FEED, db, copies(db))
+    assert len(faults(item)) == 1
+    assert one(item, "select faults from tube.attachments()") == 0
+    assert one(item, "select faults from tube.status()") == 0
+    assert ["was given up" in line or "were given up" in line for line in maintain(item).attention] == [True]
+
+
+def test_a_fault_of_a_capture_is_told_as_one_whatever_it_says(item):
+    item.execute(
+        "insert into tube.fault (tube, tbl, ids, message) values ('q', 'item', 1, 'control pod gone')"
+    )
+    assert one(item, "select faults from tube.attachments()") == 1
+    (line,) = maintain(item).attention
+    assert line.startswith("item: 1 statements whose ids")
 
 
 @pytest.mark.parametrize(

@@ -1,107 +1,4 @@
--- Which tables can be attached; what a predicate may be, and who applies it.
-
-create function tube.check_table(tbl regclass) returns void
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    class pg_class := (select c from pg_class as c where c.oid = tbl);
-    owner_name name := pg_get_userbyid(class.relowner);
-begin
-    if class is null then
-        perform tube.refuse('there is no such table', 'name a table that is there');
-    end if;
-    if class.relkind not in ('r', 'p') then
-        perform tube.refuse(format('%s is not a table', tbl), 'attach the tables behind it');
-    end if;
-    if class.relpersistence = 't' then
-        perform tube.refuse(format('%s is a temporary table', tbl), 'attach a permanent one');
-    end if;
-    if class.relispartition then
-        perform tube.refuse(format('%s is a partition', tbl), 'attach the partitioned table');
-    end if;
-    if exists (
-        select from tube.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
-    ) then
-        perform tube.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
-    end if;
-    if exists (select from tube.tube as t where t.pods = tbl)
-       or tube.schema_of(tbl) in ('tube', 'pg_catalog', 'information_schema')
-    then
-        perform tube.refuse(format('%s is not a table of your own', tbl), 'attach one that is');
-    end if;
-    perform tube.check_owner(tbl, 'attach it');
-    if not has_schema_privilege(owner_name, class.relnamespace, 'create') then
-        perform tube.refuse(
-            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, tube.schema_of(tbl)),
-            format('grant create on schema %I to %I', tube.schema_of(tbl), owner_name));
-    end if;
-end
-$$;
-comment on function tube.check_table(regclass) is 'Refuse, with the reason, a table that cannot be attached to any tube.';
-
-create function tube.check_key(tbl regclass, id_column name) returns smallint
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    key pg_attribute := (
-        select a from pg_attribute as a
-        where a.attrelid = tbl and a.attname = id_column and a.attnum > 0 and not a.attisdropped
-    );
-    nullable regclass := (
-        select d.relid from tube.descendants(tbl) as d(relid)
-        join pg_attribute as a on a.attrelid = d.relid and a.attname = id_column and not a.attnotnull
-        order by d.relid limit 1
-    );
-begin
-    if key is null then
-        perform tube.refuse(
-            format('%s has no column %I', tbl, id_column),
-            'name the column of its ids: tube.tube_table_ensure_attached(..., id_column => ...)');
-    end if;
-    if key.atttypid not in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype) then
-        perform tube.refuse(
-            format('column %I of %s is %s', id_column, tbl, format_type(key.atttypid, key.atttypmod)),
-            'ids are bigint, integer or smallint');
-    end if;
-    if key.attgenerated = 'v' then
-        perform tube.refuse(
-            format('column %I of %s is virtual', id_column, tbl), 'its values are in no row that a trigger sees: have them stored');
-    end if;
-    if nullable is not null then
-        perform tube.refuse(format('column %I of %s may be null', id_column, nullable), 'add not null, or a primary key');
-    end if;
-    return key.attnum;
-end
-$$;
-comment on function tube.check_key(regclass, name) is
-    'Refuse, with the reason, a column that cannot hold a table''s ids; returns its number, which a rename keeps.';
-
-create function tube.check_rights(tbl regclass, known tube.tube) returns void
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
-begin
-    if not (
-        has_schema_privilege(owner_name, 'tube', 'usage')
-        and (select bool_and(has_column_privilege(owner_name, known.pods, c, 'insert'))
-             from unnest(array['op', 'shard', 'ids', 'payload', 'ts']) as c)
-        and has_sequence_privilege(owner_name, 'tube.seq', 'usage')
-        and has_column_privilege(owner_name, 'tube.fault', 'message', 'insert')
-        and has_schema_privilege(owner_name, (select c.relnamespace from pg_class as c where c.oid = known.pods), 'usage')
-    ) then
-        raise insufficient_privilege using
-            message = format('%I, the owner of %s, may not put pods into tube %I', owner_name, tbl, known.name),
-            hint = format('let their owners run: select tube.grant_use(%L); grant usage on schema %I to %I; '
-                          'grant insert (op, shard, ids, payload, ts) on %s to %I',
-                          owner_name, tube.schema_of(known.pods), owner_name, known.pods, owner_name);
-    end if;
-end
-$$;
-comment on function tube.check_rights(regclass, tube.tube) is 'Refuse a table whose owner may not write the pods.';
+-- What a predicate may be, and who applies it.
 
 create function tube.parse_predicate(predicate text) returns void
 language plpgsql stable
@@ -192,7 +89,8 @@ comment on function tube.settings() is
     'What functions that apply a predicate run under: it means the same for whoever writes, backfills or replays.';
 
 create function tube.ask_judge(
-    judge regprocedure, asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
+    judge regprocedure, asked bigint[] default null, order_col name default null, in_nulls boolean default null,
+    last_value text default null, last_id bigint default null, chunk integer default null,
     out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
 )
 language plpgsql
@@ -254,7 +152,7 @@ $body$, attached.token));
     execute format('comment on function %s is %L', signature,
                    format('Reads %s for backfills into tube %s.', attached.tbl, attached.tube));
     execute format('alter function %s owner to %I', signature, owner_name);
-    perform tube.ask_judge(signature::regprocedure, null, null, null, null, null, null);
+    perform tube.ask_judge(signature::regprocedure);
 end
 $$;
 comment on function tube.place_judge(tube.attachment) is
@@ -277,9 +175,9 @@ begin
       and p.pronargs = 6;
     if judge is null then
         perform tube.refuse(
-            format('%s has another owner than when it was attached to tube %I, or its predicate''s function is another', attached.tbl,
-                   attached.tube),
-            format('who owns it now attaches it anew, and agrees to the predicate by that: '
+            format('%s has another owner than when it was attached to tube %I, or the function of its predicate was replaced',
+                   attached.tbl, attached.tube),
+            format('its present owner agrees to the predicate by attaching it again: '
                    'select tube.tube_table_ensure_attached(%L, %L)', attached.tube, attached.tbl));
     end if;
     if not has_function_privilege(judge, 'execute') then
@@ -311,7 +209,8 @@ begin
         return;
     end if;
     select s.* into looked_at, upto_value, upto_id, ids, failed, message
-    from tube.ask_judge(tube.judge_of(attached), null, order_col, in_nulls, last_value, last_id, chunk) as s;
+    from tube.ask_judge(tube.judge_of(attached), asked => null, order_col => order_col, in_nulls => in_nulls,
+                        last_value => last_value, last_id => last_id, chunk => chunk) as s;
     if failed > 0 then
         insert into tube.fault (tube, tbl, ids, message) values (attached.tube, attached.tbl, failed, message);
     end if;
@@ -329,7 +228,7 @@ begin
     if attached.predicate is null then
         return tube.read_wanted(attached, asked);
     end if;
-    return (select a.ids from tube.ask_judge(tube.judge_of(attached), asked, null, null, null, null, null) as a);
+    return (select a.ids from tube.ask_judge(tube.judge_of(attached), asked) as a);
 end
 $$;
 comment on function tube.judged_ids(tube.attachment, bigint[]) is

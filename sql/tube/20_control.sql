@@ -3,6 +3,58 @@
 -- backfill_end and truncate make the downstream give up what it holds: it names the ids, and they are touched, so that they
 -- take the path of a deletion. One that is still in the table is then only written again.
 
+create function tube.has_controls(known tube.tube, worker integer) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    found_one boolean;
+begin
+    execute format(
+        'select exists (select from %1$s as l where l.ids = ''{}'' and %2$s = %3$s)',
+        known.pods, tube.belongs('l.shard', known.partitions), worker)
+    into found_one;
+    return found_one;
+end
+$$;
+comment on function tube.has_controls(tube.tube, integer) is 'Whether there is any control pod for a worker.';
+
+create function tube.due(known tube.tube, worker integer, "position" jsonb)
+returns table (seq bigint, op character(1), shard integer, payload jsonb, ts timestamptz, is_due boolean)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    first_incremental bigint;
+    first_pod bigint;
+begin
+    if tube.has_controls(known, worker) then
+        first_incremental := tube.first_unread(known, worker, 'incremental', "position");
+        first_pod := least(first_incremental, tube.first_unread(known, worker, 'backfill', "position"));
+        return query execute format(
+            'select l.seq, l.op, l.shard, l.payload, l.ts,
+                    coalesce(l.seq < case when l.op is not distinct from ''B'' then $1 else $2 end, true)
+                    and (cardinality($3) > 0 and l.payload ->> ''type'' = ''backfill_schedule''
+                         and tube.table_named(l.payload ->> ''tbl'') = any ($3)) is not true
+             from %1$s as l
+             where l.ids = ''{}'' and %2$s = %3$s
+             order by %2$s, l.seq limit 1000', known.pods, tube.belongs('l.shard', known.partitions), worker)
+        using first_pod, first_incremental,
+              array(select b.tbl from tube.backfill as b where b.tube = known.name and b.state = 'paused');
+    end if;
+end
+$$;
+comment on function tube.due(tube.tube, integer, jsonb) is
+    'The first 1000 control pods of a worker, each with whether its turn has come: when the worker''s pods before it are done, '
+    'for one of op B those of backfills too; and not while a person has paused the backfill that it asks for.';
+
 create function tube.control_pods(tube text, workers integer, worker integer)
 returns table (seq bigint, op character(1), shard integer, type text, tbl text, payload jsonb, ts timestamptz)
 language plpgsql volatile
@@ -11,11 +63,11 @@ as $$
 declare
     known tube.tube := tube.named(tube);
 begin
-    perform tube.check_workers(known, workers, worker);
+    perform tube.check_still_shared_by(known, workers, worker);
     return query
-        select d.seq, d.op, d.shard, d.payload ->> 'type', coalesce(tube.full_name(tube.table_named(d.payload ->> 'tbl')), d.payload ->> 'tbl'),
-               d.payload, d.ts
-        from tube.due(known, worker, tube.or_start(tube.position(tube, worker))) as d
+        select d.seq, d.op, d.shard, d.payload ->> 'type',
+               coalesce(tube.full_name(tube.table_named(d.payload ->> 'tbl')), d.payload ->> 'tbl'), d.payload, d.ts
+        from tube.due(known, worker, tube.position_or_start(tube.position(tube, worker))) as d
         where d.is_due
         order by d.seq;
 end
@@ -32,7 +84,7 @@ as $$
 declare
     found_pod record;
 begin
-    perform tube.check_workers(known, workers, worker);
+    perform tube.check_still_shared_by(known, workers, worker);
     execute format(
         'select l.op, l.shard, l.payload, l.ts from %s as l where l.ids = ''{}'' and %s = $1 and l.seq = $2', known.pods,
         tube.belongs('l.shard', workers))
@@ -44,7 +96,8 @@ begin
     return found_pod;
 end
 $$;
-comment on function tube.control_pod(tube.tube, integer, integer, bigint) is 'A control pod by its seq; refused where it is gone.';
+comment on function tube.control_pod(tube.tube, integer, integer, bigint) is
+    'A control pod by its seq; refused where it is gone.';
 
 create function tube.collect(tube text, workers integer, worker integer, seq bigint, ids bigint[]) returns bigint
 language plpgsql volatile
@@ -58,8 +111,7 @@ declare
 begin
     -- Under the shard that the table has now: under its old one the ids could be in work twice.
     perform tube.hold_shard(relation);
-    perform tube.insert_pods(
-        array[known.pods], control.op, coalesce(tube.shard_of(known.name, relation), control.shard), given, 900);
+    perform tube.put_pods(known.pods, control.op, coalesce(tube.shard_of(known.name, relation), control.shard), given);
     return cardinality(given);
 end
 $$;
@@ -94,8 +146,8 @@ declare
     known tube.tube := tube.named(tube);
     control record := tube.control_pod(known, workers, worker, seq);
 begin
-    insert into tube.fault (tube, tbl, ids, message)
-    values (known.name, coalesce(tube.table_named(control.payload ->> 'tbl'), known.pods), 0,
+    insert into tube.fault (tube, tbl, kind, ids, message)
+    values (known.name, coalesce(tube.table_named(control.payload ->> 'tbl'), known.pods), 'control', 0,
             format('control pod %s was given up: %s; it was %s', seq, reason, left(control.payload::text, 500)));
     perform tube.control_done(tube, workers, worker, seq);
 end
@@ -129,9 +181,9 @@ declare
     cancelled bigint;
 begin
     if relation is null then
-        perform tube.refuse('it names no table that is there', 'ask for a backfill of the table under its name of today');
+        perform tube.refuse('it names no existing table', 'ask for a backfill of the table under its present name');
     end if;
-    attached := tube.attached(tube, relation, null);
+    attached := tube.require_attachment(tube, relation, null);
     if tube.has_control(known, relation, attached.shard, array['backfill_end']) then
         return null;
     end if;

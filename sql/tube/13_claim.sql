@@ -1,42 +1,6 @@
--- Locks, and which pods are a worker's next batch. Each worker has a lock of its own, and all share the tube's, which who
--- changes their number or a table's shard takes alone: so no id is ever in two batches at once.
+-- Which pods are a worker's next batch.
 
-create function tube.take_lock(tube text, worker integer) returns boolean
-language sql volatile
-as $$
-    select pg_catalog.pg_try_advisory_xact_lock_shared(tube.lock_key(tube))
-       and pg_catalog.pg_try_advisory_xact_lock(tube.lock_key(tube, worker))
-$$;
-comment on function tube.take_lock(text, integer) is 'Take a worker''s lock until the transaction ends, if it is free.';
-
-create function tube.locked(tube text, worker integer) returns boolean
-language sql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select exists (
-        select from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = tube.lock_key(tube, worker))
-$$;
-comment on function tube.locked(text, integer) is 'Whether a worker is at work.';
-
-create function tube.check_workers(known tube.tube, workers integer, worker integer) returns void
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    if workers is distinct from known.partitions then
-        raise exception using errcode = 'PC006',
-            message = format('tube %I is shared by %s workers now, and this is one of %s', known.name, known.partitions, workers),
-            hint = format('make the feeds anew: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
-    end if;
-    perform tube.check_worker(workers, worker);
-end
-$$;
-comment on function tube.check_workers(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
-
-create function tube.check_worker(workers integer, worker integer) returns void
+create function tube.check_worker_number(workers integer, worker integer) returns void
 language plpgsql immutable
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -46,14 +10,29 @@ begin
     end if;
 end
 $$;
-comment on function tube.check_worker(integer, integer) is 'Refuse a worker that cannot be.';
+comment on function tube.check_worker_number(integer, integer) is 'Refuse a worker that cannot be.';
+
+create function tube.check_still_shared_by(known tube.tube, workers integer, worker integer) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if workers is distinct from known.partitions then
+        raise exception using errcode = 'PC006',
+            message = format('tube %I is shared by %s workers now, and this is one of %s', known.name, known.partitions, workers),
+            hint = format('make the feeds again: TubeFeed(%L, worker, workers=%s)', known.name, known.partitions);
+    end if;
+    perform tube.check_worker_number(workers, worker);
+end
+$$;
+comment on function tube.check_still_shared_by(tube.tube, integer, integer) is 'Refuse a worker that the tube does not have.';
 
 create function tube.register(tube text, workers integer, worker integer) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
-    perform tube.check_workers(tube.named(tube), workers, worker);
+    perform tube.check_still_shared_by(tube.named(tube), workers, worker);
     if tube.worker_now(tube, worker) is null then
         insert into tube.worker (tube, worker) values (register.tube, register.worker) on conflict do nothing;
     end if;
@@ -61,36 +40,17 @@ end
 $$;
 comment on function tube.register(text, integer, integer) is 'Make a worker''s position, at zero, if it is not there yet.';
 
-create function tube.worker_of(shard integer, partitions integer) returns integer
-language sql immutable
-as $$
-    select pg_catalog.mod(pg_catalog.mod(shard, partitions) operator(pg_catalog.+) partitions, partitions)
-$$;
-comment on function tube.worker_of(integer, integer) is 'The worker that a shard belongs to, as tube.belongs() has it in SQL.';
-
 create function tube.is_left(known tube.tube, move tube.moved) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-set max_parallel_workers_per_gather = 0
 as $$
 declare
     old_worker integer := tube.worker_of(move.from_shard, known.partitions);
-    at jsonb := tube.or_start(tube.position(known.name, old_worker));
-    kind text;
-    is_left boolean;
+    at jsonb := tube.position_or_start(tube.position(known.name, old_worker));
+    of_shard text := format('l.shard = %s', move.from_shard);
 begin
-    foreach kind in array array['incremental', 'backfill'] loop
-        execute 'select exists (' || tube.unread_sql(
-            known, old_worker, kind = 'backfill', at -> kind, pg_current_snapshot(), move.upto, 1,
-            'l.shard = ' || move.from_shard) || ')'
-        into is_left;
-        exit when is_left;
-    end loop;
-    return is_left;
+    return tube.first_unread(known, old_worker, 'incremental', at, high => move.upto, extra => of_shard) is not null
+        or tube.first_unread(known, old_worker, 'backfill', at, high => move.upto, extra => of_shard) is not null;
 end
 $$;
 comment on function tube.is_left(tube.tube, tube.moved) is
@@ -156,7 +116,7 @@ declare
 begin
     foreach kind in array array['incremental', 'backfill'] loop
         for pod in execute 'select seq, cardinality(ids) as size, ts from (' || tube.unread_sql(
-            known, worker, kind = 'backfill', "position" -> kind, upto, horizon, max_changes, tube.held_sql(held, false)
+            known, worker, kind, "position", upto, horizon, max_changes, tube.held_sql(held, false)
         ) || ') as u' loop
             is_full := ids > 0 and ids + pod.size > max_changes;
             exit when is_full;
@@ -180,8 +140,8 @@ language sql immutable
 set search_path = pg_catalog, tube, pg_temp
 as $$
     select string_agg('(' || tube.unread_sql(
-        known, worker, k.kind = 'backfill', choice -> 'after' -> k.kind, (choice ->> 'upto')::pg_snapshot,
-        (choice ->> k.kind)::bigint, (choice ->> 'pods')::bigint, tube.held_sql(choice -> 'held_back', false)) || ')', ' union all ')
+        known, worker, k.kind, choice -> 'after', (choice ->> 'upto')::pg_snapshot, (choice ->> k.kind)::bigint,
+        (choice ->> 'pods')::bigint, tube.held_sql(choice -> 'held_back', false)) || ')', ' union all ')
     from (values ('incremental'), ('backfill')) as k(kind)
     where choice ->> k.kind is not null
 $$;

@@ -1,5 +1,51 @@
 -- Which tables belong together, what they, their functions and triggers are called today, and the shard that a name says.
 
+create function tube.refuse(reason text, hint text default null) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC008', message = reason, hint = coalesce(hint, '');
+end
+$$;
+comment on function tube.refuse(text, text) is 'Refuse something, with the reason and what to do.';
+
+create function tube.schema_of(rel regclass) returns name
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
+$$;
+comment on function tube.schema_of(regclass) is 'The schema that a relation is in; null where the relation is gone.';
+
+create function tube.full_name(rel oid) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('%I.%I', n.nspname, c.relname) from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
+$$;
+comment on function tube.full_name(oid) is
+    'Today''s name of a relation with its schema, whatever search_path it will be read under; null where it is gone.';
+
+create function tube.check_owner(rel regclass, deed text) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    owner_name name := (
+        select pg_get_userbyid(c.relowner) from pg_class as c
+        where c.oid = rel and not pg_has_role(current_user, c.relowner, 'usage'));
+begin
+    if owner_name is not null then
+        raise insufficient_privilege using
+            message = format('only the owner of %s, %I, may %s', rel, owner_name, deed),
+            hint = format('connect as %I, or set role %I', owner_name, owner_name);
+    end if;
+end
+$$;
+comment on function tube.check_owner(regclass, text) is
+    'Refuse what only the owner of a relation may do, and name that owner.';
+
 create function tube.attachment_of(rel oid, tube text) returns tube.attachment
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -62,7 +108,8 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
     select (tube.id_attribute(tube.attachment_of(rel, tube))).attname
 $$;
-comment on function tube.id_column(oid, text) is 'Today''s name of the column of ids of an attached table or of a partition of it.';
+comment on function tube.id_column(oid, text) is
+    'Today''s name of the column of ids of an attached table or of a partition of it.';
 
 create function tube.descendants(tbl regclass) returns setof regclass
 language sql stable
@@ -77,56 +124,6 @@ as $$
 $$;
 comment on function tube.descendants(regclass) is
     'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
-
-create function tube.check_family(tbl regclass, tube text) returns void
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    relative regclass := (
-        with recursive family(relid) as (
-            select d.relid from tube.descendants(tbl) as d(relid)
-            union
-            select i.inhparent from family join pg_inherits as i on i.inhrelid = family.relid
-        )
-        select a.tbl from family join tube.attachment as a on a.tbl = family.relid
-        where a.tube = check_family.tube and a.tbl <> check_family.tbl order by a.tbl::text limit 1
-    );
-begin
-    if relative is not null then
-        perform tube.refuse(
-            format('%s has rows in common with %s, which is attached to tube %I too', tbl, relative, tube),
-            format('detach one of them: tube.tube_table_ensure_detached(%L, %L)', tube, relative));
-    end if;
-end
-$$;
-comment on function tube.check_family(regclass, text) is
-    'Refuse a table of which a partition, a child or a parent is attached to the same tube: a row has one shard.';
-
-create function tube.check_twin(wanted tube.attachment) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    relation name := (select c.relname from pg_class as c where c.oid = wanted.tbl);
-    twin regclass;
-begin
-    -- Of two that are attached at the same time the second sees the first.
-    perform pg_advisory_xact_lock(hashtextextended(format('pgchange twin %s %s %s', wanted.shard, relation, wanted.tube), 0));
-    select a.tbl into twin
-    from tube.attachment as a join pg_class as c on c.oid = a.tbl
-    where a.tube = wanted.tube and a.shard = wanted.shard and c.relname = relation and a.tbl <> wanted.tbl
-    order by a.tbl limit 1;
-    if twin is not null then
-        perform tube.refuse(
-            format('%s and %s would both touch tube %I under shard %s, so a copy could not tell their rows apart',
-                   wanted.tbl, twin, wanted.tube, wanted.shard),
-            'attach one of them under another shard, or to another tube');
-    end if;
-end
-$$;
-comment on function tube.check_twin(tube.attachment) is
-    'Refuse a table where another with its name touches the tube under the same shard: no copy would be kept of either.';
 
 create function tube.table_named(name text) returns regclass
 language plpgsql stable
@@ -167,7 +164,8 @@ as $$
     select array['insert', 'update', 'delete', 'truncate'] || case when c.relkind = 'p' then array['guard'] end
     from pg_class as c where c.oid = tbl
 $$;
-comment on function tube.capture_ops(regclass) is 'What the triggers are for by which a table and each of its partitions touch a tube.';
+comment on function tube.capture_ops(regclass) is
+    'What the triggers are for by which a table and each of its partitions touch a tube.';
 
 create function tube.captures(tbl regclass, tube text)
 returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
@@ -184,7 +182,7 @@ begin
         return;
     end if;
     tree := array(select d.relid from tube.descendants(tbl) as d(relid));
-    -- No function of that name that somebody else put on a table of his own.
+    -- Not a function of that name that somebody else put on another table.
     functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
     return query
         select t.tgrelid::regclass, t.tgname, case when t.tgtype & 1 = 1 then 'guard' else split_part(p.proname, '_', 3) end,

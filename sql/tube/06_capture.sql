@@ -126,7 +126,7 @@ as $$
                 end if;
                 if pgchange_lost operator(pg_catalog.>) 0 then
                     insert into tube.fault (tube, tbl, ids, message)
-                    values (%2$L, tg_relid, pgchange_lost, 'ids could not be told: the column of ids is gone or no number');
+                    values (%2$L, tg_relid, pgchange_lost, 'ids could not be told: the column of ids is gone or is not a number');
                 end if;
             exception when others or assert_failure then
                 raise warning 'a fault of the capture of %% could not be noted: %%', tg_relid::pg_catalog.regclass, sqlerrm;
@@ -235,7 +235,7 @@ as $$
     limit 1
 $$;
 comment on function tube.placed(tube.attachment, text) is
-    'One of the functions of an attachment, where it is now: nothing that another has called so in a schema of his own.';
+    'One of the functions of an attachment, where it is now; never one that another role gave that name in another schema.';
 
 create function tube.is_anothers(attached tube.attachment) returns boolean
 language sql stable
@@ -248,7 +248,7 @@ as $$
         where p.proowner <> t.relowner)
 $$;
 comment on function tube.is_anothers(tube.attachment) is
-    'Whether functions of an attachment are not of the table''s owner, as it has got another, who may not write them anew.';
+    'Whether the functions of an attachment belong to a former owner of the table, so that the present one may not replace them.';
 
 create function tube.placed_name(attached tube.attachment, kind text) returns text
 language sql stable
@@ -260,7 +260,7 @@ as $$
         format('%I.%I', tube.schema_of(attached.tbl), tube.function_name(attached.token, kind)))
 $$;
 comment on function tube.placed_name(tube.attachment, text) is
-    'What one of the functions of an attachment is called, with its schema: where it is, or where it is to be.';
+    'What one of the functions of an attachment is called, with its schema: where it is, or where it will be made.';
 
 create function tube.place_function(attached tube.attachment, op text) returns void
 language plpgsql
@@ -282,4 +282,5 @@ begin
     execute format('alter function %s() owner to %I', function, owner_name);
 end
 $$;
-comment on function tube.place_function(tube.attachment, text) is 'Write one of the trigger functions of a table, anew if it is there.';
+comment on function tube.place_function(tube.attachment, text) is
+    'Write one of the trigger functions of a table, or replace it.';

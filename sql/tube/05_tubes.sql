@@ -1,147 +1,4 @@
--- Making, changing and removing tubes.
-
-create function tube.refuse(reason text, hint text default null) returns void
-language plpgsql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    raise exception using errcode = 'PC008', message = reason, hint = coalesce(hint, '');
-end
-$$;
-comment on function tube.refuse(text, text) is 'Refuse something, with the reason and what to do.';
-
-create function tube.named(tube text) returns tube.tube
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    known tube.tube := (select t from tube.tube as t where t.name = named.tube);
-    code text;
-begin
-    if known.name is null then
-        raise exception using errcode = 'PC002', message = format('there is no tube %I', coalesce(tube, '')),
-            hint = 'tube.tube_list() shows those that you may use; tube.tube_ensure_exists() makes one';
-    end if;
-    if not exists (select from pg_class as c where c.oid = known.pods) then
-        perform tube.refuse(
-            format('the table of the pods of tube %I is gone', tube),
-            format('tube.tube_ensure_absent(%L), then make the tube anew and backfill', tube));
-    end if;
-    code := tube.code_on(known.pods);
-    if code is not null then
-        raise insufficient_privilege using
-            message = format('the pods of tube %I, %s, have %s: its code would run with your rights', tube, known.pods, code),
-            hint = tube.code_hint(known);
-    end if;
-    return known;
-end
-$$;
-comment on function tube.named(text) is
-    'A tube by its name; refused where there is none, or where its pods hold code of somebody else, that reading them would run.';
-
-create function tube.lock_key(tube text, worker integer default null) returns bigint
-language sql immutable
-as $$
-    select pg_catalog.hashtextextended(
-        case when worker is null then 'pgchange tube ' || tube else 'pgchange worker ' || worker || ' ' || tube end, 0)
-$$;
-comment on function tube.lock_key(text, integer) is
-    'The advisory lock of a worker, or of the whole tube: shared by workers at work, exclusive for who changes their number or '
-    'a shard.';
-
-create function tube.holds_tables(besides regclass[]) returns boolean
-language plpgsql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return exists (
-        select from pg_locks as l
-        where l.pid = pg_backend_pid() and l.locktype = 'relation' and l.relation >= 16384 and l.relation <> all (besides)
-          and l.mode in ('ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'));
-end
-$$;
-comment on function tube.holds_tables(regclass[]) is 'Whether this transaction keeps writers from any other table than those.';
-
-create function tube.unseen() returns interval
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select current_setting('deadlock_timeout')::interval / 2
-$$;
-comment on function tube.unseen() is
-    'How long a transaction that holds tables may wait for anything: soon after, somebody who waits for what it holds may look '
-    'for a deadlock, and be the one that is ended.';
-
-create function tube.hold(key bigint, who text) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    lock_timeout text := current_setting('lock_timeout');
-    held boolean := tube.holds_tables('{}');
-begin
-    if held then
-        perform set_config('lock_timeout', (extract(epoch from tube.unseen()) * 1000)::integer || 'ms', true);
-    end if;
-    perform pg_advisory_xact_lock(key);
-    perform set_config('lock_timeout', lock_timeout, true);
-exception when lock_not_available then
-    raise lock_not_available using
-        message = format('%s are at work, and do not end in time', who),
-        hint = case when held
-            then 'try again when they have ended, or do this before anything that locks a table: this transaction does, and '
-                 'whoever writes that table waits too; nothing was changed'
-            else 'try again when they have ended, or with a longer lock_timeout; nothing was changed' end;
-end
-$$;
-comment on function tube.hold(bigint, text) is
-    'Wait for who is at work under an advisory lock, as long as lock_timeout says, and keep others from it until this transaction '
-    'ends; where it keeps writers from a table already, only shortly.';
-
-create function tube.hold_still(tube text) returns void
-language sql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select tube.hold(tube.lock_key(tube), format('workers of tube %I', tube))
-$$;
-comment on function tube.hold_still(text) is
-    'Wait until no worker of a tube is at work, as long as lock_timeout says, and keep them from starting until this '
-    'transaction ends.';
-
-create function tube.schema_of(rel regclass) returns name
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
-$$;
-comment on function tube.schema_of(regclass) is 'The schema that a relation is in; null where the relation is gone.';
-
-create function tube.full_name(rel oid) returns text
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select format('%I.%I', n.nspname, c.relname) from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = rel
-$$;
-comment on function tube.full_name(oid) is
-    'Today''s name of a relation with its schema, whatever search_path it will be read under; null where it is gone.';
-
-create function tube.check_owner(rel regclass, deed text) returns void
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    owner_name name := (
-        select pg_get_userbyid(c.relowner) from pg_class as c
-        where c.oid = rel and not pg_has_role(current_user, c.relowner, 'usage'));
-begin
-    if owner_name is not null then
-        raise insufficient_privilege using
-            message = format('only the owner of %s, %I, may %s', rel, owner_name, deed),
-            hint = format('connect as %I, or set role %I', owner_name, owner_name);
-    end if;
-end
-$$;
-comment on function tube.check_owner(regclass, text) is 'Refuse, saying who may do it, what only the owner of a relation may.';
+-- Making, changing and removing tubes, and which worker a shard belongs to.
 
 create function tube.belongs(shard text, partitions integer) returns text
 language plpgsql immutable
@@ -155,6 +12,13 @@ $$;
 comment on function tube.belongs(text, integer) is
     'The SQL of the worker that a shard belongs to: its remainder, which is never negative.';
 
+create function tube.worker_of(shard integer, partitions integer) returns integer
+language sql immutable
+as $$
+    select pg_catalog.mod(pg_catalog.mod(shard, partitions) operator(pg_catalog.+) partitions, partitions)
+$$;
+comment on function tube.worker_of(integer, integer) is 'The worker that a shard belongs to, as tube.belongs() has it in SQL.';
+
 create function tube.index_pods(pods regclass, partitions integer) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -167,7 +31,7 @@ declare
 begin
     -- One index for all workers: a worker's pods lie together in it, so that no worker steps over those of another, and more
     -- workers cost a writer nothing.
-    -- At once as strong as dropping an index needs it: to wait for more would be a deadlock with who has read and now writes.
+    -- At once as strong as dropping an index needs: to strengthen it later could deadlock with a reader that goes on to write.
     perform tube.take_locks(array[pods], 'access exclusive');
     for part in
         select i.indexrelid::regclass::text from pg_index as i
@@ -186,7 +50,7 @@ begin
 exception when duplicate_table then
     perform tube.refuse(
         format('there is a relation %I or %I already in schema %I', workers_index, control_index, tube.schema_of(pods)),
-        'rename it: the indexes of the pods are to be called so');
+        'rename it: the indexes of the pods need these names');
 end
 $$;
 comment on function tube.index_pods(regclass, integer) is
@@ -253,7 +117,7 @@ begin
     if partitions not between 1 and 999 then
         perform tube.refuse(format('%s workers cannot share a tube', partitions), 'partitions is a number from 1 to 999');
     end if;
-    -- Two who make the same tube at once: the second finds it made.
+    -- Where two make the same tube at once, the second finds it made.
     perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
     select t.* into known from tube.tube as t where t.name = make.tube;
     if known.name is null then
@@ -320,7 +184,7 @@ begin
     perform tube.hold_still(in_tube);
     -- Who is attaching a table ends first, so that it is detached too; who comes later finds no tube.
     perform from tube.tube as t where t.name = in_tube for update;
-    perform tube.detach(in_tube, null, pods);
+    perform tube.detach(in_tube, tbl => null, beside => pods);
     delete from dead_letter.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
     perform tube.clear_faults(in_tube);
     delete from tube.tube as t where t.name = in_tube;
@@ -337,7 +201,8 @@ begin
 end
 $$;
 comment on function tube.tube_ensure_absent(text) is
-    'Detach all tables from a tube and remove it with its pods and its dead letters, once no worker is at work; nothing where there is none.';
+    'Detach all tables from a tube and remove it with its pods and its dead letters, once no worker is at work; nothing where '
+    'there is none.';
 
 create function tube.tube_list(in_tbl regclass default null)
 returns table (tube text, predicate text, partitions integer, tbl regclass, shard integer)

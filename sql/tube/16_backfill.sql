@@ -9,12 +9,12 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if (select c.relkind not in ('r', 'p') from pg_class as c where c.oid = tbl) then
-        perform tube.refuse(format('%s is no table any more', tbl), 'detach it');
+        perform tube.refuse(format('%s is no longer a table', tbl), 'detach it');
     end if;
 end
 $$;
 comment on function tube.check_kind(regclass) is
-    'Refuse a view, which an owner may make of a table before PostgreSQL 16: what it calls would run as who reads it.';
+    'Refuse a view, which an owner may make of a table before PostgreSQL 16: what it calls would run with its reader''s rights.';
 
 create function tube.check_whole(tbl regclass) returns void
 language plpgsql stable
@@ -30,16 +30,16 @@ begin
 end
 $$;
 comment on function tube.check_whole(regclass) is
-    'Refuse a table of which row security hides rows from the caller: who compares it with a copy would delete them there.';
+    'Refuse a table if row security hides rows of it from the caller: compared with a copy, they would be deleted there.';
 
-create function tube.attached(tube text, tbl regclass, shard integer) returns tube.attachment
+create function tube.require_attachment(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
     found_row tube.attachment := (
-        select a from tube.attachment as a where a.tube = known.name and a.tbl = attached.tbl
+        select a from tube.attachment as a where a.tube = known.name and a.tbl = require_attachment.tbl
     );
 begin
     if found_row.tube is null then
@@ -50,23 +50,15 @@ begin
     if shard <> found_row.shard then
         perform tube.refuse(
             format('%s is attached to tube %I as shard %s, not %s', tbl, tube, found_row.shard, shard),
-            'leave the shard out, or attach the table anew');
+            'leave the shard out, or attach the table again');
     end if;
     found_row.id_column := coalesce(tube.id_column(tbl, tube), found_row.id_column);
     perform tube.check_key(tbl, found_row.id_column);
     return found_row;
 end
 $$;
-comment on function tube.attached(text, regclass, integer) is
+comment on function tube.require_attachment(text, regclass, integer) is
     'An attachment, with today''s name of its column of ids; refused where there is none, or under another shard.';
-
-create function tube.backfill_key(tbl regclass, shard integer) returns bigint
-language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-    select hashtextextended(format('pgchange backfill %s %s', tbl::oid, shard), 0)
-$$;
-comment on function tube.backfill_key(regclass, integer) is 'The advisory lock of a backfill of a table and shard.';
 
 create function tube.lock_backfill(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql volatile
@@ -77,27 +69,16 @@ declare
 begin
     perform tube.check_level();
     loop
-        found_row := tube.attached(tube, tbl, shard);
+        found_row := tube.require_attachment(tube, tbl, shard);
         perform pg_advisory_xact_lock(tube.backfill_key(tbl, found_row.shard));
         -- Who waited for it may have waited for a change of the shard.
-        exit when found_row.shard = (tube.attached(tube, tbl, shard)).shard;
+        exit when found_row.shard = (tube.require_attachment(tube, tbl, shard)).shard;
     end loop;
     return found_row;
 end
 $$;
 comment on function tube.lock_backfill(text, regclass, integer) is
     'Wait until no other backfill of a table and shard is at work, and keep others out until the transaction ends.';
-
-create function tube.put_control(known tube.tube, op text, shard integer, payload jsonb) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    execute format('insert into %s (op, shard, ids, payload) values ($1, $2, ''{}'', $3)', known.pods)
-    using op, shard, payload;
-end
-$$;
-comment on function tube.put_control(tube.tube, text, integer, jsonb) is 'Put a control pod into a tube.';
 
 create function tube.has_control(known tube.tube, tbl regclass, shard integer, types text[]) returns boolean
 language plpgsql volatile
@@ -137,8 +118,9 @@ begin
         order by a.shard, a.tbl
     loop
         if not tube.has_control(known, each_one.tbl, each_one.shard, array['backfill_schedule', 'backfill_end']) then
-            perform tube.put_control(known, 'B', each_one.shard, jsonb_build_object(
-                'type', 'backfill_schedule', 'tbl', tube.full_name(each_one.tbl), 'order_col', tube.check_order(each_one.tbl, order_col)));
+            perform tube.put_pods(known.pods, 'B', each_one.shard, '{}', jsonb_build_object(
+                'type', 'backfill_schedule', 'tbl', tube.full_name(each_one.tbl),
+                'order_col', tube.check_order(each_one.tbl, order_col)));
             scheduled := scheduled + 1;
         end if;
     end loop;
@@ -222,7 +204,7 @@ begin
 end
 $$;
 comment on function tube.wait_for_writers(regclass[], interval) is
-    'Wait for those who are writing tables now; an error that names them when they do not end in time.';
+    'Wait for those who are writing tables now; an error names them when they do not end in time.';
 
 create function tube.tube_backfill_step2(timeout interval default '60 seconds') returns void
 language sql
@@ -242,7 +224,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
-    attached tube.attachment := tube.attached(tube, tbl, shard);
+    attached tube.attachment := tube.require_attachment(tube, tbl, shard);
     column_name name;
     pod_size integer := tube.checked_chunk(insert_chunk_size);
     chunk integer;
@@ -254,7 +236,7 @@ begin
     perform tube.check_bulk(attached.shard, fetch_chunk_size);
     perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
-    -- Not before: who waits there and holds a lock on the table would keep writers from ending for whom the other waits.
+    -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
     column_name := tube.check_order(tbl, order_col);
     if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
         raise notice 'skipped: the last backfill of % (shard %) is not worked off yet', tbl, attached.shard;
@@ -262,21 +244,23 @@ begin
     end if;
     if (tube.unfinished_backfill(known.name, tbl)).id is not null then
         perform tube.refuse(
-            format('another backfill of %s into tube %I is not finished', tbl, tube), 'tube.backfills() shows it: let it end, or cancel it');
+            format('another backfill of %s into tube %I is not finished', tbl, tube),
+            'tube.backfills() shows it: let it end, or cancel it');
     end if;
     -- Without an index each read sorts the table: then in few large ones.
-    chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size else greatest(fetch_chunk_size, 1000000) end;
-    perform tube.put_control(known, 'T', attached.shard, jsonb_build_object(
+    chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size
+                  else greatest(fetch_chunk_size, 1000000) end;
+    perform tube.put_pods(known.pods, 'T', attached.shard, '{}', jsonb_build_object(
         'type', 'backfill_start', 'tbl', tube.full_name(tbl), 'start_seq', step1));
     loop
         at := tube.backfill_slice(known, attached, column_name, at, chunk, pod_size);
         exit when at.finished;
     end loop;
-    if tube.attached(tube, tbl, shard) is distinct from attached then
+    if tube.require_attachment(tube, tbl, shard) is distinct from attached then
         perform tube.refuse(
             format('the predicate or the ids of %s were changed meanwhile', tbl), 'begin again with step 1; nothing was touched');
     end if;
-    perform tube.put_control(known, 'B', attached.shard, jsonb_build_object(
+    perform tube.put_pods(known.pods, 'B', attached.shard, '{}', jsonb_build_object(
         'type', 'backfill_end', 'tbl', tube.full_name(tbl), 'start_seq', step1));
 end
 $$;

@@ -29,7 +29,7 @@ begin
 end
 $$;
 comment on function tube.unfinished_backfill(text, regclass) is
-    'The backfill of a table that goes on where it stopped, of which there is one at most; null where none does.';
+    'The unfinished backfill of a table, of which there is one at most; null where there is none.';
 
 create function tube.fail_backfills(tube text, tbl regclass, reason text) returns void
 language sql
@@ -39,7 +39,8 @@ as $$
         state = 'failed', message = reason, updated_at = clock_timestamp(), finished_at = clock_timestamp()
     where b.tube = fail_backfills.tube and b.tbl = fail_backfills.tbl and b.state in ('scheduled', 'running', 'paused')
 $$;
-comment on function tube.fail_backfills(text, regclass, text) is 'End what is not finished of the backfills of a table, with the reason.';
+comment on function tube.fail_backfills(text, regclass, text) is
+    'End what is not finished of the backfills of a table, with the reason.';
 
 create function tube.estimated_rows(tbl regclass) returns bigint
 language sql stable
@@ -67,7 +68,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
-    attached tube.attachment := tube.attached(tube, tbl, shard);
+    attached tube.attachment := tube.require_attachment(tube, tbl, shard);
     column_name name;
     running tube.backfill;
     made bigint;
@@ -77,7 +78,7 @@ begin
     end if;
     perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
-    -- Not before: who waits there and holds a lock on the table would keep writers from ending for whom the other waits.
+    -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
     column_name := tube.check_order(tbl, order_col);
     running := tube.unfinished_backfill(known.name, tbl);
     if running.id is not null then
@@ -166,18 +167,19 @@ begin
         return;
     end if;
     if job.state = 'running' or job.state = 'scheduled' and waited then
-        attached := tube.attached(job.tube, job.tbl, job.shard);
+        attached := tube.require_attachment(job.tube, job.tbl, job.shard);
         perform tube.check_whole(job.tbl);
         if job.state = 'scheduled' then
-            perform tube.put_control(known, 'T', job.shard, jsonb_build_object(
+            perform tube.put_pods(known.pods, 'T', job.shard, '{}', jsonb_build_object(
                 'type', 'backfill_start', 'tbl', tube.full_name(job.tbl), 'start_seq', job.start_seq::text));
             job.updated_at := began;
         end if;
         at := tube.backfill_slice(
-            known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size, 900);
+            known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size,
+            pod_size => 900);
         touched := at.touched;
         if at.finished then
-            perform tube.put_control(known, 'B', job.shard, jsonb_build_object(
+            perform tube.put_pods(known.pods, 'B', job.shard, '{}', jsonb_build_object(
                 'type', 'backfill_end', 'tbl', tube.full_name(job.tbl), 'start_seq', job.start_seq::text));
         end if;
         update tube.backfill as b set

@@ -1,73 +1,6 @@
 -- Attaching and detaching tables, with writers running, and mending what capture has become.
---
--- Locks are taken in one order: the capture of each table, in the order of the tables; its name in its shard; the tube's; of a
--- table that moves its backfill's and its touching; tables; pods.
 
-create function tube.take_locks(relations regclass[], mode text) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-set lock_timeout = '100ms'
-as $$
-declare
-    unseen interval := tube.unseen();
-    is_first boolean := not tube.holds_tables(relations);
-    until timestamptz := clock_timestamp() + case when is_first then interval '5 s' else unseen end;
-    held_since timestamptz;
-    relation regclass;
-begin
-    for attempt in 1 .. 1000 loop
-        held_since := null;
-        perform set_config('lock_timeout', least(attempt, 4) * 100 || 'ms', true);
-        begin
-            foreach relation in array relations loop
-                execute format(
-                    'lock table only %s in %s mode %s', relation, mode,
-                    case when not is_first or clock_timestamp() > held_since + unseen - interval '0.1 s' then 'nowait' end);
-                held_since := coalesce(held_since, clock_timestamp());
-                perform set_config('lock_timeout', '100ms', true);
-            end loop;
-            return;
-        exception when lock_not_available or deadlock_detected then
-            if clock_timestamp() > until then
-                raise lock_not_available using
-                    message = format('%s is being %s by transactions that do not end', relation,
-                                     case mode when 'access exclusive' then 'used' else 'written' end),
-                    hint = 'try again when they have ended; nothing was changed';
-            end if;
-        end;
-        perform pg_sleep(0.02 * least(attempt, 10));
-    end loop;
-end
-$$;
-comment on function tube.take_locks(regclass[], text) is
-    'Lock tables, all or none, within about 5 s. It waits for one at a time, and shortly, for behind a lock that is waited for '
-    'everybody waits; and never as long as PostgreSQL waits before it looks for a deadlock: it might end somebody else.';
-
-create function tube.check_level() returns void
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'PC007',
-            message = format('tubes are changed and backfilled in a read committed transaction only, and this one is %s',
-                             current_setting('transaction_isolation')),
-            hint = 'begin isolation level read committed, or alter role ... set default_transaction_isolation';
-    end if;
-end
-$$;
-comment on function tube.check_level() is 'Refuse a transaction that would not see what ended while it waited for a lock.';
-
-create function tube.hold_capture(tbl oid) returns void
-language sql
-set search_path = pg_catalog, pg_temp
-as $$
-    select pg_advisory_xact_lock(hashtextextended('pgchange capture ' || tbl, 0))
-$$;
-comment on function tube.hold_capture(oid) is
-    'Keep others from changing the capture of a table until this transaction ends, and wait for who does.';
-
-create function tube.lacking(attached tube.attachment) returns regclass[]
+create function tube.uncaptured(attached tube.attachment) returns regclass[]
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -79,24 +12,25 @@ as $$
         ) as whole on whole.relid = d.relid
         where whole.relid is null order by d.relid)
 $$;
-comment on function tube.lacking(tube.attachment) is 'The table and those of its partitions that are not captured, or not whole.';
+comment on function tube.uncaptured(tube.attachment) is
+    'Of a table and its partitions those that are not captured, or only in part.';
 
 create function tube.place_triggers(attached tube.attachment) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    lacking regclass[] := tube.lacking(attached);
+    uncaptured regclass[] := tube.uncaptured(attached);
     former regclass[] := array(select distinct f.relid from tube.former_captures(attached.tbl, attached.tube) as f order by 1);
     captured record;
     missing record;
     wanted name;
 begin
-    if lacking || former = '{}' then
+    if uncaptured || former = '{}' then
         return;
     end if;
     perform tube.take_locks(
-        array(select distinct r from unnest(lacking || former) as r order by r),
+        array(select distinct r from unnest(uncaptured || former) as r order by r),
         case when former <> '{}' then 'access exclusive' else 'share row exclusive' end);
     for captured in select f.* from tube.former_captures(attached.tbl, attached.tube) as f loop
         execute format('drop trigger %I on %s', captured.trigger, captured.relid);
@@ -108,7 +42,7 @@ begin
         ), captured as materialized (
             select c.relid, c.op from tube.captures(attached.tbl, attached.tube) as c
         )
-        select r.relid, k.op, k.function from kinds as k cross join unnest(lacking) as r(relid)
+        select r.relid, k.op, k.function from kinds as k cross join unnest(uncaptured) as r(relid)
         where not exists (select from captured as c where c.relid = r.relid and c.op = k.op)
           and (k.op <> 'guard' or r.relid = attached.tbl)
     loop
@@ -144,7 +78,8 @@ begin
     perform tube.place_function(attached, k.op) from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op);
 end
 $$;
-comment on function tube.place_functions(tube.attachment) is 'Write the functions of an attachment anew, as it is now.';
+comment on function tube.place_functions(tube.attachment) is
+    'Write the functions of an attachment as it is now, in place of those that are there.';
 
 create function tube.adopt(attached tube.attachment, predicate text) returns void
 language plpgsql
@@ -154,7 +89,7 @@ begin
     if tube.is_anothers(attached)
        or not pg_has_role(current_user, (select c.relowner from pg_class as c where c.oid = attached.tbl), 'usage')
     then
-        raise notice '% goes on with the predicate that its owner has agreed to: it takes the new one when he attaches it again',
+        raise notice '% keeps the predicate that its owner has agreed to, and takes the new one when the owner attaches it again',
             attached.tbl;
         return;
     end if;
@@ -168,9 +103,9 @@ begin
 end
 $$;
 comment on function tube.adopt(tube.attachment, text) is
-    'Put another predicate in force for a table of the caller''s; that of another owner keeps the one that he has agreed to.';
+    'Put another predicate in force for a table of the caller''s; one of another owner keeps what its owner agreed to.';
 
-create function tube.take_off(attached tube.attachment) returns void
+create function tube.drop_capture(attached tube.attachment) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -184,7 +119,7 @@ begin
     loop
         execute format('drop trigger %I on %s', captured.trigger, captured.relid);
     end loop;
-    -- Those of a former owner are left to him: they do nothing without their triggers.
+    -- Those of a former owner stay: they do nothing without their triggers.
     for function in
         select p.oid from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
         join pg_proc as p on p.proname = tube.function_name(attached.token, k.kind)
@@ -194,7 +129,7 @@ begin
     end loop;
 end
 $$;
-comment on function tube.take_off(tube.attachment) is
+comment on function tube.drop_capture(tube.attachment) is
     'Drop the triggers and the functions of an attachment, once nobody uses their tables.';
 
 create function tube.attach(tube text, tbl regclass, shard integer, id_column name, agreed boolean) returns void
@@ -210,7 +145,7 @@ declare
 begin
     perform tube.check_level();
     perform tube.check_table(tbl);
-    -- Its children's too, for of who attaches one of them meanwhile check_family would not see it. Nobody attaches a partition.
+    -- Its children's too: check_family would not see that another session is attaching one. A partition cannot be attached.
     for held in
         select c.oid from tube.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
         where not c.relispartition order by c.oid
@@ -248,7 +183,7 @@ begin
     if before.token <> wanted.token then
         perform tube.take_locks(array(
             select c.relid from tube.captures(before.tbl, before.tube) as c group by 1 order by 1), 'access exclusive');
-        perform tube.take_off(before);
+        perform tube.drop_capture(before);
     end if;
     insert into tube.attachment values (wanted.*)
     on conflict on constraint attachment_pkey do update set
@@ -273,7 +208,7 @@ create function tube.tube_table_ensure_attached(
 language sql
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select tube.attach(tube, tbl, shard, id_column, true)
+    select tube.attach(tube, tbl, shard, id_column, agreed => true)
 $$;
 comment on function tube.tube_table_ensure_attached(text, regclass, integer, name) is
     'Let a table touch a tube: each of its inserts, updates, deletes and truncates from now on, under a shard (given, or the '
@@ -303,7 +238,7 @@ begin
         select c.relid from unnest(going) as g cross join lateral tube.captures(g.tbl, g.tube) as c group by 1 order by 1
     ) || array_remove(array[beside], null), 'access exclusive');
     foreach each_one in array coalesce(going, '{}') loop
-        perform tube.take_off(each_one);
+        perform tube.drop_capture(each_one);
         with gone as (
             delete from tube.attachment as a where a.tube = each_one.tube and a.tbl = each_one.tbl returning a.*
         )

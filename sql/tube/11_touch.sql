@@ -6,12 +6,13 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if op is null or op not in ('I', 'U', 'D', 'T', 'B') then
-        perform tube.refuse(format('op %L is no kind of touch', op), 'I, U, D, T, or B for a backfill');
+        perform tube.refuse(format('op %L is not a kind of touch', op), 'I, U, D, T, or B for a backfill');
     end if;
     return case when strpos(current_setting('application_name'), 'backfill') > 0 then 'B' else op end;
 end
 $$;
-comment on function tube.checked_op(text) is 'The kind of a touch; B where the application_name of the session has backfill in it.';
+comment on function tube.checked_op(text) is
+    'The kind of a touch; B where the application_name of the session has backfill in it.';
 
 create function tube.checked_chunk(chunk_size integer) returns integer
 language plpgsql immutable
@@ -19,12 +20,34 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if chunk_size is null or chunk_size < 1 then
-        perform tube.refuse(format('no pod has %s ids', coalesce(chunk_size::text, 'null')), 'a pod holds 1 to 900 ids');
+        perform tube.refuse(format('a pod cannot have %s ids', coalesce(chunk_size::text, 'null')), 'a pod holds 1 to 900 ids');
     end if;
     return least(chunk_size, 900);
 end
 $$;
 comment on function tube.checked_chunk(integer) is 'How many ids a pod gets: at most as many as a page can hold.';
+
+create function tube.put_pods(
+    pods regclass, op text, shard integer, ids bigint[], payload jsonb default null, chunk_size integer default 900
+) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if coalesce(cardinality(ids), 0) = 0 and payload is null then
+        return;
+    end if;
+    -- The payload is named only where there is one: a role without a right to that column may touch all the same.
+    execute format(
+        'insert into %s (op, shard, ids%s) select $1, $2, ($3::bigint[])[i : i + $4 - 1]%s '
+        'from generate_series(1, greatest(cardinality($3), 1), $4) as i',
+        pods, case when payload is not null then ', payload' end, case when payload is not null then ', $5' end)
+    using op, shard, ids, chunk_size, payload;
+end
+$$;
+comment on function tube.put_pods(regclass, text, integer, bigint[], jsonb, integer) is
+    'Put ids of a shard among the pods of a tube, chunk_size a pod, each pod with the payload; without ids the payload makes a '
+    'control pod.';
 
 create function tube.touch(
     tube text, shard integer, ids bigint[], op text, payload jsonb default null, chunk_size integer default 250
@@ -41,49 +64,17 @@ begin
     if array_ndims(ids) > 1 then
         perform tube.refuse(format('the ids have %s dimensions', array_ndims(ids)), 'give an array of one dimension');
     end if;
-    -- Made anew: one that is given may begin at any number.
+    -- A new array: one that is given may begin at any subscript.
     known_ids := array(select i from unnest(ids) as i where i is not null);
     if shard is null then
         perform tube.refuse('a touch needs a shard', 'give the number under which the table is attached');
     end if;
-    if known_ids = '{}' and payload is null then
-        return;
-    end if;
-    execute format(
-        'insert into %s (op, shard, ids, payload) '
-        'select $1, $2, ($3::bigint[])[i : i + $5 - 1], $4 from generate_series(1, greatest(cardinality($3), 1), $5) as i', pods)
-    using kind, shard, known_ids, payload, chunk;
+    perform tube.put_pods(pods, kind, shard, known_ids, payload, chunk);
 end
 $$;
 comment on function tube.touch(text, integer, bigint[], text, jsonb, integer) is
     'Touch ids of a shard in a tube, in pods of chunk_size ids (at most 900), each with the payload; without ids the payload '
     'makes a control pod, and without both nothing is done.';
-
-create function tube.touch_key(tbl regclass) returns bigint
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select hashtextextended('pgchange touch ' || tbl::oid, 0)
-$$;
-comment on function tube.touch_key(regclass) is
-    'The advisory lock of touching a table by hand: shared by who touches, exclusive for who changes its shard.';
-
-create function tube.hold_shard(tbl regclass) returns void
-language plpgsql security definer
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    perform pg_advisory_xact_lock_shared(tube.touch_key(tbl));
-    if current_setting('transaction_isolation') <> 'read committed' then
-        -- Who does not see what was committed before gets a serialization failure, as for any row that is not what it sees.
-        perform from tube.attachment as a where a.tbl = hold_shard.tbl for share;
-        perform from tube.detached as d where d.tbl = hold_shard.tbl for share;
-    end if;
-end
-$$;
-comment on function tube.hold_shard(regclass) is
-    'Keep the shard that a table has from being changed until the transaction ends. Where it was changed behind the snapshot of '
-    'a repeatable read transaction, that one is to be repeated.';
 
 create function tube.touch_table(tbl text, ids bigint[], op text, payload jsonb, chunk_size integer) returns void
 language plpgsql
@@ -100,7 +91,7 @@ begin
     if not found then
         perform tube.refuse(
             format('%s is attached to no tube that you may use', tbl),
-            'attach it (anew if it was renamed), or have INSERT granted on the tube''s pods');
+            'attach it (again if it was renamed), or have INSERT granted on the tube''s pods');
     end if;
 end
 $$;
@@ -160,8 +151,8 @@ begin
         return;
     end if;
     if not pg_has_role(current_user, (select p.proowner from pg_proc as p where p.oid = known), 'usage') then
-        raise notice '% is of another owner, and stays as it is', signature using
-            hint = format('let its owner drop it; who attaches %s then makes it anew', tbl);
+        raise notice '% belongs to another owner, and stays as it is', signature using
+            hint = format('let its owner drop it; attaching %s again then makes it', tbl);
         return;
     end if;
     if not is_attached then
@@ -183,41 +174,6 @@ end
 $$;
 comment on function tube.place_touch(regclass) is
     'Make a table''s own function <table>_touch beside it, for its owner, or drop it where the table is attached to nothing.';
-
-create function tube.named_all(tube_or_tubes text) returns setof tube.tube
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    name text;
-begin
-    foreach name in array coalesce(
-        case when exists (select from tube.tube as t where t.name = tube_or_tubes) then array[tube_or_tubes] end,
-        case when tube_or_tubes ~ '^[{].*[}]$' then tube_or_tubes::text[] else string_to_array(tube_or_tubes, ',') end, array[null])
-    loop
-        return next tube.named(trim(name));
-    end loop;
-end
-$$;
-comment on function tube.named_all(text) is 'Several tubes by their names, with commas between them, or as the text of an array.';
-
-create function tube.insert_pods(pods regclass[], op text, shard integer, ids bigint[], chunk_size integer) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    each_pods regclass;
-begin
-    foreach each_pods in array pods loop
-        execute format(
-            'insert into %s (op, shard, ids) '
-            'select $1, $2, ($3::bigint[])[i : i + $4 - 1] from generate_series(1, cardinality($3), $4) as i', each_pods)
-        using op, shard, ids, chunk_size;
-    end loop;
-end
-$$;
-comment on function tube.insert_pods(regclass[], text, integer, bigint[], integer) is
-    'Put ids into several tubes, in pods of chunk_size.';
 
 create function tube.check_bulk(shard integer, fetch_chunk_size integer) returns void
 language plpgsql immutable
@@ -259,12 +215,12 @@ begin
         if each_id is not null then
             ids := pg_catalog.array_append(ids, each_id);
             if pg_catalog.cardinality(ids) operator(pg_catalog.>=) fetch_chunk_size then
-                perform tube.insert_pods(pods, kind, shard, ids, chunk);
+                perform tube.put_pods(p, kind, shard, ids, chunk_size => chunk) from pg_catalog.unnest(pods) as p;
                 ids := '{}';
             end if;
         end if;
     end loop;
-    perform tube.insert_pods(pods, kind, shard, ids, chunk);
+    perform tube.put_pods(p, kind, shard, ids, chunk_size => chunk) from pg_catalog.unnest(pods) as p;
 end
 $$;
 comment on function tube.tube_pods_insert(text, text, integer, character, bigint, integer, integer) is

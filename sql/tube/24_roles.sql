@@ -1,6 +1,6 @@
 -- Who may do what. PUBLIC may do nothing; a writer of an attached table needs nothing. Who may use these functions at all is
 -- granted here; which tubes, by GRANTs on their pods: INSERT touches and attaches, SELECT and DELETE work, their owner changes.
--- INSERT of some columns is enough, and better: who may give a pod its seq or txid can keep the workers from what is behind it.
+-- INSERT of some columns is enough, and better: a role that may set a pod's seq or txid can hide from workers what is behind it.
 
 create function tube.grant_use(role regrole) returns void
 language plpgsql
@@ -13,7 +13,7 @@ begin
         grant select on tube.installed, tube.tube, tube.attachment, tube.detached, tube.moved, tube.worker, tube.fault,
             tube.backfill to %1$s;
         grant insert, update, delete on tube.attachment, tube.detached, tube.moved, tube.worker, tube.backfill to %1$s;
-        grant insert (tube, tbl, ids, message), delete on tube.fault to %1$s;
+        grant insert (tube, tbl, kind, ids, message), delete on tube.fault to %1$s;
         grant execute on all functions in schema tube to %1$s;
         revoke execute on function tube.grant_use(regrole), tube.grant_keeper(regrole) from %1$s
     $grants$, role);

@@ -71,7 +71,7 @@ declare
 begin
     if not has_table_privilege(known.pods, 'select') then
         raise insufficient_privilege using
-            message = format('who gives %s another shard must read the pods of its old one', tbl),
+            message = format('to give %s another shard you must be able to read the pods of its old one', tbl),
             hint = format('let their owner run: grant select on %s to %I', known.pods, current_user);
     end if;
     insert into tube.moved (tube, from_shard, to_shard, upto)

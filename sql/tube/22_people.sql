@@ -13,22 +13,29 @@ as $$
 declare
     known tube.tube;
 begin
-    for known in select t.* from tube.looked_at() as t loop
+    for known in select t.* from tube.readable_tubes() as t loop
         return query
-            select known.name, k.worker, known.partitions, (l.lag ->> 'ready')::bigint, (l.lag ->> 'ready_exact')::boolean,
-                   (l.lag ->> 'ready_age')::double precision, (l.lag ->> 'waiting')::bigint, (l.lag ->> 'faults')::bigint,
+            select known.name, k.worker, known.partitions,
+                   coalesce((l.lag ->> 'ready')::bigint, 0), coalesce((l.lag ->> 'ready_exact')::boolean, true),
+                   (l.lag ->> 'ready_age')::double precision, coalesce((l.lag ->> 'waiting')::bigint, 0), f.faults,
                    tube.locked(known.name, k.worker), (w.batch ->> 'id')::uuid, nullif(w.attempt, 0),
                    case when w.batch is not null then w.claimed_at end, w.updated_at
             from generate_series(0, known.partitions - 1) as k(worker)
             left join lateral tube.worker_now(known.name, k.worker) as w on true
-            cross join lateral tube.lag(
-                known.name, known.partitions, k.worker, tube.position(known.name, k.worker), upto) as l(lag);
+            cross join tube.count_faults(known.name) as f(faults)
+            left join tube.workers_with_pods(known) as p(worker) on p.worker = k.worker
+            cross join lateral (
+                select case when p.worker is not null then tube.lag(
+                    known.name, known.partitions, k.worker, tube.position(known.name, k.worker), upto) end
+            ) as l(lag)
+            order by k.worker;
     end loop;
 end
 $$;
 comment on function tube.status(integer) is
     'Every worker of every tube that the caller may read: what is ready and how old, what waits, whether it is at work, the '
-    'batch that it claimed with its attempts and since when, and the tube''s faults. Of the tables tells tube.attachments().';
+    'batch that it claimed with its attempts and since when, and the faults of the tube''s capture. tube.attachments() tells of '
+    'the tables.';
 
 create function tube.attachments()
 returns table (
@@ -39,7 +46,7 @@ language sql stable
 set search_path = pg_catalog, tube, pg_temp
 set jit = off
 as $$
-    select a.tube, a.tbl, a.shard, a.id_column, tube.lacking(a),
+    select a.tube, a.tbl, a.shard, a.id_column, tube.uncaptured(a),
            c.disabled,
            (i.key).attname is distinct from a.id_column or (i.key).attnum <> a.id_number
            or exists (
@@ -49,7 +56,7 @@ as $$
            )
            or a.predicate is not null and not exists (
                select from pg_proc as p where p.proname = tube.function_name(a.token, 'judge') and p.proowner = r.relowner),
-           (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.tbl in (
+           (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.kind = 'capture' and f.tbl in (
                select d.relid from tube.descendants(a.tbl) as d(relid)) limit 1000) as bounded),
            a.predicate is distinct from t.predicate
     from tube.attachment as a
@@ -66,8 +73,8 @@ $$;
 comment on function tube.attachments() is
     'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
     'longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; triggers that somebody '
-    'disabled, and is to enable; faults, up to 1000; and whether the tube has another predicate than the table''s owner agreed '
-    'to by attaching it.';
+    'disabled, and has to enable; faults of their capture, up to 1000; and whether the tube has another predicate than the '
+    'table''s owner agreed to by attaching it.';
 
 create function tube.to_mend() returns table (tube text, tbl regclass, name text)
 language sql stable
@@ -76,7 +83,8 @@ as $$
     select a.tube, a.tbl, tube.full_name(a.tbl) from tube.attachments() as a join pg_class as c on c.oid = a.tbl
     where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
 $$;
-comment on function tube.to_mend() is 'The tables that the caller owns whose capture tube.mend() is to mend, with their full names.';
+comment on function tube.to_mend() is
+    'The tables that the caller owns and whose capture needs tube.mend(), with their full names.';
 
 create function tube.mend(tube text, tbl regclass) returns void
 language plpgsql
@@ -89,7 +97,7 @@ begin
         -- A predicate that the former owner agreed to is not the new owner's.
         perform tube.judge_of(before);
     end if;
-    perform tube.attach(tube, tbl, null, null, false);
+    perform tube.attach(tube, tbl, shard => null, id_column => null, agreed => false);
 end
 $$;
 comment on function tube.mend(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
@@ -125,34 +133,41 @@ as $$
 declare
     known tube.tube := tube.named(tube);
 begin
-    perform tube.check_worker(workers, worker);
+    perform tube.check_worker_number(workers, worker);
     return (
         with tables as (
-            select a.tbl, a.shard, a.predicate, n.nspname, c.relname, coalesce((tube.id_attribute(a)).attname, a.id_column) as id_column
+            select a as attached, a.shard, n.nspname, c.relname, count(*) over (partition by c.relname) as namesakes,
+                   min(format('%I.%I', n.nspname, c.relname)) over (
+                       partition by c.relname, a.shard
+                       rows between unbounded preceding and unbounded following exclude current row) as twin
             from tube.attachment as a
             join pg_class as c on c.oid = a.tbl
             join pg_namespace as n on n.oid = c.relnamespace
             where a.tube = known.name
         ), former as (
-            select d.shard, c.relname from tube.detached as d join pg_class as c on c.oid = d.tbl where d.tube = known.name
+            select c.relname, min(d.shard) as lowest, max(d.shard) as highest
+            from tube.detached as d join pg_class as c on c.oid = d.tbl
+            where d.tube = known.name
+            group by c.relname
         )
         select coalesce(jsonb_agg(jsonb_build_object(
-            'shard', t.shard, 'schema', t.nspname, 'name', t.relname, 'id_column', t.id_column, 'predicate', t.predicate,
-            'shared', exists (select from tables as o where o.relname = t.relname and o.tbl <> t.tbl)
-                or exists (select from former as f where f.relname = t.relname and f.shard <> t.shard),
+            'shard', t.shard, 'schema', t.nspname, 'name', t.relname,
+            'id_column', coalesce((tube.id_attribute(t.attached)).attname, (t.attached).id_column),
+            'predicate', (t.attached).predicate,
+            'shared', t.namesakes > 1 or coalesce(f.lowest <> t.shard or f.highest <> t.shard, false),
             'keeper', (select pg_get_userbyid(p.relowner) from pg_class as p where p.oid = known.pods),
-            'twin', (select min(tube.full_name(o.tbl)) from tables as o
-                     where o.relname = t.relname and o.shard = t.shard and o.tbl <> t.tbl)
+            'twin', t.twin
         ) order by t.shard, t.nspname, t.relname), '[]')
         from tables as t
+        left join former as f on f.relname = t.relname
         where tube.worker_of(t.shard, workers) = worker);
 end
 $$;
 comment on function tube.attached_to(text, integer, integer) is
     'The tables in a worker''s shards: of each the shard, its schema and name, today''s name of the column of its ids, the '
-    'predicate that it is attached with; shared: whether another table that touches the tube, or did under another shard, has the same name, so '
-    'that copies in one schema would be one; the twin that has both name and shard in common with it, or null; and the keeper, '
-    'who owns the pods.';
+    'predicate that it is attached with; shared: whether another table that touches the tube, or did under another shard, has '
+    'the same name, so that copies in one schema would be one; the twin that has both name and shard in common with it, or null; '
+    'and the keeper, who owns the pods.';
 
 create function tube.positions() returns jsonb
 language sql stable
@@ -163,13 +178,13 @@ as $$
 $$;
 comment on function tube.positions() is 'How many batches each worker of each tube has done.';
 
-create function tube.rests(attempt integer, since timestamptz) returns boolean
+create function tube.is_backing_off(attempt integer, since timestamptz) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select attempt > 0 and clock_timestamp() < since + least(30 * 2 ^ least(attempt - 1, 9), 300) * interval '1 s'
 $$;
-comment on function tube.rests(integer, timestamptz) is
+comment on function tube.is_backing_off(integer, timestamptz) is
     'Whether what has failed did so a short time ago: half a minute after the first attempt, longer and longer after others, at '
     'most 5 minutes.';
 
@@ -178,7 +193,8 @@ language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    one record;
+    known tube.tube;
+    worker integer;
     at tube.worker;
     lag jsonb;
     ready bigint := 0;
@@ -186,22 +202,20 @@ declare
     age double precision;
     faults bigint := 0;
 begin
-    for one in
-        select t as known, t.name, t.partitions, k.worker
-        from tube.looked_at() as t cross join lateral generate_series(0, t.partitions - 1) as k(worker)
-        where has_table_privilege(t.pods, 'delete')
-        order by t.name, k.worker
-    loop
-        at := tube.worker_now(one.name, one.worker);
-        continue when tube.locked(one.name, one.worker)
-            or tube.rests(at.attempt, greatest(at.claimed_at, at.updated_at))
-            -- Pods with ids do not wait for control pods that fail.
-            or tube.rests(at.control_attempt, at.control_failed_at) and not tube.has_unread(one.known, one.worker);
-        lag := tube.lag(one.name, one.partitions, one.worker, tube.position(one.name, one.worker), upto);
-        ready := ready + (lag ->> 'ready')::bigint;
-        waiting := waiting + (lag ->> 'waiting')::bigint;
-        age := greatest(age, (lag ->> 'ready_age')::double precision);
-        faults := faults + (lag ->> 'faults')::bigint;
+    for known in select t.* from tube.readable_tubes() as t where has_table_privilege(t.pods, 'delete') order by t.name loop
+        faults := faults + tube.count_faults(known.name);
+        for worker in select p.worker from tube.workers_with_pods(known) as p(worker) loop
+            at := tube.worker_now(known.name, worker);
+            continue when tube.locked(known.name, worker)
+                or tube.is_backing_off(at.attempt, greatest(at.claimed_at, at.updated_at))
+                -- Pods with ids do not wait for control pods that fail.
+                or tube.is_backing_off(at.control_attempt, at.control_failed_at) and not tube.has_unread(known, worker);
+            lag := tube.lag(known.name, known.partitions, worker, tube.position(known.name, worker), upto);
+            ready := ready + (lag ->> 'ready')::bigint;
+            waiting := waiting + (lag ->> 'waiting')::bigint;
+            age := greatest(age, (lag ->> 'ready_age')::double precision);
+            exit when ready >= upto;
+        end loop;
         exit when ready >= upto;
     end loop;
     return jsonb_build_object(

@@ -13,7 +13,7 @@ declare
     slices jsonb;
     made jsonb;
 begin
-    perform tube.check_workers(known, workers, worker);
+    perform tube.check_still_shared_by(known, workers, worker);
     if max_changes is null or max_changes < 1 then
         raise invalid_parameter_value using message = 'a batch has at least 1 change';
     end if;
@@ -69,30 +69,6 @@ $$;
 comment on function tube.claim(text, integer, integer, jsonb, integer, integer) is
     'Record and return the next batch of a worker, or the one that it claimed and never acked, with the attempt counted; null '
     'when nothing is ready. Call it in a transaction of its own, holding the worker''s lock.';
-
-create function tube.has_unread(known tube.tube, worker integer) returns boolean
-language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
-set jit = off
-set enable_sort = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-set max_parallel_workers_per_gather = 0
-as $$
-declare
-    at jsonb := tube.or_start(tube.position(known.name, worker));
-    found_one boolean;
-begin
-    execute format(
-        'select exists (%s) or exists (%s)',
-        tube.unread_sql(known, worker, false, at -> 'incremental', pg_current_snapshot(), 9223372036854775807, 1),
-        tube.unread_sql(known, worker, true, at -> 'backfill', pg_current_snapshot(), 9223372036854775807, 1))
-    into found_one;
-    return found_one;
-end
-$$;
-comment on function tube.has_unread(tube.tube, integer) is
-    'Whether there is a pod for a worker: asked first, so that a claim of nothing writes nothing.';
 
 create function tube.ack(tube text, worker integer, batch jsonb) returns bigint
 language plpgsql volatile

@@ -12,7 +12,7 @@ as $$
       and (has_table_privilege(t.pods, 'select, delete') or has_any_column_privilege(t.pods, 'insert'))
 $$;
 comment on function tube.letter_rights(jsonb) is
-    'What the caller may do with dead letters of a tube: who works it, and so may delete its pods, keeps them.';
+    'What the caller may do with dead letters of a tube: a role that works it, and so may delete its pods, keeps them.';
 
 create function tube.in_work(tube text, worker integer) returns jsonb
 language sql stable
@@ -87,7 +87,7 @@ declare
     known tube.tube := tube.named(tube);
     batch jsonb;
 begin
-    perform tube.check_worker(known.partitions, worker);
+    perform tube.check_worker_number(known.partitions, worker);
     batch := tube.in_work(tube, worker);
     if batch is null and coalesce(trim(reason), '') <> '' then
         raise exception using errcode = 'PC009', message = format('worker %s of tube %I has no batch in work', worker, tube),
@@ -139,7 +139,7 @@ begin
     if not found then
         perform dead_letter.gone(letter);
     end if;
-    -- Under the shard that a table has now, and who gives it another one waits: under its old one the ids could be in work twice.
+    -- Under the shard that a table has now; whoever gives it another one waits. Under its old one the ids could be in work twice.
     for each_tbl in
         select distinct to_regclass(t.attached ->> 1) as tbl from jsonb_array_elements(wanted.tables) as t(attached) order by 1
     loop

@@ -1,0 +1,140 @@
+-- Tubes by their names, and which of them are trusted: reading, deleting or putting pods runs code that their owner put on them.
+
+create function tube.code_on(pods regclass) returns text
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set quote_all_identifiers = off
+as $$
+declare
+    class record;
+begin
+    select c.relkind, c.relrowsecurity, r.rolname = current_user or r.rolsuper as is_trusted into class
+    from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = pods;
+    return case
+        -- The caller's own code, and that of a superuser, who may do anything anyway.
+        when coalesce(class.is_trusted, true) then null
+        when class.relkind <> 'r' then 'become something else than an ordinary table'
+        when class.relrowsecurity then 'row security'
+        when exists (select from pg_rewrite as r where r.ev_class = pods) then 'a rule'
+        -- Foreign keys are triggers too, here of both tables.
+        when exists (select from pg_trigger as t where t.tgrelid = pods) then 'a trigger'
+        when exists (select from pg_inherits as i where i.inhparent = pods) then 'a child'
+        when exists (select from pg_inherits as i where i.inhrelid = pods) then 'a parent'
+        when exists (select from pg_constraint as c where c.conrelid = pods and c.contype in ('c', 'x')) then 'a constraint'
+        -- PostgreSQL's own functions, types and operators are in no dependency. Expressions of both are computed by a mere plan.
+        when exists (
+            select from (
+                select 'pg_class'::regclass, i.indexrelid from pg_index as i where i.indrelid = pods
+                union all
+                select 'pg_statistic_ext'::regclass, s.oid from pg_statistic_ext as s where s.stxrelid = pods
+            ) as o(class, id)
+            join pg_depend as d on d.classid = o.class and d.objid = o.id
+            where d.refclassid in ('pg_proc'::regclass, 'pg_type'::regclass, 'pg_operator'::regclass)
+        ) then 'an index or statistics with a function in them'
+        -- What is of another type is cast, by whatever its owner made for that.
+        when (
+            select count(*) <> 7 or count(v.name) <> 7
+            from pg_attribute as a
+            left join pg_attrdef as d on d.adrelid = a.attrelid and d.adnum = a.attnum
+            left join (values
+                ('seq', 'bigint'::regtype,
+                 'CASEWHEN(pg_current_xact_id()ISNOTNULL)THENnextval(''tube.seq''::regclass)ELSENULL::bigintEND'),
+                ('op', 'character', '''T''::bpchar'), ('shard', 'integer', ''), ('ids', 'bigint[]', ''), ('payload', 'jsonb', ''),
+                ('ts', 'timestamptz', 'statement_timestamp()'), ('txid', 'xid8', 'pg_current_xact_id()')
+            ) as v(name, type, value) on a.attname = v.name and a.atttypid = v.type and coalesce(
+                translate(pg_get_expr(d.adbin, d.adrelid), E' \n', '') = v.value, true)
+            where a.attrelid = pods and a.attnum > 0 and not a.attisdropped
+        ) then 'a column or a default of another kind'
+    end;
+end
+$$;
+comment on function tube.code_on(regclass) is
+    'What of the code of somebody else would run where the caller only reads or deletes pods, or puts some: an expression, a '
+    'policy, a trigger and the like; null where there is nothing of it. A superuser''s is nobody else''s.';
+
+create function tube.code_hint(known tube.tube) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('let %I, the owner of %s, take it away, or use the tube as that role', pg_get_userbyid(c.relowner), known.pods)
+    from pg_class as c where c.oid = known.pods
+$$;
+comment on function tube.code_hint(tube.tube) is 'What to do about pods that hold code.';
+
+create function tube.named(tube text) returns tube.tube
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := (select t from tube.tube as t where t.name = named.tube);
+    code text;
+begin
+    if known.name is null then
+        raise exception using errcode = 'PC002', message = format('there is no tube %I', coalesce(tube, '')),
+            hint = 'tube.tube_list() shows those that you may use; tube.tube_ensure_exists() makes one';
+    end if;
+    if not exists (select from pg_class as c where c.oid = known.pods) then
+        perform tube.refuse(
+            format('the table of the pods of tube %I is gone', tube),
+            format('tube.tube_ensure_absent(%L), then make the tube again and backfill', tube));
+    end if;
+    code := tube.code_on(known.pods);
+    if code is not null then
+        raise insufficient_privilege using
+            message = format('the pods of tube %I, %s, have %s: its code would run with your rights', tube, known.pods, code),
+            hint = tube.code_hint(known);
+    end if;
+    return known;
+end
+$$;
+comment on function tube.named(text) is
+    'A tube by its name; refused where there is none, or where its pods hold code of somebody else, that reading them would run.';
+
+create function tube.named_all(tube_or_tubes text) returns setof tube.tube
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    name text;
+begin
+    foreach name in array coalesce(
+        case when exists (select from tube.tube as t where t.name = tube_or_tubes) then array[tube_or_tubes] end,
+        case when tube_or_tubes ~ '^[{].*[}]$' then tube_or_tubes::text[] else string_to_array(tube_or_tubes, ',') end, array[null])
+    loop
+        return next tube.named(trim(name));
+    end loop;
+end
+$$;
+comment on function tube.named_all(text) is 'Several tubes by their names, with commas between them, or as the text of an array.';
+
+create function tube.readable_tubes() returns setof tube.tube
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube;
+    code text;
+begin
+    for known in
+        select t.* from tube.tube as t
+        where has_table_privilege(t.pods, 'select') and has_schema_privilege(tube.schema_of(t.pods), 'usage') order by t.name
+    loop
+        begin
+            execute format('lock table only %s in access share mode nowait', tube.full_name(known.pods));
+            code := tube.code_on(known.pods);
+        exception when lock_not_available then
+            raise notice 'the pods of tube %, %, are locked by somebody, and were not looked at', known.name, known.pods;
+            continue;
+        end;
+        if code is null then
+            return next known;
+        else
+            raise notice using
+                message = format('the pods of tube %I, %s, have %s, and were not looked at', known.name, known.pods, code),
+                hint = tube.code_hint(known);
+        end if;
+    end loop;
+end
+$$;
+comment on function tube.readable_tubes() is
+    'The tubes that the caller may read, by their names, without those whose pods hold code of somebody else: of these a notice.';

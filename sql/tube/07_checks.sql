@@ -1,0 +1,154 @@
+-- Which tables can be attached.
+
+create function tube.check_table(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    class pg_class := (select c from pg_class as c where c.oid = tbl);
+    owner_name name := pg_get_userbyid(class.relowner);
+begin
+    if class is null then
+        perform tube.refuse('there is no such table', 'name an existing table');
+    end if;
+    if class.relkind not in ('r', 'p') then
+        perform tube.refuse(format('%s is not a table', tbl), 'attach the tables behind it');
+    end if;
+    if class.relpersistence = 't' then
+        perform tube.refuse(format('%s is a temporary table', tbl), 'attach a permanent one');
+    end if;
+    if class.relispartition then
+        perform tube.refuse(format('%s is a partition', tbl), 'attach the partitioned table');
+    end if;
+    if exists (
+        select from tube.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
+    ) then
+        perform tube.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
+    end if;
+    if exists (select from tube.tube as t where t.pods = tbl)
+       or tube.schema_of(tbl) in ('tube', 'pg_catalog', 'information_schema')
+    then
+        perform tube.refuse(format('%s is not a table of your own', tbl), 'attach one that is');
+    end if;
+    perform tube.check_owner(tbl, 'attach it');
+    if not has_schema_privilege(owner_name, class.relnamespace, 'create') then
+        perform tube.refuse(
+            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, tube.schema_of(tbl)),
+            format('grant create on schema %I to %I', tube.schema_of(tbl), owner_name));
+    end if;
+end
+$$;
+comment on function tube.check_table(regclass) is 'Refuse, with the reason, a table that cannot be attached to any tube.';
+
+create function tube.check_key(tbl regclass, id_column name) returns smallint
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    key pg_attribute := (
+        select a from pg_attribute as a
+        where a.attrelid = tbl and a.attname = id_column and a.attnum > 0 and not a.attisdropped
+    );
+    nullable regclass := (
+        select d.relid from tube.descendants(tbl) as d(relid)
+        join pg_attribute as a on a.attrelid = d.relid and a.attname = id_column and not a.attnotnull
+        order by d.relid limit 1
+    );
+begin
+    if key is null then
+        perform tube.refuse(
+            format('%s has no column %I', tbl, id_column),
+            'name the column of its ids: tube.tube_table_ensure_attached(..., id_column => ...)');
+    end if;
+    if key.atttypid not in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype) then
+        perform tube.refuse(
+            format('column %I of %s is %s', id_column, tbl, format_type(key.atttypid, key.atttypmod)),
+            'ids are bigint, integer or smallint');
+    end if;
+    if key.attgenerated = 'v' then
+        perform tube.refuse(
+            format('column %I of %s is virtual', id_column, tbl), 'its values are in no row that a trigger sees: have them stored');
+    end if;
+    if nullable is not null then
+        perform tube.refuse(format('column %I of %s may be null', id_column, nullable), 'add not null, or a primary key');
+    end if;
+    return key.attnum;
+end
+$$;
+comment on function tube.check_key(regclass, name) is
+    'Refuse, with the reason, a column that cannot hold a table''s ids; returns its number, which a rename keeps.';
+
+create function tube.check_rights(tbl regclass, known tube.tube) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
+begin
+    if not (
+        has_schema_privilege(owner_name, 'tube', 'usage')
+        and (select bool_and(has_column_privilege(owner_name, known.pods, c, 'insert'))
+             from unnest(array['op', 'shard', 'ids', 'payload', 'ts']) as c)
+        and has_sequence_privilege(owner_name, 'tube.seq', 'usage')
+        and has_column_privilege(owner_name, 'tube.fault', 'message', 'insert')
+        and has_schema_privilege(owner_name, (select c.relnamespace from pg_class as c where c.oid = known.pods), 'usage')
+    ) then
+        raise insufficient_privilege using
+            message = format('%I, the owner of %s, may not put pods into tube %I', owner_name, tbl, known.name),
+            hint = format('let their owners run: select tube.grant_use(%L); grant usage on schema %I to %I; '
+                          'grant insert (op, shard, ids, payload, ts) on %s to %I',
+                          owner_name, tube.schema_of(known.pods), owner_name, known.pods, owner_name);
+    end if;
+end
+$$;
+comment on function tube.check_rights(regclass, tube.tube) is 'Refuse a table whose owner may not write the pods.';
+
+create function tube.check_family(tbl regclass, tube text) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    relative regclass := (
+        with recursive family(relid) as (
+            select d.relid from tube.descendants(tbl) as d(relid)
+            union
+            select i.inhparent from family join pg_inherits as i on i.inhrelid = family.relid
+        )
+        select a.tbl from family join tube.attachment as a on a.tbl = family.relid
+        where a.tube = check_family.tube and a.tbl <> check_family.tbl order by a.tbl::text limit 1
+    );
+begin
+    if relative is not null then
+        perform tube.refuse(
+            format('%s has rows in common with %s, which is attached to tube %I too', tbl, relative, tube),
+            format('detach one of them: tube.tube_table_ensure_detached(%L, %L)', tube, relative));
+    end if;
+end
+$$;
+comment on function tube.check_family(regclass, text) is
+    'Refuse a table if one of its partitions, children or parents is attached to the same tube: a row has one shard.';
+
+create function tube.check_twin(wanted tube.attachment) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    relation name := (select c.relname from pg_class as c where c.oid = wanted.tbl);
+    twin regclass;
+begin
+    -- Of two that are attached at the same time the second sees the first.
+    perform pg_advisory_xact_lock(hashtextextended(format('pgchange twin %s %s %s', wanted.shard, relation, wanted.tube), 0));
+    select a.tbl into twin
+    from tube.attachment as a join pg_class as c on c.oid = a.tbl
+    where a.tube = wanted.tube and a.shard = wanted.shard and c.relname = relation and a.tbl <> wanted.tbl
+    order by a.tbl limit 1;
+    if twin is not null then
+        perform tube.refuse(
+            format('%s and %s would both touch tube %I under shard %s, so a copy could not tell their rows apart',
+                   wanted.tbl, twin, wanted.tube, wanted.shard),
+            'attach one of them under another shard, or to another tube');
+    end if;
+end
+$$;
+comment on function tube.check_twin(tube.attachment) is
+    'Refuse a table where another with its name touches the tube under the same shard: no copy would be kept of either.';
