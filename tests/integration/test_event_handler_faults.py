@@ -18,7 +18,7 @@ from airflow_pgchange.events import (
     EventHandlers,
     Handled,
     Handler,
-    lanes,
+    handler_threads,
     publish,
 )
 from airflow_pgchange.events import handlers as handlers_module
@@ -98,7 +98,7 @@ def test_an_async_call_that_takes_too_long_is_ended(db, connection):
 
 
 def test_a_handler_whose_calls_never_end_ends_the_run(db, connection, monkeypatch):
-    monkeypatch.setattr(lanes, "MOST_STUCK", 2)
+    monkeypatch.setattr(handler_threads, "MOST_STUCK", 2)
     released = threading.Event()
     publish(connection, numbered(0, 10))
     handlers = group(
@@ -110,10 +110,10 @@ def test_a_handler_whose_calls_never_end_ends_the_run(db, connection, monkeypatc
 
 
 def test_a_run_that_ends_for_calls_that_never_do_waits_for_the_others(db, connection, monkeypatch):
-    monkeypatch.setattr(lanes, "MOST_STUCK", 0)
+    monkeypatch.setattr(handler_threads, "MOST_STUCK", 0)
     monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.05)
     released, looked, order = threading.Event(), threading.Event(), []
-    overdue = lanes.Lanes.overdue
+    overdue = handler_threads.Lanes.overdue
 
     def look(self):
         if self._closed and self._handler.name == "slow":
@@ -124,7 +124,7 @@ def test_a_run_that_ends_for_calls_that_never_do_waits_for_the_others(db, connec
         looked.wait(SECONDS)
         order.append("call")
 
-    monkeypatch.setattr(lanes.Lanes, "overdue", look)
+    monkeypatch.setattr(handler_threads.Lanes, "overdue", look)
     publish(connection, numbered(0, 1))
     stuck = Handler("stuck", lambda _: released.wait(SECONDS), timeout=0.02, retries=())
     with pytest.raises(HandlerFailed, match="1 calls run on"):
@@ -146,10 +146,10 @@ def test_a_failure_of_one_that_is_not_reliable_is_only_logged(db, connection, ca
 
 
 def test_what_one_that_is_not_reliable_gets_is_noted_as_read_before(db, connection, monkeypatch):
-    order, keep, submit = [], Group.keep, lanes.Lanes.submit
+    order, keep, submit = [], Group.keep, handler_threads.Lanes.submit
     monkeypatch.setattr(Group, "keep", lambda self, *what: (order.append("noted"), keep(self, *what)))
     monkeypatch.setattr(
-        lanes.Lanes, "submit", lambda self, call: (order.append("called"), submit(self, call))
+        handler_threads.Lanes, "submit", lambda self, call: (order.append("called"), submit(self, call))
     )
     publish(connection, numbered(0, 5))
     group(db, Handler("loose", Seen(), reliable=False)).run("empty")
@@ -171,8 +171,8 @@ def test_a_poisonous_key_takes_no_other_key_with_it(db, connection):
 
 def test_a_stop_finishes_what_runs_and_leaves_the_rest(db, connection, monkeypatch):
     started, proceed, stopping = threading.Event(), threading.Event(), threading.Event()
-    close = lanes.Lanes.close
-    monkeypatch.setattr(lanes.Lanes, "close", lambda self: (close(self), stopping.set()))
+    close = handler_threads.Lanes.close
+    monkeypatch.setattr(handler_threads.Lanes, "close", lambda self: (close(self), stopping.set()))
 
     def wait(delivery):
         started.set()
@@ -193,7 +193,7 @@ def test_a_stop_finishes_what_runs_and_leaves_the_rest(db, connection, monkeypat
 
 def test_a_stop_ends_well_though_the_last_call_ends_while_it_is_waited_for(db, connection, monkeypatch):
     started, proceed = threading.Event(), threading.Event()
-    next_deadline = lanes.Lanes.next_deadline
+    next_deadline = handler_threads.Lanes.next_deadline
 
     def as_it_ends(self):
         deadline = next_deadline(self)
@@ -207,7 +207,7 @@ def test_a_stop_ends_well_though_the_last_call_ends_while_it_is_waited_for(db, c
         started.set()
         proceed.wait(SECONDS)
 
-    monkeypatch.setattr(lanes.Lanes, "next_deadline", as_it_ends)
+    monkeypatch.setattr(handler_threads.Lanes, "next_deadline", as_it_ends)
     publish(connection, numbered(0, 2))
     handlers = group(db, Handler("a", wait), chunk_size=1)
     joined = in_thread(handlers.run)
