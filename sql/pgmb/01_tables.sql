@@ -20,7 +20,7 @@ create domain pgmb.event_id as varchar(24) collate "C";
 comment on domain pgmb.event_id is
     'pm, 13 hexadecimal digits of microseconds since 1970, 9 more digits. An event''s own id, the id of a dispatch, or a cursor.';
 create domain pgmb.subscription_id as varchar(24) collate "C";
-comment on domain pgmb.subscription_id is 'su and 22 more characters.';
+comment on domain pgmb.subscription_id is 'su, 13 hexadecimal digits of the microseconds when it was made, 9 more digits.';
 create domain pgmb.group_id as varchar(48) collate "C";
 comment on domain pgmb.group_id is 'The name of a group of subscriptions that one reader reads.';
 create domain pgmb.config_type as text check (value in (
@@ -120,6 +120,7 @@ create table pgmb.dispatcher (
     total bigint not null default 0,
     source bigint not null,
     restored text,
+    restored_at timestamptz,
     dispatched_at timestamptz not null default clock_timestamp(),
     check ((partial_txid is null) = (partial_seq is null))
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
@@ -191,7 +192,9 @@ comment on table pgmb.condition is
 create unique index condition_text on pgmb.condition (md5(conditions_sql));
 
 create table pgmb.subscriptions (
-    id pgmb.subscription_id primary key default ('su' || left(replace(gen_random_uuid()::text, '-', ''), 22)),
+    id pgmb.subscription_id primary key default (
+        'su' || lpad(to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint), 13, '0')
+        || left(replace(gen_random_uuid()::text, '-', ''), 9)),
     group_id pgmb.group_id not null references pgmb.subscription_groups on delete cascade,
     conditions_sql text not null default 'TRUE',
     params jsonb not null default '{}',

@@ -1,17 +1,35 @@
 -- Reading by cursor: for handlers, and for SQL by hand. The lock of a group is the session's.
 
-create function pgmb.refuse_gap(gid text, expected bigint, found_events bigint) returns void
-language plpgsql immutable
+create function pgmb.refuse_gap(gid text, after text, upto text, expected bigint, found_events bigint) returns void
+language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
+declare
+    gap record;
 begin
+    with ranked as (
+        select d.id as slice, i.id, min(d.low + d.before) as low, min(d.high + d.before) as high,
+               min(d.before) + row_number() over (partition by d.id order by i.id collate "C") as rank
+        from pgmb.slices(gid, after, upto) as d cross join lateral unnest(d.event_ids) as i(id)
+        group by d.id, i.id
+    ), wanted as (
+        select r.slice, r.id, r.rank, row_number() over (order by r.slice collate "C", r.rank) as n
+        from ranked as r where r.rank > r.low and r.rank <= r.high
+    )
+    select w.id, w.n - 1 as before_it, pgmb.cursor_at(pgmb.micros(w.slice), w.rank) as after_it into gap
+    from wanted as w where not exists (select from pgmb.events as e where e.id = w.id) order by w.n limit 1;
     raise object_not_in_prerequisite_state using
-        message = format('of %s events of group %I only %s could be read', expected, gid, found_events),
-        hint = 'events were deleted by hand: pgmb.set_group_cursor(gid, new_cursor) sets a cursor after them';
+        message = format('of %s events of group %I only %s could be read: %s was deleted', expected, gid, found_events, gap.id),
+        hint = format(
+            '%sgo on after it: select pgmb.set_group_cursor(%L, %L)',
+            case when gap.before_it > 0 then format(
+                'read the %s before it (chunk_size => %s) and set the cursor that they come with, then ',
+                gap.before_it, gap.before_it) else '' end,
+            gid, gap.after_it);
 end
 $$;
-comment on function pgmb.refuse_gap(text, bigint, bigint) is
-    'Refuse to go on where events that were dispatched to a group are missing.';
+comment on function pgmb.refuse_gap(text, text, text, bigint, bigint) is
+    'Refuse to go on where an event that was dispatched to a group was deleted, and say how to come past it.';
 
 create function pgmb.read_next_events(
     gid varchar, cursor pgmb.event_id default null,
@@ -61,7 +79,7 @@ begin
             from pgmb.some_events(gid, after, run.upto, run.lowest, run.highest, run.alone) as e;
         get diagnostics found_events = row_count;
         if found_events < run.count then
-            perform pgmb.refuse_gap(gid, run.count, found_events);
+            perform pgmb.refuse_gap(gid, after, run.upto, run.count, found_events);
         end if;
     -- The lock is the session's: no rollback releases it, and a caller that got no events would not think of releasing it.
     exception when others or query_canceled then
@@ -244,8 +262,13 @@ begin
             where d.group_id = gid and d.subscription_id = sid
               and (d.id > coalesce(seen, from_event_id) or d.id = seen and i.id > from_event_id collate "C")
               and i.id <> all (ids)
-              -- A retry is for one handler, which has had it.
-              and not exists (select from pgmb.events as e where e.id = i.id and e.topic = 'pgmb-retry')
+              -- A retry is for one handler, which has had it; what was sent again comes as the event that it copies.
+              and not exists (
+                  select from pgmb.events as e
+                  where e.id = i.id and (
+                      e.topic = 'pgmb-retry'
+                      or e.metadata ->> 'replay_of' > from_event_id collate "C"
+                      and exists (select from pgmb.events as o where o.id = e.metadata ->> 'replay_of')))
             -- A dispatch can have several slices of one subscription under its id.
             order by d.id, i.id collate "C" limit max_events - cardinality(ids));
     end if;
@@ -254,4 +277,4 @@ end
 $$;
 comment on function pgmb.replay_events(varchar, varchar, pgmb.event_id, integer) is
     'The events of a subscription after one that it had, at most so many: those older than the subscription by its condition, '
-    'the others as they were dispatched, without retries. It moves no cursor.';
+    'the others as they were dispatched, without retries, and without copies of what is replayed itself. It moves no cursor.';

@@ -57,15 +57,16 @@ as $$
 begin
     return query
         select d.dispatched_at, d.total, w.counted, w.age, (select min(l) from pgmb.who_locks(pgmb.dispatch_key()) as l),
-               d.restored, (select count(*) from (select from pgmb.fault limit 1000) as bounded),
+               case when d.restored_at > now() - interval '1 day' then d.restored end,
+               (select count(*) from (select from pgmb.fault limit 1000) as bounded),
                (select count(*) from (select from pgmb.fault as f where f.group_id is null limit 1000) as bounded)
         from pgmb.dispatcher_now() as d, pgmb.waiting(1000) as w;
 end
 $$;
 comment on function pgmb.dispatching() is
     'The last poll that had something to dispatch, how many events there have ever been, how many wait and since when, which '
-    'process dispatches now, what was done after a restore, how many faults there are, and how many of those, astray, are for a '
-    'subscription that is gone; each counted up to a thousand.';
+    'process dispatches now, what was done after a restore in the last day, how many faults there are, and how many of those, '
+    'astray, are for a subscription that is gone; each counted up to a thousand.';
 
 create function pgmb.match_again(failed pgmb.fault[], out matches pgmb.match[], out faults pgmb.fault[])
 language plpgsql stable

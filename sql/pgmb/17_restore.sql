@@ -37,9 +37,10 @@ begin
     )
     select coalesce(sum(s.n), 0) into waiting from stamped as s;
     update pgmb.scheduled set txid = default;
+    at.restored_at := clock_timestamp();
     at.restored := format(
         '%s: cluster %s became %s, and %s undispatched events were given a new transaction id',
-        clock_timestamp()::timestamptz(0), at.source, here, waiting);
+        at.restored_at::timestamptz(0), at.source, here, waiting);
     at.snapshot := upto;
     at.partial_txid := null;
     at.partial_seq := null;

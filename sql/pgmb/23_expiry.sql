@@ -11,7 +11,9 @@ begin
     -- A reader does not wait for a transaction that changes or removes a subscription: the next call says that it is in use.
     with idle as (
         select s.id from pgmb.subscriptions as s
-        where s.group_id = gid and (sids is null or s.id = any (sids)) and s.expiry_interval is not null
+        -- A list of thousands is made a hash once, whatever the plan.
+        where s.group_id = gid and (sids is null or s.id in (select i.id from unnest(sids) as i(id)))
+          and s.expiry_interval is not null
           and s.last_active_at + s.expiry_interval / 10 < now()
         for no key update skip locked
     )

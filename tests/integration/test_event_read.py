@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from airflow_pgchange.events.replay import replay
 from airflow_pgchange.feeds import consumers
 from tests.event_keeping import kept, maintain
 from tests.events import FEED, TOPICAL, drain, poll_all, publish, publish_at, read, subscribe, take, work
@@ -378,6 +381,27 @@ def test_a_replay_brings_no_retries_again(connect):
     assert one(connection, "select count(*) from pgmb.events where topic = 'pgmb-retry'") == 1
 
 
+def test_a_replay_that_is_done_again_brings_each_event_once(connect):
+    connection = connect()
+    sid, since = subscribe(connection), datetime.now(UTC) - timedelta(minutes=1)
+    publish(connection, "a", "b", "c")
+    drain(connection)
+    for _ in range(3):
+        assert replay(connection, "g", sid, since, 1000) == 3
+        assert len(drain(connection)) == 3
+
+
+def test_a_replay_brings_a_copy_where_the_log_has_let_go_of_its_event(connect):
+    connection = connect()
+    sid, since = subscribe(connection), datetime.now(UTC) - timedelta(minutes=1)
+    ids = publish(connection, "a", "b", "c")
+    drain(connection)
+    replay(connection, "g", sid, since, 1000)
+    drain(connection)
+    connection.execute("delete from pgmb.events where id = any (%s)", [ids])
+    assert replay(connection, "g", sid, since, 1000) == 3
+
+
 def test_a_replay_of_another_groups_subscription_is_refused(connect):
     connection = connect()
     subscribe(connection, "g")
@@ -435,3 +459,22 @@ def test_what_one_poll_dispatches_to_several_groups_is_read_in_order(connect, di
     for group in subscriptions:
         expected = [event for event, addressed in published if addressed == group]
         assert [event["id"] for event in read(connection, group)] == expected
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_reader_is_told_how_to_come_past_an_event_that_was_deleted(connect, shared):
+    connection = connect()
+    subscribe(connection)
+    if shared:
+        subscribe(connection, "e.topic <> 'other'")
+    ids = publish(connection, *"abcdefghij")
+    poll_all(connection)
+    first = read(connection, chunk=2)[-1]["next_cursor"]
+    connection.execute("select pgmb.set_group_cursor('g', %s)", [first])
+    connection.execute("delete from pgmb.events where id = %s", [ids[5]])
+    refused = error(connection, "select pgmb.read_next_events('g', peek => true)")
+    assert f"only 7 could be read: {ids[5]} was deleted" in str(refused)
+    assert "the 3 before it (chunk_size => 3)" in refused.diag.message_hint
+    before = read(connection, chunk=3)
+    connection.execute(refused.diag.message_hint.rpartition(": ")[2])
+    assert [row["id"] for row in before] + take(connection) == ids[2:5] + ids[6:]

@@ -37,6 +37,8 @@ def test_a_restored_log_goes_on_where_it_was_and_loses_nothing(connect, restored
     found += drain(there)
     assert found == unread + late + fresh
     assert "given a new transaction id" in one(there, "select restored from pgmb.dispatching()")
+    there.execute("update pgmb.dispatcher set restored_at = now() - interval '1 day'")
+    assert one(there, "select restored from pgmb.dispatching()") is None
 
 
 def test_a_restored_log_delivers_what_was_scheduled(connect, restored):
