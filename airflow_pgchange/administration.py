@@ -68,7 +68,7 @@ def _read(name: str) -> tuple[Kind, tuple[str, ...]]:
         if match is not None:
             return kind, match.groups()
     known = ", ".join(kind.example for kind in KINDS)
-    raise InvalidArgument(f"{name!r} is no consumer: write it as status names it, such as {known}")
+    raise InvalidArgument(f"{name!r} is not a consumer: write it as status names it, such as {known}")
 
 
 def status(

@@ -42,9 +42,11 @@ def watched_of(value: FeedLike) -> Watched:
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise InvalidArgument(f"{value!r} is no feed: give a feed, its JSON or its asset URI") from error
+            raise InvalidArgument(
+                f"{value!r} is not a feed: give a feed, its JSON or its asset URI"
+            ) from error
     if not isinstance(value, Mapping):
-        raise InvalidArgument(f"{value!r} is no feed: give a feed, its JSON or its asset URI")
+        raise InvalidArgument(f"{value!r} is not a feed: give a feed, its JSON or its asset URI")
     return feeds.from_json(
         {key: _plain(item) if key in _not_text(value) else item for key, item in value.items()}
     )

@@ -163,7 +163,7 @@ def _check_choice(ids: Sequence[int], consumer: str | None, older_than: Age | No
     for number in ids:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**63:
             raise InvalidArgument(
-                f"{number!r} is no number of a letter: list them with `airflow pgchange letters list`"
+                f"{number!r} is not the number of a letter: list them with `airflow pgchange letters list`"
             )
     if bool(ids) == (consumer is not None or older_than is not None):
         raise InvalidArgument("say which letters: either their numbers, or their consumer or age")
@@ -176,5 +176,5 @@ def _interval(connection: psycopg.Connection[Any], age: Age | None) -> sql.Compo
         try:
             connection.execute(sql.SQL("select {}").format(interval))
         except psycopg.DataError as error:
-            raise InvalidArgument(f"{age!r} is no age: write it as '7 days'") from error
+            raise InvalidArgument(f"{age!r} is not an age: write it as '7 days'") from error
     return interval

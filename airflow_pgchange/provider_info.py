@@ -59,7 +59,7 @@ def _connection_type() -> dict[str, Any]:
         "hook-name": NAME,
         "ui-field-behaviour": {
             "hidden-fields": [],
-            "relabeling": {"schema": "Database", "login": "Role", "host": "Host, or hosts of one group"},
+            "relabeling": {"schema": "Database", "login": "Role", "host": "Host(s)"},
             "placeholders": {
                 "host": "db1,db2 or db1:5432,db2:5433",
                 "port": "5432",
@@ -69,15 +69,16 @@ def _connection_type() -> dict[str, Any]:
         "conn-fields": {
             "sslmode": {
                 "label": "SSL mode",
-                "description": "libpq's sslmode; empty: what libpq does by default",
+                "description": "PostgreSQL's sslmode. Empty: libpq's default (prefer)",
                 "schema": {
                     "type": ["string", "null"],
                     "enum": ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"],
                 },
             },
             "target_session_attrs": {
-                "label": "Server to choose",
-                "description": "Which of several hosts to read changes from; writing takes the primary",
+                "label": "Preferred server",
+                "description": "With several hosts, of a primary and its standbys: which to read from. "
+                "Writes always go to the primary",
                 "schema": {
                     "type": ["string", "null"],
                     "enum": ["any", "read-write", "read-only", "primary", "standby", "prefer-standby"],

@@ -23,14 +23,20 @@ def show(args: Namespace) -> Rows:
 @command("No letter can be sent again: `airflow pgchange letters list` says why.")
 def again(args: Namespace) -> Rows:
     with both(args) as (connection, source):
-        return [{"sent again": number} for number in dead_letters.again(connection, source, **_chosen(args))]
+        return [
+            {"letter": number, "state": "sent again"}
+            for number in dead_letters.again(connection, source, **_chosen(args))
+        ]
 
 
 @command("There was no such letter.")
 def drop(args: Namespace) -> Rows:
     confirm(args, "What these letters stand for will be gone.")
     with database(args) as connection:
-        return [{"dropped": number} for number in dead_letters.drop(connection, **_chosen(args))]
+        return [
+            {"letter": number, "state": "dropped"}
+            for number in dead_letters.drop(connection, **_chosen(args))
+        ]
 
 
 def _chosen(args: Namespace) -> dict[str, Any]:

@@ -22,7 +22,7 @@ NOT_PUBLIC: tuple[Network, ...] = (
 
 
 def networks(allowed: Sequence[str]) -> tuple[Network, ...]:
-    """Raises InvalidArgument for what is no network."""
+    """Raises InvalidArgument for a text that is not a network."""
     try:
         return tuple(ip_network(each) for each in allowed)
     except ValueError as error:

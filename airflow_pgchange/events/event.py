@@ -51,7 +51,7 @@ class Event:
         if not isinstance(self.subscription_id, str | None):
             raise InvalidArgument(f"the id of a subscription is a text, not {self.subscription_id!r:.300}")
         if self.id is not None and not (isinstance(self.id, str) and ID.fullmatch(self.id)):
-            raise InvalidArgument(f"{self.id!r:.300} is no id of an event: pm and 22 hexadecimal digits")
+            raise InvalidArgument(f"{self.id!r:.300} is not the id of an event: pm and 22 hexadecimal digits")
         if self.at is not None and self.id is not None:
             raise InvalidArgument(f"event {self.id} has a time in its id: give either at or id")
         if self.at is not None and not (

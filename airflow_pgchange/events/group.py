@@ -23,7 +23,7 @@ from airflow_pgchange.feeds.retrying import succeeds
 PORTION_BYTES = 8 * 2**20
 """About how many bytes of events one retry or dead letter carries at most; more go in several."""
 MOST_ATTEMPTS = 1_000_000
-"""A retry that has seen more is none of anybody's."""
+"""A retry with a higher count was not written by us."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Read:
 
 @dataclass(frozen=True)
 class Failure:
-    """Events that a handler failed on in its so-manieth attempt; ``pause`` seconds to the next, None for none.
-    ``subscription_id`` is the one by which they come to the handler."""
+    """Events on which a handler failed, and the number of that attempt; ``pause`` is the seconds until the next attempt,
+    None if there is none. ``subscription_id`` is the one by which the events come to the handler."""
 
     handler: str
     subscription_id: str

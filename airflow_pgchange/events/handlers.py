@@ -53,7 +53,7 @@ class EventHandlers:
     cursor could not be stored, comes again, to all handlers of the group. Others get it at most once where no handler of
     the group is reliable.
     Needs a session of its own: no pooler in transaction mode. Up to ``read_ahead`` batches and one of ``chunk_size``
-    events are in memory. Raises InvalidArgument for what cannot be meant.
+    events are in memory. Raises InvalidArgument for invalid arguments.
     """
 
     def __init__(

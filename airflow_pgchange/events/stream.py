@@ -34,11 +34,11 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Raises InvalidArgument for what is no id of ours."""
+        """Raises InvalidArgument for a text that is not an id of ours."""
         found = PLACE.fullmatch(text)
         if found is None:
             raise InvalidArgument(
-                f"Last-Event-ID {text!r:.100} is none that was sent here: connect without one to begin with what comes"
+                f"Last-Event-ID {text!r:.100} was not sent by this server: connect without it to begin with new events"
             )
         return cls(found[1] or "", found[2] or BEHIND_ALL, int(found[3], 16))
 

@@ -74,7 +74,7 @@ def webhook(
     compression: ``webhook-id``, ``webhook-timestamp``, ``webhook-signature``. Neither it nor ``headers`` nor the URL's
     path are shown or logged. Only public addresses are connected to, and those of the networks in ``allow``, such as
     ``10.1.0.0/16``: the very address that was checked. Proxies of the environment are not used.
-    Raises InvalidArgument for what cannot be meant.
+    Raises InvalidArgument for invalid arguments.
     """
     if not 0 < timeout < 3600:
         raise InvalidArgument(f"webhook {name}: timeout must be a number of seconds, not {timeout!r}")
@@ -129,7 +129,7 @@ class Webhook:
             raise self._failed(f"it answers {status}")
 
     def signer(self) -> Signer | None:
-        """Raises InvalidArgument for a secret that is none, without showing it."""
+        """Raises InvalidArgument for a malformed secret, without showing it."""
         if self.secret is None:
             return None
         try:
@@ -139,7 +139,7 @@ class Webhook:
         # Whatever is wrong with a secret, its text must not get into an error that is kept.
         except Exception:  # noqa: BLE001
             raise InvalidArgument(
-                f"webhook {self.name}: the secret could not be had, or is no base64 text behind whsec_"
+                f"webhook {self.name}: the secret could not be had, or is not base64 text after whsec_"
             ) from None
 
     async def _post(self, delivery: Delivery) -> int:

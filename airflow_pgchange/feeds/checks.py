@@ -13,7 +13,7 @@ OnGiveUp = Literal["fail", "dead_letter"]
 
 
 def check_count(name: str, value: int) -> None:
-    """Raise InvalidArgument for what is no number from 1 to the largest that PostgreSQL calls an integer."""
+    """Raise InvalidArgument for anything but a whole number from 1 to the largest that PostgreSQL calls an integer."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
         raise InvalidArgument(f"{name} must be a number from 1 to {2**31 - 1}, not {value!r}")
 

@@ -40,7 +40,7 @@ class TopologyCondition:
     def __post_init__(self) -> None:
         if self.condition not in LACKING:
             raise InvalidArgument(
-                f"{self.condition!r} is no condition of a cluster: it must be one of {', '.join(map(repr, LACKING))}"
+                f"{self.condition!r} is not a condition of a cluster: it must be one of {', '.join(map(repr, LACKING))}"
             )
 
     @property

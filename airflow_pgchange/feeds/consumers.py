@@ -69,4 +69,4 @@ def trim(source: Connection, keep: str) -> list[str]:
         with translated():
             return [row[0] for row in source.execute(query).fetchall()]
     except psycopg.DataError as error:
-        raise InvalidArgument(f"keep: {keep!r} is no interval: write it as '30 days'") from error
+        raise InvalidArgument(f"keep: {keep!r} is not an interval: write it as '30 days'") from error

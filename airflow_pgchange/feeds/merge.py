@@ -145,7 +145,7 @@ def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Tar
         foreign = one("select {key} from ({rows}) s except select {key} from ({}) s limit 1", touched)
         if foreign is not None:
             raise MergeRefused(
-                f"{staged.target}: the key {foreign} is no id that this batch's changes name: a mirror "
+                f"{staged.target}: the key {foreign} is not an id that this batch's changes name: a mirror "
                 "holds rows under the id of their change; for other keys use replace"
             )
 

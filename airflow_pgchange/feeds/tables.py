@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from psycopg import sql
+from psycopg import errors, sql
 
 from airflow_pgchange.feeds.errors import InvalidArgument
 
@@ -21,13 +23,22 @@ def table_parts(table: str) -> tuple[str, ...]:
     """
     match = NAME.fullmatch(table)
     if match is None:
-        raise InvalidArgument(f"{table!r} is no name of a table: write it as schema.table")
+        raise InvalidArgument(f"{table!r} is not the name of a table: write it as schema.table")
     return tuple(_unquoted(part) for part in match.groups() if part)
 
 
 def table_identifier(table: str) -> sql.Identifier:
     """The same as an identifier; raises InvalidArgument."""
     return sql.Identifier(*table_parts(table))
+
+
+@contextmanager
+def found(table: str) -> Iterator[None]:
+    """Raises InvalidArgument, with the name, where a statement about a table finds none."""
+    try:
+        yield
+    except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
+        raise InvalidArgument(f"there is no table {table} in this database") from error
 
 
 def quoted(name: str) -> str:

@@ -87,7 +87,7 @@ class ConsumerTransaction:
                 connect(progress_at(self.feed, self._results, self._source), primary=True)
             )
             if ask(self._keeper, self.feed.position()) is None:
-                # What the feed names must be there, or a slip of the pen would be registered.
+                # What the feed names must be there, or a typo would be registered.
                 ask(self._reader, self.feed.lag(NOWHERE, 1))
                 self._keeper.execute(self.feed.register())
             opened.enter_context(begun(self._keeper))

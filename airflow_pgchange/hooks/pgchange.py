@@ -24,7 +24,8 @@ NOT_LIBPQ = TOKENS | {
     "cluster-identifier",
     "workgroup-name",
 }
-"""Its extras that are no options of libpq."""
+"""Its extras that are not options of libpq."""
+TYPES = ("postgres", "pgchange")
 
 
 class PgChangeHook(BaseHook):
@@ -45,7 +46,8 @@ class PgChangeHook(BaseHook):
         self.postgres_conn_id = postgres_conn_id
 
     def conninfo(self) -> str:
-        """The connection as a libpq string. Raises InvalidArgument where an extra is none of libpq's."""
+        """The connection as a libpq string. Raises InvalidArgument for a connection of another type, and for an extra
+        that is not an option of libpq."""
         connection = self.get_connection(self.postgres_conn_id)
         return conninfo_of(connection, connection.extra_dejson)
 
@@ -89,6 +91,10 @@ class PgChangeHook(BaseHook):
 def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
     """An Airflow connection as a libpq string."""
     name = connection.conn_id
+    if connection.conn_type not in TYPES:
+        raise InvalidArgument(
+            f"connection {name} is of type {connection.conn_type}: give one of type postgres or pgchange"
+        )
     if any(extra.get(option) for option in TOKENS):
         raise InvalidArgument(
             f"connection {name}: sign-in by cloud token is not supported; "
@@ -111,7 +117,7 @@ def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
     except psycopg.ProgrammingError as error:
         raise InvalidArgument(
             f"connection {name}: {str(error).strip()}; "
-            f"what stands in its extra must be options of libpq ({', '.join(options)})"
+            f"its extras must be options of libpq ({', '.join(options)})"
         ) from None
 
 

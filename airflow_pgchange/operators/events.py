@@ -63,8 +63,10 @@ class PublishEventsOperator(BaseOperator):
 
 
 class SubscribeOperator(BaseOperator):
-    """Subscribes a group to events that are dispatched from now on. Doing it twice only sets the expiry that is given
-    last; other topics, or another selection, are another subscription beside the first.
+    """Subscribes a group to events that are dispatched from now on.
+
+    Guarantee: exactly once. Doing it again only sets the expiry that is given last; other topics, or another selection,
+    are one more subscription beside the first.
 
     Raises InvalidArgument for both or neither of topics and selection, Refused for a condition that PostgreSQL does not
     take, PermissionDenied for a new one that the role may not add.
@@ -177,7 +179,7 @@ class ReplayEventsOperator(BaseOperator):
 
     With ``subscription_id`` the role needs ``pgmb.grant_publisher`` beside ``pgmb.grant_consumer``, as it publishes.
     Raises UnknownConsumer for a group or a subscription that is not there, ConsumerBusy while somebody holds the group
-    for longer than ``wait_for``, InvalidArgument for what is no time.
+    for longer than ``wait_for``, InvalidArgument for something that is not a time.
 
     :param group: the group (templated)
     :param since: the time, with a zone, or its ISO 8601 text (templated)
@@ -229,7 +231,7 @@ def _time(name: str, value: datetime | str) -> datetime:
         return value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"{name}: {value!r:.300} is no time: write it as 2026-01-31T12:00:00+00:00"
+            f"{name}: {value!r:.300} is not a time: write it as 2026-01-31T12:00:00+00:00"
         ) from error
 
 
@@ -255,7 +257,7 @@ def _given(event: Any) -> Any:
 
 
 def _events(given: Any) -> list[Event]:
-    """Raises InvalidArgument for what is no list of events."""
+    """Raises InvalidArgument for anything but a list of events."""
     try:
         events = json.loads(given) if isinstance(given, str) else given
     except json.JSONDecodeError:

@@ -59,7 +59,7 @@ class Saga:
         for queue in self.queues:
             if not QUEUE_NAME.fullmatch(queue):
                 raise InvalidArgument(
-                    f"saga {self.name}: {queue!r} is no name of a queue: at most 32 of a-z, _ and 0-9"
+                    f"saga {self.name}: {queue!r} is not a name of a queue: at most 32 of a-z, _ and 0-9"
                 )
         if self.bungs in (*self._of_steps, self.end, self.rolled_back):
             raise InvalidArgument(
@@ -70,7 +70,7 @@ class Saga:
     def _check(self, step: Step, names: list[str]) -> None:
         if unknown := set(step.after) - set(names):
             raise InvalidArgument(
-                f"saga {self.name}: step {step.name} is after {', '.join(sorted(unknown))}, which is no step of it"
+                f"saga {self.name}: step {step.name} is after {', '.join(sorted(unknown))}, which is not a step of it"
             )
         if step.compensation is None and not step.lasting:
             raise InvalidArgument(

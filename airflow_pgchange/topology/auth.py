@@ -101,7 +101,7 @@ class Exchange:
             raise ClientRefused("28000", f"{mechanism!r} was not offered: use {self.mechanisms[0]}")
         found = FIRST.fullmatch(message)
         if found is None:
-            raise ClientRefused("08P01", "a first message of SCRAM that is none")
+            raise ClientRefused("08P01", "a malformed first message of SCRAM")
         header, flag, self._bare, nonce = found.groups()
         if flag not in (BINDINGS if mechanism == BOUND else NO_BINDINGS):
             raise ClientRefused("28000", f"{mechanism} cannot be used with the channel binding {flag!r}")
@@ -119,7 +119,7 @@ class Exchange:
         """The answer to the client's proof. Raises ClientRefused where it proves nothing."""
         found = FINAL.fullmatch(message)
         if found is None:
-            raise ClientRefused("08P01", "a last message of SCRAM that is none")
+            raise ClientRefused("08P01", "a malformed last message of SCRAM")
         said, bound, nonce, proof = found.groups()
         signed = f"{self._bare},{self._told},{said}".encode()
         signature = hmac.digest(self._verifier.stored_key, signed, "sha256")

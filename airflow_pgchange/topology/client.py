@@ -188,7 +188,7 @@ class TopologyClient:
         elif (event := parse(said)) is not None:
             self._heard.append(event)
         else:
-            log.warning("the relay sent a notice that is no event: %.200s", said)
+            log.warning("the relay sent a notice that is not an event: %.200s", said)
 
     def _consume(self, pgconn: pq.abc.PGconn) -> None:
         """Read what has come. libpq takes notices apart when it is asked whether it is busy."""

@@ -27,7 +27,9 @@ def load_encryption(certificate: Path, key: Path) -> Encryption:
         context.load_cert_chain(certificate, key)
         return Encryption(context, _binding(x509.load_pem_x509_certificate(certificate.read_bytes())))
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{certificate} and {key} are no certificate and its key: {error}") from error
+        raise InvalidArgument(
+            f"{certificate} and {key} are not a certificate and its key: {error}"
+        ) from error
 
 
 def _binding(certificate: x509.Certificate) -> bytes | None:

@@ -92,7 +92,7 @@ def parse_startup(body: bytes) -> Asked | Startup:
         raise ClientRefused("08P01", "a startup packet that does not end as one")
     words = [text(word) for word in body[4:-2].split(b"\0")]
     if len(words) % 2 or not all(words[::2]):
-        raise ClientRefused("08P01", "a startup packet whose parameters are no pairs of name and value")
+        raise ClientRefused("08P01", "a startup packet whose parameters are not pairs of name and value")
     return Startup(minor, dict(zip(words[::2], words[1::2], strict=True)))
 
 

@@ -55,7 +55,7 @@ def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65_535:
         raise InvalidArgument(
-            f"{listen!r} is no address to listen on: write it as 127.0.0.1:4327 or [::1]:4327"
+            f"{listen!r} is not an address to listen on: write it as 127.0.0.1:4327 or [::1]:4327"
         )
     return host.strip("[]"), int(port)
 

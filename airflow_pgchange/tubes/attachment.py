@@ -11,7 +11,7 @@ from psycopg import sql
 from airflow_pgchange.feeds.attached import Attached
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask, select
-from airflow_pgchange.feeds.tables import table_identifier
+from airflow_pgchange.feeds.tables import found, table_identifier
 from airflow_pgchange.feeds.tube import TubeFeed
 
 
@@ -35,11 +35,14 @@ def attach(
 ) -> None:
     """Let a table touch a tube, from now on. Twice does nothing.
 
-    ``shard`` is by default the number at the end of the name of the table's schema, ``id_column`` is ``id``.
+    ``shard`` is by default the number at the end of the name of the table's schema, ``id_column`` is ``id``. Raises
+    InvalidArgument for a table that is not there, UnknownConsumer for a tube that is not, Refused for a table that cannot
+    be attached.
     """
     name = table_identifier(table).as_string(None)
     query = sql.SQL("select tube.tube_table_ensure_attached({}, {}::regclass, {}, {})")
-    ask(connection, query.format(tube, name, shard, id_column))
+    with found(table):
+        ask(connection, query.format(tube, name, shard, id_column))
 
 
 def touch(

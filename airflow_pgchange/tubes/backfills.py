@@ -13,7 +13,7 @@ from psycopg import errors, sql
 from airflow_pgchange.feeds.connect import keep_open, read_committed
 from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, translated
 from airflow_pgchange.feeds.queries import ask, select
-from airflow_pgchange.feeds.tables import table_identifier
+from airflow_pgchange.feeds.tables import found, table_identifier
 from airflow_pgchange.stopping import Stop
 
 LOOK_AGAIN = 1.0
@@ -58,7 +58,7 @@ def backfill(
     Raises Stopped, also where somebody cancelled it: what was touched stays touched. Refused where the table is not
     attached, its last backfill is not worked off, or the column or the chunk will not do, and where it failed meanwhile;
     ConsumerBusy where who was writing the table does not end within ``timeout``; UnknownConsumer for a tube that is not
-    there; InvalidArgument for a pause that is no time; and for a table that is not there psycopg's own UndefinedTable.
+    there; InvalidArgument for a table that is not there, and for a pause that is not a number of seconds.
     """
     if not math.isfinite(pause) or pause < 0:
         raise InvalidArgument(f"pause must be a number of seconds from 0 on, and is {pause}")
@@ -66,7 +66,8 @@ def backfill(
     keep_open(connection)
     name = table_identifier(table).as_string(None)
     begin = sql.SQL("select tube.backfill_begin({}, {}::regclass, {}, {}, {})")
-    number = committed(connection, begin.format(tube, name, order_col, shard, chunk_size))
+    with found(table):
+        number = committed(connection, begin.format(tube, name, order_col, shard, chunk_size))
     for progress in chunks(connection, number, timeout=timeout, stopped=stop):
         told(progress)
         if progress.finished:
@@ -125,9 +126,11 @@ def backfill_in_steps(
     step3 = sql.SQL("select tube.tube_backfill_step3({}, {}, {}::regclass, {}, {})")
     connection.add_notice_handler(hear)
     try:
-        committed(
-            connection, step3.format(begun, tube, table_identifier(table).as_string(None), order_col, shard)
-        )
+        with found(table):
+            committed(
+                connection,
+                step3.format(begun, tube, table_identifier(table).as_string(None), order_col, shard),
+            )
     finally:
         connection.remove_notice_handler(hear)
     if skipped:

@@ -405,9 +405,9 @@ def test_the_topology_relay_serves_until_it_is_stopped(db: str) -> None:
     ("options", "reason"),
     [
         ([], "say who may connect"),
-        (["--trust", "--listen", "4327"], "no address to listen on"),
+        (["--trust", "--listen", "4327"], "not an address to listen on"),
         (["--trust", "--tls-cert", "cert.pem"], "both --tls-cert and --tls-key"),
-        (["--trust", "--tls-cert", "none.pem", "--tls-key", "none.pem"], "no certificate and its key"),
+        (["--trust", "--tls-cert", "none.pem", "--tls-key", "none.pem"], "not a certificate and its key"),
         (["--users", "none"], "cannot be read"),
         (["--users", "none", "--trust"], "say who may connect"),
         (["--trust", "--max-clients", "0"], "at least 1"),

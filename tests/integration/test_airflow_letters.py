@@ -83,8 +83,10 @@ def test_again_sends_letters_by_number_and_by_consumer(
     db: str, connection: psycopg.Connection[Any], pgchange: Command
 ) -> None:
     (first, a), (second, b) = give_up(connection, db), give_up(connection, db)
-    assert pgchange("again", str(first), "--dsn", db) == [{"sent again": first}]
-    assert pgchange("again", "--consumer", "test/0", "--dsn", db) == [{"sent again": second}]
+    assert pgchange("again", str(first), "--dsn", db) == [{"letter": first, "state": "sent again"}]
+    assert pgchange("again", "--consumer", "test/0", "--dsn", db) == [
+        {"letter": second, "state": "sent again"}
+    ]
     assert drain_all(db) == a + b
 
 
@@ -93,7 +95,9 @@ def test_drop_asks_first_and_forgets(db: str, connection: psycopg.Connection[Any
     with pytest.raises(SystemExit, match="--yes"):
         pgchange("drop", str(letter), "--dsn", db)
     assert only(connection).id == letter
-    assert pgchange("drop", "--older-than", "0 s", "--dsn", db, "--yes") == [{"dropped": letter}]
+    assert pgchange("drop", "--older-than", "0 s", "--dsn", db, "--yes") == [
+        {"letter": letter, "state": "dropped"}
+    ]
     assert dead_letters.listed(connection) == []
 
 

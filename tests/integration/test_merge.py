@@ -110,7 +110,7 @@ def test_a_mirror_frees_what_is_gone_before_it_writes(results):
 def test_a_mirror_refuses_rows_that_the_batch_does_not_name(results):
     results.execute(PLACES)
     staged = stage(results, "public.places", ["id"], "mirror", {"id": "bigint"}, [(2,), (8,)], touched=[2])
-    with pytest.raises(MergeRefused, match="id=8 is no id that this batch's changes name"):
+    with pytest.raises(MergeRefused, match="id=8 is not an id that this batch's changes name"):
         merge(results, BATCH, [staged])
 
 

@@ -48,7 +48,7 @@ def test_steps_that_wait_for_each_other_are_refused():
         ((Step("a", "q", "c"), Step("a", "q", "c")), "a name of its own"),
         ((Step("a", "q"),), "nothing undoes step a"),
         ((Step("a", "q", "c", lasting=True),), "cannot be lasting"),
-        ((Step("a", "q", "c", after=("b",)),), "after b, which is no step"),
+        ((Step("a", "q", "c", after=("b",)),), "after b, which is not a step"),
         ((Step("a", "Q", "c"),), "no name of a queue"),
         ((Step("a", "bungs", "c"),), "nobody may consume from bungs"),
     ],

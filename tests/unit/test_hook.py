@@ -87,3 +87,9 @@ async def test_the_event_loop_gets_the_same_string(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", "postgres://keeper:secret@db:5433/air?sslmode=require")
     hook = PgChangeHook("airline")
     assert await hook.aconninfo() == hook.conninfo()
+
+
+def test_a_connection_to_something_else_is_refused_by_its_type():
+    spark = Connection(conn_id="spark_default", conn_type="spark", host="local[2]")
+    with pytest.raises(InvalidArgument, match="spark_default is of type spark"):
+        conninfo_of(spark, {})

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class TubeAttachOperator(BaseOperator):
-    """Makes a tube if it is not there, and lets tables touch it, all of them or none. Doing it twice does nothing.
+    """Makes a tube if it is not there, and lets tables touch it, all of them or none.
+
+    Guarantee: exactly once, in one transaction; doing it again changes nothing.
 
     :param tube: its name (templated)
     :param tables: the tables, as ``schema.table`` (templated)
@@ -70,8 +72,8 @@ class TubeAttachOperator(BaseOperator):
 class TubeTouchOperator(BaseOperator):
     """Touches the ids that a query returns: a fan-out, such as all flights of a carrier that was renamed.
 
-    The query is SQL that runs with the rights of the connection: let only its owner write it. Touched once a run: a
-    run that is tried again touches again, which does no harm. Raises what ``airflow_pgchange.tubes.touch`` does, and
+    Guarantee: at least once. A run that is tried again touches again, which does no harm. The query is SQL that runs with
+    the rights of the connection: let only its owner write it. Raises what ``airflow_pgchange.tubes.touch`` does, and
     InvalidArgument without a shard.
 
     :param tube: the tube, or several, in a list or with commas between (templated)

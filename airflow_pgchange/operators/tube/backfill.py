@@ -39,35 +39,46 @@ class Backfilling(BaseOperator):
         self._stop.ask()
 
     def _say(self, what: str, progress: Progress) -> None:
-        if progress.finished or time.monotonic() - self._said >= SAY_EVERY:
-            self._said = time.monotonic()
+        if progress.finished:
             self.log.info(
-                "backfill %d of %s: %d of about %d rows, %s",
+                "backfill %d of %s is done: %s rows; the workers of the tube replay them now",
                 progress.id,
                 what,
-                progress.looked_at,
-                progress.total,
+                f"{progress.looked_at:,}",
+            )
+        elif time.monotonic() - self._said >= SAY_EVERY:
+            self._said = time.monotonic()
+            share = min(99, 100 * progress.looked_at // max(progress.total, 1))
+            self.log.info(
+                "backfill %d of %s is %s: %s of about %s rows (%d %%)",
+                progress.id,
+                what,
                 progress.state,
+                f"{progress.looked_at:,}",
+                f"{progress.total:,}",
+                share,
             )
 
 
 class TubeBackfillOperator(Backfilling):
-    """Touches every row of attached tables, behind everything that is touched meanwhile.
+    """Touches every row of attached tables, after everything that is touched in the meantime.
 
     In chunks of a transaction each: a run that was killed goes on at the same chunk, and ``tube.backfills()`` shows
     its progress to everybody. With ``resumable=False`` by ``tube.tube_backfill_step1`` to ``3`` instead, the last of
     which is one transaction a table. Tables side by side: map this operator over them. A table whose last backfill the
     workers have not worked off is refused.
 
-    Raises InvalidArgument for no tables and for numbers that are none, Refused, ConsumerBusy where who was writing a
-    table does not end within ``timeout``, Stopped when the task is killed or somebody cancels the backfill.
+    Guarantee: at least once. Every row that is there from the beginning to the end is touched; touching one twice does
+    no harm. Raises InvalidArgument for no tables, a table that is not there or a malformed number, Refused for a backfill
+    that cannot begin, ConsumerBusy where transactions that write a table do not end within ``timeout``, Stopped when the
+    task is killed or the backfill is cancelled.
 
     :param tube: the tube (templated)
     :param tables: the attached tables: a list, or a text with commas between; ``schema.table``, in which a part in double
         quotes may hold anything (templated)
     :param order_col: the column in whose order rows are touched (templated)
     :param shard: the tables' shard; default: the one that each is attached with (templated)
-    :param chunk_size: rows a chunk, of a backfill that is begun (templated)
+    :param chunk_size: rows a chunk; one that goes on keeps the size that it began with (templated)
     :param pause: seconds between two chunks (templated)
     :param timeout: seconds to wait, at its beginning, for transactions that write the table
     :param resumable: in chunks, or in three steps
@@ -122,6 +133,12 @@ class TubeBackfillOperator(Backfilling):
             connection.add_notice_handler(lambda notice: self.log.warning("%s", notice.message_primary))
             self._connection = connection
             for table in tables:
+                self.log.info(
+                    "backfilling %s into tube %s in the order of %s, from where an unfinished one stopped",
+                    table,
+                    self.tube,
+                    self.order_col,
+                )
                 if not self.resumable:
                     tubes.backfill_in_steps(
                         connection, self.tube, table, self.order_col, shard=shard, timeout=timeout
