@@ -177,15 +177,25 @@ class Job:
 
         In ``into`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the table. What the copy generates
         itself is left out. A shared copy is of several tables' rows, or was before the others were dropped: it has a
-        column ``shard``, and its key is (shard, id). Raises InvalidArgument where it has not, or where another table has
-        the same name and shard, so that no copy could tell their rows apart; PermissionDenied where what is filled in
-        names a table that the owner of the tube's pods may not write, or whose owner could have code run here.
+        column ``shard``, and its key is (shard, id).
+
+        Raises MergeRefused where the copy lacks a column of the table. Raises InvalidArgument where a shared copy lacks
+        that column or key, and where another table has the same name and shard, so that no copy could tell their rows
+        apart. Raises PermissionDenied where what is filled in names a table that the owner of the tube's pods may not
+        write, or whose owner could have code run here.
         """
         with connect(self._request.results, primary=True) as connection:
             copy = attached.copy_in(connection, into)
             target = look_up(connection, copy)
         made = [name for name, column in target.columns.items() if column.generated]
         frame, key = self.rows(attached, columns=columns).drop(*made), [attached.id_column]
+        types = staging_types(frame.schema)
+        if lacking := [name for name in types if name not in target.columns]:
+            added = ", ".join(f'add column "{name}" {types[name]}' for name in lacking)
+            raise MergeRefused(
+                f"{copy} lacks columns of {attached.table}: alter table {copy} {added}, and backfill the table if they "
+                "are to hold what was there before; or choose what to copy with columns="
+            )
         if attached.shared or target.is_of_shards(SHARD, attached.id_column):
             target.check_shards(SHARD, attached.id_column)
             if SHARD in map(str.lower, frame.columns):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import threading
 from contextlib import nullcontext
@@ -12,7 +13,7 @@ import pytest
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import TubeFeed
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.tubes import TableDownstream, work_off
 from tests.spark_session import batch_of
 from tests.tubes import attach, detach, make, one
@@ -142,6 +143,19 @@ def test_only_tables_of_shards_that_were_touched_are_staged(shards, settle, db):
     shards.execute("update sh0002.flight set word = 'new' where id = 1")
     with batch_of(COPIES, db) as job:
         assert [attached.table for attached in job.attached()] == ["sh0002.flight"]
+
+
+def test_a_column_that_the_copy_lacks_is_told_with_what_adds_it(shards, settle, connect):
+    settle()
+    shards.execute(
+        "alter table sh0001.flight add column gate text; insert into sh0001.flight values (8, 'new', 'A1')"
+    )
+    with pytest.raises(MergeRefused, match="lacks columns of sh0001.flight") as refused:
+        settle()
+    [add] = re.findall(r'alter table copies.flight add column "gate" \w+', str(refused.value))
+    shards.execute(add)
+    settle()
+    assert one(shards, "select gate from copies.flight where (shard, id) = (1, 8)") == "A1"
 
 
 def test_other_workers_shards_count_for_who_shares_a_copy(shards, settle, replay, db):
