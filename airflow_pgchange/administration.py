@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 
@@ -57,9 +57,7 @@ def movable(name: str) -> Movable:
     kind, parts = _read(name)
     if kind.instead:
         raise InvalidArgument(f"{name} has no watermark to repair, move or drop: {kind.instead}")
-    feed = kind.feed(None, *parts)
-    assert isinstance(feed, Movable)
-    return feed
+    return cast(Movable, kind.feed(None, *parts))
 
 
 def _read(name: str) -> tuple[Kind, tuple[str, ...]]:

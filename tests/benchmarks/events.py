@@ -24,7 +24,7 @@ PAYLOAD = json.dumps({"k": "x" * 980})
 CASES = (
     (1000, 1000, 200_000, 0.55, 0.55),
     (100, 1000, 100_000, 0.55, 0.55),
-    (100, 100, 50_000, None, 0.55),
+    (100, 100, 50_000, 0.3, 0.55),
 )
 """Events a transaction of the publisher, at most so many a batch of the consumer, events in all, and the goals: by the
 feed, whose claim and ack are a durable commit each, and by cursor."""
