@@ -12,6 +12,8 @@ create table tube.installed (
     installed_at timestamptz not null default now()
 );
 comment on table tube.installed is 'One row for each version of this schema that was installed here, the newest last.';
+-- The installer notes its checksum by an update, which a publication refuses without an identity.
+alter table tube.installed replica identity full;
 insert into tube.installed (version) values (1);
 
 create sequence tube.seq;
@@ -64,6 +66,9 @@ comment on table tube.moved is
     'Tables that changed their shard: newer pods of to_shard wait until those of from_shard up to seq upto are done, so that '
     'no id is in work twice. What is undone of a table is touched again under its new shard, but stays under the old one too: '
     'pods do not say of which of a shard''s tables their ids are, so a batch of the old worker may still have them.';
+
+-- Under a publication for all tables PostgreSQL refuses to delete from a table without a key, unless it has an identity.
+alter table tube.moved replica identity full;
 
 create table tube.worker (
     tube text not null references tube.tube on delete cascade,

@@ -90,6 +90,8 @@ begin
         ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000)
     $table$, pods);
     execute format('alter table %s alter column ids set storage plain', pods);
+    -- They have no key. Under a publication for all tables, or for those of the schema, PostgreSQL would refuse every delete.
+    execute format('alter table %s replica identity full', pods);
     execute format('create index on %s (txid, seq)', pods);
     execute format('revoke all on table %s from public', pods);
     execute format(

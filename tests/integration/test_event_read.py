@@ -435,3 +435,21 @@ def test_what_one_poll_dispatches_to_several_groups_is_read_in_order(connect, di
     for group in subscriptions:
         expected = [event for event, addressed in published if addressed == group]
         assert [event["id"] for event in read(connection, group)] == expected
+
+
+def test_a_published_log_is_dispatched_read_and_maintained(connect):
+    connection = connect()
+    connection.execute("create publication everything for all tables")
+    subscribe(connection)
+    ids = publish(connection, "a", "b")
+    late = publish_at(connection, "clock_timestamp() + interval '1 s'")
+    assert poll_all(connection) == 2
+    assert take(connection) == ids
+    publish_at(connection, "now() + interval '30 days'")
+    maintain(connection)
+    connection.execute("select pg_sleep(1.1)")
+    assert drain(connection) == [late]
+    connection.execute("delete from pgmb.subscription_groups")
+    subscribe(connection)
+    assert drain(connection) == []
+    maintain(connection)
