@@ -199,7 +199,13 @@ begin
                 message = format('tables of the backfill are still being written, after %s, by %s', timeout, holders),
                 hint = 'try again when they have ended, or with a longer timeout; nothing was changed';
         end if;
-        perform pg_sleep(0.02);
+        begin
+            perform pg_sleep(0.02);
+        exception when query_canceled then
+            raise query_canceled using
+                message = format('%s, while tables of the backfill are still being written by %s', sqlerrm, holders),
+                hint = 'try again when they have ended, or with a longer statement_timeout; nothing was changed';
+        end;
     end loop;
 end
 $$;
