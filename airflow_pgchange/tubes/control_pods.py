@@ -85,8 +85,8 @@ def work_off(
 ) -> list[WorkedOff]:
     """Work off the control pods of a worker whose turn has come.
 
-    First the backfills that were scheduled, in all for about ``seconds``: ``told`` hears of their chunks. One that is not
-    at its end by then, or that a person has paused, goes on the next time, and no further one is begun. Then what the downstream has to give up is
+    First the backfills that were scheduled, in all for about ``seconds``, after which no further one is begun: ``told``
+    hears of their chunks. One that is not at its end by then, or that a person has paused, goes on the next time. Then what the downstream has to give up is
     touched, so that it takes the path of a deletion: read anew, and deleted if it is gone. Exactly once: these touches
     and the end of the pods are one transaction, which holds the worker's lock.
 

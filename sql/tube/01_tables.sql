@@ -107,7 +107,8 @@ create table tube.fault (
 create index fault_by_tube on tube.fault (tube, kind);
 comment on table tube.fault is
     'Of kind capture: rows for which a predicate or the capture failed, counted by statement and message. Their ids were touched '
-    'all the same, unless the message says that they could not be told, or are lost. Of kind control: a control pod that was given up.';
+    'all the same, unless the message says that they could not be told, or are lost. Of kind control: a control pod that was '
+    'given up.';
 
 create table tube.backfill (
     id bigint generated always as identity primary key,

@@ -140,7 +140,8 @@ exception when lock_not_available or deadlock_detected or sqlstate 'PCUND' then
 end
 $$;
 comment on function tube.stop_autovacuum(regclass, text) is
-    'Wait for a table until PostgreSQL cancels an autovacuum that is in the way, which it does for who has waited deadlock_timeout.';
+    'Wait for a table until PostgreSQL cancels an autovacuum that is in the way, which it does for who has waited '
+    'deadlock_timeout.';
 
 create function tube.take_locks(relations regclass[], mode text) returns void
 language plpgsql
@@ -193,8 +194,8 @@ end
 $$;
 comment on function tube.take_locks(regclass[], text) is
     'Lock tables, all or none, within about 5 s. It waits for one at a time, and shortly, for behind a lock that is waited for '
-    'everybody waits; and never as long as PostgreSQL waits before it looks for a deadlock: it might end somebody else. Only where an '
-    'autovacuum alone is in the way it waits longer, once or twice, while it holds nothing.';
+    'everybody waits; and never as long as PostgreSQL waits before it looks for a deadlock: it might end somebody '
+    'else. Only where an autovacuum alone is in the way it waits longer, once or twice, while it holds nothing.';
 
 create function tube.hold_capture(tbl oid) returns void
 language sql

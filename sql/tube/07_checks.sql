@@ -95,8 +95,10 @@ as $$
     -- As the captures themselves ask, and by numbers: a column that is gone is no error here.
     select case
         when not has_sequence_privilege(capturer, 'tube.seq', 'usage')
-             or not (has_table_privilege(capturer, pods, 'insert') or a.columns @> '{op,shard,ids}') then 'what is changed is lost'
-        when not (has_table_privilege(capturer, pods, 'insert') or a.columns @> '{payload}') then 'truncations are lost'
+             or not (has_table_privilege(capturer, pods, 'insert') or a.columns @> '{op,shard,ids}')
+            then 'what is changed is lost'
+        when not (has_table_privilege(capturer, pods, 'insert') or a.columns @> '{payload}')
+            then 'truncations are lost'
     end
     from (
         select coalesce(array_agg(a.attname) filter (where has_column_privilege(capturer, pods, a.attnum, 'insert')), '{}')

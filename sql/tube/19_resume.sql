@@ -79,10 +79,10 @@ begin
     perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
     -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
-    column_name := tube.check_order(tbl, order_col);
+    column_name := tube.check_order(tbl, coalesce(nullif(trim(order_col), ''), quote_ident(attached.id_column)));
     running := tube.unfinished_backfill(known.name, tbl);
     if running.id is not null then
-        if running.order_col <> column_name then
+        if trim(order_col) <> '' and running.order_col <> column_name then
             perform tube.refuse(
                 format('backfill %s of %s into tube %I, by %I, is not finished', running.id, tbl, tube, running.order_col),
                 format('go on with it, or tube.backfill_cancel(%s)', running.id));
@@ -91,8 +91,9 @@ begin
     end if;
     if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
         perform tube.refuse(
-            format('the last backfill of %s (shard %s) into tube %I is not worked off yet', tbl, attached.shard, tube),
-            'let its workers come to its end, and TubeGarbageCollectOperator or tubes.work_off() behind them');
+            format('the previous backfill of %s into tube %I has not been replayed to its end yet', tbl, tube),
+            'wait until the workers of the tube have finished (with tube_replay: its run after the backfill), then start this '
+            'one again; select * from tube.status() shows what is left');
     end if;
     if not tube.has_order_index(tbl, column_name, attached.id_column) then
         raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%, %) would help, '
@@ -107,8 +108,8 @@ end
 $$;
 comment on function tube.backfill_begin(text, regclass, text, integer, integer) is
     'Begin a backfill of an attached table that tube.backfill_chunk() carries out, or find the one that is not finished, which '
-    'keeps its chunk_size and, where a person paused it, stays so: returns its number. One of a table into a tube at a time. In '
-    'a transaction of its own.';
+    'keeps its chunk_size and, where a person paused it, stays so: returns its number. Without an order_col it goes by the ids. '
+    'One of a table into a tube at a time. In a transaction of its own.';
 
 create function tube.hindrance(job tube.backfill) returns text
 language plpgsql stable
@@ -219,7 +220,9 @@ begin
         return;
     end if;
     if job.state <> all (allowed) then
-        perform tube.refuse(format('backfill %s is %s', id, job.state), 'tube.backfills() shows what can be done with it');
+        perform tube.refuse(
+            format('backfill %s is %s', id, job.state),
+            'only a scheduled or running backfill can be paused, a paused one resumed, an unfinished one cancelled');
     end if;
     update tube.backfill as b set
         state = wanted, message = set_state.message, updated_at = clock_timestamp(),

@@ -124,7 +124,7 @@ def test_one_backfill_of_a_table_at_a_time(item):
     with pytest.raises(psycopg.Error, match="another backfill of public.item"):
         steps(item)
     run(item, number)
-    with pytest.raises(psycopg.Error, match="is not worked off yet"):
+    with pytest.raises(psycopg.Error, match="has not been replayed to its end yet"):
         begin(item)
 
 
@@ -232,3 +232,42 @@ def test_a_table_does_not_change_its_shard_while_a_backfill_touches_it(item, con
     filling.commit()
     attach(item, shard=5)
     assert one(item, "select upto from tube.moved") > one(item, "select max(seq) from q where shard = 0")
+
+
+def test_what_cannot_be_done_in_a_state_is_told_with_what_can(item):
+    number = begin(item)
+    item.execute("select tube.backfill_cancel(%s)", [number])
+    with pytest.raises(psycopg.Error, match=f"backfill {number} is cancelled") as told:
+        item.execute("select tube.backfill_resume(%s)", [number])
+    assert told.value.diag.message_hint == (
+        "only a scheduled or running backfill can be paused, a paused one resumed, an unfinished one cancelled"
+    )
+
+
+def test_a_backfill_that_is_begun_too_early_is_told_what_to_wait_for(item):
+    run(item, begin(item))
+    with pytest.raises(psycopg.Error) as told:
+        begin(item)
+    assert told.value.diag.message_primary == (
+        "the previous backfill of public.item into tube q has not been replayed to its end yet"
+    )
+    assert "select * from tube.status() shows what is left" in told.value.diag.message_hint
+
+
+@pytest.mark.parametrize("order_col", [None, "", " "])
+def test_without_a_column_it_goes_by_the_ids(connect, order_col):
+    connection = connect()
+    connection.execute("create table item (no bigint primary key)")
+    connection.execute("insert into item select generate_series(1, 300)")
+    make(connection)
+    attach(connection, id_column="no")
+    number = begin(connection, order_col=order_col)
+    chunk(connection, number)
+    assert begin(connection, order_col=order_col) == number
+    run(connection, number)
+    assert ids_in_order(connection) == list(range(1, 301))
+    assert one(connection, "select order_col from tube.backfills()") == "no"
+
+
+def test_a_running_one_is_found_without_its_column(item):
+    assert begin(item, order_col="day") == begin(item, order_col=None)
