@@ -72,7 +72,18 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
         "select tube, quote_literal(tube), tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], "
         "stale, predicate_waits, faults, lost from tube.attachments()"
     ).fetchall()
-    for tube, quoted, table, quoted_table, untriggered, disabled, stale, predicate_waits, faults, lost in rows:
+    for (
+        tube,
+        quoted,
+        table,
+        quoted_table,
+        untriggered,
+        disabled,
+        stale,
+        predicate_waits,
+        faults,
+        lost,
+    ) in rows:
         if untriggered or stale:
             where = f" on {', '.join(untriggered)}" if untriggered else ""
             lines.append(f"{table}: not captured for tube {tube}{where}; as its owner: select tube.refresh()")

@@ -86,9 +86,9 @@ def work_off(
     """Work off the control pods of a worker whose turn has come.
 
     First the backfills that were scheduled, in all for about ``seconds``, after which no further one is begun: ``told``
-    hears of their chunks. One that is not at its end by then, or that a person has paused, goes on the next time. Then what the downstream has to give up is
-    touched, so that it takes the path of a deletion: read anew, and deleted if it is gone. Exactly once: these touches
-    and the end of the pods are one transaction, which holds the worker's lock.
+    hears of their chunks. One that is not at its end by then, or that a person has paused, goes on the next time. Then
+    what the downstream has to give up is touched, so that it takes the path of a deletion: read anew, and deleted if it
+    is gone. Exactly once: these touches and the end of the pods are one transaction, which holds the worker's lock.
 
     No control pod holds up another. One that can never be worked off is taken away, with a line in the log and a row in
     ``tube.fault``; where one fails for now, the first such error is raised when all others are done: InvalidArgument
@@ -146,7 +146,7 @@ class _Turn:
 
     def carry_out_backfills(self, source: str) -> None:
         deadline = time.monotonic() + self.seconds
-        # One in any case, or a short time would let none come to its end; those that only waited for who writes do not count.
+        # One in any case, or in a short time none would come to its end. One that only waited for who writes does not count.
         worked = False
         with translated(), connect(source, primary=True) as connection:
             keep_open(connection)

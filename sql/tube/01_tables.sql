@@ -128,6 +128,8 @@ create table tube.backfill (
     done bigint not null default 0,
     total bigint not null,
     rate double precision,
+    rated_from timestamptz,
+    rated_looked_at bigint,
     message text,
     started_by name not null default session_user,
     started_at timestamptz not null default clock_timestamp(),
@@ -137,7 +139,8 @@ create table tube.backfill (
 create unique index backfill_unfinished on tube.backfill (tube, tbl) where state in ('scheduled', 'running', 'paused');
 comment on table tube.backfill is
     'Backfills that go on where they stopped: looked_at rows of about total are behind (last_value, last_id), the last with '
-    'in_nulls among the rows without an order; done of them had ids to touch. rate is rows a second. order_type is the type of '
+    'in_nulls among the rows without an order; done of them had ids to touch. rate is rows a second since rated_from, when '
+    'rated_looked_at were behind: since it was begun, resumed or, after a long rest, taken up again. order_type is the type of '
     'order_col when it began: values of another have another order.';
 
 create type tube.keyset as (

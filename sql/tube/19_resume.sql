@@ -137,7 +137,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     job tube.backfill := (select b from tube.backfill as b where b.id = backfill_chunk.id);
-    began timestamptz := clock_timestamp();
+    began timestamptz;
     known tube.tube;
     attached tube.attachment;
     at tube.keyset;
@@ -173,7 +173,12 @@ begin
         if job.state = 'scheduled' then
             perform tube.put_pods(known.pods, 'T', job.shard, '{}', jsonb_build_object(
                 'type', 'backfill_start', 'tbl', tube.full_name(job.tbl), 'start_seq', job.start_seq::text));
-            job.updated_at := began;
+        end if;
+        began := clock_timestamp();
+        -- Pauses between chunks count, but not a rest of minutes: nobody was at work.
+        if job.rated_from is null or job.updated_at < began - interval '5 min' then
+            job.rated_from := began;
+            job.rated_looked_at := job.looked_at;
         end if;
         at := tube.backfill_slice(
             known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size,
@@ -188,8 +193,9 @@ begin
             in_nulls = at.in_nulls, last_value = at.last_value, last_id = at.last_id,
             looked_at = b.looked_at + at.looked_at, done = b.done + at.touched,
             total = case when at.finished then b.looked_at + at.looked_at else greatest(b.total, b.looked_at + at.looked_at) end,
-            rate = case when at.looked_at = 0 then b.rate else coalesce(b.rate * 0.7, 0) + case when b.rate is null then 1 else 0.3 end
-                * at.looked_at / greatest(extract(epoch from clock_timestamp() - job.updated_at), 0.000001) end,
+            rated_from = job.rated_from, rated_looked_at = job.rated_looked_at,
+            rate = case when at.looked_at = 0 then b.rate else (b.looked_at + at.looked_at - job.rated_looked_at)
+                / greatest(extract(epoch from clock_timestamp() - job.rated_from), 0.000001) end,
             updated_at = clock_timestamp(), finished_at = case when at.finished then clock_timestamp() end
         where b.id = job.id
         returning b.* into job;
@@ -225,7 +231,7 @@ begin
             'only a scheduled or running backfill can be paused, a paused one resumed, an unfinished one cancelled');
     end if;
     update tube.backfill as b set
-        state = wanted, message = set_state.message, updated_at = clock_timestamp(),
+        state = wanted, message = set_state.message, updated_at = clock_timestamp(), rated_from = null,
         finished_at = case when wanted = 'cancelled' then clock_timestamp() end
     where b.id = set_state.id;
 end
@@ -274,8 +280,11 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
     select b.id, b.tube, b.tbl, b.shard, b.order_col, b.state, b.looked_at, b.total,
            case when b.state = 'done' then 100 else round(least(99.9, 100.0 * b.looked_at / greatest(b.total, 1)), 1) end,
-           b.done, b.rate,
-           case when b.state = 'running' and b.rate > 0 then make_interval(secs => (b.total - b.looked_at) / b.rate) end,
+           b.done,
+           case when b.rate >= 1 then round(b.rate)
+                when b.rate > 0 then round(b.rate::numeric, ceil(-log(b.rate::numeric))::integer)::double precision
+                else b.rate end,
+           case when b.state = 'running' and b.rate > 0 then make_interval(secs => round((b.total - b.looked_at) / b.rate)) end,
            b.message, b.started_by, b.started_at, b.updated_at, b.finished_at
     from tube.backfill as b
     order by b.finished_at is not null, b.id desc

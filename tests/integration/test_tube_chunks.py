@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import psycopg
 import pytest
@@ -271,3 +272,37 @@ def test_without_a_column_it_goes_by_the_ids(connect, order_col):
 
 def test_a_running_one_is_found_without_its_column(item):
     assert begin(item, order_col="day") == begin(item, order_col=None)
+
+
+def test_the_rate_counts_the_time_between_chunks_and_not_that_of_a_pause(item):
+    number = begin(item)
+    for _ in range(4):
+        chunk(item, number)
+        time.sleep(0.5)
+    chunk(item, number)
+    rate, remaining = item.execute(
+        "select rate, extract(epoch from remaining)::float8 from tube.backfills()"
+    ).fetchone()
+    assert 100 < rate <= 250
+    assert rate == int(rate)
+    assert remaining == int(remaining)
+    assert 0 < remaining <= 20
+    item.execute("select tube.backfill_pause(%s)", [number])
+    time.sleep(1.5)
+    item.execute("select tube.backfill_resume(%s)", [number])
+    chunk(item, number)
+    assert one(item, "select rate from tube.backfills()") > rate
+
+
+def test_a_rest_of_minutes_is_no_part_of_the_rate_and_a_slow_one_has_a_digit(item):
+    number = begin(item)
+    chunk(item, number)
+    item.execute(
+        "update tube.backfill set "
+        "rated_from = rated_from - interval '1 hour', updated_at = updated_at - interval '1 hour'"
+    )
+    chunk(item, number)
+    assert one(item, "select rate from tube.backfills()") > 100
+    item.execute("update tube.backfill set rated_from = now() - interval '1 hour', rated_looked_at = 0")
+    chunk(item, number)
+    assert one(item, "select rate from tube.backfills()") == 0.08

@@ -218,5 +218,7 @@ def test_a_statement_timeout_says_for_whom_it_waited(connect):
     make_items(connection)
     writer.execute("update item set kind = 'b' where id = 1")
     connection.execute("set statement_timeout = '300ms'")
-    with pytest.raises(psycopg.errors.QueryCanceled, match=f"statement timeout.*by process {writer.info.backend_pid}"):
+    with pytest.raises(
+        psycopg.errors.QueryCanceled, match=f"statement timeout.*by process {writer.info.backend_pid}"
+    ):
         connection.execute("select tube.tube_backfill_step2()")
