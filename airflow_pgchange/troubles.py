@@ -70,14 +70,27 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
     lines = []
     rows = connection.execute(
         "select tube, quote_literal(tube), tbl::text, quote_literal(tbl::text), untriggered::text[], disabled::text[], "
-        "stale, predicate_waits, faults from tube.attachments()"
+        "stale, predicate_waits, faults, lost from tube.attachments()"
     ).fetchall()
-    for tube, quoted, table, quoted_table, untriggered, disabled, stale, predicate_waits, faults in rows:
+    for (
+        tube,
+        quoted,
+        table,
+        quoted_table,
+        untriggered,
+        disabled,
+        stale,
+        predicate_waits,
+        faults,
+        lost,
+    ) in rows:
         if untriggered or stale:
             where = f" on {', '.join(untriggered)}" if untriggered else ""
             lines.append(f"{table}: not captured for tube {tube}{where}; as its owner: select tube.refresh()")
         if disabled:
             lines.append(f"{table}: the capture for tube {tube} is disabled on {', '.join(disabled)}")
+        if lost:
+            lines.append(f"{table}: {lost}")
         if predicate_waits:
             lines.append(
                 f"{table}: tube {tube} has another predicate than its owner agreed to; as its owner: "
@@ -85,7 +98,7 @@ def tubes(connection: psycopg.Connection[Any]) -> list[str]:
             )
         if faults:
             lines.append(
-                f"{table}: {faults} statements whose ids tube {tube} could not tell or judge, see tube.fault; "
+                f"{table}: {faults} statements whose ids tube {tube} could not tell, judge or keep, see tube.fault; "
                 f"when mended: select tube.clear_faults({quoted})"
             )
     rows = connection.execute(

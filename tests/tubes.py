@@ -143,7 +143,7 @@ def steps(connection: Connection, table: str = "item", order_col: str = "day", f
 def begin(
     connection: Connection,
     table: str = "item",
-    order_col: str = "day",
+    order_col: str | None = "day",
     chunk_size: int = 100,
     tube: str = "q",
 ) -> int:

@@ -85,10 +85,10 @@ def work_off(
 ) -> list[WorkedOff]:
     """Work off the control pods of a worker whose turn has come.
 
-    First the backfills that were scheduled, in all for about ``seconds``: ``told`` hears of their chunks. One that is not
-    at its end by then, or that a person has paused, goes on the next time. Then what the downstream has to give up is
-    touched, so that it takes the path of a deletion: read anew, and deleted if it is gone. Exactly once: these touches
-    and the end of the pods are one transaction, which holds the worker's lock.
+    First the backfills that were scheduled, in all for about ``seconds``, after which no further one is begun: ``told``
+    hears of their chunks. One that is not at its end by then, or that a person has paused, goes on the next time. Then
+    what the downstream has to give up is touched, so that it takes the path of a deletion: read anew, and deleted if it
+    is gone. Exactly once: these touches and the end of the pods are one transaction, which holds the worker's lock.
 
     No control pod holds up another. One that can never be worked off is taken away, with a line in the log and a row in
     ``tube.fault``; where one fails for now, the first such error is raised when all others are done: InvalidArgument
@@ -146,13 +146,17 @@ class _Turn:
 
     def carry_out_backfills(self, source: str) -> None:
         deadline = time.monotonic() + self.seconds
+        # One in any case, or in a short time none would come to its end. One that only waited for who writes does not count.
+        worked = False
         with translated(), connect(source, primary=True) as connection:
             keep_open(connection)
             for row in _due(connection, self.feed):
                 if row["type"] != "backfill_schedule":
                     continue
+                if worked and time.monotonic() >= deadline:
+                    break
                 try:
-                    self._backfill(connection, row["seq"], deadline)
+                    worked |= self._backfill(connection, row["seq"], deadline)
                 except Stopped:
                     raise
                 except Refused as error:
@@ -162,15 +166,16 @@ class _Turn:
                         raise
                     self.failed = self.failed or error
 
-    def _backfill(self, connection: psycopg.Connection[Any], seq: int, deadline: float) -> None:
+    def _backfill(self, connection: psycopg.Connection[Any], seq: int, deadline: float) -> bool:
+        """Whether it came any further."""
         try:
             number = committed(connection, self._about("tube.backfill_scheduled", seq))
         except BatchNotFinished:
             # Another process has come to its end since we saw it.
-            return
+            return False
         if number is None:
             self.ended[seq] = 0
-            return
+            return False
         patience = max(LEAST_WAIT, deadline - time.monotonic())
         for progress in chunks(connection, number, timeout=patience, stopped=self.stopped):
             self.told(progress)
@@ -178,8 +183,11 @@ class _Turn:
                 self.ended[seq] = progress.looked_at
             if progress.state == "cancelled":
                 raise Refused(f"backfill {number} was cancelled")
-            if progress.finished or progress.state == "paused" or time.monotonic() >= deadline:
+            if progress.state == "paused":
+                return False
+            if progress.finished or time.monotonic() >= deadline:
                 break
+        return True
 
     def work_off(self, connection: psycopg.Connection[Any], row: Mapping[str, Any]) -> WorkedOff | None:
         """A control pod in a savepoint of its own; None where it stays for another time."""

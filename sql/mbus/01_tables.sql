@@ -30,6 +30,8 @@ create table mbus.installed (
     installed_at timestamptz not null default now()
 );
 comment on table mbus.installed is 'One row for each version of this schema that was installed here, the newest last.';
+-- The installer notes its checksum by an update, which a publication refuses without an identity.
+alter table mbus.installed replica identity full;
 insert into mbus.installed (version) values (1);
 
 create type mbus.qt_model as (
@@ -156,12 +158,16 @@ comment on table mbus.receipt is
     'Messages that were received out of order, by one consumer, or taken from all (consumer is null), of which pending had not '
     'received it.';
 
+-- Under a publication for all tables PostgreSQL refuses to delete from a table without a key, unless it has an identity.
+alter table mbus.receipt replica identity full;
+
 create table mbus.wake (
     consumer integer not null,
     id bigint not null,
     part integer not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 create index on mbus.wake (consumer, part);
+alter table mbus.wake replica identity full;
 comment on table mbus.wake is
     'Messages apart whose predecessor was received out of order: to be looked at again by their consumer.';
 

@@ -14,6 +14,8 @@ create table pgmb.installed (
     installed_at timestamptz not null default now()
 );
 comment on table pgmb.installed is 'One row for each version of this schema that was installed here, the newest last.';
+-- The installer notes its checksum by an update, which a publication refuses without an identity.
+alter table pgmb.installed replica identity full;
 insert into pgmb.installed (version) values (1);
 
 create domain pgmb.event_id as varchar(24) collate "C";
@@ -84,6 +86,8 @@ create table pgmb.later_from (
 comment on table pgmb.later_from is
     'One row: below this id pgmb.later holds nothing. It spares polls a look through the rows that were already published, which '
     'stay there, dead, as long as an old snapshot is open. Only maintenance writes it, one run at a time.';
+-- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
+alter table pgmb.later_from replica identity full;
 insert into pgmb.later_from (id) values ('pmg');
 
 create table pgmb.published (
@@ -149,6 +153,12 @@ comment on table pgmb.dispatched is
 create index dispatched_order on pgmb.dispatched (group_id, id);
 create table pgmb.dispatched_default partition of pgmb.dispatched default;
 comment on table pgmb.dispatched_default is 'Takes what no other partition takes.';
+-- Each partition has an identity of its own.
+alter table pgmb.published_0 replica identity full;
+alter table pgmb.published_1 replica identity full;
+alter table pgmb.published_2 replica identity full;
+alter table pgmb.published_3 replica identity full;
+alter table pgmb.dispatched_default replica identity full;
 -- A slice has at most 280 ids: of 28 bytes each in an array they fit a page, so that it is neither compressed nor moved out of
 -- the row.
 alter table pgmb.published alter column ids set storage plain;

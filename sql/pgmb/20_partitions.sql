@@ -109,6 +109,10 @@ declare
     name text := pgmb.partition_name(tbl, span);
 begin
     execute format('create table pgmb.%I (like %s including all)', name, tbl);
+    if not exists (select from pg_index as i where i.indrelid = tbl and i.indisprimary) then
+        -- Without a key it needs an identity, or no row of it can be deleted under a publication for all tables.
+        execute format('alter table pgmb.%I replica identity full', name);
+    end if;
     execute format('comment on table pgmb.%I is %L', name, format('Of %s, from %s to before %s.', tbl, lower(span), upper(span)));
     execute format(
         'alter table pgmb.%I add constraint pgchange_bounds check (id >= %L and id < %L)', name,

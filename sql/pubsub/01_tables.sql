@@ -9,6 +9,8 @@ create table pubsub.installed (
     installed_at timestamptz not null default now()
 );
 comment on table pubsub.installed is 'One row for each version of this schema that was installed here, the newest last.';
+-- The installer notes its checksum by an update, which a publication refuses without an identity.
+alter table pubsub.installed replica identity full;
 insert into pubsub.installed (version) values (1);
 
 create table pubsub.origin (
@@ -18,6 +20,8 @@ create table pubsub.origin (
 comment on table pubsub.origin is
     'The cluster whose transaction ids this database holds. Another one means that it was restored or upgraded.';
 create unique index origin_single on pubsub.origin ((true));
+-- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
+alter table pubsub.origin replica identity full;
 insert into pubsub.origin (system_identifier) select system_identifier from pg_catalog.pg_control_system();
 
 create table pubsub.watermark (
@@ -72,6 +76,7 @@ create table pubsub.trimmed (
     commits bigint not null,
     trimmed_at timestamptz not null default now()
 );
+alter table pubsub.trimmed replica identity full;
 comment on table pubsub.trimmed is 'History that is gone: how many commits of which branch, below which transaction.';
 
 create view pubsub.out_of_order as

@@ -9,6 +9,8 @@ create table revision.installed (
     installed_at timestamptz not null default now()
 );
 comment on table revision.installed is 'One row for each version of this schema that was installed here, the newest last.';
+-- The installer notes its checksum by an update, which a publication refuses without an identity.
+alter table revision.installed replica identity full;
 insert into revision.installed (version) values (1);
 
 create table revision.branch (

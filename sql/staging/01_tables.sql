@@ -12,6 +12,8 @@ create table pgchange_staging.installed (
 );
 comment on table pgchange_staging.installed is
     'One row for each version of this schema that was installed here, the newest last.';
+-- The installer notes its checksum by an update, which a publication refuses without an identity.
+alter table pgchange_staging.installed replica identity full;
 insert into pgchange_staging.installed (version) values (1);
 
 create function pgchange_staging.told_by(

@@ -12,6 +12,8 @@ create table topology.installed (
     installed_at timestamptz not null default now()
 );
 comment on table topology.installed is 'One row for each version of this schema that was installed here, the newest last.';
+-- The installer notes its checksum by an update, which a publication refuses without an identity.
+alter table topology.installed replica identity full;
 insert into topology.installed (version) values (1);
 
 create table topology._pico_replicaset (

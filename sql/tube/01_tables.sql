@@ -12,6 +12,8 @@ create table tube.installed (
     installed_at timestamptz not null default now()
 );
 comment on table tube.installed is 'One row for each version of this schema that was installed here, the newest last.';
+-- The installer notes its checksum by an update, which a publication refuses without an identity.
+alter table tube.installed replica identity full;
 insert into tube.installed (version) values (1);
 
 create sequence tube.seq;
@@ -65,6 +67,9 @@ comment on table tube.moved is
     'no id is in work twice. What is undone of a table is touched again under its new shard, but stays under the old one too: '
     'pods do not say of which of a shard''s tables their ids are, so a batch of the old worker may still have them.';
 
+-- Under a publication for all tables PostgreSQL refuses to delete from a table without a key, unless it has an identity.
+alter table tube.moved replica identity full;
+
 create table tube.worker (
     tube text not null references tube.tube on delete cascade,
     worker integer not null,
@@ -102,7 +107,8 @@ create table tube.fault (
 create index fault_by_tube on tube.fault (tube, kind);
 comment on table tube.fault is
     'Of kind capture: rows for which a predicate or the capture failed, counted by statement and message. Their ids were touched '
-    'all the same, unless the message says that they could not be told. Of kind control: a control pod that was given up.';
+    'all the same, unless the message says that they could not be told, or are lost. Of kind control: a control pod that was '
+    'given up.';
 
 create table tube.backfill (
     id bigint generated always as identity primary key,
@@ -122,6 +128,8 @@ create table tube.backfill (
     done bigint not null default 0,
     total bigint not null,
     rate double precision,
+    rated_from timestamptz,
+    rated_looked_at bigint,
     message text,
     started_by name not null default session_user,
     started_at timestamptz not null default clock_timestamp(),
@@ -131,7 +139,8 @@ create table tube.backfill (
 create unique index backfill_unfinished on tube.backfill (tube, tbl) where state in ('scheduled', 'running', 'paused');
 comment on table tube.backfill is
     'Backfills that go on where they stopped: looked_at rows of about total are behind (last_value, last_id), the last with '
-    'in_nulls among the rows without an order; done of them had ids to touch. rate is rows a second. order_type is the type of '
+    'in_nulls among the rows without an order; done of them had ids to touch. rate is rows a second since rated_from, when '
+    'rated_looked_at were behind: since it was begun, resumed or, after a long rest, taken up again. order_type is the type of '
     'order_col when it began: values of another have another order.';
 
 create type tube.keyset as (

@@ -5,7 +5,11 @@ language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    raise exception using errcode = 'PC008', message = reason, hint = coalesce(hint, '');
+    -- An empty one would be printed.
+    if coalesce(hint, '') = '' then
+        raise exception using errcode = 'PC008', message = reason;
+    end if;
+    raise exception using errcode = 'PC008', message = reason, hint = hint;
 end
 $$;
 comment on function tube.refuse(text, text) is 'Refuse something, with the reason and what to do.';

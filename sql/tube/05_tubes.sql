@@ -62,6 +62,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     pods text;
+    grantee text;
 begin
     if octet_length(tube) > 57 then
         perform tube.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
@@ -90,8 +91,17 @@ begin
         ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000)
     $table$, pods);
     execute format('alter table %s alter column ids set storage plain', pods);
+    -- They have no key. Under a publication for all tables, or for those of the schema, PostgreSQL would refuse every delete.
+    execute format('alter table %s replica identity full', pods);
     execute format('create index on %s (txid, seq)', pods);
-    execute format('revoke all on table %s from public', pods);
+    -- Default privileges would let others write a pod with a seq or a txid of their own, and hide from workers what is behind it.
+    for grantee in
+        select distinct case when g.grantee = 0 then 'public' else g.grantee::regrole::text end
+        from pg_class as c cross join lateral aclexplode(c.relacl) as g
+        where c.oid = pods::regclass and g.grantee <> c.relowner
+    loop
+        execute format('revoke all on table %s from %s', pods, grantee);
+    end loop;
     execute format(
         'comment on table %s is %L', pods,
         'Pods of tube ' || tube || ': ids that were touched, in chunks; those without ids are control pods.');

@@ -55,6 +55,12 @@ begin
     end;
     if open is not true then
         raise warning 'the truncation of %% is not captured: tube %% cannot be written', tg_relid::regclass, %2$L;
+        begin
+            insert into tube.fault (tube, tbl, ids, message)
+            values (%2$L, tg_relid, 0, 'a truncation is lost: the owner of the table may not write the pods');
+        exception when others or assert_failure then
+            null; -- Who may not note it either has warned already.
+        end;
     elsif noted is not true then
         execute format('insert into %%s (op, shard, ids, payload) values (''T'', $1, ''{}'', $2)', pods)
         using %1$s, jsonb_build_object('type', 'truncate', 'tbl', name);
@@ -92,6 +98,13 @@ as $$
             end;
             if pgchange_open is not true then
                 raise warning 'a change of %% is not captured: tube %% cannot be written', tg_relid::pg_catalog.regclass, %2$L;
+                begin
+                    insert into tube.fault (tube, tbl, ids, message)
+                    select %2$L, tg_relid, pg_catalog.count(*), 'rows are lost: the owner of the table may not write the pods'
+                    from (%3$s) as pgchange_lost_rows;
+                exception when others or assert_failure then
+                    null; -- Who may not note it either has warned already.
+                end;
                 return null;
             end if;
             pgchange_pods := pg_catalog.format('insert into %%s (op, shard, ids) values ($1, %5$s, $2)', pgchange_pods);

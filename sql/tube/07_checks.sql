@@ -78,6 +78,36 @@ $$;
 comment on function tube.check_key(regclass, name) is
     'Refuse, with the reason, a column that cannot hold a table''s ids; returns its number, which a rename keeps.';
 
+create function tube.rights_hint(owner_name name, pods regclass) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select format('let their owners run: select tube.grant_use(%L); grant usage on schema %I to %I; '
+                  'grant insert (op, shard, ids, payload, ts) on %s to %I',
+                  owner_name, tube.schema_of(pods), owner_name, pods, owner_name)
+$$;
+comment on function tube.rights_hint(name, regclass) is 'What to grant to the owner of a table so that it may be captured.';
+
+create function tube.what_is_lost(capturer oid, pods regclass) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    -- As the captures themselves ask, and by numbers: a column that is gone is no error here.
+    select case
+        when not has_sequence_privilege(capturer, 'tube.seq', 'usage')
+             or not (has_table_privilege(capturer, pods, 'insert') or a.columns @> '{op,shard,ids}')
+            then 'what is changed is lost'
+        when not (has_table_privilege(capturer, pods, 'insert') or a.columns @> '{payload}')
+            then 'truncations are lost'
+    end
+    from (
+        select coalesce(array_agg(a.attname) filter (where has_column_privilege(capturer, pods, a.attnum, 'insert')), '{}')
+        from pg_attribute as a where a.attrelid = pods and a.attnum > 0 and not a.attisdropped
+    ) as a(columns)
+$$;
+comment on function tube.what_is_lost(oid, regclass) is
+    'What of a table''s changes is lost because its capture, which runs as that role, may not write the pods; null where it may.';
+
 create function tube.check_rights(tbl regclass, known tube.tube) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -95,9 +125,7 @@ begin
     ) then
         raise insufficient_privilege using
             message = format('%I, the owner of %s, may not put pods into tube %I', owner_name, tbl, known.name),
-            hint = format('let their owners run: select tube.grant_use(%L); grant usage on schema %I to %I; '
-                          'grant insert (op, shard, ids, payload, ts) on %s to %I',
-                          owner_name, tube.schema_of(known.pods), owner_name, known.pods, owner_name);
+            hint = tube.rights_hint(owner_name, known.pods);
     end if;
 end
 $$;

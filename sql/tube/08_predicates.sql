@@ -20,6 +20,8 @@ begin
                 perform tube.refuse(
                     format('the predicate %L does not parse: %s', predicate, sqlerrm),
                     'write an SQL condition over the columns of one row');
+            when lock_not_available or transaction_rollback or insufficient_resources then
+                raise;
             when others then
                 null; -- Its columns are those of tables that come later.
         end;
@@ -48,10 +50,14 @@ begin
             E'select from %s as %I where (%s\n) limit 0', coalesce(seen, tbl::text),
             (select c.relname from pg_class as c where c.oid = tbl), predicate);
         close probe;
-    exception when others then
-        perform tube.refuse(
-            format('the predicate %L does not fit %s: %s', predicate, tbl, sqlerrm),
-            'write an SQL condition over the columns of one row; name functions and other tables with their schema');
+    exception
+        -- These say nothing about the predicate.
+        when lock_not_available or transaction_rollback or insufficient_resources then
+            raise;
+        when others then
+            perform tube.refuse(
+                format('the predicate %L does not fit %s: %s', predicate, tbl, sqlerrm),
+                'write an SQL condition over the columns of one row; name functions and other tables with their schema');
     end;
 end
 $$;

@@ -123,7 +123,7 @@ $$;
 comment on function tube.ack(text, integer, jsonb) is
     'Delete the pods of a batch whose ids are all done, in the transaction that holds the worker''s lock.';
 
-create function tube.is_restored(known tube.tube) returns boolean
+create function tube.is_restored(known tube.tube, beyond xid8 default '0') returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
 set enable_seqscan = off
@@ -134,17 +134,18 @@ declare
 begin
     -- The same snapshot decides what the statement sees and what is ahead of it.
     execute format(
-        'select exists (select from %s as p where p.txid >= pg_snapshot_xmax(pg_current_snapshot())) or exists (
+        'select exists (select from %s as p where p.txid >= pg_snapshot_xmax(pg_current_snapshot()) and p.txid > $1) or exists (
             select from tube.worker as w
             where w.tube = %L
               and greatest(pg_snapshot_xmax(w.snapshot), pg_snapshot_xmax(w.backfill_snapshot)) >
-                  pg_snapshot_xmax(pg_current_snapshot()))', known.pods, known.name)
-    into ahead;
+                  greatest(pg_snapshot_xmax(pg_current_snapshot()), $1))', known.pods, known.name)
+    using beyond into ahead;
     return ahead;
 end
 $$;
-comment on function tube.is_restored(tube.tube) is
-    'Whether there are pods or positions of transactions that this cluster has not reached: those of a restored dump.';
+comment on function tube.is_restored(tube.tube, xid8) is
+    'Whether there are pods or positions of transactions that this cluster has not reached: those of a restored dump. Who has '
+    'a transaction id gives it, for what it wrote itself is ahead of its snapshot too.';
 
 create function tube.rebase_after_restore(tube text) returns void
 language plpgsql
@@ -158,7 +159,11 @@ begin
             message = format('tube %I was restored from another cluster: its transaction ids mean something else here', tube),
             hint = format('let the owner of %s run: select tube.rebase_after_restore(%L)', known.pods, tube);
     end if;
-    execute format('update %s set txid = ''3'' where txid >= pg_snapshot_xmax(pg_current_snapshot())', known.pods);
+    -- Those of this transaction are ahead of its snapshot too, and keep theirs.
+    execute format(
+        'update %s set txid = ''3''
+         where txid >= pg_snapshot_xmax(pg_current_snapshot()) and txid is distinct from pg_current_xact_id_if_assigned()',
+        known.pods);
     update tube.worker as w set
         snapshot = default, done = 0, backfill_snapshot = default, backfill_done = 0, batch = null, attempt = 0
     where w.tube = rebase_after_restore.tube;
@@ -166,4 +171,4 @@ end
 $$;
 comment on function tube.rebase_after_restore(text) is
     'In a restored dump transaction ids come from another cluster: those that this one has not reached are forgotten, and '
-    'every worker looks at all its pods again. A claim does it by itself where it may.';
+    'every worker looks at all its pods again. A claim, and deleting pods by hand, does it by itself where it may.';

@@ -147,6 +147,12 @@ begin
         return;
     end;
     upto := tube.snapshot_before(tube.full_xid(fresh));
+    if tube.is_restored(known, tube.full_xid(fresh)) then
+        delete from tube.worker as w
+        where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
+        perform tube.rebase_after_restore(known.name);
+        return;
+    end if;
     if upto is null then
         delete from tube.worker as w
         where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
@@ -166,4 +172,5 @@ begin
 end
 $$;
 comment on function tube.advance(tube.tube, integer) is
-    'Move a worker that is worked by hand behind what is deleted; not while it has a batch in work or another holds its lock.';
+    'Move a worker that is worked by hand behind what is deleted; not while it has a batch in work or another holds its lock. In '
+    'a restored dump, whose pods it would hide, it does what a claim does.';

@@ -45,7 +45,7 @@ begin
     if found_row.tube is null then
         perform tube.refuse(
             format('%s is not attached to tube %I', coalesce(tbl::text, 'null'), tube),
-            'attach it first: what changes during the backfill would be missed');
+            'attach it first, because what changes during the backfill would be missed');
     end if;
     if shard <> found_row.shard then
         perform tube.refuse(
@@ -199,7 +199,13 @@ begin
                 message = format('tables of the backfill are still being written, after %s, by %s', timeout, holders),
                 hint = 'try again when they have ended, or with a longer timeout; nothing was changed';
         end if;
-        perform pg_sleep(0.02);
+        begin
+            perform pg_sleep(0.02);
+        exception when query_canceled then
+            raise query_canceled using
+                message = format('%s, while tables of the backfill are still being written by %s', sqlerrm, holders),
+                hint = 'try again when they have ended, or with a longer statement_timeout; nothing was changed';
+        end;
     end loop;
 end
 $$;
@@ -239,13 +245,16 @@ begin
     -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
     column_name := tube.check_order(tbl, order_col);
     if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
-        raise notice 'skipped: the last backfill of % (shard %) is not worked off yet', tbl, attached.shard;
+        raise notice using
+            message = format('skipped: the previous backfill of %s into tube %I has not been replayed to its end yet', tbl, tube),
+            hint = 'wait until the workers of the tube have finished (with tube_replay: its run after the backfill), then start '
+                   'this one again; select * from tube.status() shows what is left';
         return;
     end if;
     if (tube.unfinished_backfill(known.name, tbl)).id is not null then
         perform tube.refuse(
             format('another backfill of %s into tube %I is not finished', tbl, tube),
-            'tube.backfills() shows it: let it end, or cancel it');
+            'let it end, or cancel it; select * from tube.backfills() shows it');
     end if;
     -- Without an index each read sorts the table: then in few large ones.
     chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size

@@ -79,10 +79,10 @@ begin
     perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
     -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
-    column_name := tube.check_order(tbl, order_col);
+    column_name := tube.check_order(tbl, coalesce(nullif(trim(order_col), ''), quote_ident(attached.id_column)));
     running := tube.unfinished_backfill(known.name, tbl);
     if running.id is not null then
-        if running.order_col <> column_name then
+        if trim(order_col) <> '' and running.order_col <> column_name then
             perform tube.refuse(
                 format('backfill %s of %s into tube %I, by %I, is not finished', running.id, tbl, tube, running.order_col),
                 format('go on with it, or tube.backfill_cancel(%s)', running.id));
@@ -91,8 +91,9 @@ begin
     end if;
     if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
         perform tube.refuse(
-            format('the last backfill of %s (shard %s) into tube %I is not worked off yet', tbl, attached.shard, tube),
-            'let its workers come to its end, and TubeGarbageCollectOperator or tubes.work_off() behind them');
+            format('the previous backfill of %s into tube %I has not been replayed to its end yet', tbl, tube),
+            'wait until the workers of the tube have finished (with tube_replay: its run after the backfill), then start this '
+            'one again; select * from tube.status() shows what is left');
     end if;
     if not tube.has_order_index(tbl, column_name, attached.id_column) then
         raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%, %) would help, '
@@ -107,8 +108,8 @@ end
 $$;
 comment on function tube.backfill_begin(text, regclass, text, integer, integer) is
     'Begin a backfill of an attached table that tube.backfill_chunk() carries out, or find the one that is not finished, which '
-    'keeps its chunk_size and, where a person paused it, stays so: returns its number. One of a table into a tube at a time. In '
-    'a transaction of its own.';
+    'keeps its chunk_size and, where a person paused it, stays so: returns its number. Without an order_col it goes by the ids. '
+    'One of a table into a tube at a time. In a transaction of its own.';
 
 create function tube.hindrance(job tube.backfill) returns text
 language plpgsql stable
@@ -136,7 +137,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     job tube.backfill := (select b from tube.backfill as b where b.id = backfill_chunk.id);
-    began timestamptz := clock_timestamp();
+    began timestamptz;
     known tube.tube;
     attached tube.attachment;
     at tube.keyset;
@@ -172,7 +173,12 @@ begin
         if job.state = 'scheduled' then
             perform tube.put_pods(known.pods, 'T', job.shard, '{}', jsonb_build_object(
                 'type', 'backfill_start', 'tbl', tube.full_name(job.tbl), 'start_seq', job.start_seq::text));
-            job.updated_at := began;
+        end if;
+        began := clock_timestamp();
+        -- Pauses between chunks count, but not a rest of minutes: nobody was at work.
+        if job.rated_from is null or job.updated_at < began - interval '5 min' then
+            job.rated_from := began;
+            job.rated_looked_at := job.looked_at;
         end if;
         at := tube.backfill_slice(
             known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size,
@@ -187,8 +193,9 @@ begin
             in_nulls = at.in_nulls, last_value = at.last_value, last_id = at.last_id,
             looked_at = b.looked_at + at.looked_at, done = b.done + at.touched,
             total = case when at.finished then b.looked_at + at.looked_at else greatest(b.total, b.looked_at + at.looked_at) end,
-            rate = case when at.looked_at = 0 then b.rate else coalesce(b.rate * 0.7, 0) + case when b.rate is null then 1 else 0.3 end
-                * at.looked_at / greatest(extract(epoch from clock_timestamp() - job.updated_at), 0.000001) end,
+            rated_from = job.rated_from, rated_looked_at = job.rated_looked_at,
+            rate = case when at.looked_at = 0 then b.rate else (b.looked_at + at.looked_at - job.rated_looked_at)
+                / greatest(extract(epoch from clock_timestamp() - job.rated_from), 0.000001) end,
             updated_at = clock_timestamp(), finished_at = case when at.finished then clock_timestamp() end
         where b.id = job.id
         returning b.* into job;
@@ -219,10 +226,12 @@ begin
         return;
     end if;
     if job.state <> all (allowed) then
-        perform tube.refuse(format('backfill %s is %s', id, job.state), 'tube.backfills() shows what can be done with it');
+        perform tube.refuse(
+            format('backfill %s is %s', id, job.state),
+            'only a scheduled or running backfill can be paused, a paused one resumed, an unfinished one cancelled');
     end if;
     update tube.backfill as b set
-        state = wanted, message = set_state.message, updated_at = clock_timestamp(),
+        state = wanted, message = set_state.message, updated_at = clock_timestamp(), rated_from = null,
         finished_at = case when wanted = 'cancelled' then clock_timestamp() end
     where b.id = set_state.id;
 end
@@ -271,8 +280,11 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
     select b.id, b.tube, b.tbl, b.shard, b.order_col, b.state, b.looked_at, b.total,
            case when b.state = 'done' then 100 else round(least(99.9, 100.0 * b.looked_at / greatest(b.total, 1)), 1) end,
-           b.done, b.rate,
-           case when b.state = 'running' and b.rate > 0 then make_interval(secs => (b.total - b.looked_at) / b.rate) end,
+           b.done,
+           case when b.rate >= 1 then round(b.rate)
+                when b.rate > 0 then round(b.rate::numeric, ceil(-log(b.rate::numeric))::integer)::double precision
+                else b.rate end,
+           case when b.state = 'running' and b.rate > 0 then make_interval(secs => round((b.total - b.looked_at) / b.rate)) end,
            b.message, b.started_by, b.started_at, b.updated_at, b.finished_at
     from tube.backfill as b
     order by b.finished_at is not null, b.id desc

@@ -40,7 +40,7 @@ comment on function tube.status(integer) is
 create function tube.attachments()
 returns table (
     tube text, tbl regclass, shard integer, id_column name, untriggered regclass[], disabled regclass[], stale boolean,
-    faults bigint, predicate_waits boolean
+    faults bigint, predicate_waits boolean, lost text
 )
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -58,7 +58,15 @@ as $$
                select from pg_proc as p where p.proname = tube.function_name(a.token, 'judge') and p.proowner = r.relowner),
            (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.kind = 'capture' and f.tbl in (
                select d.relid from tube.descendants(a.tbl) as d(relid)) limit 1000) as bounded),
-           a.predicate is distinct from t.predicate
+           a.predicate is distinct from t.predicate,
+           (select format('%s, %I, may not write the pods of tube %I: %s; %s; then backfill it',
+                          case when p.proowner = r.relowner then 'its owner' else 'a former owner' end, w.name, t.name, l.lost,
+                          tube.rights_hint(w.name, t.pods))
+            from pg_proc as p
+            cross join lateral pg_get_userbyid(p.proowner) as w(name)
+            cross join lateral tube.what_is_lost(p.proowner, t.pods) as l(lost)
+            where p.oid = any (c.functions) and l.lost is not null
+            limit 1)
     from tube.attachment as a
     join pg_class as r on r.oid = a.tbl
     cross join lateral (select tube.id_attribute(a)) as i(key)
@@ -73,8 +81,8 @@ $$;
 comment on function tube.attachments() is
     'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
     'longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; triggers that somebody '
-    'disabled, and has to enable; faults of their capture, up to 1000; and whether the tube has another predicate than the '
-    'table''s owner agreed to by attaching it.';
+    'disabled, and has to enable; faults of their capture, up to 1000; whether the tube has another predicate than the '
+    'table''s owner agreed to by attaching it; and why changes are lost, where the table''s owner may no longer write the pods.';
 
 create function tube.to_mend() returns table (tube text, tbl regclass, name text)
 language sql stable

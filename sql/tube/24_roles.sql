@@ -84,10 +84,22 @@ create policy seen on tube.worker for select using (tube in (select t.name from 
 create policy worked on tube.worker using (
     exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
 
+create function tube.is_attached(tube text, tbl oid) returns boolean
+language sql stable security definer
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select (tube.attachment_of(tbl, tube)).tube is not null
+$$;
+comment on function tube.is_attached(text, oid) is
+    'Whether a table is attached to a tube, also for an owner of it who may no longer see the tube.';
+
 alter table tube.fault enable row level security;
 create policy seen on tube.fault for select using (tube in (select t.name from tube.tube as t));
 create policy touched on tube.fault for insert with check (
     exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert')));
+-- Whose right to the pods was taken away notes at least that changes are lost.
+create policy lost on tube.fault for insert with check (
+    pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage') and tube.is_attached(tube, tbl));
 create policy worked on tube.fault for delete using (
     exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
 

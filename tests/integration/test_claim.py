@@ -19,6 +19,7 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.lag import lag, position
 from tests.batches import taken
+from tests.commits import narrow_partitions, use_up_transactions
 
 FEED = CommitFeed("test", 0)
 
@@ -382,3 +383,16 @@ def test_the_position_of_a_consumer_is_plain_json(db, connect):
     found = position(connection, FEED)
     assert found["version"] == 2
     assert found["partial"] is None
+
+
+def test_a_published_queue_is_claimed_retried_and_trimmed(db, connect):
+    connection = connect()
+    connection.execute("create publication everything for all tables")
+    ids = commits(connection, 3)
+    claim_and_fail(db, 2)
+    assert drain(db, limit=2) == ids
+    connection.execute("select revision.maintain_partitions()")
+    narrow_partitions(connection)
+    use_up_transactions(connection, 200)
+    drain(db)
+    connection.execute("select pubsub.trim_commit_queue('0')")

@@ -478,3 +478,21 @@ def test_a_reader_is_told_how_to_come_past_an_event_that_was_deleted(connect, sh
     before = read(connection, chunk=3)
     connection.execute(refused.diag.message_hint.rpartition(": ")[2])
     assert [row["id"] for row in before] + take(connection) == ids[2:5] + ids[6:]
+
+
+def test_a_published_log_is_dispatched_read_and_maintained(connect):
+    connection = connect()
+    connection.execute("create publication everything for all tables")
+    subscribe(connection)
+    ids = publish(connection, "a", "b")
+    late = publish_at(connection, "clock_timestamp() + interval '1 s'")
+    assert poll_all(connection) == 2
+    assert take(connection) == ids
+    publish_at(connection, "now() + interval '30 days'")
+    maintain(connection)
+    connection.execute("select pg_sleep(1.1)")
+    assert drain(connection) == [late]
+    connection.execute("delete from pgmb.subscription_groups")
+    subscribe(connection)
+    assert drain(connection) == []
+    maintain(connection)

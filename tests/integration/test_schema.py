@@ -151,3 +151,44 @@ def test_every_function_that_runs_as_its_owner_has_a_pinned_search_path(connect)
     path = "s like 'search_path=pg_catalog%%' and s like '%%pg_temp'"
     pinned = f"exists (select from unnest(p.proconfig) as s where {path})"
     assert offenders(connect, f"p.prosecdef and not {pinned}") == []
+
+
+NEVER_CHANGED = "revision.commit_queue"
+"""What only inserts and truncates write, in all of its partitions: those need no replica identity."""
+
+
+def test_every_table_that_we_change_can_be_published(connect):
+    """Under a publication for all tables PostgreSQL refuses updates and deletes of a table without an identity."""
+    connection = connect()
+    connection.execute("create publication everything for all tables")
+    connection.execute("select tube.tube_ensure_exists('q')")
+    connection.execute("select revision.maintain_partitions(); select pgmb.maintain_events_table()")
+    if "mbus" in schemas(connection):
+        connection.execute("select mbus.create_queue('q', 2)")
+    names = [system.schema for system in schema.SYSTEMS]
+    rows = connection.execute(
+        """
+        select c.oid::regclass::text, coalesce(i.inhparent, c.oid)::regclass::text = %s,
+               case c.relreplident
+                   when 'd' then exists (select from pg_index as k where k.indrelid = c.oid and k.indisprimary)
+                   when 'i' then exists (select from pg_index as k where k.indrelid = c.oid and k.indisreplident)
+                   else c.relreplident = 'f' end
+        from pg_class as c
+        left join pg_inherits as i on i.inhrelid = c.oid
+        where c.relkind = 'r' and c.relpersistence = 'p'
+          and (c.relnamespace::regnamespace::text = any (%s) or c.oid = 'q'::regclass)
+        """,
+        [NEVER_CHANGED, names],
+    ).fetchall()
+    assert len(rows) > 40
+    assert [table for table, never_changed, usable in rows if not usable and not never_changed] == []
+
+
+def test_a_published_database_can_be_installed_upgraded_and_removed(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    connection.execute("create publication everything for all tables")
+    schema.install(connection)
+    schema.upgrade(connection)
+    assert all(state.intact for state in schema.installed(connection))
+    schema.uninstall(connection)
+    assert schemas(connection) == set()

@@ -186,7 +186,7 @@ class Story:
         try:
             number = begin(self.steady, self.chance.choice(list(self.shards)), "id", 7)
         except psycopg.Error as error:
-            if "is not worked off yet" not in str(error):
+            if "has not been replayed to its end yet" not in str(error):
                 raise
             return
         for _ in range(self.chance.randrange(8)):

@@ -259,3 +259,9 @@ def test_a_tube_whose_pods_were_dropped_says_so_and_can_be_removed(item):
     item.execute("insert into item values (1)")
     assert take(item) == [1]
     assert one(item, "select count(*) from tube.fault") == 0
+
+
+def test_where_there_is_no_hint_none_is_printed(item):
+    with pytest.raises(psycopg.Error, match="a tube needs a name") as told:
+        make(item, "")
+    assert told.value.diag.message_hint is None

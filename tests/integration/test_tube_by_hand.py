@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import psycopg
 import pytest
 
 from tests.tubes import make, one, pods, touch
@@ -114,3 +115,43 @@ def test_what_was_deleted_by_hand_and_rolled_back_comes_again(q, connect):
     assert one(worker, "select tube.tube_pods_delete('q', 1, 0, '{1}')") == 1
     worker.rollback()
     assert len(q.execute(query).fetchall()) == 1
+
+
+def put_in_another_cluster(connection):
+    """Pods of transactions to which this cluster has not come, and a younger one."""
+    for each in range(1, 7):
+        touch(connection, each)
+    connection.execute("update q set txid = (txid::text::bigint + 1000000)::text::xid8 where ids <> '{1}'")
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_by_hand_nothing_is_lost_behind_a_restore(own_database, connect_to, writes):
+    connection = connect_to(own_database)
+    make(connection)
+    put_in_another_cluster(connection)
+    query = one(connection, "select tube.tube_pods_sql('q', 1, 0)")
+    with connection.transaction():
+        if writes:
+            touch(connection, 7)
+        first = connection.execute(query + " limit 4").fetchall()
+        assert [pod[3] for pod in first] == [[1], [2], [3], [4]]
+        seqs = [pod[0] for pod in first]
+        connection.execute("select tube.tube_pods_delete('q', 1, 0, %s)", [seqs])
+        if writes:
+            assert one(connection, "select count(*) from q where txid = pg_current_xact_id()") == 1
+    left = connection.execute(query).fetchall()
+    assert [pod[3] for pod in left] == [[5], [6], *([[7]] if writes else [])]
+    connection.execute("select tube.tube_pods_delete('q', 1, 0, %s)", [[left[0][0]]])
+    assert [pod[3] for pod in connection.execute(query).fetchall()] == [pod[3] for pod in left[1:]]
+
+
+def test_by_hand_who_may_not_mend_a_restored_tube_is_refused(own_database, connect_to):
+    connection = connect_to(own_database)
+    make(connection)
+    put_in_another_cluster(connection)
+    connection.execute("create role hand; grant select, delete on q to hand; select tube.grant_use('hand')")
+    connection.execute("set role hand")
+    with pytest.raises(psycopg.DatabaseError, match="was restored from another cluster") as told:
+        connection.execute("select tube.tube_pods_delete('q', 1, 0, array(select min(seq) from q))")
+    assert told.value.sqlstate == "PC004"
+    assert one(connection, "select count(*) from q") == 6

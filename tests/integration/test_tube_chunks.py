@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import psycopg
 import pytest
@@ -124,7 +125,7 @@ def test_one_backfill_of_a_table_at_a_time(item):
     with pytest.raises(psycopg.Error, match="another backfill of public.item"):
         steps(item)
     run(item, number)
-    with pytest.raises(psycopg.Error, match="is not worked off yet"):
+    with pytest.raises(psycopg.Error, match="has not been replayed to its end yet"):
         begin(item)
 
 
@@ -232,3 +233,76 @@ def test_a_table_does_not_change_its_shard_while_a_backfill_touches_it(item, con
     filling.commit()
     attach(item, shard=5)
     assert one(item, "select upto from tube.moved") > one(item, "select max(seq) from q where shard = 0")
+
+
+def test_what_cannot_be_done_in_a_state_is_told_with_what_can(item):
+    number = begin(item)
+    item.execute("select tube.backfill_cancel(%s)", [number])
+    with pytest.raises(psycopg.Error, match=f"backfill {number} is cancelled") as told:
+        item.execute("select tube.backfill_resume(%s)", [number])
+    assert told.value.diag.message_hint == (
+        "only a scheduled or running backfill can be paused, a paused one resumed, an unfinished one cancelled"
+    )
+
+
+def test_a_backfill_that_is_begun_too_early_is_told_what_to_wait_for(item):
+    run(item, begin(item))
+    with pytest.raises(psycopg.Error) as told:
+        begin(item)
+    assert told.value.diag.message_primary == (
+        "the previous backfill of public.item into tube q has not been replayed to its end yet"
+    )
+    assert "select * from tube.status() shows what is left" in told.value.diag.message_hint
+
+
+@pytest.mark.parametrize("order_col", [None, "", " "])
+def test_without_a_column_it_goes_by_the_ids(connect, order_col):
+    connection = connect()
+    connection.execute("create table item (no bigint primary key)")
+    connection.execute("insert into item select generate_series(1, 300)")
+    make(connection)
+    attach(connection, id_column="no")
+    number = begin(connection, order_col=order_col)
+    chunk(connection, number)
+    assert begin(connection, order_col=order_col) == number
+    run(connection, number)
+    assert ids_in_order(connection) == list(range(1, 301))
+    assert one(connection, "select order_col from tube.backfills()") == "no"
+
+
+def test_a_running_one_is_found_without_its_column(item):
+    assert begin(item, order_col="day") == begin(item, order_col=None)
+
+
+def test_the_rate_counts_the_time_between_chunks_and_not_that_of_a_pause(item):
+    number = begin(item)
+    for _ in range(4):
+        chunk(item, number)
+        time.sleep(0.5)
+    chunk(item, number)
+    rate, remaining = item.execute(
+        "select rate, extract(epoch from remaining)::float8 from tube.backfills()"
+    ).fetchone()
+    assert 100 < rate <= 250
+    assert rate == int(rate)
+    assert remaining == int(remaining)
+    assert 0 < remaining <= 20
+    item.execute("select tube.backfill_pause(%s)", [number])
+    time.sleep(1.5)
+    item.execute("select tube.backfill_resume(%s)", [number])
+    chunk(item, number)
+    assert one(item, "select rate from tube.backfills()") > rate
+
+
+def test_a_rest_of_minutes_is_no_part_of_the_rate_and_a_slow_one_has_a_digit(item):
+    number = begin(item)
+    chunk(item, number)
+    item.execute(
+        "update tube.backfill set "
+        "rated_from = rated_from - interval '1 hour', updated_at = updated_at - interval '1 hour'"
+    )
+    chunk(item, number)
+    assert one(item, "select rate from tube.backfills()") > 100
+    item.execute("update tube.backfill set rated_from = now() - interval '1 hour', rated_looked_at = 0")
+    chunk(item, number)
+    assert one(item, "select rate from tube.backfills()") == 0.08

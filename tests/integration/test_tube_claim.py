@@ -8,7 +8,7 @@ import random
 import psycopg
 import pytest
 
-from tests.tubes import ack, changes, claim, drain, make, one, pods, take, touch
+from tests.tubes import ack, attach, changes, claim, drain, make, one, pods, take, touch
 
 
 @pytest.fixture
@@ -267,3 +267,31 @@ def test_a_transaction_id_keeps_its_epoch(q):
     )
     near = one(q, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
     assert one(q, "select tube.full_xid(%s::text::xid)::text::bigint", str(near + 1000)) == near + 1000
+
+
+@pytest.mark.parametrize("publication", ["for all tables", "for tables in schema public"])
+def test_a_published_tube_is_worked_and_changed(connect, publication):
+    connection = connect()
+    connection.execute(f"create publication everything {publication}")
+    connection.execute("create table item (id bigint primary key, name text)")
+    make(connection, workers=2)
+    attach(connection)
+    connection.execute("insert into item values (1, 'a'), (2, 'a')")
+    connection.execute("truncate item")
+    assert drain(connection, 0, 2) == [1, 2]
+    (control,) = connection.execute("select seq from tube.control_pods('q', 2, 0)").fetchone()
+    connection.execute("select tube.control_done('q', 2, 0, %s)", [control])
+    connection.execute("insert into item values (3, 'a')")
+    attach(connection, shard=1)
+    attach(connection, shard=0)
+    attach(connection, shard=1)
+    assert one(connection, "select count(*) from tube.moved") > 0
+    assert drain(connection, 0, 2) == [3]
+    assert drain(connection, 1, 2) == [3]
+    assert one(connection, "select count(*) from tube.moved") == 0
+    make(connection, workers=1)
+    connection.execute("insert into item values (4, 'a')")
+    connection.execute("select tube.tube_pods_delete('q', 1, 0, array(select seq from q))")
+    touch(connection, 5)
+    assert take(connection) == [5]
+    assert pods(connection) == []

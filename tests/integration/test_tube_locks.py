@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import psycopg
 import pytest
@@ -193,3 +194,50 @@ def test_writers_of_a_new_table_do_not_wait_for_the_workers_that_one_attached_wi
     both.rollback()
     item.execute("insert into fresh values (1)")
     assert one(item, "select count(*) from tube.attachment") == 1
+
+
+SLOW = (
+    "autovacuum_vacuum_threshold = 1, autovacuum_vacuum_scale_factor = 0, "
+    "autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1"
+)
+
+
+@pytest.mark.parametrize("deed", ["attach", "workers"])
+@pytest.mark.parametrize("seen", [True, False])
+def test_an_autovacuum_makes_way(own_database, connect_to, deed, seen):
+    connection = connect_to(own_database)
+    connection.execute("alter system set autovacuum_naptime = '1s'")
+    connection.execute("select pg_reload_conf()")
+    connection.execute("create role plain; grant all on schema public to plain")
+    connection.execute("select tube.grant_keeper('plain')")
+    if not seen:
+        connection.execute("set role plain")
+    connection.execute("create table item (id bigint primary key, name text)")
+    make(connection)
+    table = "item" if deed == "attach" else "q"
+    connection.execute(f"alter table {table} set ({SLOW})")
+    if deed == "attach":
+        connection.execute("insert into item select g, repeat('x', 500) from generate_series(1, 50000) g")
+        connection.execute("update item set name = name || 'y' where id % 3 = 0")
+    else:
+        connection.execute(
+            "insert into q (op, shard, ids) select 'T', 0, array_fill(g, array[50]) from generate_series(1, 30000) g"
+        )
+        connection.execute("delete from q where seq % 2 = 0")
+    working = "select from pg_locks where relation = %s::regclass and mode = 'ShareUpdateExclusiveLock'"
+    deadline = time.monotonic() + 60
+    while not connection.execute(working, [table]).fetchall():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    if deed == "attach":
+        attach(connection)
+    else:
+        make(connection, workers=2)
+
+
+def test_who_is_in_the_way_is_named(item, connect):
+    writer = connect(autocommit=False)
+    writer.execute("insert into q (shard, ids) values (0, '{1}')")
+    with pytest.raises(psycopg.errors.LockNotAvailable) as told:
+        make(item, workers=2)
+    assert f"that do not end: process {writer.info.backend_pid}" in str(told.value)

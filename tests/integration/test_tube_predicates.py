@@ -254,3 +254,30 @@ def test_a_predicate_means_the_same_whatever_a_sessions_strings_mean(admin, conn
     assert touched(admin, "mine") == expected
     assert faults(admin) == []
     assert one(session, "select untriggered::text from tube.attachments()") == "{}"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "select tube.tube_table_ensure_attached('q', 'item', 0)",
+        "select tube.tube_ensure_exists('q', predicate => 'id > 1')",
+    ],
+)
+def test_a_lock_that_is_not_had_in_time_is_no_fault_of_the_predicate(connect, call):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key)")
+    make(connection, predicate="id > 0")
+    attach(connection)
+    connect(autocommit=False).execute("alter table item add column x integer")
+    connection.execute("set lock_timeout = '300ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        connection.execute(call)
+
+
+def test_a_new_predicate_that_waits_for_a_lock_in_vain_is_not_called_bad_sql(connect):
+    connection = connect()
+    connection.execute("create table item (id bigint primary key)")
+    connect(autocommit=False).execute("lock table item")
+    connection.execute("set lock_timeout = '300ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        make(connection, predicate="id in (select i.id from public.item as i)")

@@ -332,3 +332,13 @@ def test_a_session_without_row_security_is_captured(admin, role, connect_to, sta
     connection.execute("set row_security = off")
     connection.execute(statement)
     assert one(admin, "select count(*) from tubes.p") == 1
+
+
+def test_default_privileges_open_no_pods_to_anybody(connect, role):
+    admin, app = connect(), role("app")
+    admin.execute(f"alter default privileges grant all on tables to {app.name}")
+    admin.execute("alter default privileges grant select on tables to public")
+    make(admin, "opened")
+    rights = "select has_table_privilege(%s, 'opened', 'select, insert, update, delete, truncate')"
+    assert [one(admin, rights, who) for who in (app.name, "public")] == [False, False]
+    assert one(admin, "select has_any_column_privilege(%s, 'opened', 'insert')", app.name) is False

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import TubeFeed
-from airflow_pgchange.feeds.errors import ConsumerBusy
+from airflow_pgchange.feeds.errors import ConsumerBusy, PgChangeError
 from airflow_pgchange.tubes import control_pods, work_off
 from tests.tubes import attach, begin, chunk, controls, drain, faults, lag, make_items, one, touched
 
@@ -236,3 +236,28 @@ def test_without_an_order_it_goes_by_the_ids_whatever_their_column_is_called(db,
     )
     work_off(FEED, db, nothing)
     assert touched(item) == [4, 5]
+
+
+def test_when_the_time_is_over_no_further_backfill_is_begun(db, item):
+    for number in range(1, 5):
+        item.execute(f"create table item{number} (like item including all)")
+        item.execute(f"insert into item{number} select * from item")
+        attach(item, f"item{number}", shard=number)
+    item.execute("select tube.tube_backfill_schedule('q', 'id', 0, 4)")
+    work_off(FEED, db, nothing, seconds=0)
+    assert one(item, "select count(*) from tube.backfill") == 1
+    for _ in range(20):
+        work_off(FEED, db, nothing, seconds=0)
+        drain(item)
+    assert one(item, "select count(*) from tube.backfill where state = 'done'") == 5
+
+
+def test_one_that_waits_for_a_writer_leaves_the_others_their_time(db, item, connect):
+    item.execute("create table other (like item including all)")
+    attach(item, "other", shard=1)
+    item.execute("select tube.tube_backfill_schedule('q', 'id', 0, 1)")
+    writer = connect(autocommit=False)
+    writer.execute("lock table item in row exclusive mode")
+    with pytest.raises(PgChangeError, match="still being written"):
+        work_off(FEED, db, nothing, seconds=0)
+    assert one(item, "select state from tube.backfill where tbl = 'other'::regclass") == "done"

@@ -211,3 +211,14 @@ def test_a_truncation_does_not_wait_for_a_backfill_that_waits_for_another_that_w
     for thread in waiting:
         thread.join()
     assert one(item, "select count(*) from tube.backfills()") == 2
+
+
+def test_a_statement_timeout_says_for_whom_it_waited(connect):
+    connection, writer = connect(), connect(autocommit=False)
+    make_items(connection)
+    writer.execute("update item set kind = 'b' where id = 1")
+    connection.execute("set statement_timeout = '300ms'")
+    with pytest.raises(
+        psycopg.errors.QueryCanceled, match=f"statement timeout.*by process {writer.info.backend_pid}"
+    ):
+        connection.execute("select tube.tube_backfill_step2()")

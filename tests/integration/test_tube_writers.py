@@ -7,6 +7,7 @@ import threading
 import psycopg
 import pytest
 
+from airflow_pgchange.maintenance import maintain
 from tests.tubes import attach, controls, detach, faults, make, one, pods, touched
 
 PREDICATES = pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
@@ -133,6 +134,57 @@ def test_a_write_that_cannot_be_captured_warns(connect, owner):
         session.add_notice_handler(lambda notice: notices.append(notice.message_primary))
         session.execute("insert into own.item values (1)")
     assert "not captured" in notices[0]
+
+
+@pytest.mark.parametrize("deed", ["reassign owned by {owner} to {heir}", "revoke all on q from {owner}"])
+def test_touches_that_are_lost_are_told(connect, owner, role, deed):
+    connection, heir = connect(), role("heir")
+    connection.execute(f"grant all on schema own to {heir.name}")
+    assert one(connection, "select lost from tube.attachments()") is None
+    connection.execute(deed.format(owner=owner.name, heir=heir.name))
+    connection.execute("insert into own.item values (7), (8)")
+    connection.execute("truncate own.item")
+    assert touched(connection) == controls(connection) == []
+    who = heir.name if "heir" in deed else owner.name
+    told = (
+        f"own.item: its owner, {who}, may not write the pods of tube q: what is changed is lost; "
+        f"let their owners run: select tube.grant_use('{who}'); grant usage on schema public to {who}; "
+        f"grant insert (op, shard, ids, payload, ts) on public.q to {who}; then backfill it"
+    )
+    assert told in maintain(connection).attention
+    if who == owner.name:
+        # Who may use tubes at all notes it too.
+        assert [(ids, message.split(":")[0]) for ids, message in faults(connection)] == [
+            (2, "rows are lost"),
+            (0, "a truncation is lost"),
+        ]
+    connection.execute(told.split("run: ")[1].removesuffix("; then backfill it"))
+    assert one(connection, "select lost from tube.attachments()") is None
+    connection.execute("insert into own.item values (9)")
+    assert touched(connection) == [9]
+
+
+def test_truncations_that_are_lost_are_told(connect, owner):
+    connection = connect()
+    connection.execute(f"revoke insert (payload) on q from {owner.name}")
+    assert "truncations are lost" in one(connection, "select lost from tube.attachments()")
+
+
+def test_a_fault_is_noted_only_for_an_attached_table_of_ones_own(connect, owner, role):
+    connection, other = connect(), role("other")
+    connection.execute(f"revoke all on q from {owner.name}")
+    connection.execute(f"grant create on schema public to {other.name}, {owner.name}")
+    connection.execute(f"select tube.grant_use('{other.name}')")
+    note = "insert into tube.fault (tube, tbl, ids, message) values ('q', {}::regclass, 1, 'x')"
+    connection.execute("grant usage on schema own to public")
+    with psycopg.connect(other.conninfo, autocommit=True) as session:
+        session.execute("create table mine (id bigint primary key)")
+        for table in ["'own.item'", "'mine'"]:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                session.execute(note.format(table))
+    with psycopg.connect(owner.conninfo, autocommit=True) as session:
+        session.execute(note.format("'own.item'"))
+    assert faults(connection) == [(1, "x")]
 
 
 @pytest.mark.parametrize("name", ["q", "fault", "tube", "attachment"])
