@@ -50,12 +50,12 @@ NAME = r'("([^"]|"")+"|[^".\s][^.]*)'
             "Empty: every table that is attached to the tube",
         ),
         "order_column": Param(
-            "id",
-            type="string",
-            pattern=r"\S",
+            None,
+            type=["null", "string"],
             maxLength=63,
             title="Order by",
-            description="The column whose order the backfill follows. An index on (this column, id) makes it fast",
+            description="The column whose order the backfill follows; an index on (this column, id) makes it fast. "
+            "Empty: the ids",
         ),
         "chunk_size": Param(
             50_000,
@@ -92,7 +92,7 @@ def tube_backfill() -> None:
     TubeBackfillOperator.partial(
         task_id="backfill",
         tube="{{ params.tube }}",
-        order_col="{{ params.order_column }}",
+        order_col="{{ params.order_column or '' }}",
         chunk_size="{{ params.chunk_size }}",
         pause="{{ params.pause }}",
         postgres_conn_id="{{ params.database }}",

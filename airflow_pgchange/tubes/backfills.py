@@ -39,7 +39,7 @@ def backfill(
     connection: psycopg.Connection[Any],
     tube: str,
     table: str,
-    order_col: str,
+    order_col: str | None = None,
     *,
     shard: int | None = None,
     chunk_size: int = 50_000,
@@ -48,7 +48,8 @@ def backfill(
     told: Callable[[Progress], None] = lambda progress: None,
     stop: Stop | None = None,
 ) -> Progress:
-    """Touch every row of an attached table as pods of op B, a transaction a chunk, in the order of ``order_col``.
+    """Touch every row of an attached table as pods of op B, a transaction a chunk, in the order of ``order_col`` or,
+    without one, of the ids.
 
     One that was begun and not finished goes on where it stopped, with the ``chunk_size`` that it was begun with. Before
     its first chunk it waits up to ``timeout`` seconds for who was writing the table; between two chunks it rests for
@@ -119,7 +120,7 @@ def backfill_in_steps(
     def hear(notice: errors.Diagnostic) -> None:
         said = notice.message_primary or ""
         if said.startswith("skipped: "):
-            skipped.append(said.removeprefix("skipped: "))
+            skipped.append(f"{said.removeprefix('skipped: ')}; {notice.message_hint}")
 
     begun = ask(connection, select("tube.tube_backfill_step1"))
     ask(connection, sql.SQL("select tube.tube_backfill_step2(make_interval(secs => {}))").format(timeout))
@@ -134,10 +135,7 @@ def backfill_in_steps(
     finally:
         connection.remove_notice_handler(hear)
     if skipped:
-        raise Refused(
-            f"nothing was touched: {skipped[0]}: let the tube's workers come to its end, "
-            "and TubeGarbageCollectOperator or work_off() behind them"
-        )
+        raise Refused(f"nothing was touched: {skipped[0]}")
 
 
 def committed(connection: psycopg.Connection[Any], query: sql.Composed) -> Any:

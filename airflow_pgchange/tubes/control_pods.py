@@ -146,7 +146,7 @@ class _Turn:
 
     def carry_out_backfills(self, source: str) -> None:
         deadline = time.monotonic() + self.seconds
-        # One in any case, or in a short time none would come to its end. One that only waited for who writes does not count.
+        # One in any case, or in a short time none would come to its end. One that only waited for writers does not count.
         worked = False
         with translated(), connect(source, primary=True) as connection:
             keep_open(connection)

@@ -105,6 +105,22 @@ def test_a_table_in_a_list_may_be_called_anything(tube: psycopg.Connection[Any],
     assert touched(tube) == [5]
 
 
+@pytest.mark.parametrize("order_col", [None, ""])
+def test_a_backfill_without_a_column_goes_by_the_ids_and_three_steps_want_one(
+    tube: psycopg.Connection[Any], order_col: str | None
+) -> None:
+    assert list(backfill(order_col=order_col).execute({}).values()) == [2]
+    with pytest.raises(InvalidArgument, match="name the column"):
+        backfill(order_col=order_col, resumable=False).execute({})
+
+
+@pytest.mark.parametrize("table", ["public.nowhere", "nowhere.plane"])
+def test_a_table_that_is_not_there_is_told(tube: psycopg.Connection[Any], table: str) -> None:
+    for run in (lambda: backfill(tables=[table]).execute({}), lambda: attaching(tables=[table])):
+        with pytest.raises(InvalidArgument, match=f"there is no table {table}"):
+            run()
+
+
 @pytest.mark.parametrize("chunk_size", [2, "2", "2.0", 2.0])
 def test_a_chunk_is_as_large_as_a_form_says(tube: psycopg.Connection[Any], chunk_size: Any) -> None:
     backfill(chunk_size=chunk_size).execute({})
@@ -169,7 +185,7 @@ def test_tables_are_attached_all_or_none(tube: psycopg.Connection[Any]) -> None:
 
 def test_a_backfill_in_steps_that_was_skipped_says_so(tube: psycopg.Connection[Any]) -> None:
     backfill(resumable=False).execute({})
-    with pytest.raises(Refused, match="nothing was touched: the last backfill of public.plane"):
+    with pytest.raises(Refused, match="nothing was touched: the previous backfill of public.plane"):
         backfill(resumable=False).execute({})
 
 

@@ -76,7 +76,7 @@ class TubeBackfillOperator(Backfilling):
     :param tube: the tube (templated)
     :param tables: the attached tables: a list, or a text with commas between; ``schema.table``, in which a part in double
         quotes may hold anything (templated)
-    :param order_col: the column in whose order rows are touched (templated)
+    :param order_col: the column in whose order rows are touched; default: their ids, but for the three steps (templated)
     :param shard: the tables' shard; default: the one that each is attached with (templated)
     :param chunk_size: rows a chunk; one that goes on keeps the size that it began with (templated)
     :param pause: seconds between two chunks (templated)
@@ -100,7 +100,7 @@ class TubeBackfillOperator(Backfilling):
         *,
         tube: str,
         tables: Sequence[str] | str,
-        order_col: str,
+        order_col: str | None = None,
         shard: int | str | None = None,
         chunk_size: float | str = 50_000,
         pause: float | str = 0.0,
@@ -128,6 +128,8 @@ class TubeBackfillOperator(Backfilling):
         timeout = seconds("timeout", self.timeout)
         if chunk_size is None:
             raise InvalidArgument("say how many rows a chunk is to have")
+        if not (self.resumable or self.order_col):
+            raise InvalidArgument("the three steps need an order_col: name the column that they follow")
         looked_at = {}
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             connection.add_notice_handler(lambda notice: self.log.warning("%s", notice.message_primary))
@@ -137,11 +139,11 @@ class TubeBackfillOperator(Backfilling):
                     "backfilling %s into tube %s in the order of %s, from where an unfinished one stopped",
                     table,
                     self.tube,
-                    self.order_col,
+                    self.order_col or "its ids",
                 )
                 if not self.resumable:
                     tubes.backfill_in_steps(
-                        connection, self.tube, table, self.order_col, shard=shard, timeout=timeout
+                        connection, self.tube, table, self.order_col or "", shard=shard, timeout=timeout
                     )
                     continue
                 done = tubes.backfill(
