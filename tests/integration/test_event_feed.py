@@ -7,10 +7,10 @@ import threading
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed, consumers
-from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.errors import (
     BatchGivenUp,
     HistoryTrimmed,
@@ -83,8 +83,10 @@ def test_a_batch_has_events_with_payload_time_and_subscriptions(db, connect):
 class Asking(EventFeed):
     """Asks the session that reads a batch how it is set."""
 
-    def partitions(self, batch, n, shard=None):
-        return [Partition("select current_setting('jit') as jit", 1)]
+    columns = (("jit", "text"),)
+
+    def changes(self, batch, part):
+        return sql.SQL("(select current_setting('jit') as jit) as asked")
 
     def change(self, row):
         return row["jit"]

@@ -158,9 +158,9 @@ def test_a_consumer_with_the_rights_of_a_consumer_gives_batches_up(admin, role):
     [
         ({}, "say which"),
         ({"ids": [1], "consumer": "test/0"}, "say which"),
-        ({"ids": [0]}, "no number"),
-        ({"ids": [2**70]}, "no number"),
-        ({"ids": [True]}, "no number"),
+        ({"ids": [0]}, "not the number"),
+        ({"ids": [2**70]}, "not the number"),
+        ({"ids": [True]}, "not the number"),
         ({"consumer": ""}, "a consumer has a name"),
         ({"older_than": "soon"}, "7 days"),
         ({"older_than": "-1 day"}, "negative"),

@@ -49,7 +49,7 @@ def test_steps_that_wait_for_each_other_are_refused():
         ((Step("a", "q"),), "nothing undoes step a"),
         ((Step("a", "q", "c", lasting=True),), "cannot be lasting"),
         ((Step("a", "q", "c", after=("b",)),), "after b, which is not a step"),
-        ((Step("a", "Q", "c"),), "no name of a queue"),
+        ((Step("a", "Q", "c"),), "not a name of a queue"),
         ((Step("a", "bungs", "c"),), "nobody may consume from bungs"),
     ],
 )
