@@ -198,7 +198,7 @@ def test_a_backfill_from_the_form_takes_tables_of_any_name_and_whole_numbers_as_
         "select tube.tube_table_ensure_attached('copies', 'public.\"a,b.c\"', 0)"
     )
     lines = [' public."a,b.c" ', ""]
-    given = {"tube": "copies", "tables": lines, "chunk_size": 20000.0}
+    given = {"tube": "copies", "tables": lines, "order_column": None, "chunk_size": 20000.0}
     run = example("tube_backfill").test(run_conf=given)
     assert states(run) == {"tables": "success", "backfill": "success"}
     assert planes.execute("select ids from public.copies where op = 'B' and ids <> '{}'").fetchall() == [
