@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds import EventFeed
@@ -45,6 +46,13 @@ def publish_at(connection: Connection, when: str, topic: str = "t", number: int 
         "returning id"
     )
     return str(one(connection, query, number, topic))
+
+
+def error(connection: Connection, query: Any, *parameters: Any) -> psycopg.DatabaseError:
+    """What the server answers to a query that it refuses."""
+    with pytest.raises(psycopg.DatabaseError) as refused:
+        connection.execute(query, parameters)
+    return refused.value
 
 
 def poll(connection: Connection) -> int:
