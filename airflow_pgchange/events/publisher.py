@@ -57,9 +57,8 @@ class Publisher:
     ``put`` raises PublisherFull until ``flush`` has told of them.
 
     Use it as a context manager, or call ``close``; a program, or a process of multiprocessing, that ends without loses
-    nothing either. ``flush`` and
-    ``close`` raise NotPublished with what could not be sent. A killed process loses what it had not flushed. Making
-    one raises InvalidArgument for sizes below 1, and for another ``on_full``.
+    nothing either. ``flush`` and ``close`` raise NotPublished with what could not be sent. A killed process loses what it
+    had not flushed. Making one raises InvalidArgument for sizes below 1, and for another ``on_full``.
     """
 
     def __init__(

@@ -136,7 +136,7 @@ class TubeBackfillOperator(Backfilling):
             self._connection = connection
             for table in tables:
                 self.log.info(
-                    "backfilling %s into tube %s in the order of %s, from where an unfinished one stopped",
+                    "backfilling %s into tube %s in the order of %s",
                     table,
                     self.tube,
                     self.order_col or "its ids",
