@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, LiteralString, TypeVar
@@ -22,7 +22,7 @@ from airflow_pgchange.feeds.errors import (
     ServerUnavailable,
     translated,
 )
-from airflow_pgchange.feeds.queries import call
+from airflow_pgchange.feeds.queries import ask, call, rows
 
 MANY_STEPS = 100
 """After so many of one kind, what is still to be dispatched or placed is left to the next time."""
@@ -99,28 +99,30 @@ def maintain(
     if "revision" in held:
         report.add(report.done, lambda: _lines(connection, "revision.maintain_partitions", width, ahead))
         report.add(report.done, lambda: _lines(connection, "revision.refresh_tracking"))
-        report.add(report.attention, lambda: troubles.tracking(connection))
-        report.add(report.attention, lambda: troubles.queue_partitions(connection))
     if "pubsub" in held and keep is not None:
         report.add(report.done, lambda: consumers.trim(connection, keep))
     if "tube" in held:
         _mend(report, connection, *TUBES)
-        report.add(report.attention, lambda: troubles.tubes(connection))
     if "pgmb" in held:
         _keep_log(report, connection)
     if "mbus" in held:
         report.add(report.done, lambda: queues.look_after(connection))
         if keep_sagas is not None:
             report.add(report.done, lambda: queues.forget_sagas(connection, keep_sagas))
-        report.add(report.attention, lambda: queues.troubles(connection))
-    # Those of queues are among mbus.troubles().
+    if "staging" in held:
+        report.add(report.done, lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
+    _tell_troubles(report, connection, held)
+    return report
+
+
+def _tell_troubles(report: Report, connection: psycopg.Connection[Any], held: Collection[str]) -> None:
+    for system in [system for system in ("revision", "tube", "pgmb", "mbus") if system in held]:
+        report.add(report.attention, partial(_lines, connection, f"{system}.troubles"))
+    # Those of queues are among mbus.troubles(): who maintains them may not consume from them.
     for kind in [kind for kind in KINDS if kind.system in held and kind.system != "mbus"]:
         report.add(report.attention, partial(troubles.consumers, connection, kind))
     if "dead_letters" in held:
         report.add(report.attention, lambda: troubles.letters(connection))
-    if "staging" in held:
-        report.add(report.done, lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
-    return report
 
 
 def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
@@ -133,13 +135,11 @@ def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:
     for step in ("expire_subscriptions", "forget_faults", "forget_dropped", "trim_published"):
         report.add(report.done, partial(_lines, connection, f"pgmb.{step}"))
     _mend(report, connection, *MUTATIONS)
-    report.add(report.attention, lambda: troubles.partitions(connection))
-    report.add(report.attention, lambda: troubles.events(connection))
 
 
 def _lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
     query = sql.SQL("select line::text from {} as line").format(call(function, *arguments))
-    return [row[0] for row in connection.execute(query).fetchall()]
+    return [line for (line,) in rows(connection, query)]
 
 
 def _all_lines(connection: psycopg.Connection[Any], function: str, *arguments: Any) -> list[str]:
@@ -158,7 +158,7 @@ def _mend(
 ) -> None:
     """Each table in a transaction of its own: it waits for no table while it holds another."""
     found: list[tuple[str, str, list[str]]] = []
-    report.add(found, lambda: connection.execute(find).fetchall())
+    report.add(found, lambda: rows(connection, find))
     for name, capture, arguments in found:
         try:
             with translated():
@@ -187,8 +187,8 @@ def _placed(connection: psycopg.Connection[Any]) -> list[str]:
     """Bring scheduled events to where they belong, so many in a transaction that nobody notices."""
     total = 0
     for _ in range(MANY_STEPS):
-        query = "select count from pgmb.place_scheduled(most => %s) as t(count)"
-        placed = connection.execute(query, [PLACED]).fetchall()[0][0]
+        query = "select pgmb.place_scheduled(most => %s)"
+        placed = ask(connection, query, [PLACED])
         total += placed
         if placed < PLACED:
             break

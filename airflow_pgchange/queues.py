@@ -235,8 +235,3 @@ def forget_sagas(connection: psycopg.Connection[Any], older_than: str) -> list[s
     """Forget the sagas that ended longer ago than a PostgreSQL interval; says how many."""
     forgotten = ask(connection, select("mbus.forget_sagas", older_than))
     return [f"sagas: forgot {forgotten} that ended more than {older_than} ago"] if forgotten else []
-
-
-def troubles(connection: psycopg.Connection[Any]) -> list[str]:
-    """What a person should look at: selectors and batches that fail, and sagas that are stuck."""
-    return [trouble for (trouble,) in rows(connection, "select mbus.troubles()")]

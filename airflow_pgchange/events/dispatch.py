@@ -10,6 +10,7 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.connect import read_committed
 from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.queries import rows
 
 WITHIN = 60.0
 """Seconds that a chunk of events may take: with one more a condition is too slow, or does not end."""
@@ -33,8 +34,8 @@ def dispatch(connection: psycopg.Connection[Any], within: float = WITHIN) -> Dis
     limit = sql.SQL("set local statement_timeout = {}").format(max(1, round(within * 1000)))
     with translated(), read_committed(connection):
         connection.execute(limit)
-        row = connection.execute("select events, pairs, more from pgmb.dispatch()").fetchone()
-    return Dispatched(*(row or (0, 0, False)))
+        [chunk] = rows(connection, "select events, pairs, more from pgmb.dispatch()")
+    return Dispatched(*chunk)
 
 
 def poll(connection: psycopg.Connection[Any], within: float = WITHIN) -> int:

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.errors import BatchNotFinished, InvalidArgument, translated
 from airflow_pgchange.feeds.feed import Feed, Movable, progress_at
-from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.feeds.remote_status import in_work
 
 Connection = psycopg.Connection[Any]
@@ -66,7 +66,6 @@ def trim(source: Connection, keep: str) -> list[str]:
     each thing."""
     query = sql.SQL("select pubsub.trim_commit_queue({}::interval)").format(keep)
     try:
-        with translated():
-            return [row[0] for row in source.execute(query).fetchall()]
+        return [line for (line,) in rows(source, query)]
     except psycopg.DataError as error:
         raise InvalidArgument(f"keep: {keep!r} is not an interval: write it as '30 days'") from error

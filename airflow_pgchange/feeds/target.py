@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, PermissionDenied, translated
+from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, PermissionDenied
+from airflow_pgchange.feeds.queries import rows
 from airflow_pgchange.feeds.staging import RESERVED, Mode
 from airflow_pgchange.feeds.tables import table_identifier
 
@@ -121,11 +122,10 @@ class Target:
 def look_up(connection: psycopg.Connection[Any], name: str) -> Target:
     """The table or view as it is now; raises MergeRefused where there is none."""
     shown = table_identifier(name).as_string(None)
-    with translated():
-        row = connection.execute(sql.SQL(_TARGET).format(shown)).fetchone()
-    if row is None:
+    found = rows(connection, sql.SQL(_TARGET).format(shown))
+    if not found:
         raise MergeRefused(f"there is no table {name} in the results database: create it, with a unique key")
-    columns, unique, is_table, privileges, is_hidden = row
+    [(columns, unique, is_table, privileges, is_hidden)] = found
     return Target(
         name,
         {column["name"]: Column(**column) for column in columns},

@@ -12,7 +12,7 @@ from psycopg import sql
 from airflow_pgchange.feeds.attached import Attached
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, Refused, translated
-from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.feeds.tables import table_identifier, table_parts
 from airflow_pgchange.feeds.target import Target, look_up
 from airflow_pgchange.feeds.tube import TubeFeed
@@ -100,7 +100,7 @@ class TableDownstream:
                 after=after,
                 limit=LOOKED_AT,
             )
-            ids = [row[0] for row in results.execute(page).fetchall()]
+            ids = [held for (held,) in rows(results, page)]
             if not ids:
                 return
             yield ids
@@ -124,4 +124,4 @@ def _absent(source: psycopg.Connection[Any], attached: Attached, ids: list[int])
         "select w.id from unnest({ids}::bigint[]) as w(id) "
         "where w.id not in (select tube.wanted({tube}, {table}::regclass, {ids}::bigint[]))"
     ).format(ids=ids, tube=attached.tube, table=table_identifier(attached.table).as_string(None))
-    return [row[0] for row in source.execute(query).fetchall()]
+    return [absent for (absent,) in rows(source, query)]

@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from airflow_pgchange.feeds.errors import translated
-from airflow_pgchange.feeds.queries import ask, call
+from airflow_pgchange.feeds.queries import ask, call, rows
 from airflow_pgchange.feeds.tube import TubeFeed
 
 
@@ -51,8 +51,7 @@ def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:
         where ready > 0 and not at_work and has_table_privilege((tube.named(tube)).pods, 'delete')
         order by tube, worker
     """
-    with translated():
-        return [TubeFeed(*row) for row in connection.execute(query).fetchall()]
+    return [TubeFeed(*row) for row in rows(connection, query)]
 
 
 def worker(connection: psycopg.Connection[Any], tube: str, number: int) -> TubeFeed:

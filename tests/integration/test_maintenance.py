@@ -58,7 +58,7 @@ def test_a_step_of_maintenance_that_fails_stops_no_other(db, connect, role):
         connection.execute(f"grant select on {name}.installed to {keeper.name}")
     with psycopg.connect(keeper.conninfo, autocommit=True) as as_keeper:
         report = maintain(as_keeper)
-    assert len(report.failed) == (25 if "mbus" in held(connection) else 23)
+    assert len(report.failed) == (24 if "mbus" in held(connection) else 22)
 
 
 def test_maintenance_mends_the_capture_of_partitions_that_came_later(db, connect):
@@ -87,7 +87,7 @@ def test_maintenance_names_a_tube_whose_batch_fails_and_statements_it_could_not_
             consumer.claim(10)
             raise ZeroDivisionError
     attention = maintain(connection).attention
-    assert any(line.startswith("item: 1 statements") for line in attention)
+    assert any(line.startswith("public.item: 1 statements") for line in attention)
     assert any("airflow pgchange skip tube:q/0" in line for line in attention)
 
 
@@ -133,7 +133,7 @@ def test_what_maintenance_advises_can_be_typed_whatever_things_are_called(db, co
     for _ in range(3):
         claim_and_fail(db, feed=feed)
     attention = "\n".join(maintain(connection).attention)
-    assert """revision.replay_faults('"it''s"')""" in attention
+    assert """revision.replay_faults('public."it''s"')""" in attention
     assert "tube.clear_faults('joe''s')" in attention
     assert "airflow pgchange skip 'yearly audit/0'" in attention
     consumers.skip(connection, connection, feed, "cannot be parsed")
@@ -250,7 +250,7 @@ def test_maintenance_names_rows_that_could_not_be_made_an_event(log):
         "insert into pgmb.push_fault (tbl, op, message) values ('item'::regclass, 'INSERT', 'planted')"
     )
     (line,) = attention(log, "item")
-    assert "pgmb.replay_push_faults('item')" in line
+    assert "pgmb.replay_push_faults('public.item')" in line
 
 
 def test_maintenance_mends_the_capture_of_mutations_and_names_a_disabled_one(log):
@@ -261,7 +261,7 @@ def test_maintenance_mends_the_capture_of_mutations_and_names_a_disabled_one(log
     log.execute("insert into item_1 values (1)")
     assert one(log, "select topic from pgmb.events") == "public.item.insert"
     log.execute("alter table item_1 disable trigger user")
-    assert attention(log, "is disabled on item_1") != []
+    assert attention(log, "is disabled on public.item_1") != []
 
 
 def test_maintenance_of_a_quiet_log_says_nothing(log):

@@ -8,7 +8,6 @@ import threading
 import psycopg
 import pytest
 
-from airflow_pgchange import troubles
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.errors import HistoryTrimmed
 from tests.commits import FEED, commits, drain, narrow_partitions, until, use_up_transactions
@@ -208,11 +207,11 @@ def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(
     (told,) = queue.execute("select revision.maintain_partitions(50, 2)").fetchone()
     assert told.startswith("postponed partitions: writers would wait")
     assert partitions(queue) == []
-    (line,) = troubles.queue_partitions(queue)
+    [(line,)] = queue.execute("select revision.troubles()").fetchall()
     (advised,) = re.findall("select .*", line)
     assert "added" in queue.execute(advised).fetchone()[0]
     assert in_default(queue) == 300_000
-    assert troubles.queue_partitions(queue) == []
+    assert queue.execute("select revision.troubles()").fetchall() == []
     assert queue.execute("select revision.maintain_partitions()").fetchall() == []
 
 

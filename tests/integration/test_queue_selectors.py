@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from airflow_pgchange import queues
+from airflow_pgchange.maintenance import maintain
 from tests.queues import consume, consumer, drain, fill, make, one, post, take, there
 
 
@@ -140,5 +140,5 @@ def test_a_connection_that_makes_dicts_of_its_rows_is_told_what_troubles_a_queue
     post(q, "x")
     assert drain(q, "number") == []
     q.row_factory = dict_row
-    [trouble] = queues.troubles(q)
+    [trouble] = maintain(q).attention
     assert "number" in trouble

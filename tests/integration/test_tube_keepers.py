@@ -5,10 +5,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange import troubles, tubes
+from airflow_pgchange import tubes
 from airflow_pgchange.feeds import AllTubes, TubeFeed
 from airflow_pgchange.feeds.errors import PermissionDenied
 from airflow_pgchange.feeds.lag import lag
+from tests.event_keeping import lines
 from tests.spark_session import batch_of
 from tests.strangers import attacher, ran
 from tests.tubes import attach, make, one, touch
@@ -76,9 +77,10 @@ def keeper(owner, admin):
 def looks(connection):
     """Everything that looks at all tubes; the names of those that it tells of."""
     lag(connection, connection, AllTubes(), 1000)
-    troubles.tubes(connection)
     tubes.ready(connection)
-    connection.execute("select * from tube.tube_stats(), tube.attachments(), tube.tube_list()")
+    connection.execute(
+        "select * from tube.tube_stats(), tube.attachments(), tube.tube_list(), tube.troubles()"
+    )
     return {each.tube for each in tubes.status(connection)}
 
 
@@ -103,7 +105,9 @@ def test_a_superuser_runs_no_code_of_who_keeps_the_pods(keeper, admin, code):
         with pytest.raises(DENIED, match="the pods of tube kq, own.kq, have") as told:
             admin.execute(use)
         assert "the owner of own.kq, take it away" in told.value.diag.message_hint
-    assert any(line.startswith("tube kq: its pods, own.kq, have") for line in troubles.tubes(admin))
+    assert any(
+        line.startswith("tube kq: its pods, own.kq, have") for line in lines(admin, "select tube.troubles()")
+    )
     admin.execute("select tube.tube_ensure_absent('q')")
     assert not ran(admin)
 

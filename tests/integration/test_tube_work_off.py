@@ -106,7 +106,7 @@ def test_a_fault_of_a_capture_is_told_as_one_whatever_it_says(item):
     )
     assert one(item, "select faults from tube.attachments()") == 1
     (line,) = maintain(item).attention
-    assert line.startswith("item: 1 statements whose ids")
+    assert line.startswith("public.item: 1 statements whose ids")
 
 
 @pytest.mark.parametrize(

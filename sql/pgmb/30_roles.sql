@@ -161,7 +161,7 @@ begin
             pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(timestamptz),
             pgmb.forget_dropped(),
-            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching()
+            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching(), pgmb.troubles(interval)
             to %1$s
     $grants$, role);
 end
