@@ -123,40 +123,6 @@ end
 $$;
 comment on function dead_letter.check_sendable(bigint) is 'Refuse to send again a letter that cannot be sent again.';
 
-create function dead_letter.hindrance(letter bigint) returns text
-language plpgsql volatile
-set search_path = pg_catalog, dead_letter, pg_temp
-as $$
-begin
-    perform dead_letter.check_sendable(letter);
-    return null;
-exception when others then
-    if sqlstate like 'PC%' then
-        return sqlerrm;
-    end if;
-    raise;
-end
-$$;
-comment on function dead_letter.hindrance(bigint) is 'Why a letter cannot be sent again; null where it can.';
-
-create function dead_letter.list(of_consumer text default null, older_than interval default null)
-returns table (
-    id bigint, kind text, consumer text, batch_id uuid, changes bigint, reason text, error text, attempts integer,
-    given_up_by name, given_up_at timestamptz, sent_at timestamptz, on_its_way boolean, hindrance text
-)
-language sql volatile
-set search_path = pg_catalog, dead_letter, pg_temp
-as $$
-    select l.id, l.kind, l.consumer, l.batch_id, l.changes, l.reason, l.error, l.attempts, l.given_up_by, l.given_up_at,
-           l.sent_at, l.on_its_way, dead_letter.hindrance(l.id)
-    from dead_letter.fitting(null, of_consumer, older_than) as f(id)
-    join dead_letter.letter as l on l.id = f.id
-    order by l.id
-$$;
-comment on function dead_letter.list(text, interval) is
-    'The letters that the caller may see: all, those of a consumer as status names it, or those given up longer ago. hindrance '
-    'is why one can no longer be sent again, as far as this database knows.';
-
 create function dead_letter.is_kept(letter bigint) returns boolean
 language sql stable
 set search_path = pg_catalog, dead_letter, pg_temp
@@ -179,6 +145,41 @@ end
 $$;
 comment on function dead_letter.check_keeper(bigint) is 'Refuse a role that may only see a letter.';
 
+create function dead_letter.hindrance(letter bigint) returns text
+language plpgsql volatile
+set search_path = pg_catalog, dead_letter, pg_temp
+as $$
+begin
+    perform dead_letter.check_sendable(letter);
+    perform dead_letter.check_keeper(letter);
+    return null;
+exception when others then
+    if sqlstate like 'PC%' or sqlstate = '42501' then
+        return sqlerrm;
+    end if;
+    raise;
+end
+$$;
+comment on function dead_letter.hindrance(bigint) is 'Why the caller cannot send a letter again; null where it can.';
+
+create function dead_letter.list(of_consumer text default null, older_than interval default null)
+returns table (
+    id bigint, kind text, consumer text, batch_id uuid, changes bigint, reason text, error text, attempts integer,
+    given_up_by name, given_up_at timestamptz, sent_at timestamptz, on_its_way boolean, hindrance text
+)
+language sql volatile
+set search_path = pg_catalog, dead_letter, pg_temp
+as $$
+    select l.id, l.kind, l.consumer, l.batch_id, l.changes, l.reason, l.error, l.attempts, l.given_up_by, l.given_up_at,
+           l.sent_at, l.on_its_way, dead_letter.hindrance(l.id)
+    from dead_letter.fitting(null, of_consumer, older_than) as f(id)
+    join dead_letter.letter as l on l.id = f.id
+    order by l.id
+$$;
+comment on function dead_letter.list(text, interval) is
+    'The letters that the caller may see: all, those of a consumer as status names it, or those given up longer ago. hindrance '
+    'is why the caller cannot send one again, as far as this database knows.';
+
 create function dead_letter.send_again(
     letter bigint default null, of_consumer text default null, older_than interval default null
 ) returns setof bigint
@@ -192,7 +193,7 @@ begin
     perform dead_letter.check_choice(letter, of_consumer, older_than);
     for chosen in select f.id from dead_letter.fitting(letter, of_consumer, older_than) as f(id) loop
         continue when letter is null and (
-            not dead_letter.is_kept(chosen) or dead_letter.hindrance(chosen) is not null
+            dead_letter.hindrance(chosen) is not null
             or (select l.on_its_way from dead_letter.letter as l where l.id = chosen));
         perform dead_letter.check_sendable(chosen);
         perform dead_letter.check_keeper(chosen);
