@@ -112,22 +112,52 @@ $$;
 comment on function pgmb.take_published(pgmb.dispatcher, pg_snapshot, integer) is
     'Take the next slices, about so many events, and move the dispatcher past them; the ids come in order.';
 
-create function pgmb.chunk_size() returns integer
+create function pgmb.check_read_committed() returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'PC007',
+            message = 'events are dispatched in a read committed transaction only: at a stricter level a poll would not see '
+                      'what another one has just committed',
+            hint = 'begin isolation level read committed';
+    end if;
+end
+$$;
+comment on function pgmb.check_read_committed() is 'Refuse to dispatch in a transaction of a stricter level.';
+
+create function pgmb.most_pairs() returns integer
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select 2500000
+$$;
+comment on function pgmb.most_pairs() is
+    'About how many pairs of event and subscription a poll dispatches at most: it has them in memory, 28 bytes each, several '
+    'times over.';
+
+create function pgmb.piece_size() returns integer
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    -- Each can get every event, and all that a poll dispatches is in memory at once.
     wide bigint := (
         select count(*) from (
             select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
             where not c.by_params limit 1000000) as found_wide);
+    -- Of these most get few events: many are not counted, and taken for so many.
+    narrow bigint := (
+        select count(*) from (
+            select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
+            where c.by_params limit 10000) as found_narrow);
 begin
-    return greatest(10, pgmb.get_config_value('poll_chunk_size')::bigint * 1000 / greatest(1000, wide));
+    return greatest(10, pgmb.most_pairs() / greatest(1, wide + narrow));
 end
 $$;
-comment on function pgmb.chunk_size() is
-    'How many events a poll takes: poll_chunk_size, and fewer where more than a thousand subscriptions can get each of them.';
+comment on function pgmb.piece_size() is
+    'How many events can be matched at once, so that there are not too many pairs of event and subscription, should every '
+    'subscription get them all.';
 
 create function pgmb.dispatch_some(
     at pgmb.dispatcher, upto pg_snapshot, chunk integer, out events bigint, out pairs bigint, out more boolean
@@ -188,16 +218,13 @@ as $$
 declare
     at pgmb.dispatcher;
     upto pg_snapshot;
+    piece integer;
+    part record;
 begin
     events := 0;
     pairs := 0;
     more := false;
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'PC007',
-            message = 'events are dispatched in a read committed transaction only: at a stricter level a poll would not see '
-                      'what another one has just committed',
-            hint = 'begin isolation level read committed';
-    end if;
+    perform pgmb.check_read_committed();
     if most not between 1 and 1000000 then
         raise invalid_parameter_value using message = format('a poll dispatches 1 to 1000000 events, not %s', most),
             hint = 'a poll has all of them in memory at once; without a number it takes poll_chunk_size';
@@ -221,9 +248,17 @@ begin
     if not pgmb.has_work(at, upto) then
         return;
     end if;
+    most := coalesce(most, pgmb.get_config_value('poll_chunk_size')::integer);
+    piece := pgmb.piece_size();
     begin
-        select d.events, d.pairs, d.more into events, pairs, more
-        from pgmb.dispatch_some(at, upto, coalesce(most, pgmb.chunk_size())) as d;
+        loop
+            part := pgmb.dispatch_some(at, upto, least(piece, (most - events)::integer));
+            events := events + part.events;
+            pairs := pairs + part.pairs;
+            more := part.more;
+            exit when not more or events >= most or pairs >= pgmb.most_pairs();
+            at := pgmb.dispatcher_now();
+        end loop;
     exception when query_canceled then
         raise exception using errcode = 'PC013',
             message = format('dispatching was cancelled, but not at a condition: %s', sqlerrm),

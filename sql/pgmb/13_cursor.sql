@@ -193,7 +193,7 @@ $$;
 comment on function pgmb.read_events(pgmb.event_id[]) is
     'Events by their ids, in the order of the ids; those that are gone are left out.';
 
-create function pgmb.replay_older(sid text, from_event_id text, below text, max_events integer) returns text[]
+create function pgmb.replay_older(sid text, from_event_id text, below text, known text[], max_events integer) returns text[]
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -208,7 +208,8 @@ begin
     loop
         ids := array(
             select e.id::text from pgmb.events as e
-            where e.id > low and e.id < below order by e.id limit greatest(1000, max_events));
+            where e.id > low and e.id < below and e.id not in (select k.id from unnest(known) as k(id))
+            order by e.id limit greatest(1000, max_events));
         exit when cardinality(ids) = 0;
         part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed => true), ids, array[sid]);
         perform pgmb.note_faults(part.faults);
@@ -220,8 +221,8 @@ begin
     return wanted;
 end
 $$;
-comment on function pgmb.replay_older(text, text, text, integer) is
-    'The events between two ids that a subscription would have got, in order.';
+comment on function pgmb.replay_older(text, text, text, text[], integer) is
+    'The events between two ids that a subscription would have got, in order, without those that it is known to have got.';
 
 create function pgmb.replay_events(gid varchar, sid varchar, from_event_id pgmb.event_id, max_events integer)
 returns setof pgmb.events
@@ -231,7 +232,10 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-    earliest record;
+    began text := coalesce(
+        (select d.id from pgmb.dispatched as d
+         where d.group_id = gid and d.subscription_id = sid order by d.group_id, d.id limit 1),
+        pgmb.create_event_id(clock_timestamp(), 0));
     seen text;
     ids text[];
 begin
@@ -246,10 +250,14 @@ begin
     if coalesce(max_events, 0) < 1 then
         raise invalid_parameter_value using message = 'max_events must be at least 1 event';
     end if;
-    select d.event_ids[1] as id into earliest from pgmb.dispatched as d
-    where d.group_id = gid and d.subscription_id = sid order by d.group_id, d.id, d.event_ids[1] limit 1;
     ids := pgmb.replay_older(
-        sid, from_event_id, coalesce(earliest.id, pgmb.create_event_id(clock_timestamp(), 0)), max_events);
+        sid, from_event_id, began,
+        -- What was committed late, or under an id of its own, came by a dispatch although its id is older than the first.
+        array(
+            select i.id
+            from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id)
+            where d.group_id = gid and d.subscription_id = sid and d.event_ids[1] < began),
+        max_events);
     -- After the event itself where it was dispatched, else after its time.
     seen := (
         select d.id from pgmb.dispatched as d

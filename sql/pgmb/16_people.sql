@@ -109,6 +109,7 @@ declare
     again record;
     written record;
 begin
+    perform pgmb.check_read_committed();
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         raise lock_not_available using message = 'events are being dispatched', hint = 'try again in a moment';
     end if;
@@ -203,6 +204,8 @@ set search_path = pg_catalog, pgmb, dead_letter, pg_temp
 as $$
 begin
     perform pgmb.take_idle(gid);
+    -- What a poll under way dispatches to this group would be there for the next one of its name.
+    perform pg_advisory_xact_lock(pgmb.dispatch_key());
     delete from pgmb.fault as f where f.group_id = gid;
     delete from pgmb.claim as c where c.group_id = gid;
     delete from dead_letter.letter as l where l.kind in ('event', 'handler') and l.address ->> 'group' = gid;
@@ -210,4 +213,5 @@ begin
 end
 $$;
 comment on function pgmb.drop_group(text) is
-    'Delete a group, its subscriptions, its cursor and its dead letters; it no longer keeps events from being deleted.';
+    'Delete a group, its subscriptions, its cursor and its dead letters; it no longer keeps events from being deleted. It waits '
+    'for a poll that is under way, and nothing is dispatched until its transaction ends.';

@@ -42,13 +42,15 @@ begin
     get diagnostics gone = row_count;
     left_without := not exists (select from pgmb.subscriptions as s where s.group_id = gid);
     if left_without then
+        -- What a poll under way dispatches to this group would be there for the next one of its name.
+        perform pg_advisory_xact_lock(pgmb.dispatch_key());
         delete from pgmb.subscription_groups as g where g.id = gid;
         delete from pgmb.claim as c where c.group_id = gid;
     end if;
     return format(
         '%s subscriptions of group %s expired%s', gone, gid, case when left_without then ', and the group with them' else '' end);
 exception when lock_not_available then
-    return format('postponed the expiry of group %s: it is being changed', gid);
+    return format('postponed the expiry of group %s: it is being changed, or events are being dispatched', gid);
 end
 $$;
 comment on function pgmb.expire(pgmb.group_id, text[], timestamptz) is

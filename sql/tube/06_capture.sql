@@ -164,7 +164,7 @@ set quote_all_identifiers = off
 as $$
 declare
     -- Nothing of the pods is read, so whatever is on them runs nothing.
-    pods text := (select tube.full_name(t.pods) from tube.tube as t where t.name = attached.tube);
+    pods regclass := (select t.pods from tube.tube as t where t.name = attached.tube);
     kind text := format(
         'case when pg_catalog.strpos(pg_catalog.current_setting(''application_name''), ''backfill'') operator(pg_catalog.>) 0 '
         'then ''B'' else %L end', upper(left(op, 1)));
@@ -204,14 +204,17 @@ begin
     return null;
 end
 $body$,
-        format('(pg_catalog.has_table_privilege(%1$L::pg_catalog.regclass, ''insert'') '
+        -- Another table under the name of the pods is not written: its triggers would run with the owner's rights.
+        format('%1$L::pg_catalog.regclass operator(pg_catalog.=) %2$s::pg_catalog.oid '
+               'and (pg_catalog.has_table_privilege(%1$L::pg_catalog.regclass, ''insert'') '
                'or pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''op'', ''insert'') '
                'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''shard'', ''insert'') '
                'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''ids'', ''insert'')) '
-               'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')', pods),
+               'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')',
+               tube.full_name(pods), pods::oid),
         case op when 'update' then format('%s, %s into pgchange_touched, pgchange_before', added, removed)
                 else format('%s into pgchange_touched', case op when 'delete' then removed else added end) end,
-        pods,
+        tube.full_name(pods),
         kind,
         attached.shard,
         case op when 'update' then $update$if pgchange_before operator(pg_catalog.<>) pgchange_touched then

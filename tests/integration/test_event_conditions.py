@@ -310,12 +310,34 @@ def test_a_changed_condition_counts_from_the_next_poll_on(connect):
     assert drain(connection) == ids
 
 
-def test_thousands_of_groups_that_want_everything_get_it_in_smaller_chunks(connect):
+@pytest.mark.parametrize("conditions", ["TRUE", TOPICAL])
+def test_a_poll_for_very_many_subscriptions_takes_fewer_events_so_that_their_pairs_fit_into_memory(
+    connect, conditions
+):
     connection = connect()
     connection.execute(
-        "insert into pgmb.subscriptions (group_id) select 'g' || g from generate_series(1, 4000) as g"
+        "insert into pgmb.subscriptions (group_id, conditions_sql, params) "
+        """select 'g' || g, %s, '{"topic": "t"}' from generate_series(1, 100) as g""",
+        [conditions],
     )
-    connection.execute("update pgmb.config set value = '40' where id = 'poll_chunk_size'")
+    connection.execute(
+        "create or replace function pgmb.most_pairs() returns integer language sql immutable as 'select 1000'"
+    )
     ids = [publish(connection, "t")[0] for _ in range(25)]
-    assert [poll(connection) for _ in range(4)] == [40_000, 40_000, 20_000, 0]
-    assert [row["id"] for row in read(connection, "g4000")] == ids
+    assert [poll(connection) for _ in range(4)] == [1000, 1000, 500, 0]
+    assert [row["id"] for row in read(connection, "g100")] == ids
+
+
+def test_a_poll_for_many_subscriptions_that_get_little_takes_a_whole_chunk(connect):
+    connection = connect()
+    connection.execute(
+        "insert into pgmb.subscriptions (group_id, conditions_sql, params) "
+        "select 'g' || g, %s, jsonb_build_object('topic', 't' || g) from generate_series(1, 100) as g",
+        [TOPICAL],
+    )
+    connection.execute(
+        "create or replace function pgmb.most_pairs() returns integer language sql immutable as 'select 1000'"
+    )
+    ids = [publish(connection, f"t{number}")[0] for number in range(1, 26)]
+    assert [poll(connection) for _ in range(2)] == [25, 0]
+    assert [row["id"] for row in read(connection, "g25")] == [ids[-1]]

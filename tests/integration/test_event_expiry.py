@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -156,12 +157,32 @@ def test_a_group_that_is_made_anew_gets_what_is_dispatched_from_then_on(connect,
     assert one(connection, "select count(*) from pgmb.read_next_events('other')") == 301
 
 
+def test_a_group_that_is_made_anew_while_events_are_dispatched_to_the_former_gets_none_of_them(connect):
+    connection, dispatching = connect(), connect(autocommit=False)
+    subscribe(connection, "g", expiry_interval="15 minutes")
+    publish(connection, 3)
+    assert one(dispatching, "select pgmb.poll_for_events()") == 3
+    assert expire(connection) == [
+        "postponed the expiry of group g: it is being changed, or events are being dispatched"
+    ]
+    with ThreadPoolExecutor() as threads:
+        dropped = threads.submit(connection.execute, "select pgmb.drop_group('g')")
+        until(connect(), "select exists (select from pg_locks where locktype = 'advisory' and not granted)")
+        dispatching.commit()
+        dropped.result()
+    subscribe(connection, "g")
+    ids = publish(connection)
+    dispatch(connection)
+    assert [row[0] for row in connection.execute("select id from pgmb.read_next_events('g')")] == ids
+
+
 def test_a_subscription_that_comes_while_its_group_expires_is_kept(connect):
     connection, other = connect(), connect(autocommit=False)
     subscribe(connection, "g", "a", expiry_interval="15 minutes")
     new = subscribe(other, "g", "b")
     connection.execute("set statement_timeout = '20s'")
-    assert expire(connection) == ["postponed the expiry of group g: it is being changed"]
+    [told] = expire(connection)
+    assert told.startswith("postponed the expiry of group g: it is being changed")
     other.commit()
     assert expire(connection) == ["1 subscriptions of group g expired"]
     assert subscriptions(connection) == [new]

@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.events.replay import replay
-from tests.events import TOPICAL, drain, error, poll_all, publish, subscribe
+from tests.events import TOPICAL, drain, error, poll_all, publish, publish_at, subscribe
 from tests.tubes import one
 
 
@@ -48,6 +48,21 @@ def test_a_replay_gives_a_new_subscription_older_events_that_fit_and_at_most_so_
     every = [row[0] for row in connection.execute(query, [sid, 10]).fetchall()]
     assert every == [first[0], first[2], first[3], *later]
     assert [row[0] for row in connection.execute(query, [sid, 2]).fetchall()] == every[:2]
+
+
+def test_a_replay_gives_a_new_subscription_all_older_events_also_behind_one_that_was_committed_late(connect):
+    connection, late = connect(), connect(autocommit=False)
+    held_up = publish(late, "a")
+    first = publish(connection, "a", "b", "a")
+    poll_all(connection)
+    sid = subscribe(connection, "g", TOPICAL, {"topic": "a"})
+    late.commit()
+    backdated = publish_at(connection, "now() - interval '10 minutes'", "a")
+    poll_all(connection)
+    query = "select id from pgmb.replay_events('g', %s, pgmb.create_event_id('2001-01-01', 0), %s)"
+    every = [row[0] for row in connection.execute(query, [sid, 10]).fetchall()]
+    assert every == [first[0], first[2], backdated, *held_up]
+    assert [row[0] for row in connection.execute(query, [sid, 3]).fetchall()] == every[:3]
 
 
 def test_a_replay_brings_no_retries_again(connect):

@@ -112,6 +112,42 @@ def test_whatever_becomes_of_the_tube_the_write_goes_through(connect, owner, acc
         session.execute("insert into own.item values ('x')")
 
 
+@PREDICATES
+@pytest.mark.parametrize("accident", ["alter table q rename to r", "drop table q"])
+def test_a_table_that_takes_the_name_of_the_pods_is_not_written_for_them(
+    connect, owner, role, connect_to, accident, predicate
+):
+    admin, taker = connect(), role("taker")
+    if predicate is not None:
+        make(admin, predicate=predicate)
+        attach(connect_to(owner.conninfo), "own.item")
+    admin.execute(f"grant usage, create on schema public to {taker.name}")
+    writer = connect_to(owner.conninfo)
+    writer.execute("insert into own.item values (1)")
+    admin.execute(accident)
+    connect_to(taker.conninfo).execute(
+        "create table q (op char(1), shard int, ids bigint[]); grant insert on q to public;"
+        "create table ran_as (who name);"
+        "create function note() returns trigger language plpgsql security definer as "
+        "$$ begin insert into ran_as values (session_user); return new; end $$;"
+        "create trigger note before insert on q for each row execute function note()"
+    )
+    # As well in the session that has the plan of before.
+    for session in (writer, connect_to(owner.conninfo)):
+        session.execute(
+            "update own.item set kind = 'b'; insert into own.item values (2); delete from own.item"
+        )
+    assert one(admin, "select count(*) from q") == 0
+    assert one(admin, "select count(*) from ran_as") == 0
+    if "rename" in accident:
+        found = admin.execute("select op, array(select distinct unnest(ids) order by 1) from r order by seq")
+        assert found.fetchall() == [
+            ("I", [1]), ("U", [1]), ("I", [2]), ("D", [1, 2]), ("I", [2]), ("D", [2])
+        ]  # fmt: skip
+    else:
+        assert one(admin, "select count(*) from tube.fault") > 0
+
+
 def test_a_fault_that_cannot_be_noted_does_not_lose_the_touch(connect, owner):
     connection = connect()
     connection.execute(f"revoke all on tube.fault from {owner.name}")
