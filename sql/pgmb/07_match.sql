@@ -68,9 +68,19 @@ comment on function pgmb.name_condition(pgmb.condition, text) is
     'Say at which condition dispatching was cancelled, by a statement_timeout or by a person, and up to five groups that have '
     'it.';
 
+create function pgmb.too_many() returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC014', message = 'so many events for so many subscriptions do not fit into memory';
+end
+$$;
+comment on function pgmb.too_many() is 'Say that there are more matches than were asked for at once.';
+
 create function pgmb.evaluate(
     condition pgmb.condition, query text, ids text[], subscriptions text[], inout budget integer default 1000,
-    out matches pgmb.match[], out faults pgmb.fault[]
+    most_pairs bigint default null, out matches pgmb.match[], out faults pgmb.fault[]
 )
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -102,12 +112,16 @@ declare
     part record;
 begin
     begin
-        execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from (' || query || ') as m'
-        into matches using ids, ids[1], ids[cardinality(ids)], subscriptions;
+        execute 'select array_agg(row(m.group_id, m.subscription_id, m.ids)::pgmb.match) from ('
+                'select q.*, sum(cardinality(q.ids)) over (rows unbounded preceding) as pairs from (' || query || ') as q) as m '
+                'where $5 is null or m.pairs <= $5 or pgmb.too_many()'
+        into matches using ids, ids[1], ids[cardinality(ids)], subscriptions, most_pairs;
         return;
     exception
         when query_canceled then
             perform pgmb.name_condition(condition, sqlerrm);
+        when sqlstate 'PC014' then
+            raise;
         when others or assert_failure then
             reason := sqlerrm;
     end;
@@ -126,20 +140,21 @@ begin
     half := (case when by_subscription then cardinality(subscriptions) else cardinality(ids) end + 1) / 2;
     part := pgmb.evaluate(
         condition, query, case when by_subscription then ids else ids[:half] end,
-        case when by_subscription then subscriptions[:half] else subscriptions end, budget);
+        case when by_subscription then subscriptions[:half] else subscriptions end, budget, most_pairs);
     matches := part.matches;
     faults := part.faults;
     part := pgmb.evaluate(
         condition, query, case when by_subscription then ids else ids[half + 1:] end,
-        case when by_subscription then subscriptions[half + 1:] else subscriptions end, part.budget);
+        case when by_subscription then subscriptions[half + 1:] else subscriptions end, part.budget, most_pairs);
     matches := matches || part.matches;
     faults := faults || part.faults;
     budget := part.budget;
 end
 $$;
-comment on function pgmb.evaluate(pgmb.condition, text, text[], text[], integer) is
+comment on function pgmb.evaluate(pgmb.condition, text, text[], text[], integer, bigint) is
     'The matches of a condition. Where it fails, the pairs of event and subscription for which it does are left out as faults; '
-    'after budget of them, a subscription that fails has all the events as one fault, without a search for which.';
+    'after budget of them, a subscription that fails has all the events as one fault, without a search for which. Of more '
+    'than most_pairs that match nothing is returned: pgmb.too_many() is raised.';
 
 create function pgmb.note_faults(faults pgmb.fault[]) returns void
 language sql
@@ -171,7 +186,9 @@ end
 $$;
 comment on function pgmb.used_conditions() is 'The conditions that a subscription has, in the order of their numbers.';
 
-create function pgmb.matches(ids text[], addressed boolean, out matches pgmb.match[], out faults pgmb.fault[])
+create function pgmb.matches(
+    ids text[], addressed boolean, most_pairs bigint, out matches pgmb.match[], out faults pgmb.fault[]
+)
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 set enable_hashjoin = off
@@ -185,7 +202,7 @@ declare
 begin
     matches := '{}';
     for condition in select c.* from pgmb.used_conditions() as c loop
-        part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed), ids, null);
+        part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed), ids, null, most_pairs => most_pairs);
         matches := matches || part.matches;
         faults := faults || part.faults;
     end loop;
@@ -204,6 +221,7 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.matches(text[], boolean) is
+comment on function pgmb.matches(text[], boolean, bigint) is
     'Which subscriptions get which of the events, whose ids are given in order, and for which that cannot be said. addressed: '
-    'some are for one subscription alone. A subscription can be listed several times, each time with other events.';
+    'some are for one subscription alone. A subscription can be listed several times, each time with other events. Of more '
+    'than most_pairs of a condition, if not null, nothing is returned: pgmb.too_many() is raised.';

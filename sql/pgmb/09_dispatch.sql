@@ -127,17 +127,17 @@ end
 $$;
 comment on function pgmb.check_read_committed() is 'Refuse to dispatch in a transaction of a stricter level.';
 
-create function pgmb.most_pairs() returns integer
+create function pgmb.most_pairs() returns bigint
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select 2500000
+    select 1000000::bigint
 $$;
 comment on function pgmb.most_pairs() is
     'About how many pairs of event and subscription a poll dispatches at most: it has them in memory, 28 bytes each, several '
     'times over.';
 
-create function pgmb.piece_size() returns integer
+create function pgmb.piece_size(by_all boolean) returns integer
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -145,22 +145,18 @@ declare
     wide bigint := (
         select count(*) from (
             select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
-            where not c.by_params limit 1000000) as found_wide);
-    -- Of these most get few events: many are not counted, and taken for so many.
-    narrow bigint := (
-        select count(*) from (
-            select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
-            where c.by_params limit 10000) as found_narrow);
+            where by_all or not c.by_params limit 1000000) as found_wide);
 begin
-    return greatest(10, pgmb.most_pairs() / greatest(1, wide + narrow));
+    return greatest(10, pgmb.most_pairs() / greatest(1, wide));
 end
 $$;
-comment on function pgmb.piece_size() is
-    'How many events can be matched at once, so that there are not too many pairs of event and subscription, should every '
-    'subscription get them all.';
+comment on function pgmb.piece_size(boolean) is
+    'How many events can be matched at once, should every subscription whose condition does not look at its params get them '
+    'all, or, by_all, every subscription.';
 
 create function pgmb.dispatch_some(
-    at pgmb.dispatcher, upto pg_snapshot, chunk integer, out events bigint, out pairs bigint, out more boolean
+    at pgmb.dispatcher, upto pg_snapshot, chunk integer, most_pairs bigint, out events bigint, out pairs bigint,
+    out more boolean
 )
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -195,7 +191,7 @@ begin
     end if;
     events := coalesce(cardinality(ids), 0);
     if events > 0 then
-        found_pairs := pgmb.matches(ids, addressed);
+        found_pairs := pgmb.matches(ids, addressed, most_pairs);
         perform pgmb.note_faults(found_pairs.faults);
         matches := found_pairs.matches;
     end if;
@@ -207,9 +203,32 @@ begin
     perform pgmb.move_dispatcher(at);
 end
 $$;
-comment on function pgmb.dispatch_some(pgmb.dispatcher, pg_snapshot, integer) is
+comment on function pgmb.dispatch_some(pgmb.dispatcher, pg_snapshot, integer, bigint) is
     'Take a chunk of what is due and a chunk of what was published, write which groups get them, and move the dispatcher past '
-    'them.';
+    'them. Of more than most_pairs of a condition, if not null, pgmb.too_many() is raised.';
+
+create function pgmb.dispatch_pieces(
+    upto pg_snapshot, most integer, piece integer, most_pairs bigint, out events bigint, out pairs bigint, out more boolean
+)
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    part record;
+begin
+    events := 0;
+    pairs := 0;
+    loop
+        part := pgmb.dispatch_some(pgmb.dispatcher_now(), upto, least(piece, (most - events)::integer), most_pairs);
+        events := events + part.events;
+        pairs := pairs + part.pairs;
+        more := part.more;
+        exit when not more or events >= most or pairs >= pgmb.most_pairs();
+    end loop;
+end
+$$;
+comment on function pgmb.dispatch_pieces(pg_snapshot, integer, integer, bigint) is
+    'Dispatch up to so many events, a piece after the other, until there are enough pairs of event and subscription.';
 
 create function pgmb.dispatch(most integer default null, out events bigint, out pairs bigint, out more boolean)
 language plpgsql volatile security definer
@@ -218,8 +237,6 @@ as $$
 declare
     at pgmb.dispatcher;
     upto pg_snapshot;
-    piece integer;
-    part record;
 begin
     events := 0;
     pairs := 0;
@@ -249,16 +266,14 @@ begin
         return;
     end if;
     most := coalesce(most, pgmb.get_config_value('poll_chunk_size')::integer);
-    piece := pgmb.piece_size();
     begin
-        loop
-            part := pgmb.dispatch_some(at, upto, least(piece, (most - events)::integer));
-            events := events + part.events;
-            pairs := pairs + part.pairs;
-            more := part.more;
-            exit when not more or events >= most or pairs >= pgmb.most_pairs();
-            at := pgmb.dispatcher_now();
-        end loop;
+        begin
+            select d.* into events, pairs, more
+            from pgmb.dispatch_pieces(upto, most, pgmb.piece_size(by_all => false), pgmb.most_pairs()) as d;
+        exception when sqlstate 'PC014' then
+            select d.* into events, pairs, more
+            from pgmb.dispatch_pieces(upto, most, pgmb.piece_size(by_all => true), null) as d;
+        end;
     exception when query_canceled then
         raise exception using errcode = 'PC013',
             message = format('dispatching was cancelled, but not at a condition: %s', sqlerrm),

@@ -321,7 +321,7 @@ def test_a_poll_for_very_many_subscriptions_takes_fewer_events_so_that_their_pai
         [conditions],
     )
     connection.execute(
-        "create or replace function pgmb.most_pairs() returns integer language sql immutable as 'select 1000'"
+        "create or replace function pgmb.most_pairs() returns bigint language sql immutable as 'select 1000'"
     )
     ids = [publish(connection, "t")[0] for _ in range(25)]
     assert [poll(connection) for _ in range(4)] == [1000, 1000, 500, 0]
@@ -336,7 +336,7 @@ def test_a_poll_for_many_subscriptions_that_get_little_takes_a_whole_chunk(conne
         [TOPICAL],
     )
     connection.execute(
-        "create or replace function pgmb.most_pairs() returns integer language sql immutable as 'select 1000'"
+        "create or replace function pgmb.most_pairs() returns bigint language sql immutable as 'select 1000'"
     )
     ids = [publish(connection, f"t{number}")[0] for number in range(1, 26)]
     assert [poll(connection) for _ in range(2)] == [25, 0]
