@@ -2,6 +2,11 @@
 --
 -- A lower seq may commit later than a higher one that was read. So a worker's position is a snapshot and a seq for each of the
 -- two kinds: to be read are the pods above the seq, and those below it of transactions that the snapshot found open.
+--
+-- Pods are read in the order of an index, whatever the statistics say: a limit without a sort relies on it, and so does a cost
+-- that knows no backlog. The settings of these functions leave PostgreSQL no other plan. One index is on (op = 'B'), worker
+-- and seq; where pods are to be found by their transaction instead, the kind is asked for in words that this index does not
+-- answer: (op is not distinct from 'B').
 
 create function tube.full_xid(xid xid) returns xid8
 language sql stable

@@ -39,13 +39,16 @@ begin
         first_incremental := tube.first_unread(known, worker, 'incremental', "position");
         first_pod := least(first_incremental, tube.first_unread(known, worker, 'backfill', "position"));
         return query execute format(
-            'select l.seq, l.op, l.shard, l.payload, l.ts,
-                    coalesce(l.seq < case when l.op is not distinct from ''B'' then $1 else $2 end, true)
-                    and (cardinality($3) > 0 and l.payload ->> ''type'' = ''backfill_schedule''
-                         and tube.table_named(l.payload ->> ''tbl'') = any ($3)) is not true
-             from %1$s as l
-             where l.ids = ''{}'' and %2$s = %3$s
-             order by %2$s, l.seq limit 1000', known.pods, tube.belongs('l.shard', known.partitions), worker)
+            'select c.seq, c.op, c.shard, c.payload, c.ts, not (c.is_behind_pods or c.is_paused)
+             from (
+                select l.*,
+                       coalesce(l.seq > case l.op when ''B'' then $1 else $2 end, false) as is_behind_pods,
+                       cardinality($3) > 0 and l.payload ->> ''type'' is not distinct from ''backfill_schedule''
+                           and coalesce(tube.table_named(l.payload ->> ''tbl'') = any ($3), false) as is_paused
+                from %1$s as l
+                where l.ids = ''{}'' and %2$s = %3$s
+                order by %2$s, l.seq limit 1000) as c
+             order by c.seq', known.pods, tube.belongs('l.shard', known.partitions), worker)
         using first_pod, first_incremental,
               array(select b.tbl from tube.backfill as b where b.tube = known.name and b.state = 'paused');
     end if;
