@@ -3,7 +3,7 @@
 # No annotations from the future: FastAPI reads those of the route, which name what only its maker knows.
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
 
@@ -20,8 +20,9 @@ from airflow_pgchange.feeds.errors import (
 )
 
 try:
-    from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException
+    from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
     from fastapi.responses import StreamingResponse
+    from fastapi.routing import APIRoute
     from starlette.types import Message, Receive, Scope, Send
 except ImportError as error:
     raise ExtraMissing(
@@ -53,7 +54,8 @@ def event_router(
     connects again with ``Last-Event-ID`` goes on from there; the types ``gap`` and ``dropped`` say when that is not so,
     see EventStreams. ``keep_alive`` and ``reconnect`` are seconds between comments, and to a client's next try; a client
     that takes nothing for ``send_within`` seconds is left. Refused: 400 for a foreign ``Last-Event-ID``, 503 with
-    ``Retry-After`` for too many clients or a database that is away. Raises InvalidArgument for seconds that make no
+    ``Retry-After`` for too many clients or a database that is away, 404 where ``may_read`` raises InvalidArgument, as
+    ``topical`` does for a name that no topic can have. Raises InvalidArgument for seconds that make no
     sense, and a ``keep_alive`` that is not less than the streams' ``replay_age``.
     """
     for given, seconds in (
@@ -75,7 +77,7 @@ def event_router(
             with on_ending(streams.stop):
                 yield
 
-    router = APIRouter(lifespan=lifespan)
+    router = APIRouter(lifespan=lifespan, route_class=EventRoute)
 
     @router.get(path, response_class=StreamingResponse)
     async def events(
@@ -94,6 +96,21 @@ def event_router(
         return EventResponse(texts, opened, reconnect, send_within)
 
     return router
+
+
+class EventRoute(APIRoute):
+    """A route of which nothing is found under a name that no topic can have."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except InvalidArgument as error:
+                raise HTTPException(404, str(error)) from error
+
+        return answer
 
 
 class EventResponse(StreamingResponse):

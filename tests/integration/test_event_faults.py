@@ -352,6 +352,19 @@ def test_maintenance_names_the_process_that_holds_dispatching_up(connect):
     assert lines(connection, "select pgmb.troubles(long_wait => '0')") == []
 
 
+def test_what_failed_is_not_dispatched_again_at_a_level_that_hides_the_latest_poll(connect):
+    connection, strict = connect(), connect(autocommit=False)
+    sid = subscribe(connection, "g", "1 / (length(e.topic) - 1) > 0")
+    ids = publish(connection, "a")
+    poll_all(connection)
+    connection.execute("update pgmb.subscriptions set conditions_sql = 'TRUE' where id = %s", [sid])
+    strict.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with pytest.raises(psycopg.DatabaseError, match="read committed"):
+        strict.execute("select pgmb.replay_faults('g')")
+    assert one(connection, "select pgmb.replay_faults('g')") == 1
+    assert drain(connection) == ids
+
+
 def test_a_command_that_is_suggested_for_a_group_is_one_whatever_its_name_is(connect):
     connection = connect()
     subscribe(connection, "o'brien", "1 / (length(e.topic) - 1) > 0")

@@ -47,6 +47,12 @@ def test_who_may_not_read_is_refused(serve):
     assert httpx.get(f"{address}/secret").status_code == 403
 
 
+def test_under_a_name_that_no_topic_can_have_nothing_is_found(serve):
+    _, address = serve()
+    answer = httpx.get(f"{address}/a%00b")
+    assert (answer.status_code, "topic" in answer.text) == (404, True)
+
+
 def test_a_dependency_that_returns_nothing_shows_nothing(serve, caplog):
     _, address = serve(lambda: None)
     assert httpx.get(f"{address}/t").status_code == 500
