@@ -105,10 +105,10 @@ class Handler:
         hash(value)
         return value
 
-    def reached_by(self, event: Event) -> str:
-        """The subscription by which an event comes to it: of several one of its own, as others may go."""
+    def reached_by(self, event: Event) -> tuple[str, ...]:
+        """The subscriptions by which an event comes to it: its own, where some of them are."""
         own = [one for one in event.subscriptions if self.subscriptions is None or one in self.subscriptions]
-        return (own or event.subscriptions)[0]
+        return tuple(own) or event.subscriptions
 
     def pause_after(self, attempt: int) -> float | None:
         """Seconds from a failed attempt to the next; None after the last."""
