@@ -28,7 +28,8 @@ begin
     perform pgmb.grant_entry(role);
     execute format($grants$
         grant usage on sequence pgmb.event_seq to %1$s;
-        grant insert (id, topic, payload, metadata, subscription_id), select (id) on pgmb.events to %1$s
+        grant insert (id, topic, payload, metadata, subscription_id), select (id) on pgmb.events to %1$s;
+        grant execute on function pgmb.other_events(text[], text[], jsonb[], jsonb[], text[]) to %1$s
     $grants$, role);
 end
 $$;
