@@ -12,7 +12,13 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, SchemaVersionMismatch, translated
+from airflow_pgchange.feeds.errors import (
+    InvalidArgument,
+    PermissionDenied,
+    Refused,
+    SchemaVersionMismatch,
+    translated,
+)
 from airflow_pgchange.feeds.queries import ask, rows
 
 
@@ -160,17 +166,48 @@ def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None
     """Remove systems, the last installed first, and the capture on users' tables, all or none; returns what was removed.
 
     Users' tables stay as they are; queues, watermarks and what waits in them are gone. Raises InvalidArgument where a
-    system that stays needs one that is to go.
+    system that stays needs one that is to go, Refused where others have put something of theirs into a schema.
     """
     removed = []
     with _as_owner(), connection.transaction():
         _lock(connection)
         for system in reversed(_chosen(systems)):
             if _present(connection, system):
+                _refuse_strangers(connection, system)
                 path = sql_folder() / system.folder / "uninstall" / "uninstall.sql"
                 connection.execute(path.read_bytes(), prepare=False)
                 removed.append(system.folder)
     return removed
+
+
+def _refuse_strangers(connection: psycopg.Connection[Any], system: System) -> None:
+    """Refuse to drop what others have put into a schema, by which its objects go.
+
+    All of ours has a comment, or is a partition, a sequence or another part of what has one. An extension stands for all
+    that belongs to it.
+    """
+    query = """
+        select distinct i.type || ' ' || i.identity
+        from pg_catalog.pg_depend as d
+        left join pg_catalog.pg_depend as e on (e.classid, e.objid, e.deptype) = (d.classid, d.objid, 'e')
+        cross join lateral pg_catalog.pg_identify_object(
+            coalesce(e.refclassid, d.classid), coalesce(e.refobjid, d.objid), 0) as i
+        where d.refclassid = 'pg_catalog.pg_namespace'::regclass and d.refobjid = %s::regnamespace and d.deptype = 'n'
+          and (i.type = 'extension' or not exists (
+              select from pg_catalog.pg_description as c
+              where (c.classoid, c.objoid, c.objsubid) = (d.classid, d.objid, 0)
+              union all
+              select from pg_catalog.pg_depend as p
+              join pg_catalog.pg_description as c on (c.classoid, c.objoid, c.objsubid) = (p.refclassid, p.refobjid, 0)
+              where (p.classid, p.objid) = (d.classid, d.objid) and p.deptype in ('a', 'i')))
+        order by 1
+    """
+    theirs = [name for (name,) in rows(connection, query, [system.schema])]
+    if theirs:
+        raise Refused(
+            f"schema {system.schema} is used by others: {', '.join(theirs)}: removing {system.folder} would remove these "
+            "too: drop them, or move them out with `alter ... set schema`, first"
+        )
 
 
 @contextmanager

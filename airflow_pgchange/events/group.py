@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -28,7 +28,8 @@ MOST_ATTEMPTS = 1_000_000
 
 @dataclass(frozen=True)
 class Retry:
-    """Events that come back to one handler, by ``event``. ``problem`` is why some cannot."""
+    """Events that come back to one handler, by ``event``, whose ``subscriptions`` are all by which they came at first.
+    ``problem`` is why some cannot."""
 
     event: Event
     handler: str
@@ -53,10 +54,10 @@ class Read:
 @dataclass(frozen=True)
 class Failure:
     """Events on which a handler failed, and the number of that attempt; ``pause`` is the seconds until the next attempt,
-    None if there is none. ``subscription_id`` is the one by which the events come to the handler."""
+    None if there is none. ``subscriptions`` are those by which the events come to the handler."""
 
     handler: str
-    subscription_id: str
+    subscriptions: tuple[str, ...]
     attempt: int
     events: tuple[Event, ...]
     error: str
@@ -89,19 +90,15 @@ class Group:
             cursor=rows[-1]["next_cursor"],
         )
 
-    def keep(self, failures: Sequence[Failure], cursor: str | None) -> None:
-        """Schedule the failures' next attempts, write the dead letters of those that have none, and move the cursor: all
-        or none."""
+    def keep(self, failures: Sequence[Failure], cursor: str | None) -> int:
+        """Schedule the failures' next attempts, write the dead letters of those that have none or whose subscriptions are
+        gone, and move the cursor: all or none. How many come again."""
         # The cursor alone is one statement, which is all or none by itself.
         with translated(), self._connection.transaction() if failures else nullcontext():
-            for failure in failures:
-                for part in _portions(failure.events):
-                    if failure.pause is None:
-                        self._give_up(failure, part)
-                    else:
-                        self._retry_later(failure, part, failure.pause)
+            again = sum(self._comes_again(failure) for failure in failures)
             if cursor is not None:
                 ask(self._connection, select("pgmb.set_group_cursor", self.name, cursor, False))
+        return again
 
     def go_back(self, cursor: str) -> None:
         """Move the cursor back; where it has not come so far it stays, and nothing is left out."""
@@ -123,6 +120,7 @@ class Group:
         return records(self._connection, query)
 
     def _retry(self, event: Event) -> Retry:
+        event = replace(event, subscriptions=_came_by(event))
         payload = event.payload if isinstance(event.payload, Mapping) else {}
         handler, number, ids = payload.get("handlerName"), payload.get("retryNumber"), payload.get("ids")
         if not (
@@ -145,13 +143,17 @@ class Group:
         problem = f"events that are not in the log any more: {', '.join(missing)}" if missing else None
         return Retry(event, handler, number + 1, events, problem)
 
-    def _retry_later(self, failure: Failure, events: Sequence[Event], pause: float) -> None:
-        query = "select pgmb.retry_events(%s, %s, %s, %s, %s, make_interval(secs => %s))"
-        self._connection.execute(query, [*_told(failure, events), pause])
+    def _comes_again(self, failure: Failure) -> bool:
+        """Whether a failure's events come again, all of them: what does not is a dead letter."""
+        portions = [_told(failure, events) for events in _portions(failure.events)]
+        given_up = [told for told in portions if not self._retry_later(told, failure.pause)]
+        for told in given_up:
+            ask(self._connection, "select pgmb.give_up_events(%s, %s, %s, %s, %s, %s)", [self.name, *told])
+        return not given_up
 
-    def _give_up(self, failure: Failure, events: Sequence[Event]) -> None:
-        query = "select pgmb.give_up_events(%s, %s, %s, %s, %s, %s)"
-        self._connection.execute(query, [self.name, *_told(failure, events)])
+    def _retry_later(self, told: list[Any], pause: float | None) -> bool:
+        query = "select pgmb.retry_events(%s, %s, %s, %s, %s, make_interval(secs => %s))"
+        return pause is not None and ask(self._connection, query, [*told, pause]) is not None
 
 
 @contextmanager
@@ -188,6 +190,12 @@ def _lock(
         raise ConsumerBusy(f"group {name} is held by somebody else: stop that, or wait for it")
 
 
+def _came_by(retry: Event) -> tuple[str, ...]:
+    """The subscriptions by which a retry's events came at first: it came itself by the one of them that was there."""
+    known = retry.metadata.get("subscriptions")
+    return tuple(map(str, known)) if isinstance(known, list) and known else retry.subscriptions
+
+
 def _copied(retry: Event) -> tuple[Event, ...] | None:
     """The events that a retry of ours carries with it; None for one that somebody else has published."""
     try:
@@ -214,7 +222,13 @@ def _told(failure: Failure, events: Sequence[Event]) -> list[Any]:
         {"id": event.id, "topic": event.topic, "payload": event.payload, "metadata": dict(event.metadata)}
         for event in events
     ]
-    return [failure.subscription_id, failure.handler, Jsonb(copies, text_of), failure.error, failure.attempt]
+    return [
+        list(failure.subscriptions),
+        failure.handler,
+        Jsonb(copies, text_of),
+        failure.error,
+        failure.attempt,
+    ]
 
 
 def _portions(events: Sequence[Event]) -> Iterator[list[Event]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_pgchange.events.event import Event
-from airflow_pgchange.feeds.checks import check_count
+from airflow_pgchange.feeds.checks import check_count, is_sendable
 from airflow_pgchange.feeds.errors import InvalidArgument
 
 RETRY = "pgmb-retry"
@@ -73,8 +73,11 @@ class Handler:
     subscriptions: Collection[str] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise InvalidArgument("a handler needs a name: its retries find it by that")
+        if not isinstance(self.name, str) or not self.name or not is_sendable(self.name) or "/" in self.name:
+            raise InvalidArgument(
+                "the name of a handler, by which its retries find it, is some characters without a slash, "
+                f"not {self.name!r:.300}: name it otherwise"
+            )
         if not callable(self.run):
             raise InvalidArgument(f"handler {self.name}: run must be callable, not {self.run!r}")
         if inspect.isgeneratorfunction(self.run) or inspect.isasyncgenfunction(self.run):
@@ -105,10 +108,10 @@ class Handler:
         hash(value)
         return value
 
-    def reached_by(self, event: Event) -> str:
-        """The subscription by which an event comes to it: of several one of its own, as others may go."""
+    def reached_by(self, event: Event) -> tuple[str, ...]:
+        """The subscriptions by which an event comes to it: its own, where some of them are."""
         own = [one for one in event.subscriptions if self.subscriptions is None or one in self.subscriptions]
-        return (own or event.subscriptions)[0]
+        return tuple(own) or event.subscriptions
 
     def pause_after(self, attempt: int) -> float | None:
         """Seconds from a failed attempt to the next; None after the last."""

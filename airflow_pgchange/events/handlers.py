@@ -184,12 +184,12 @@ class _Run:
 
     def _lost(self, retry: Retry) -> Failure | None:
         """A dead letter for what comes back to nobody."""
-        sid = retry.event.subscriptions[0]
+        by = retry.event.subscriptions
         if retry.problem is not None:
-            return Failure(retry.handler, sid, retry.attempt, (retry.event,), retry.problem, None)
+            return Failure(retry.handler, by, retry.attempt, (retry.event,), retry.problem, None)
         if retry.handler not in self._courses:
             return Failure(
-                retry.handler, sid, retry.attempt, retry.events, "its group has no handler of this name", None
+                retry.handler, by, retry.attempt, retry.events, "its group has no handler of this name", None
             )
         return None
 
@@ -259,9 +259,7 @@ class _Run:
         while self._cursors and self._cursors[0][0] <= lowest:
             _, cursor, lost = self._cursors.popleft()
             failures = failures + lost
-        if failures or cursor is not None:
-            self._group.keep(failures, cursor)
-        retried = sum(failure.pause is not None for failure in failures)
+        retried = self._group.keep(failures, cursor) if failures or cursor is not None else 0
         self._done = replace(
             self._done,
             retried=self._done.retried + retried,
@@ -269,21 +267,21 @@ class _Run:
         )
 
     def _failures(self, handler: Handler, call: Call, error: BaseException) -> list[Failure]:
-        """One for each subscription by which events came: if one is ended, the events of the others still come again."""
+        """One for all events that came by the same subscriptions: if these are ended, the others still come again."""
         delivery = call.delivery
-        by_subscription: dict[str, list[Event]] = {}
+        by_subscriptions: dict[tuple[str, ...], list[Event]] = {}
         for event in delivery.events:
-            by_subscription.setdefault(handler.reached_by(event), []).append(event)
+            by_subscriptions.setdefault(handler.reached_by(event), []).append(event)
         return [
             Failure(
                 handler.name,
-                subscription,
+                subscriptions,
                 delivery.attempt,
                 tuple(events),
                 described(error, [self._of._conninfo])[:LONGEST],
                 handler.pause_after(delivery.attempt),
             )
-            for subscription, events in by_subscription.items()
+            for subscriptions, events in by_subscriptions.items()
         ]
 
     def _tell(self, handler: Handler, call: Call) -> None:

@@ -63,17 +63,24 @@ def copy_rows(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
 
 
 def insert_if_absent(connection: psycopg.Connection[Any], rows: Sequence[Row]) -> None:
-    """Publish rows of which nobody knows whether they are there: those whose ids are, are left alone.
+    """Publish rows of which nobody knows whether they are there: those that are, are left alone.
 
-    Waits for a transaction that may still be about to commit one of them.
+    Waits for a transaction that may still be about to commit one of them. Raises InvalidArgument where another event has
+    the id of one.
     """
-    query = sql.SQL(
-        "insert into pgmb.events ({}) select * from unnest({}::text[], {}::text[], {}::text[]::jsonb[], "
-        "{}::text[]::jsonb[], {}::text[]) on conflict do nothing"
+    columns = zip(*(_values(row, COLUMNS) for row in rows), strict=True)
+    lists = sql.SQL("{}::text[], {}::text[], {}::text[]::jsonb[], {}::text[]::jsonb[], {}::text[]").format(
+        *(sql.Literal(list(values)) for values in columns)
     )
-    lists = zip(*(_values(row, COLUMNS) for row in rows), strict=True)
+    query = sql.SQL("insert into pgmb.events ({}) select * from unnest({}) on conflict do nothing")
     with _explained():
-        connection.execute(query.format(_names(COLUMNS), *(sql.Literal(list(values)) for values in lists)))
+        if connection.execute(query.format(_names(COLUMNS), lists)).rowcount == len(rows):
+            return
+        others = ask(connection, sql.SQL("select pgmb.other_events({})").format(lists))
+    if others:
+        raise InvalidArgument(
+            f"an event was refused: another event is there under its id ({', '.join(others)}): give it an id of its own"
+        )
 
 
 def _with_id(row: Row, now: int, number: int) -> Row:

@@ -58,7 +58,8 @@ class Publisher:
 
     Use it as a context manager, or call ``close``; a program, or a process of multiprocessing, that ends without loses
     nothing either. ``flush`` and ``close`` raise NotPublished with what could not be sent. A killed process loses what it
-    had not flushed. Making one raises InvalidArgument for sizes below 1, and for another ``on_full``.
+    had not flushed. Making one raises InvalidArgument for sizes below 1, a ``flush_after`` below 0, and for another
+    ``on_full``.
     """
 
     def __init__(
@@ -72,11 +73,14 @@ class Publisher:
     ) -> None:
         check_count("flush_events", flush_events)
         check_count("memory", memory)
+        if isinstance(flush_after, bool) or not isinstance(flush_after, int | float) or not flush_after >= 0:
+            raise InvalidArgument(f"flush_after must be a number of seconds from 0 on, not {flush_after!r}")
         if on_full not in ("wait", "raise"):
             raise InvalidArgument(f"on_full must be wait or raise, not {on_full!r}")
         self._conninfo = conninfo
         self._flush_events = flush_events
-        self._flush_after = flush_after
+        # No thread can be told to wait for longer.
+        self._flush_after = min(flush_after, threading.TIMEOUT_MAX)
         self._memory = memory
         self._on_full = on_full
         self._process = os.getpid()
@@ -87,10 +91,13 @@ class Publisher:
         self._refused: list[RefusedEvent] = []
         self._waiting_bytes = self._refused_bytes = 0
         self._hurried = 0
-        self._put = self._settled = 0
+        self._accepted = self._settled = 0
         self._closing = self._given_up = False
         self._trouble: Exception | None = None
+        self._death: BaseException | None = None
+        # These are the thread's alone.
         self._connection: psycopg.Connection[Any] | None = None
+        self._in_doubt = False
         self._thread = threading.Thread(target=self._work, name="pgchange-publisher", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -100,8 +107,9 @@ class Publisher:
     def put(self, events: Event | Iterable[Event], timeout: float | None = None) -> None:
         """Publish soon.
 
-        Raises InvalidArgument for what is no JSON; PublisherFull if the bound on memory was reached, and, where
-        ``put`` waits, still was after ``timeout`` seconds. Of many events those before the error are put.
+        Raises InvalidArgument for what is no JSON, where the publisher is closed, and in another process than the one
+        that made it; PublisherFull if the bound on memory was reached, and, where ``put`` waits, still was after
+        ``timeout`` seconds. Of many events those before the error are put.
         """
         for event in [events] if isinstance(events, Event) else events:
             self._put_one(row_of(event), timeout)
@@ -114,9 +122,9 @@ class Publisher:
         """
         self._check_process()
         with self._changed:
-            goal = self._hurried = self._put
+            goal = self._hurried = self._accepted
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._settled >= goal or self._given_up, timeout)
+            self._changed.wait_for(lambda: self._settled >= goal or self._over, timeout)
             self._raise_what_failed([] if self._settled >= goal else self._unsent())
 
     def close(self, timeout: float | None = CLOSE_WITHIN) -> None:
@@ -134,7 +142,8 @@ class Publisher:
                 return
             self._closing = True
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._settled >= self._put or self._given_up, timeout):
+            done = self._changed.wait_for(lambda: self._settled >= self._accepted or self._over, timeout)
+            if not done or self._death is not None:
                 self._given_up = True
                 self._changed.notify_all()
             unsent = self._unsent()
@@ -162,7 +171,8 @@ class Publisher:
                     lambda: self._closing or self._too_many_refused or self._has_room(row), timeout
                 )
             if self._closing:
-                raise InvalidArgument("this publisher is closed: open another")
+                state = "is closed" if self._death is None else "has failed, and flush says why"
+                raise InvalidArgument(f"this publisher {state}: open another")
             if self._too_many_refused:
                 raise PublisherFull(
                     f"{len(self._refused)} events that were refused take {self._refused_bytes} bytes, and memory is "
@@ -176,13 +186,18 @@ class Publisher:
                 )
             self._rows.append((time.monotonic(), row))
             self._waiting_bytes += row.size
-            self._put += 1
+            self._accepted += 1
             if len(self._rows) in (1, self._flush_events):
                 self._changed.notify_all()
 
     def _has_room(self, row: Row) -> bool:
         """An event that is larger than the bound goes alone."""
         return self._waiting_bytes == 0 or self._waiting_bytes + row.size <= self._memory
+
+    @property
+    def _over(self) -> bool:
+        """Whether nothing will be published any more."""
+        return self._given_up or self._death is not None
 
     @property
     def _too_many_refused(self) -> bool:
@@ -198,18 +213,31 @@ class Publisher:
     def _raise_what_failed(self, unsent: list[Row]) -> None:
         refused, self._refused, self._refused_bytes = self._refused, [], 0
         events = [one.row.event for one in refused] + [row.event for row in unsent]
-        if not events:
+        if not events and self._death is None:
             return
         reasons = [str(refused[0].error)] if refused else []
-        if unsent:
+        if self._death is not None:
+            reasons.append(f"the publisher itself failed ({self._death!r}): open another")
+        elif unsent:
             reasons.append(f"the server did not take them ({self._trouble or 'it does not answer'})")
         raise NotPublished(
             f"events that were not published: {len(events)} ({len(refused)} refused, {len(unsent)} unsent); "
             f"{'; '.join(reasons)}. The error has them in its list events: mend them, or publish them again",
             events,
-        )
+        ) from self._death
 
     def _work(self) -> None:
+        try:
+            self._publish()
+        # Whatever it is: whoever waits for this thread must hear of it.
+        except BaseException as error:
+            log.exception("a publisher failed, which flush and close will say")
+            with self._changed:
+                self._death = error
+                self._closing = True
+                self._changed.notify_all()
+
+    def _publish(self) -> None:
         while (batch := self._take()) is not None:
             refused = self._send(batch)
             if refused:
@@ -254,7 +282,7 @@ class Publisher:
 
     def _send(self, rows: list[Row]) -> list[RefusedEvent] | None:
         """Commit a batch, however long the server is away; what was refused of it, or None if it was given up."""
-        pause, write = FIRST_PAUSE, copy_rows
+        pause, self._in_doubt = FIRST_PAUSE, False
         while True:
             try:
                 if self._connection is None or self._connection.closed:
@@ -262,11 +290,9 @@ class Publisher:
                 rows = with_ids(self._connection, rows)
                 with self._changed:
                     self._in_flight = rows
-                return _commit(self._connection, rows, write)
+                return self._commit(rows, insert_if_absent if self._in_doubt else copy_rows)
             except PASSING as error:
                 log.warning("%d events wait to be published: %s", len(rows), error)
-                # The commit may have been done all the same.
-                write = insert_if_absent
                 if self._connection is not None:
                     self._connection.close()
                 with self._changed:
@@ -278,22 +304,22 @@ class Publisher:
             except Exception as error:  # noqa: BLE001
                 return [RefusedEvent(row, error) for row in rows]
 
-
-def _commit(
-    connection: psycopg.Connection[Any],
-    rows: list[Row],
-    write: Callable[[psycopg.Connection[Any], list[Row]], None],
-) -> list[RefusedEvent]:
-    """Commit all rows that PostgreSQL takes; the others."""
-    try:
-        with connection.transaction():
-            write(connection, rows)
-    # A batch may be too much for a statement_timeout; one event alone is never refused for that.
-    except (InvalidArgument, psycopg.errors.QueryCanceled) as error:
-        if len(rows) == 1:
-            if isinstance(error, psycopg.errors.QueryCanceled):
-                raise
-            return [RefusedEvent(rows[0], error)]
-        half = len(rows) // 2
-        return _commit(connection, rows[:half], write) + _commit(connection, rows[half:], write)
-    return []
+    def _commit(
+        self, rows: list[Row], write: Callable[[psycopg.Connection[Any], list[Row]], None]
+    ) -> list[RefusedEvent]:
+        """Commit all rows that PostgreSQL takes; the others."""
+        assert self._connection is not None
+        try:
+            with self._connection.transaction():
+                write(self._connection, rows)
+                # A connection that is lost from here on may have committed all the same.
+                self._in_doubt = True
+        # A batch may be too much for a statement_timeout; one event alone is never refused for that.
+        except (InvalidArgument, psycopg.errors.QueryCanceled) as error:
+            if len(rows) == 1:
+                if isinstance(error, psycopg.errors.QueryCanceled):
+                    raise
+                return [RefusedEvent(rows[0], error)]
+            half = len(rows) // 2
+            return self._commit(rows[:half], write) + self._commit(rows[half:], write)
+        return []

@@ -39,8 +39,11 @@ def check_on_give_up(on_give_up: str, max_attempts: int | None) -> None:
 
 def check_group_name(group: str) -> None:
     """Raises InvalidArgument for what no group can be called."""
-    if not isinstance(group, str) or not 1 <= len(group) <= 48 or not is_sendable(group):
-        raise InvalidArgument(f"the name of a group is 1 to 48 characters, not {group!r:.300}")
+    # A slash separates it from a handler's name.
+    if not isinstance(group, str) or not 1 <= len(group) <= 48 or not is_sendable(group) or "/" in group:
+        raise InvalidArgument(
+            f"the name of a group is 1 to 48 characters without a slash, not {group!r:.300}: name it otherwise"
+        )
 
 
 def is_sendable(text: str) -> bool:

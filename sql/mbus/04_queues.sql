@@ -10,6 +10,7 @@ begin
     -- That of a queue of this name that was dropped is there still: its ids may be waited for, or be a saga's.
     if to_regclass(sequence) is null then
         execute format('create sequence %s', sequence);
+        execute format('comment on sequence %s is %L', sequence, 'The ids of the messages of queue ' || known.qname || '.');
     end if;
     -- A message's transaction has its id before the message draws its own: what a reader cannot see yet, of a transaction with
     -- an id that is younger than its snapshot, has a higher id than any that was drawn before.

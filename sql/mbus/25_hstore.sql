@@ -10,7 +10,9 @@ begin
     for found in
         select format(
                    'create operator mbus.%s (function = %I.%I, %s rightarg = %s)', o.oprname, n.nspname, p.proname,
-                   'leftarg = ' || nullif(o.oprleft, 0)::regtype || ',', o.oprright::regtype) as made
+                   'leftarg = ' || nullif(o.oprleft, 0)::regtype || ',', o.oprright::regtype) as made,
+               format('mbus.%s (%s, %s)', o.oprname, coalesce(nullif(o.oprleft, 0)::regtype::text, 'none'), o.oprright::regtype)
+                   as signature
         from pg_extension as e
         join pg_depend as d on d.refclassid = 'pg_extension'::regclass and d.refobjid = e.oid and d.deptype = 'e'
         join pg_operator as o on d.classid = 'pg_operator'::regclass and o.oid = d.objid
@@ -19,6 +21,7 @@ begin
         where e.extname = 'hstore'
     loop
         execute found.made;
+        execute format('comment on operator %s is %L', found.signature, 'As that of the extension hstore.');
     end loop;
     for found in
         select format('mbus.%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) as signature,

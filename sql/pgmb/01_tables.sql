@@ -180,7 +180,9 @@ create table pgmb.subscription_groups (
     last_read_event_id pgmb.event_id,
     version bigint not null default 0,
     source bigint,
-    updated_at timestamptz not null default now()
+    updated_at timestamptz not null default now(),
+    -- It separates them from the names of handlers.
+    constraint name_has_no_slash check (strpos(id, '/') = 0)
 );
 comment on table pgmb.subscription_groups is
     'Groups and how far each has read: last_read_event_id is the cursor, null for one that has read nothing, version counts the '

@@ -43,6 +43,24 @@ create trigger published after insert on pgmb.events
     referencing new table as added
     for each statement execute function pgmb.publish();
 
+create function pgmb.other_events(ids text[], topics text[], payloads jsonb[], metadata jsonb[], sids text[]) returns text[]
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+    select array(
+        select x.id from unnest(ids, topics, payloads, metadata, sids) with ordinality as x(id, topic, payload, metadata, sid, n)
+        join pgmb.events as e on e.id = x.id
+        where (e.topic, e.payload, e.metadata, e.subscription_id) is distinct from (x.topic, x.payload, x.metadata, x.sid)
+        order by x.n)
+$$;
+comment on function pgmb.other_events(text[], text[], jsonb[], jsonb[], text[]) is
+    'The ids of given events under which another event is there. For publishers, which may not read the log.';
+
 create function pgmb.set_aside(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id, most bigint) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp

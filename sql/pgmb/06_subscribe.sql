@@ -126,6 +126,11 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 begin
+    if strpos(gid, '/') > 0 then
+        perform pgmb.refuse(
+            format('the name of a group has no slash, as %L has: it would look like a handler of another group', gid),
+            'name the group otherwise');
+    end if;
     loop
         insert into pgmb.subscription_groups (id) values (gid) on conflict do nothing;
         if found then

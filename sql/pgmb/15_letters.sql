@@ -122,6 +122,14 @@ $$;
 comment on function pgmb.resend_subscription(text, jsonb) is
     'The subscription by which an event is sent to a group again: one that chose it, or else any; null for none.';
 
+create function pgmb.subscriptions_of(address jsonb) returns text[]
+language sql immutable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select array(select jsonb_array_elements_text(address -> 'subscriptions'))
+$$;
+comment on function pgmb.subscriptions_of(jsonb) is 'Those by which the events of a handler''s letter can come to it.';
+
 create function pgmb.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -132,12 +140,11 @@ begin
             message = format('the events of this batch of group %I are in another database than its cursor', address ->> 'group'),
             hint = 'there, publish those that pgmb.replay_events() still returns; here the letter can only be dropped';
     end if;
-    if address ? 'subscription' and not exists (select from pgmb.subscriptions as s where s.id = address ->> 'subscription')
+    if address ? 'subscriptions' and pgmb.first_there(pgmb.subscriptions_of(address)) is null
        or pgmb.resend_subscription(address ->> 'group', '[]') is null
     then
         raise exception using errcode = 'PC012',
-            message = format('no event can be sent to group %I: its subscription%s is gone', address ->> 'group',
-                             coalesce(' ' || (address ->> 'subscription'), '')),
+            message = format('no event can be sent to group %I: its subscriptions are gone', address ->> 'group'),
             hint = 'the letter''s content still has the events: publish them again, or drop it';
     end if;
 end
@@ -158,7 +165,7 @@ begin
     end if;
     if wanted.kind = 'handler' then
         perform pgmb.retry_events(
-            wanted.address ->> 'subscription', wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0');
+            pgmb.subscriptions_of(wanted.address), wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0');
     else
         insert into pgmb.events (topic, payload, metadata, subscription_id)
         select x.event ->> 'topic', x.event -> 'payload',

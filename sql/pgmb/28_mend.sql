@@ -77,6 +77,28 @@ comment on function pgmb.refresh() is
     'Mend the capture of the tables that the caller owns: partitions that came later, a renamed table; a line for each, with the '
     'reason where one cannot be mended.';
 
+create function pgmb.drop_left_over() returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    left_over regprocedure;
+begin
+    for left_over in
+        select p.oid from pg_proc as p
+        where p.proname like 'pgchange\_push\_%' and p.prorettype = 'trigger'::regtype
+          and obj_description(p.oid, 'pg_proc') = 'Publishes mutations of a table.'
+          and pg_has_role(current_user, p.proowner, 'usage')
+          and not exists (select from pg_depend as d where (d.refclassid, d.refobjid) = ('pg_proc'::regclass, p.oid))
+    loop
+        execute format('drop function %s', left_over);
+    end loop;
+end
+$$;
+comment on function pgmb.drop_left_over() is
+    'Drop the trigger functions of tables that were dropped, where the caller may: a table takes its triggers with it, and not '
+    'what they call.';
+
 create function pgmb.forget_dropped() returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -92,14 +114,23 @@ begin
             '%s was dropped, and its mutations are no longer published; if another table has its place: '
             'select pgmb.push_table_mutations(%L)', gone.name, gone.name);
     end loop;
+    perform pgmb.drop_left_over();
 end
 $$;
 comment on function pgmb.forget_dropped() is
-    'Forget the tables whose mutations were published and that were dropped, with their faults.';
+    'Forget the tables whose mutations were published and that were dropped, with their faults and trigger functions.';
 
 create function pgmb.replay_push_faults(tbl regclass) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
+-- As in the trigger functions.
+set timezone = 'UTC'
+set datestyle = 'ISO, MDY'
+set intervalstyle = postgres
+set extra_float_digits = 1
+set bytea_output = hex
+set lc_monetary = 'C'
+set quote_all_identifiers = off
 as $$
 declare
     failed pgmb.push_fault;

@@ -28,7 +28,8 @@ begin
     perform pgmb.grant_entry(role);
     execute format($grants$
         grant usage on sequence pgmb.event_seq to %1$s;
-        grant insert (id, topic, payload, metadata, subscription_id), select (id) on pgmb.events to %1$s
+        grant insert (id, topic, payload, metadata, subscription_id), select (id) on pgmb.events to %1$s;
+        grant execute on function pgmb.other_events(text[], text[], jsonb[], jsonb[], text[]) to %1$s
     $grants$, role);
 end
 $$;
@@ -134,8 +135,8 @@ begin
             pgmb.set_group_cursor(varchar, pgmb.event_id, boolean), pgmb.set_group_cursor(text, text, boolean),
             pgmb.read_events(pgmb.event_id[]), pgmb.replay_events(varchar, varchar, pgmb.event_id, integer),
             pgmb.keep_alive(pgmb.group_id, text[]),
-            pgmb.note_failure(text, jsonb, text), pgmb.retry_events(pgmb.subscription_id, text, jsonb, text, integer, interval),
-            pgmb.give_up_events(pgmb.group_id, pgmb.subscription_id, text, jsonb, text, integer)
+            pgmb.note_failure(text, jsonb, text), pgmb.retry_events(text[], text, jsonb, text, integer, interval),
+            pgmb.give_up_events(pgmb.group_id, text[], text, jsonb, text, integer)
             to %1$s
     $grants$, role);
 end

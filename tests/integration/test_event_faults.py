@@ -54,12 +54,14 @@ def test_a_message_to_a_subscription_that_is_gone_is_told_and_holds_up_nobody(co
     assert any("a subscription that is gone" in line for line in maintenance(connection).attention)
 
 
-def test_a_retry_for_a_subscription_that_is_gone_is_told(connect, gone):
+def test_a_retry_for_a_subscription_that_is_gone_when_its_time_comes_is_told(connect):
     connection = connect()
+    sid = subscribe(connection)
     events = Jsonb([{"id": "pm" + "0" * 22, "topic": "a", "payload": {}, "metadata": {}}])
-    retry = one(connection, "select pgmb.retry_events(%s, 'mail', %s, 'it failed', 1, '0')", gone, events)
+    retry = one(connection, "select pgmb.retry_events(%s, 'mail', %s, 'it failed', 1, '0')", [sid], events)
+    connection.execute("delete from pgmb.subscriptions where id = %s", [sid])
     poll_all(connection)
-    assert [(sid, ids) for sid, ids, _ in faults(connection)] == [(gone, [retry])]
+    assert [fault[:2] for fault in faults(connection)] == [(sid, [retry])]
 
 
 def test_what_was_for_a_subscription_that_came_back_is_delivered_by_a_replay(connect, gone):

@@ -147,7 +147,7 @@ def test_a_failure_of_one_that_is_not_reliable_is_only_logged(db, connection, ca
 
 def test_what_one_that_is_not_reliable_gets_is_noted_as_read_before(db, connection, monkeypatch):
     order, keep, submit = [], Group.keep, handler_threads.Lanes.submit
-    monkeypatch.setattr(Group, "keep", lambda self, *what: (order.append("noted"), keep(self, *what)))
+    monkeypatch.setattr(Group, "keep", lambda self, *what: (order.append("noted"), keep(self, *what))[1])
     monkeypatch.setattr(
         handler_threads.Lanes, "submit", lambda self, call: (order.append("called"), submit(self, call))
     )

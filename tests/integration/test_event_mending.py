@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from airflow_pgchange import schema
 from airflow_pgchange.maintenance import Report, maintain
-from tests.mutations import events, push
+from tests.mutations import events, push, serialise
 from tests.tubes import one
 
 
@@ -81,6 +82,70 @@ def test_a_table_that_was_dropped_is_forgotten_before_a_dump_gives_its_number_to
     assert f"public.thing was dropped, and its mutations are no longer published; {again}" in lines
     assert one(connection, "select count(*) from pgmb.pushed_table") == 0
     assert one(connection, "select count(*) from pgmb.push_fault") == 0
+
+
+def functions(connection):
+    """Ours that capture tables, and others that have such a name."""
+    query = "select proname from pg_proc where proname like 'pgchange\\_push\\_%' order by 1"
+    return [name for (name,) in connection.execute(query)]
+
+
+@pytest.mark.parametrize(
+    "look_after",
+    [
+        maintain,
+        lambda connection: connection.execute("select pgmb.maintain_events_table()"),
+        lambda connection: schema.uninstall(connection, ["pgmb"]),
+    ],
+    ids=["maintain", "by hand", "uninstall"],
+)
+def test_what_captured_a_table_that_was_dropped_goes_and_nothing_else(connect, look_after):
+    connection = connect()
+    connection.execute("create table item (id bigint); create table gone (id bigint)")
+    push(connection)
+    push(connection, "gone")
+    kept = [name for name in functions(connection) if "item" in name]
+    connection.execute(
+        "drop table gone; create function pgchange_push_mine() returns trigger language plpgsql as 'begin end'"
+    )
+    assert len(functions(connection)) == 7
+    look_after(connection)
+    if one(connection, "select to_regclass('pgmb.events') is null"):
+        assert functions(connection) == ["pgchange_push_mine"]
+    else:
+        assert functions(connection) == sorted([*kept, "pgchange_push_mine"])
+        connection.execute("insert into item values (1)")
+        assert [topic for topic, _, _ in events(connection)] == ["public.item.insert"]
+
+
+SETTINGS = (
+    "set timezone = 'Asia/Tokyo'; set lc_monetary = 'C.UTF-8'; set quote_all_identifiers = on; "
+    "set intervalstyle = iso_8601; set datestyle = german; set bytea_output = escape; set extra_float_digits = -3"
+)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_row_says_the_same_in_the_sessions_of_all(connect, replayed):
+    said = []
+    connection = connect()
+    connection.execute(
+        "create table item (id int, t timestamptz, r regclass, i interval, b bytea, f float, m money)"
+    )
+    push(connection)
+    for settings in ("set timezone = 'UTC'", SETTINGS):
+        session = connect()
+        session.execute(settings)
+        if replayed:
+            serialise(connection, "raise 'not now';")
+        session.execute(
+            "insert into item values (1, '2020-01-01 00:00:00+00', 'item', '1 day', '\\x01', 0.1::float + 0.2, 1.5)"
+        )
+        if replayed:
+            serialise(connection, "serialised := pg_catalog.to_jsonb(record); emit := true;")
+            assert one(session, "select pgmb.replay_push_faults('item')") == 1
+        said += events(connection)
+    assert said[0] == said[1]
+    assert said[0][1]["t"] == "2020-01-01T00:00:00+00:00"
 
 
 def test_a_row_that_no_event_can_hold_is_kept_as_a_text(connect):

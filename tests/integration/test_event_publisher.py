@@ -7,6 +7,7 @@ import multiprocessing
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -15,8 +16,8 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.events import Event, Publisher, publish
 from airflow_pgchange.events import publisher as publisher_module
-from airflow_pgchange.events.event import event_id
-from airflow_pgchange.events.publish import with_ids
+from airflow_pgchange.events.event import event_id, row_of
+from airflow_pgchange.events.publish import insert_if_absent, with_ids
 from airflow_pgchange.feeds.errors import InvalidArgument, NotPublished, PublisherFull
 from airflow_pgchange.feeds.retrying import succeeds
 
@@ -300,28 +301,82 @@ def test_a_server_that_comes_back_gets_everything_once_and_in_order(own_cluster,
         assert stored(connection) == list(range(400))
 
 
+def lose_one_commit(monkeypatch, killer, committed):
+    """Kill the backend of the first batch before or after its commit; the list of those that died."""
+    died = []
+    commit = Publisher._commit
+
+    def dying(self, rows, write):
+        if died:
+            return commit(self, rows, write)
+        died.append(self._connection.info.backend_pid)
+        if committed:
+            commit(self, rows, write)
+        killer.execute("select pg_terminate_backend(%s, 10000)", died)
+        self._connection.execute("select 1")
+        raise AssertionError("the backend lives")
+
+    monkeypatch.setattr(Publisher, "_commit", dying)
+    return died
+
+
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_connection_lost_in_the_commit_neither_loses_nor_doubles(db, connect, monkeypatch, committed):
     """The backend dies before or after the commit, and the publisher cannot know which."""
-    killer, died = connect(), []
-    commit = publisher_module._commit
-
-    def dying(connection, rows, write):
-        if died:
-            return commit(connection, rows, write)
-        died.append(connection.info.backend_pid)
-        if committed:
-            commit(connection, rows, write)
-        killer.execute("select pg_terminate_backend(%s, 10000)", died)
-        connection.execute("select 1")
-        raise AssertionError("the backend lives")
-
-    monkeypatch.setattr(publisher_module, "_commit", dying)
+    died = lose_one_commit(monkeypatch, connect(), committed)
     with Publisher(db) as publisher:
         publisher.put([*numbers(20), Event("t", {"n": 20}, at=datetime.now(UTC) + HOUR)])
     assert len(died) == 1
     assert stored(connect()) == list(range(21))
     assert connect().execute("select sum(cardinality(ids)) from pgmb.published").fetchone() == (20,)
+
+
+TAKEN, TWICE = event_id(datetime.now(UTC), 1), event_id(datetime.now(UTC), 2)
+"""Ids of an event that is there already, and of two that are put."""
+
+
+def test_an_id_that_is_taken_is_refused_though_the_server_was_away(own_cluster, own_database):
+    with psycopg.connect(own_database) as connection:
+        publish(connection, Event("first", id=TAKEN))
+    own_cluster.stop("immediate")
+    publisher = Publisher(own_database)
+    publisher.put([Event("second", id=TAKEN), Event("one", id=TWICE), Event("two", id=TWICE)])
+    with publisher._changed:
+        assert publisher._changed.wait_for(lambda: publisher._trouble is not None, SECONDS)
+    own_cluster.start()
+    with pytest.raises(NotPublished, match="already exists") as raised:
+        publisher.close()
+    assert [event.topic for event in raised.value.events] == ["second", "two"]
+    with psycopg.connect(own_database) as connection:
+        assert topics(connection) == ["first", "one"]
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_an_id_that_is_taken_is_refused_though_a_connection_was_lost_in_the_commit(
+    db, connect, monkeypatch, committed
+):
+    publish(connect(), Event("first", id=TAKEN))
+    died = lose_one_commit(monkeypatch, connect(), committed)
+    publisher = Publisher(db)
+    publisher.put([Event("second", id=TAKEN), Event("one", id=TWICE), Event("two", id=TWICE), Event("three")])
+    with pytest.raises(NotPublished, match=TAKEN) as raised:
+        publisher.close()
+    assert len(died) == 1
+    assert [event.topic for event in raised.value.events] == ["second", "two"]
+    assert topics(connect()) == ["first", "one", "three"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"topic": "u"}, {"payload": [2]}, {"metadata": {"a": 2}}, {"subscription_id": "su2"}], ids=str
+)
+def test_what_is_there_under_an_id_is_the_same_event_only_where_all_of_it_is(connect, other):
+    connection = connect()
+    event = Event("t", [1.50, None], {"a": 1}, None, "su1", TAKEN)
+    publish(connection, event)
+    insert_if_absent(connection, [row_of(event)])
+    with pytest.raises(InvalidArgument, match=f"another event is there.*{TAKEN}"):
+        insert_if_absent(connection, [row_of(replace(event, **other))])
+    assert connection.execute("select count(*) from pgmb.events").fetchone() == (1,)
 
 
 def test_killed_backends_in_the_middle_of_publishing_lose_nothing(db, connect):
@@ -348,11 +403,29 @@ def test_a_publishers_rights_are_enough(connect, role, monkeypatch):
     connection.execute("select pgmb.grant_publisher(%s::regrole)", [other.name])
     # As after a connection that was lost in its commit.
     monkeypatch.setattr(publisher_module, "copy_rows", publisher_module.insert_if_absent)
+    there = Event("t", {"n": 0}, id=TAKEN)
+    publish(connection, there)
     with Publisher(other.conninfo) as publisher:
-        publisher.put([*numbers(3), Event("t", {"n": 3}, at=datetime.now(UTC) + HOUR)])
+        publisher.put(there)
+        publisher.put([*numbers(3)[1:], Event("t", {"n": 3}, at=datetime.now(UTC) + HOUR)])
     with psycopg.connect(other.conninfo) as limited:
         publish(limited, Event("t", {"n": 4}, at=datetime.now(UTC) + 2 * HOUR))
     assert stored(connection) == list(range(5))
+
+
+@pytest.mark.parametrize("never", [float("inf"), 1e10, 10**400], ids=["inf", "1e10", "1e400"])
+def test_a_buffer_may_wait_for_ever(db, connect, never):
+    with Publisher(db, flush_events=2, flush_after=never) as publisher:
+        publisher.put(numbers(3))
+        assert succeeds(lambda: stored(connect()) == [0, 1], SECONDS)
+        publisher.flush(timeout=SECONDS)
+        assert stored(connect()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("nonsense", [-1, float("nan"), "1", None, True])
+def test_a_time_to_wait_that_is_none_is_refused(db, nonsense):
+    with pytest.raises(InvalidArgument, match="flush_after"):
+        Publisher(db, flush_after=nonsense)
 
 
 def test_the_memory_is_bounded_and_who_puts_more_is_told(db, connect):
@@ -377,7 +450,7 @@ def test_who_puts_more_than_the_memory_holds_waits(db, connect, monkeypatch):
     with Publisher(db, memory=10_000) as publisher:
         with pytest.raises(PublisherFull):
             publisher.put(numbers(100), timeout=0.05)
-        put_so_far = publisher._put
+        put_so_far = publisher._accepted
         assert put_so_far < 10
         thread = threading.Thread(target=publisher.put, args=[[Event("t", {"n": put_so_far})]])
         thread.start()

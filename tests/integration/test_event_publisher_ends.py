@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.events import Event, Publisher
-from airflow_pgchange.feeds.errors import NotPublished, PublisherFull
+from airflow_pgchange.feeds.errors import InvalidArgument, NotPublished, PublisherFull
 from tests.handling import in_thread, numbered
 
 
@@ -73,10 +74,42 @@ def test_the_memory_of_events_that_were_refused_is_bounded_and_freed_by_a_flush(
         for number in range(100):
             publisher.put(Event("t", {"n": number, "word": "\0"}))
             with publisher._changed:
-                assert publisher._changed.wait_for(lambda: publisher._settled == publisher._put, 30)
+                assert publisher._changed.wait_for(lambda: publisher._settled == publisher._accepted, 30)
     with pytest.raises(NotPublished) as raised:
         publisher.flush()
     assert untold(raised.value) == list(range(number))
     assert number <= 10
     publisher.put(numbered(0, 1))
     publisher.close()
+
+
+@pytest.mark.parametrize("ask", [Publisher.flush, Publisher.close])
+def test_a_publisher_whose_thread_has_died_says_so_and_what_it_did_not_publish(db, monkeypatch, ask):
+    def broken(publisher):
+        raise LookupError("nobody thought of this")
+
+    publisher = Publisher(db, flush_after=60)
+    publisher.put(numbered(0, 3))
+    monkeypatch.setattr(Publisher, "_due", broken)
+    asked = in_thread(ask, publisher, 30)()
+    assert isinstance(asked, NotPublished)
+    assert isinstance(asked.__cause__, LookupError)
+    assert "nobody thought" in str(asked)
+    assert untold(asked) == [0, 1, 2]
+    with pytest.raises(InvalidArgument, match="open another"):
+        publisher.put(numbered(3, 4))
+    with suppress(NotPublished):
+        publisher.close()
+
+
+def test_a_publisher_whose_thread_has_died_lets_nobody_wait_for_room(db, monkeypatch):
+    def broken(publisher):
+        raise LookupError("nobody thought of this")
+
+    publisher = Publisher(db, flush_after=60, memory=1)
+    publisher.put(numbered(0, 1))
+    joined = in_thread(publisher.put, numbered(1, 2))
+    monkeypatch.setattr(Publisher, "_due", broken)
+    with pytest.raises(NotPublished):
+        publisher.close(timeout=30)
+    assert isinstance(joined(), InvalidArgument)

@@ -72,7 +72,7 @@ def test_a_replay_brings_no_retries_again(connect):
     poll_all(connection)
     connection.execute(
         "select pgmb.retry_events(%s, 'h', %s, 'no', 1, '0 s')",
-        [sid, Jsonb([{"id": ids[0], "topic": "t", "payload": {}, "metadata": {}}])],
+        [[sid], Jsonb([{"id": ids[0], "topic": "t", "payload": {}, "metadata": {}}])],
     )
     poll_all(connection)
     query = "select topic from pgmb.replay_events('g', %s, pgmb.create_event_id('2001-01-01', 0), 3)"

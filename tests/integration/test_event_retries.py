@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from airflow_pgchange import dead_letters
-from airflow_pgchange.events import Event, Handler, publish, subscribe, topical, unsubscribe
+from airflow_pgchange.events import Event, Handler, Selection, publish, subscribe, topical, unsubscribe
 from airflow_pgchange.feeds.errors import HandlerFailed
 from tests.handling import LATER, Seen, failing, group, hurry, numbered, run_with_retries, subscribed, unread
 
@@ -103,7 +103,7 @@ def test_a_dead_letter_whose_subscription_is_gone_says_so_and_stays(db, connecti
     group(db, Handler("bad", failing(1), retries=())).run("empty")
     unsubscribe(connection, connection.execute("select id from pgmb.subscriptions").fetchone()[0])
     (letter,) = dead_letters.listed(connection)
-    assert "is gone" in letter.hindrance
+    assert "subscriptions are gone" in letter.hindrance
 
 
 def test_a_password_in_an_error_does_not_reach_the_dead_letter(db, connection):
@@ -262,3 +262,53 @@ def test_a_letter_of_one_subscription_is_sent_again_when_another_is_ended(db, tw
     seen = Seen()
     group(db, Handler("a", seen)).run("empty")
     assert (len(sent), seen.numbers) == (1, [2, 3, 4])
+
+
+@pytest.fixture
+def both(connect):
+    """A connection, and the two subscriptions of its group in the order of their ids: an event was dispatched to both."""
+    connection = connect()
+    ids = [
+        subscribe(connection, "g", topical("t")),
+        subscribe(connection, "g", Selection("e.payload is not null")),
+    ]
+    publish(connection, numbered(0, 1))
+    connection.execute("select pgmb.poll_for_events()")
+    return connection, sorted(ids)
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+@pytest.mark.parametrize("tried_before", [0, 1])
+def test_what_several_subscriptions_want_comes_again_while_one_of_them_is_there(
+    db, both, ended, tried_before
+):
+    connection, ids = both
+    handlers = group(db, Handler("a", failing(99), retries=(LATER, LATER)))
+    for _ in range(tried_before):
+        handlers.run("empty")
+        assert hurry(connection) == 1
+        connection.execute("select pgmb.poll_for_events()")
+    unsubscribe(connection, ids[ended])
+    run_with_retries(handlers, connection)
+    (letter,) = dead_letters.listed(connection)
+    assert (letter.attempts, letter.hindrance) == (3, None)
+
+
+def test_a_letter_of_what_several_subscriptions_want_is_sent_again_while_one_of_them_is_there(db, both):
+    connection, ids = both
+    group(db, Handler("a", failing(1), retries=())).run("empty")
+    unsubscribe(connection, ids[0])
+    assert len(dead_letters.again(connection, consumer="events:g/a")) == 1
+    seen = Seen()
+    group(db, Handler("a", seen)).run("empty")
+    assert (seen.numbers, seen.deliveries[0].events[0].subscriptions) == ([0], tuple(ids))
+
+
+def test_what_can_come_again_by_no_subscription_is_a_dead_letter_at_once(db, both):
+    connection, ids = both
+    for sid in ids:
+        unsubscribe(connection, sid)
+    done = group(db, Handler("a", failing(99), retries=(0,))).run("empty")
+    (letter,) = dead_letters.listed(connection)
+    assert (done.retried, done.given_up, letter.attempts) == (0, 1, 1)
+    assert "subscriptions are gone" in letter.hindrance

@@ -175,3 +175,20 @@ def test_who_may_add_no_conditions_may_subscribe_to_topics(connection, role, sel
         subscribe(limited, "g", selection)
         with pytest.raises(PermissionDenied, match="not known"):
             subscribe(limited, "g", Selection("e.topic = 'a'"))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "insert into pgmb.subscriptions (group_id) values ('a/b')",
+        "update pgmb.subscriptions set group_id = 'a/b'",
+        "select pgmb.make_group('a/b')",
+        "select pgmb.register('a/b')",
+    ],
+)
+def test_no_group_has_a_name_that_could_be_anothers_handler(connection, query):
+    """Dead letters of both would have one name, as in events:a/b."""
+    subscribe(connection, "a")
+    with pytest.raises(psycopg.Error, match="slash"):
+        connection.execute(query)
+    assert connection.execute("select id from pgmb.subscription_groups").fetchall() == [("a",)]

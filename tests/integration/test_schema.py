@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange import schema
-from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, SchemaVersionMismatch
+from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Refused, SchemaVersionMismatch
 
 
 def schemas(connection):
@@ -86,6 +86,43 @@ def test_the_dead_letters_are_not_removed_alone(db, connect_to):
         with pytest.raises(InvalidArgument, match=f"{kept} needs dead_letters"):
             schema.uninstall(connection, ["dead_letters", *(users - {kept})])
     assert "dead_letter" in schemas(connection)
+
+
+RUNNING = {
+    "revision": "select revision.track('public.item'), revision.maintain_partitions()",
+    "tube": "select tube.tube_ensure_exists('q', 2), tube.tube_table_ensure_attached('q', 'public.item', 0)",
+    "pgmb": "select pgmb.push_table_mutations('public.item'), pgmb.maintain_events_table()",
+    "mbus": "select mbus.create_queue('q', 2), mbus.create_queue('gone', 2), mbus.drop_queue('gone')",
+}
+"""What makes objects within a schema, or takes others out of it, while it is used."""
+THEIRS = {
+    "table": "create table {}.my_archive as select 1 as n",
+    "view": "create view {}.my_view as select 1 as n",
+    "sequence": "create sequence {}.my_seq",
+    "function": "create function {}.my_fn() returns int language sql return 1",
+    "type": "create domain {}.my_type as int",
+}
+
+
+@pytest.mark.parametrize("system", schema.SYSTEMS, ids=lambda system: system.folder)
+def test_what_others_have_put_into_a_schema_is_never_dropped(bare_db, connect_to, system):
+    connection = connect_to(bare_db)
+    if not schema.available(connection, system):
+        pytest.skip(f"this server has no {system.extension}")
+    schema.install(connection)
+    connection.execute("create table public.item (id bigint primary key)")
+    for made in filter(None, map(RUNNING.get, (each.folder for each in possible(connection)))):
+        connection.execute(made)
+    for kind, made in THEIRS.items():
+        connection.execute(made.format(system.schema))
+        with pytest.raises(
+            Refused, match=rf"schema {system.schema} is used by others: {kind} \S*my_\w+[^,\s]*:"
+        ):
+            schema.uninstall(connection)
+        connection.execute(f"drop {made.split()[1]} {system.schema}.my_{made.split('my_')[1].split()[0]}")
+    assert len(schemas(connection)) == len(possible(connection))
+    schema.uninstall(connection)
+    assert schemas(connection) == set()
 
 
 def test_who_may_not_take_a_capture_off_removes_nothing(db, role, connect_to):

@@ -130,7 +130,7 @@ def test_a_backslash_in_params_is_one() -> None:
     assert Selection("TRUE", {"a": "\\u0000"}).params == {"a": "\\u0000"}
 
 
-@pytest.mark.parametrize("name", ["a\0b", "\ud800", "", "x" * 49, None])
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "", "x" * 49, None, "a/b"])
 def test_what_no_group_can_be_called_is_refused(name: Any) -> None:
     for make in (
         EventFeed,
@@ -139,6 +139,12 @@ def test_what_no_group_can_be_called_is_refused(name: Any) -> None:
     ):
         with pytest.raises(InvalidArgument, match="the name of a group"):
             make(name)
+
+
+@pytest.mark.parametrize("name", ["", None, "h\0", "h\ud800", "b/c"])
+def test_what_no_handler_can_be_called_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidArgument, match="the name of a handler"):
+        Handler(name, print)
 
 
 def test_a_handler_that_nobody_would_run_is_refused() -> None:

@@ -17,6 +17,7 @@ begin
                 hint = format('as its owner: select pgmb.stop_table_mutations_push(%L); then again', pushed);
         end;
     end loop;
+    perform pgmb.drop_left_over();
 
     with inside as (
         select d.classid, d.objid from pg_catalog.pg_depend as d
