@@ -68,16 +68,16 @@ class SubscribeOperator(BaseOperator):
     Guarantee: exactly once. Doing it again only sets the expiry that is given last; other topics, or another selection,
     are one more subscription beside the first.
 
-    Raises InvalidArgument for both or neither of topics and selection, Refused for a condition that PostgreSQL does not
-    take, PermissionDenied for a new one that the role may not add.
+    Raises InvalidArgument for both or neither of topics and selection, or a selection with what goes with topics, Refused
+    for a condition that PostgreSQL does not take, PermissionDenied for a new one that the role may not add.
 
     :param group: the group, which is made if it is not there (templated)
     :param topics: the topics that it gets, one or a list of them, or the JSON of a list (templated)
-    :param partition: ``(k, n)``: only part k of n, counted from 0; the n parts together get every event
-    :param by: the field of the payload by which events are parted; default: their ids
+    :param partition: ``(k, n)``: only part k of n, counted from 0; the n parts together get every event. With topics
+    :param by: the field of the payload by which events are parted; default: their ids. With topics
     :param selection: instead of topics: any SQL over event and subscription, which runs with the rights of the owner
-        of the schema
-    :param expiry: remove the subscription when nobody has used it for so long, at least a minute
+        of the schema. It has its own conditions and expiry
+    :param expiry: remove the subscription when nobody has used it for so long, at least a minute. With topics
     :param postgres_conn_id: the database of the event log
     """
 
@@ -98,6 +98,10 @@ class SubscribeOperator(BaseOperator):
         super().__init__(**kwargs)
         if (topics is None) == (selection is None):
             raise InvalidArgument("say which events: either topics or selection")
+        if selection is not None and (partition, by, expiry) != (None, None, None):
+            raise InvalidArgument(
+                "partition, by and expiry go with topics: a Selection has its own conditions and expiry"
+            )
         self.group = group
         self.topics = topics
         self.partition = partition

@@ -165,6 +165,16 @@ def test_a_subscription_that_says_both_or_nothing_is_refused(conn_id: str) -> No
             SubscribeOperator(task_id="s", group="g", **given)
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [{"partition": (0, 2)}, {"by": "n"}, {"expiry": timedelta(hours=1)}],
+    ids=lambda beside: [*beside][0],
+)
+def test_what_only_goes_with_topics_is_refused_beside_a_selection(beside: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="go with topics"):
+        SubscribeOperator(task_id="s", group="g", selection=Selection(), **beside)
+
+
 def test_polling_dispatches_until_nothing_is_left(conn_id: str, log: psycopg.Connection[Any]) -> None:
     subscribe(log, "g")
     log.execute("update pgmb.config set value = '10' where id = 'poll_chunk_size'")
