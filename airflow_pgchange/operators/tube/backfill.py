@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -25,42 +25,34 @@ SAY_EVERY = 10.0
 """Seconds between two lines about a backfill in the log."""
 
 
-class Backfilling(BaseOperator):
-    """Says how far a backfill is, now and then, and stops when the task is killed."""
+def telling(say: Callable[..., None], what: str) -> Callable[[Progress], None]:
+    """Says how far backfills of ``what`` are: each at its first chunk, at its end, and now and then in between."""
+    said: dict[int, float] = {}
 
-    _said = float("-inf")
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._stop = Stop()
-
-    def on_kill(self) -> None:
-        """Stop at once; the next run goes on behind the last chunk."""
-        self._stop.ask()
-
-    def _say(self, what: str, progress: Progress) -> None:
+    def told(progress: Progress) -> None:
         if progress.finished:
-            self.log.info(
+            say(
                 "backfill %d of %s is done: %s rows; the workers of the tube replay them now",
                 progress.id,
                 what,
                 f"{progress.looked_at:,}",
             )
-        elif time.monotonic() - self._said >= SAY_EVERY:
-            self._said = time.monotonic()
-            share = min(99, 100 * progress.looked_at // max(progress.total, 1))
-            self.log.info(
+        elif time.monotonic() - said.get(progress.id, -math.inf) >= SAY_EVERY:
+            said[progress.id] = time.monotonic()
+            say(
                 "backfill %d of %s is %s: %s of about %s rows (%d %%)",
                 progress.id,
                 what,
                 progress.state,
                 f"{progress.looked_at:,}",
                 f"{progress.total:,}",
-                share,
+                min(99, 100 * progress.looked_at // max(progress.total, 1)),
             )
 
+    return told
 
-class TubeBackfillOperator(Backfilling):
+
+class TubeBackfillOperator(BaseOperator):
     """Touches every row of attached tables, after everything that is touched in the meantime.
 
     In chunks of a transaction each: a run that was killed goes on at the same chunk, and ``tube.backfills()`` shows
@@ -120,6 +112,7 @@ class TubeBackfillOperator(Backfilling):
         self.resumable = resumable
         self.postgres_conn_id = postgres_conn_id
         self._connection: psycopg.Connection[Any] | None = None
+        self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Returns the number of rows that were looked at, by table; none for the three steps."""
@@ -155,14 +148,14 @@ class TubeBackfillOperator(Backfilling):
                     chunk_size=chunk_size,
                     pause=pause,
                     timeout=timeout,
-                    told=partial(self._say, table),
+                    told=telling(self.log.info, table),
                     stop=self._stop,
                 )
                 looked_at[table] = done.looked_at
         return looked_at
 
     def on_kill(self) -> None:
-        """Stop at once, and undo the chunk in work; the next run goes on with it."""
-        super().on_kill()
+        """Stop at once, and undo what is in work: a chunk, with which the next run goes on, or one of the three steps."""
+        self._stop.ask()
         if self._connection is not None:
             cancel(self._connection)

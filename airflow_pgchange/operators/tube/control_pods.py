@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange import tubes
@@ -13,7 +13,8 @@ from airflow_pgchange.arguments import FeedLike, feed_of, json_of, seconds
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.operators.tube.backfill import Backfilling
+from airflow_pgchange.operators.tube.backfill import telling
+from airflow_pgchange.stopping import Stop
 from airflow_pgchange.tubes import Downstream, TableDownstream
 from airflow_pgchange.tubes.control_pods import BACKFILL_SECONDS
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class TubeGarbageCollectOperator(Backfilling):
+class TubeGarbageCollectOperator(BaseOperator):
     """Works off control pods: carries out the backfills that ``tube.tube_backfill_schedule`` asked for, and gives up
     downstream what is gone, behind a backfill what it did not write again, and what was truncated.
 
@@ -73,6 +74,7 @@ class TubeGarbageCollectOperator(Backfilling):
         self.source_conn_id = source_conn_id
         self.wait_for = wait_for
         self.skip_if_empty = skip_if_empty
+        self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, int]:
         """Returns how many control pods were worked off, how many ids they touched, and how many were given up."""
@@ -90,7 +92,7 @@ class TubeGarbageCollectOperator(Backfilling):
             downstream,
             wait=None if self.wait_for is None else seconds("wait_for", self.wait_for),
             seconds=seconds("backfill_for", self.backfill_for),
-            told=partial(self._say, feed.tube),
+            told=telling(self.log.info, feed.tube),
             stopped=self._stop,
         )
         for one in done:
@@ -110,6 +112,11 @@ class TubeGarbageCollectOperator(Backfilling):
         given_up = sum(one.given_up is not None for one in done)
         touched = sum(one.touched for one in done)
         return {"controls": len(done) - given_up, "touched": touched, "given_up": given_up}
+
+    def on_kill(self) -> None:
+        """Stop behind the chunk in work: a backfill goes on there in the next run, and of the control pods all stay, with
+        nothing touched for them."""
+        self._stop.ask()
 
 
 def _tube_feed(value: FeedLike) -> TubeFeed:
