@@ -25,6 +25,7 @@ from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -79,7 +80,7 @@ class DrainingOperator(BaseOperator):
         self.on_give_up = on_give_up
         self.skip_if_empty = skip_if_empty
         self._transaction: ConsumerTransaction | None = None
-        self._killed = False
+        self._stop = Stop()
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
         """Process one batch and ack it on the transaction."""
@@ -106,7 +107,7 @@ class DrainingOperator(BaseOperator):
             try:
                 self.process_batch(transaction, batch, context)
             except Exception as error:
-                if self._killed:
+                if self._stop():
                     raise Stopped(
                         f"{feed.name}: the task was killed, and nothing of its batch was kept"
                     ) from error
@@ -128,7 +129,7 @@ class DrainingOperator(BaseOperator):
             )
 
         try:
-            drained = drain(plan, process, committed, stopped=lambda: self._killed, given_up=given_up)
+            drained = drain(plan, process, committed, stopped=self._stop, given_up=given_up)
         finally:
             self._transaction = None
         self._report_lag(plan)
@@ -136,7 +137,7 @@ class DrainingOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """End what runs on the consumer's connection; nothing of the batch is kept."""
-        self._killed = True
+        self._stop.ask()
         if self._transaction is not None:
             self._transaction.cancel()
 

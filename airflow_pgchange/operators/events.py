@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -13,11 +13,12 @@ from airflow.sdk import BaseOperator
 
 from airflow_pgchange.arguments import Until, until_of
 from airflow_pgchange.events import Event, Selection, publish, subscribe, topical
-from airflow_pgchange.events.dispatch import WITHIN, poll
+from airflow_pgchange.events.dispatch import WITHIN, dispatch
 from airflow_pgchange.events.replay import replay, rewind
 from airflow_pgchange.feeds.checks import check_count
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.errors import InvalidArgument, Stopped
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -125,10 +126,11 @@ class PollEventsOperator(BaseOperator):
     """Dispatches published events to the groups that subscribe to them. Safe to run side by side: one polls at a time.
 
     Feeds and handlers dispatch by themselves; this is for readers that only call ``read_next_events``. Guarantee: each
-    event is dispatched to each matching subscription exactly once.
+    event is dispatched to each matching subscription exactly once. Raises DispatchEnded where a condition does not end,
+    Stopped when the task is killed.
 
     :param until: ``empty``: until nothing is left, or somebody else dispatches; or so many seconds (templated)
-    :param poll_every: seconds between two polls that find nothing
+    :param poll_every: seconds until the next poll where nothing is left
     :param within: seconds that a chunk of events may take: with more the task fails, and names the condition that is too
         slow, or does not end
     :param postgres_conn_id: the database of the event log
@@ -150,27 +152,31 @@ class PollEventsOperator(BaseOperator):
         self.poll_every = poll_every
         self.within = within
         self.postgres_conn_id = postgres_conn_id
-        self._stopped = threading.Event()
+        self._stop = Stop()
 
     def execute(self, context: Context) -> int:
         """Returns how many pairs of event and subscription were dispatched."""
         until, total = until_of(self.until), 0
-        ends = None if until == "empty" else time.monotonic() + until
+        ends = math.inf if until == "empty" else time.monotonic() + until
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            while not self._stopped.is_set():
-                dispatched = poll(connection, self.within)
-                total += dispatched
-                if ends is None and not dispatched:
+            while not self._stop():
+                done = dispatch(connection, self.within)
+                total += done.pairs
+                left = ends - time.monotonic()
+                if left <= 0 or (until == "empty" and not done.more):
                     break
-                if ends is not None and time.monotonic() >= ends:
-                    break
-                if not dispatched:
-                    self._stopped.wait(self.poll_every)
+                if not done.more:
+                    self._stop.rest(min(self.poll_every, left))
         self.log.info("dispatched %d times an event to a subscription", total)
+        if self._stop():
+            raise Stopped(
+                "the task was killed; what it dispatched stays so, and the next poll goes on behind it"
+            )
         return total
 
     def on_kill(self) -> None:
-        self._stopped.set()
+        """Stop behind the chunk in work."""
+        self._stop.ask()
 
 
 class ReplayEventsOperator(BaseOperator):

@@ -15,6 +15,7 @@ from airflow_pgchange.events import EventHandlers, Handler
 from airflow_pgchange.feeds.checks import OnBusy, check_plan
 from airflow_pgchange.feeds.errors import ConsumerBusy, Stopped
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -71,7 +72,7 @@ class EventHandlersOperator(BaseOperator):
         self.skip_if_empty = skip_if_empty
         self.postgres_conn_id = postgres_conn_id
         self._running: EventHandlers | None = None
-        self._killed = False
+        self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, int]:
         """Returns ``{batches, events, failed, retried, given_up}``."""
@@ -83,6 +84,9 @@ class EventHandlersOperator(BaseOperator):
             read_ahead=self.read_ahead,
             wait=self.wait_for if self.on_busy == "wait" else 0,
         )
+        # Also where the task was killed before there was anything to stop.
+        if self._stop():
+            self._running.stop()
         try:
             done = self._running.run(until_of(self.until))
         except ConsumerBusy as error:
@@ -100,7 +104,7 @@ class EventHandlersOperator(BaseOperator):
             done.given_up,
             " (airflow pgchange letters list)" if done.given_up else "",
         )
-        if self._killed:
+        if self._stop():
             raise Stopped(f"group {self.group}: the task was killed; what it had not finished comes again")
         if self.skip_if_empty and not done.batches:
             raise AirflowSkipException(f"group {self.group}: nothing is ready")
@@ -108,6 +112,6 @@ class EventHandlersOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """Finish the calls that run, and no more."""
-        self._killed = True
+        self._stop.ask()
         if self._running is not None:
             self._running.stop()
