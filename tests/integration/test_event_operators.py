@@ -171,7 +171,7 @@ def test_a_subscription_that_says_both_or_nothing_is_refused(conn_id: str) -> No
 @pytest.mark.parametrize(
     "beside",
     [{"partition": (0, 2)}, {"by": "n"}, {"expiry": timedelta(hours=1)}],
-    ids=lambda beside: [*beside][0],
+    ids=lambda beside: next(iter(beside)),
 )
 def test_what_only_goes_with_topics_is_refused_beside_a_selection(beside: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="go with topics"):

@@ -136,7 +136,13 @@ class TubeBackfillOperator(BaseOperator):
                 )
                 if not self.resumable:
                     tubes.backfill_in_steps(
-                        connection, self.tube, table, self.order_col or "", shard=shard, timeout=timeout
+                        connection,
+                        self.tube,
+                        table,
+                        self.order_col or "",
+                        shard=shard,
+                        timeout=timeout,
+                        stop=self._stop,
                     )
                     continue
                 done = tubes.backfill(
