@@ -177,6 +177,23 @@ def test_as_many_workers_share_a_tube_as_a_template_says(tube: psycopg.Connectio
         attaching(workers="four")
 
 
+@pytest.mark.parametrize("plane", ["public.plane", "plane", '"public"."plane"', '"plane"', 'public."plane"'])
+def test_tables_are_attached_in_one_order_however_they_are_written(
+    tube: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, plane: str
+) -> None:
+    tube.execute("create table airport (id bigint primary key); create table wing (id bigint primary key)")
+    attach_one, order = tubes.attach, list[str]()
+
+    def attach_noted(connection: Any, name: str, table: str, **more: Any) -> None:
+        order.append(table)
+        attach_one(connection, name, table, **more)
+
+    monkeypatch.setattr(tubes, "attach", attach_noted)
+    attaching(tables=["public.airport", plane], shard=0)
+    attaching(tables=["public.wing", plane, "public.airport"], shard=0, tube="new")
+    assert order == [plane, "public.airport", "public.airport", plane, "public.wing"]
+
+
 def test_tables_are_attached_all_or_none(tube: psycopg.Connection[Any]) -> None:
     with pytest.raises(Exception, match="nope"):
         attaching(tube="new", tables=["public.plane", "public.nope"], shard=0)
