@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_pgchange.arguments import Until, until_of
+from airflow_pgchange.arguments import Seconds, Until, patience, seconds, until_of
 from airflow_pgchange.events import Event, Selection, publish, subscribe, topical
 from airflow_pgchange.events.dispatch import WITHIN, dispatch
 from airflow_pgchange.events.replay import replay, rewind
@@ -130,9 +130,9 @@ class PollEventsOperator(BaseOperator):
     Stopped when the task is killed.
 
     :param until: ``empty``: until nothing is left, or somebody else dispatches; or so many seconds (templated)
-    :param poll_every: seconds until the next poll where nothing is left
-    :param within: seconds that a chunk of events may take: with more the task fails, and names the condition that is too
-        slow, or does not end
+    :param poll_every: seconds, or a timedelta, until the next poll where nothing is left
+    :param within: seconds, or a timedelta, that a chunk of events may take: with more the task fails, and names the
+        condition that is too slow, or does not end
     :param postgres_conn_id: the database of the event log
     """
 
@@ -142,15 +142,15 @@ class PollEventsOperator(BaseOperator):
         self,
         *,
         until: Until = "empty",
-        poll_every: float = 0.1,
-        within: float = WITHIN,
+        poll_every: Seconds = 0.1,
+        within: Seconds = WITHIN,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.until = until
-        self.poll_every = poll_every
-        self.within = within
+        self.poll_every = seconds("poll_every", poll_every)
+        self.within = seconds("within", within)
         self.postgres_conn_id = postgres_conn_id
         self._stop = Stop()
 
@@ -195,7 +195,8 @@ class ReplayEventsOperator(BaseOperator):
     :param since: the time, with a zone, or its ISO 8601 text (templated)
     :param subscription_id: the subscription (templated)
     :param max_events: events that are replayed to a subscription, at most
-    :param wait_for: seconds to wait for who holds the group, to move its cursor; None: as long as it takes
+    :param wait_for: how long to wait for who holds the group, to move its cursor: seconds, or a timedelta; None: as long
+        as it takes
     :param postgres_conn_id: the database of the event log
     """
 
@@ -208,7 +209,7 @@ class ReplayEventsOperator(BaseOperator):
         since: datetime | str,
         subscription_id: str | None = None,
         max_events: int = 100_000,
-        wait_for: float | None = None,
+        wait_for: Seconds | None = None,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -218,7 +219,7 @@ class ReplayEventsOperator(BaseOperator):
         self.since = since
         self.subscription_id = subscription_id
         self.max_events = max_events
-        self.wait_for = wait_for
+        self.wait_for = patience("wait_for", wait_for)
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> int | None:
@@ -253,7 +254,7 @@ def _topics(given: Any) -> Any:
         return json.loads(given)
     except json.JSONDecodeError as error:
         raise InvalidArgument(
-            f"topics: {given!r:.300} is no JSON of a list: put | tojson behind what the template gives"
+            f"topics: {given!r:.300} is not the JSON of a list: end the template with `| tojson`"
         ) from error
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_pgchange.arguments import Until, until_of
+from airflow_pgchange.arguments import Seconds, Until, patience, until_of
 from airflow_pgchange.events import EventHandlers, Handler
 from airflow_pgchange.feeds.checks import OnBusy, check_plan
 from airflow_pgchange.feeds.errors import ConsumerBusy, Stopped
@@ -38,7 +38,7 @@ class EventHandlersOperator(BaseOperator):
     :param chunk_size: events a batch, at most
     :param read_ahead: batches that a fast handler may be ahead of the slowest
     :param on_busy: while another holds the group: ``wait`` for it, ``skip`` the task, or ``fail``
-    :param wait_for: seconds to wait for it, with ``wait``; None: as long as it takes
+    :param wait_for: how long to wait for it, with ``wait``: seconds, or a timedelta; None: as long as it takes
     :param skip_if_empty: skip the task where nothing was read; otherwise it succeeds
     :param postgres_conn_id: the database of the event log; not by way of a pooler in transaction mode
     """
@@ -55,7 +55,7 @@ class EventHandlersOperator(BaseOperator):
         chunk_size: int = 1000,
         read_ahead: int = 10,
         on_busy: OnBusy = "wait",
-        wait_for: float | None = None,
+        wait_for: Seconds | None = None,
         skip_if_empty: bool = False,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
@@ -68,7 +68,7 @@ class EventHandlersOperator(BaseOperator):
         self.chunk_size = chunk_size
         self.read_ahead = read_ahead
         self.on_busy = on_busy
-        self.wait_for = wait_for
+        self.wait_for = patience("wait_for", wait_for)
         self.skip_if_empty = skip_if_empty
         self.postgres_conn_id = postgres_conn_id
         self._running: EventHandlers | None = None

@@ -213,7 +213,7 @@ class _Turn:
             return None
         touched = self.ended.get(seq, 0)
         asks_nothing = control.type in ("backfill_schedule", "backfill_start") or seq in self.covered
-        given = (None if asks_nothing else self.downstream(control)) or ()
+        given: Any = (None if asks_nothing else self.downstream(control)) or ()
         # An error that is kept would keep a source that was left in the middle, and its connections.
         with closing(given) if hasattr(given, "close") else nullcontext():
             held = _ids(given)

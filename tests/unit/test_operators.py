@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pkgutil
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from airflow.sdk import DAG, BaseOperator
 
 from airflow_pgchange import decorators, operators, sensors
+from airflow_pgchange.arguments import seconds, until_of
 from airflow_pgchange.decorators.batch import BatchDecoratedOperator
 from airflow_pgchange.events import Handler
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
+from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.draining import DrainingOperator
 from airflow_pgchange.operators.events import (
@@ -96,6 +99,35 @@ def test_a_part_of_a_dag_can_be_taken_whatever_operators_it_has(kind: Any) -> No
     with DAG("whole") as whole:
         kind(task_id="task", **ARGUMENTS[kind])
     assert whole.partial_subset("task").task_ids == ["task"]
+
+
+DURATIONS = [
+    (BatchOperator, "wait_for"),
+    (SparkBatchOperator, "wait_for"),
+    (SagaHandlerOperator, "wait_for"),
+    (EventHandlersOperator, "wait_for"),
+    (ReplayEventsOperator, "wait_for"),
+    (PollEventsOperator, "within"),
+    (PollEventsOperator, "poll_every"),
+    (TubeBackfillOperator, "timeout"),
+    (TubeGarbageCollectOperator, "wait_for"),
+    (TubeGarbageCollectOperator, "backfill_for"),
+    (RequestOperator, "poll_interval"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), DURATIONS, ids=lambda one: getattr(one, "__name__", one))
+def test_a_duration_is_seconds_their_text_or_a_timedelta(kind: Any, name: str) -> None:
+    for given in (60, "60", timedelta(minutes=1)):
+        assert getattr(kind(task_id="task", **ARGUMENTS[kind], **{name: given}), name) == 60
+    for wrong in ("soon", -1, float("nan"), timedelta(minutes=-1), []):
+        with pytest.raises(InvalidArgument, match=name):
+            kind(task_id="task", **ARGUMENTS[kind], **{name: wrong})
+
+
+@pytest.mark.parametrize("given", [60, "60", timedelta(minutes=1)])
+def test_a_task_may_work_until_any_duration_is_over(given: Any) -> None:
+    assert until_of(given) == seconds("pause", given) == 60
 
 
 def test_a_copy_of_what_was_asked_to_stop_is_not_asked() -> None:

@@ -11,7 +11,7 @@ import psycopg
 from airflow.sdk import BaseOperator
 
 from airflow_pgchange import tubes
-from airflow_pgchange.arguments import names, seconds, whole
+from airflow_pgchange.arguments import Seconds, names, seconds, whole
 from airflow_pgchange.feeds.connect import cancel
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
@@ -71,8 +71,8 @@ class TubeBackfillOperator(BaseOperator):
     :param order_col: the column in whose order rows are touched; default: their ids, but for the three steps (templated)
     :param shard: the tables' shard; default: the one that each is attached with (templated)
     :param chunk_size: rows a chunk; one that goes on keeps the size that it began with (templated)
-    :param pause: seconds between two chunks (templated)
-    :param timeout: seconds to wait, at its beginning, for transactions that write the table
+    :param pause: seconds, or a timedelta, between two chunks (templated)
+    :param timeout: how long to wait, at its beginning, for transactions that write the table: seconds, or a timedelta
     :param resumable: in chunks, or in three steps
     :param postgres_conn_id: the database of the tube and the tables
     """
@@ -95,8 +95,8 @@ class TubeBackfillOperator(BaseOperator):
         order_col: str | None = None,
         shard: int | str | None = None,
         chunk_size: float | str = 50_000,
-        pause: float | str = 0.0,
-        timeout: float = 60.0,
+        pause: Seconds = 0.0,
+        timeout: Seconds = 60.0,
         resumable: bool = True,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
@@ -108,7 +108,7 @@ class TubeBackfillOperator(BaseOperator):
         self.shard = shard
         self.chunk_size = chunk_size
         self.pause = pause
-        self.timeout = timeout
+        self.timeout = seconds("timeout", timeout)
         self.resumable = resumable
         self.postgres_conn_id = postgres_conn_id
         self._connection: psycopg.Connection[Any] | None = None
@@ -118,7 +118,6 @@ class TubeBackfillOperator(BaseOperator):
         """Returns the number of rows that were looked at, by table; none for the three steps."""
         tables, shard = names("tables", self.tables), whole("shard", self.shard)
         chunk_size, pause = whole("chunk_size", self.chunk_size), seconds("pause", self.pause)
-        timeout = seconds("timeout", self.timeout)
         if chunk_size is None:
             raise InvalidArgument("say how many rows a chunk is to have")
         if not (self.resumable or self.order_col):
@@ -141,7 +140,7 @@ class TubeBackfillOperator(BaseOperator):
                         table,
                         self.order_col or "",
                         shard=shard,
-                        timeout=timeout,
+                        timeout=self.timeout,
                         stop=self._stop,
                     )
                     continue
@@ -153,7 +152,7 @@ class TubeBackfillOperator(BaseOperator):
                     shard=shard,
                     chunk_size=chunk_size,
                     pause=pause,
-                    timeout=timeout,
+                    timeout=self.timeout,
                     told=telling(self.log.info, table),
                     stop=self._stop,
                 )
