@@ -59,8 +59,8 @@ def backfill(
 
     Raises Stopped, also where somebody cancelled it: what was touched stays touched. Refused where the table is not
     attached, its last backfill is not worked off, or the column or the chunk will not do, and where it failed meanwhile;
-    ConsumerBusy where who was writing the table does not end within ``timeout``; UnknownConsumer for a tube that is not
-    there; InvalidArgument for a table that is not there, and for a pause that is not a number of seconds.
+    ConsumerBusy if transactions that write the table do not end within ``timeout`` seconds; UnknownConsumer for a tube
+    that is not there; InvalidArgument for a table that is not there, and for a pause that is not a number of seconds.
     """
     if not math.isfinite(pause) or pause < 0:
         raise InvalidArgument(f"pause must be a number of seconds from 0 on, and is {pause}")
