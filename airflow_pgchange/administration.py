@@ -45,7 +45,7 @@ class Kind:
 def named(name: str) -> Callable[[Connection], Feed]:
     """The consumer that a name means: its feed, once the database of the changes told what the name does not say.
 
-    Raises InvalidArgument where it means none; that call UnknownConsumer for a tube that is not there.
+    Raises InvalidArgument where it means none. The returned function raises UnknownConsumer for a tube that is not there.
     """
     kind, parts = _read(name)
     return lambda source: kind.feed(source, *parts)

@@ -18,8 +18,11 @@ FeedLike = Watched | Mapping[str, Any] | str
 
 MOST_SECONDS = 1e9
 
-Until = Literal["empty"] | float | str
-"""``empty``, or a number of seconds."""
+Seconds = float | str | timedelta
+"""A number of seconds, also as text, or a timedelta."""
+
+Until = Literal["empty"] | Seconds
+"""``empty``, or how long."""
 
 
 def feed_of(value: FeedLike) -> Feed:
@@ -66,12 +69,12 @@ def until_of(value: Until) -> Literal["empty"] | float:
     if value == "empty":
         return "empty"
     try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < math.inf:
+        number = seconds("until", value)
+    except InvalidArgument:
+        number = 0
+    if number == 0:
         raise InvalidArgument(f"until must be 'empty' or a number of seconds, not {value!r}")
-    return seconds
+    return number
 
 
 def json_of(value: FeedLike) -> Mapping[str, Any] | str:
@@ -99,12 +102,17 @@ def whole(what: str, value: float | str | None) -> int | None:
     return int(number)
 
 
-def seconds(what: str, value: float | str) -> float:
+def seconds(what: str, value: Seconds) -> float:
     """A number of seconds, from none to some thirty years. Raises InvalidArgument."""
-    number = _number(what, value)
+    number = value.total_seconds() if isinstance(value, timedelta) else _number(what, value)
     if not 0 <= number <= MOST_SECONDS:
         raise InvalidArgument(f"{what} must be from 0 to {MOST_SECONDS:g} seconds, not {value!r}")
     return number
+
+
+def patience(what: str, value: Seconds | None) -> float | None:
+    """How many seconds to wait; None: as long as it takes. Raises InvalidArgument."""
+    return None if value is None else seconds(what, value)
 
 
 def _number(what: str, value: float | str) -> float:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import Any
 
 
 class Stop:
-    """Whether somebody asked to stop: from another thread, or from a signal's handler, where an Event could deadlock."""
+    """Whether somebody asked to stop: from another thread, or from a signal's handler, where an Event could deadlock.
+
+    A copy, as Airflow makes of a task, is one of its own that nobody has asked.
+    """
 
     def __init__(self) -> None:
         self._asked = False
@@ -15,6 +19,9 @@ class Stop:
 
     def __call__(self) -> bool:
         return self._asked
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stop:
+        return Stop()
 
     def ask(self) -> None:
         """Ask to stop: whoever rests goes on at once."""

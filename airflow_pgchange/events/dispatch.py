@@ -36,14 +36,3 @@ def dispatch(connection: psycopg.Connection[Any], within: float = WITHIN) -> Dis
         connection.execute(limit)
         [chunk] = rows(connection, "select events, pairs, more from pgmb.dispatch()")
     return Dispatched(*chunk)
-
-
-def poll(connection: psycopg.Connection[Any], within: float = WITHIN) -> int:
-    """Dispatch until somebody gets something; returns how many times an event went to a subscription.
-
-    0 where nothing is left, or while somebody else dispatches. The connection must be in autocommit.
-    """
-    while True:
-        done = dispatch(connection, within)
-        if done.pairs or not done.more:
-            return done.pairs

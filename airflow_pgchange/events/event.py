@@ -77,7 +77,7 @@ class Row:
 
 
 def row_of(event: Event) -> Row:
-    """The event as it is sent. Raises InvalidArgument where payload or metadata is no JSON."""
+    """The event as it is sent. Raises InvalidArgument where payload or metadata is not JSON."""
     return Row(event, _json(event, "payload", event.payload), _json(event, "metadata", dict(event.metadata)))
 
 
@@ -113,4 +113,4 @@ def _json(event: Event, what: str, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the {what} of an event {event.topic!r} is no JSON: {error}") from error
+        raise InvalidArgument(f"the {what} of an event {event.topic!r} is not JSON: {error}") from error

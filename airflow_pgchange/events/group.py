@@ -16,7 +16,7 @@ from airflow_pgchange.events.event import Event, text_of
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, translated
+from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, Stopped, translated
 from airflow_pgchange.feeds.queries import ask, call, records, select
 from airflow_pgchange.feeds.retrying import succeeds
 
@@ -160,7 +160,7 @@ class Group:
 def held(conninfo: str, name: str, wait: float | None, stopped: Callable[[], bool]) -> Iterator[Group]:
     """A group whose lock is held, on a connection of its own, and released at the end.
 
-    Waits for another holder up to ``wait`` seconds. Raises ConsumerBusy and ConnectionLost.
+    Waits for another holder up to ``wait`` seconds. Raises ConsumerBusy, Stopped and ConnectionLost.
     """
     connection = connect(conninfo, primary=True)
     with connection:
@@ -186,7 +186,13 @@ def _lock(
 ) -> None:
     """Take the lock that read_next_events takes, before anything is read."""
     lock = sql.SQL("select pg_catalog.pg_try_advisory_lock({})").format(call("pgmb.lock_key", name))
-    if not succeeds(lambda: ask(connection, lock) or stopped(), wait):
+
+    def attempt() -> bool:
+        if stopped():
+            raise Stopped(f"group {name}: stopped before it was held, and nothing was read")
+        return bool(ask(connection, lock))
+
+    if not succeeds(attempt, wait):
         raise ConsumerBusy(f"group {name} is held by somebody else: stop that, or wait for it")
 
 

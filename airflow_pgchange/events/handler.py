@@ -60,7 +60,7 @@ class Handler:
 
     ``key`` splits a batch: events for which ``key(event)`` is the same come in one call, in order, others in parallel
     on ``threads`` threads; of an event for which ``key`` fails the call fails. ``subscriptions`` are the ids of those
-    whose events it gets; None: all of its group. Raises InvalidArgument for anything that makes no handler.
+    whose events it gets; None: all of its group. Raises InvalidArgument for arguments that no handler can have.
     """
 
     name: str

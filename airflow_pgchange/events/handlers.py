@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,8 +18,9 @@ from airflow_pgchange.events.handler import Handler
 from airflow_pgchange.events.handler_progress import Course, Work
 from airflow_pgchange.events.handler_threads import Call
 from airflow_pgchange.feeds.checks import check_count, check_group_name
-from airflow_pgchange.feeds.errors import HandlerFailed, InvalidArgument
+from airflow_pgchange.feeds.errors import HandlerFailed, InvalidArgument, Stopped
 from airflow_pgchange.feeds.failures import LONGEST, described
+from airflow_pgchange.stopping import Stop
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class EventHandlers:
         self._read_ahead = read_ahead
         self._poll_every = poll_every
         self._wait = wait
-        self._stopped = threading.Event()
+        self._stop = Stop()
         self._ended: SimpleQueue[Call | None] = SimpleQueue()
 
     def run(self, until: Literal["empty"] | float | None = None) -> Handled:
@@ -92,14 +92,17 @@ class EventHandlers:
         such group, ConsumerBusy where somebody else holds it, DispatchEnded, ConnectionLost, and HandlerFailed; in every
         case nothing runs on but calls past their timeout, and what was not finished comes again.
         """
-        with held(self._conninfo, self.group, self._wait, self._stopped.is_set) as group:
-            # Each run has its own: a call that outlives a run that was interrupted is nothing to the next.
-            self._ended = SimpleQueue()
-            return _Run(self, group, self._ended).work(until)
+        try:
+            with held(self._conninfo, self.group, self._wait, self._stop) as group:
+                # Each run has its own: a call that outlives a run that was interrupted is nothing to the next.
+                self._ended = SimpleQueue()
+                return _Run(self, group, self._ended).work(until)
+        except Stopped:
+            return Handled()
 
     def stop(self) -> None:
         """End ``run`` soon and for good, from another thread or from a signal's handler."""
-        self._stopped.set()
+        self._stop.ask()
         self._ended.put(None)
 
 
@@ -163,7 +166,7 @@ class _Run:
 
     @property
     def _stopping(self) -> bool:
-        return self._of._stopped.is_set() or self._fatal is not None
+        return self._of._stop() or self._fatal is not None
 
     def _ahead(self) -> int:
         """How many batches the fastest handler may be ahead of the slowest."""

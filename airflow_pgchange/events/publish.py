@@ -32,7 +32,7 @@ def publish(
 
     They are dispatched after the commit, those with ``at`` when that time has come. Returns their ids if they are
     asked for, in the same order, otherwise an empty list: then one round trip fewer is needed. Raises InvalidArgument
-    for a payload that is no JSON or that PostgreSQL cannot hold, and for an id that is there already.
+    for a payload that is not JSON or that PostgreSQL cannot hold, and for an id that is there already.
     """
     rows = [row_of(event) for event in ([events] if isinstance(events, Event) else events)]
     if returning or any(row.event.id or row.event.at for row in rows):

@@ -107,7 +107,7 @@ class Publisher:
     def put(self, events: Event | Iterable[Event], timeout: float | None = None) -> None:
         """Publish soon.
 
-        Raises InvalidArgument for what is no JSON, where the publisher is closed, and in another process than the one
+        Raises InvalidArgument for what is not JSON, where the publisher is closed, and in another process than the one
         that made it; PublisherFull if the bound on memory was reached, and, where ``put`` waits, still was after
         ``timeout`` seconds. Of many events those before the error are put.
         """

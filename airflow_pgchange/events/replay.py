@@ -17,8 +17,8 @@ def rewind(conninfo: str, group: str, since: datetime, wait: float | None = 0) -
     """Let a group read again all that was dispatched to it since a time; one that has not come so far stays where it is.
 
     For groups that are read by handlers or by ``read_next_events``. Raises ConsumerBusy while somebody holds the group
-    for longer than ``wait`` seconds, UnknownConsumer, InvalidArgument for a time without a zone and for what no group
-    can be called.
+    for longer than ``wait`` seconds, UnknownConsumer, InvalidArgument for a time without a zone and for an invalid
+    group name.
     """
     check_group_name(group)
     with held(conninfo, group, wait, lambda: False) as reading:

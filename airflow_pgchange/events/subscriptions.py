@@ -99,7 +99,7 @@ def subscribe(connection: psycopg.Connection[Any], group: str, selection: Select
 
     Without a selection it gets all. Returns the subscription's id; the same conditions and params twice are one
     subscription, which has the expiry of the last call. Raises Refused for a condition that PostgreSQL does not take,
-    PermissionDenied for a new one that this role may not add, InvalidArgument for what no group can be called.
+    PermissionDenied for a new one that this role may not add, InvalidArgument for an invalid group name.
     """
     query, values = subscribing(group, selection or Selection())
     return str(ask(connection, query, values))
@@ -139,7 +139,7 @@ def _check_json(params: Mapping[str, Any]) -> None:
     try:
         text = json.dumps(dict(params), allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"params are no JSON: {error}") from error
+        raise InvalidArgument(f"params are not JSON: {error}") from error
     # As JSON writes the one character that PostgreSQL has not.
     if not is_sendable(text) or "\\u0000" in text.replace("\\\\", ""):
         raise InvalidArgument(f"params have text that PostgreSQL cannot hold: {params!r:.300}")

@@ -38,7 +38,7 @@ def check_on_give_up(on_give_up: str, max_attempts: int | None) -> None:
 
 
 def check_group_name(group: str) -> None:
-    """Raises InvalidArgument for what no group can be called."""
+    """Raises InvalidArgument for an invalid group name."""
     # A slash separates it from a handler's name.
     if not isinstance(group, str) or not 1 <= len(group) <= 48 or not is_sendable(group) or "/" in group:
         raise InvalidArgument(

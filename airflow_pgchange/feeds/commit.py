@@ -21,7 +21,7 @@ class CommitFeed:
 
     ``in_order``: by transaction id, and only below the oldest open transaction; otherwise each commit as soon as it is
     visible. ``accept_trimmed``: a new consumer does without the history that was trimmed before it came.
-    Raises InvalidArgument for no name, and for what is no branch's id.
+    Raises InvalidArgument for an empty name, and for what is no branch's id.
     """
 
     kind: ClassVar[str] = "commit"

@@ -30,7 +30,8 @@ class UnknownConsumer(PgChangeError):
 
 
 class ConsumerBusy(PgChangeError):
-    """Another transaction holds this consumer's lock. Wait, skip or fail, as the caller chose."""
+    """Another transaction holds this consumer's lock, or transactions at work on a table do not end in time. Wait, skip
+    or fail, as the caller chose."""
 
 
 class TransactionNotClean(PgChangeError):
@@ -41,7 +42,8 @@ class TransactionNotClean(PgChangeError):
 
 
 class StaleClaim(PgChangeError):
-    """The watermark is not where the claim found it: someone moved the consumer. Nothing was written; claim again."""
+    """The watermark is not where the claim found it: someone moved the consumer, or other workers share the tube now.
+    Nothing was written; claim again, or make the feeds anew as the message says."""
 
 
 class BatchIncomplete(PgChangeError):
@@ -49,7 +51,9 @@ class BatchIncomplete(PgChangeError):
 
 
 class BatchNotFinished(PgChangeError):
-    """The transaction was left without ``ack``, or asked for a second batch. One batch, one transaction, one ack."""
+    """The transaction was left without ``ack``, or asked for a second batch: one batch, one transaction, one ack.
+    Or a batch or a control pod is not in work any more: somebody else has finished it; or a restored consumer is behind
+    what its source knows, as the message says."""
 
 
 class ConnectionLost(PgChangeError):
@@ -57,7 +61,7 @@ class ConnectionLost(PgChangeError):
 
 
 class Stopped(PgChangeError):
-    """The caller asked the consumer transaction to stop, as when a task is killed. Nothing was written."""
+    """The caller asked to stop. What was committed before stays; nothing of what was in work was kept."""
 
 
 class BatchGivenUp(PgChangeError):

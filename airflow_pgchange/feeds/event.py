@@ -25,7 +25,7 @@ class EventFeed:
     """The events of one group, exactly once and in the order of dispatch, each with the subscriptions that chose it.
 
     A group that has results in another database than its subscriptions keeps its cursor there. Claims and looks at the
-    lag dispatch what is published, so no other process is needed. Raises InvalidArgument for what no group can be called.
+    lag dispatch what is published, so no other process is needed. Raises InvalidArgument for an invalid group name.
     """
 
     kind: ClassVar[str] = "event"

@@ -24,7 +24,7 @@ class QueueFeed:
     meanwhile. Exactly once for results in the queue's database, at least once elsewhere.
 
     A change's ``id`` is the message's iid, its ``data`` has ``data``, ``properties`` and ``headers``: JSON objects of
-    texts or nulls, as hstore is. Raises InvalidArgument for no name.
+    texts or nulls, as hstore is. Raises InvalidArgument for an empty name.
     """
 
     kind: ClassVar[str] = "queue"

@@ -21,7 +21,7 @@ class TopologyFeed:
     """The events of a catalogue behind a consumer's (term, index), exactly once per consumer and in their order.
 
     A change's ``id`` is ``term/index``, its ``data`` the event: ``op``, ``map`` and what changed. Raises
-    InvalidArgument for no name.
+    InvalidArgument for an empty name.
     """
 
     kind: ClassVar[str] = "topology"

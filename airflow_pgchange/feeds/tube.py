@@ -22,7 +22,7 @@ class TubeFeed:
     Worker ``worker`` of ``workers``, numbered from 0, has the shards whose number leaves that remainder. Incremental
     pods come before those of a backfill, each kind in the order of seq; a pod is deleted when all its ids are done.
     Progress is kept where the tube is: exactly once for results in the same database, at least once elsewhere. Raises
-    InvalidArgument for no name, and for a worker that is none of so many.
+    InvalidArgument for an empty name, and for a worker that is none of so many.
     """
 
     kind: ClassVar[str] = "tube"

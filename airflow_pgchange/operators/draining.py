@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from airflow_pgchange import metrics
-from airflow_pgchange.arguments import FeedLike, feed_of, json_of
+from airflow_pgchange.arguments import FeedLike, Seconds, feed_of, json_of, patience
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.checks import OnBusy, OnGiveUp, check_on_give_up, check_plan
 from airflow_pgchange.feeds.connect import connect
@@ -25,6 +25,7 @@ from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -40,7 +41,7 @@ class DrainingOperator(BaseOperator):
     :param limit: changes a batch, at most
     :param max_batches: batches a run, at most; None: until nothing is ready
     :param on_busy: while another run works on this feed: ``wait`` for it, ``skip`` the task, or ``fail``
-    :param wait_for: seconds to wait for it, with ``wait``; None: as long as it takes
+    :param wait_for: how long to wait for it, with ``wait``: seconds, or a timedelta; None: as long as it takes
     :param max_attempts: do not try a batch again that has failed so often; None: always try
     :param on_give_up: what becomes of it then: ``fail`` the task until a person has mended it or skipped it, or
         ``dead_letter``: put it among the dead letters with its last error, and go on with the next
@@ -59,7 +60,7 @@ class DrainingOperator(BaseOperator):
         limit: int = 100_000,
         max_batches: int | None = 1,
         on_busy: OnBusy = "wait",
-        wait_for: float | None = None,
+        wait_for: Seconds | None = None,
         max_attempts: int | None = None,
         on_give_up: OnGiveUp = "fail",
         skip_if_empty: bool = False,
@@ -74,12 +75,12 @@ class DrainingOperator(BaseOperator):
         self.limit = limit
         self.max_batches = max_batches
         self.on_busy = on_busy
-        self.wait_for = wait_for
+        self.wait_for = patience("wait_for", wait_for)
         self.max_attempts = max_attempts
         self.on_give_up = on_give_up
         self.skip_if_empty = skip_if_empty
         self._transaction: ConsumerTransaction | None = None
-        self._killed = False
+        self._stop = Stop()
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
         """Process one batch and ack it on the transaction."""
@@ -106,7 +107,7 @@ class DrainingOperator(BaseOperator):
             try:
                 self.process_batch(transaction, batch, context)
             except Exception as error:
-                if self._killed:
+                if self._stop():
                     raise Stopped(
                         f"{feed.name}: the task was killed, and nothing of its batch was kept"
                     ) from error
@@ -128,7 +129,7 @@ class DrainingOperator(BaseOperator):
             )
 
         try:
-            drained = drain(plan, process, committed, stopped=lambda: self._killed, given_up=given_up)
+            drained = drain(plan, process, committed, stopped=self._stop, given_up=given_up)
         finally:
             self._transaction = None
         self._report_lag(plan)
@@ -136,7 +137,7 @@ class DrainingOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """End what runs on the consumer's connection; nothing of the batch is kept."""
-        self._killed = True
+        self._stop.ask()
         if self._transaction is not None:
             self._transaction.cancel()
 

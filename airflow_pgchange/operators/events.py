@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_pgchange.arguments import Until, until_of
+from airflow_pgchange.arguments import Seconds, Until, patience, seconds, until_of
 from airflow_pgchange.events import Event, Selection, publish, subscribe, topical
-from airflow_pgchange.events.dispatch import WITHIN, poll
+from airflow_pgchange.events.dispatch import WITHIN, dispatch
 from airflow_pgchange.events.replay import replay, rewind
 from airflow_pgchange.feeds.checks import check_count
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.errors import InvalidArgument, Stopped
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -68,16 +69,16 @@ class SubscribeOperator(BaseOperator):
     Guarantee: exactly once. Doing it again only sets the expiry that is given last; other topics, or another selection,
     are one more subscription beside the first.
 
-    Raises InvalidArgument for both or neither of topics and selection, Refused for a condition that PostgreSQL does not
-    take, PermissionDenied for a new one that the role may not add.
+    Raises InvalidArgument for both or neither of topics and selection, or a selection with what goes with topics, Refused
+    for a condition that PostgreSQL does not take, PermissionDenied for a new one that the role may not add.
 
     :param group: the group, which is made if it is not there (templated)
     :param topics: the topics that it gets, one or a list of them, or the JSON of a list (templated)
-    :param partition: ``(k, n)``: only part k of n, counted from 0; the n parts together get every event
-    :param by: the field of the payload by which events are parted; default: their ids
+    :param partition: ``(k, n)``: only part k of n, counted from 0; the n parts together get every event. With topics
+    :param by: the field of the payload by which events are parted; default: their ids. With topics
     :param selection: instead of topics: any SQL over event and subscription, which runs with the rights of the owner
-        of the schema
-    :param expiry: remove the subscription when nobody has used it for so long, at least a minute
+        of the schema. It has its own conditions and expiry
+    :param expiry: remove the subscription when nobody has used it for so long, at least a minute. With topics
     :param postgres_conn_id: the database of the event log
     """
 
@@ -98,6 +99,10 @@ class SubscribeOperator(BaseOperator):
         super().__init__(**kwargs)
         if (topics is None) == (selection is None):
             raise InvalidArgument("say which events: either topics or selection")
+        if selection is not None and (partition, by, expiry) != (None, None, None):
+            raise InvalidArgument(
+                "partition, by and expiry go with topics: a Selection has its own conditions and expiry"
+            )
         self.group = group
         self.topics = topics
         self.partition = partition
@@ -121,12 +126,13 @@ class PollEventsOperator(BaseOperator):
     """Dispatches published events to the groups that subscribe to them. Safe to run side by side: one polls at a time.
 
     Feeds and handlers dispatch by themselves; this is for readers that only call ``read_next_events``. Guarantee: each
-    event is dispatched to each matching subscription exactly once.
+    event is dispatched to each matching subscription exactly once. Raises DispatchEnded where a condition does not end,
+    Stopped when the task is killed.
 
     :param until: ``empty``: until nothing is left, or somebody else dispatches; or so many seconds (templated)
-    :param poll_every: seconds between two polls that find nothing
-    :param within: seconds that a chunk of events may take: with more the task fails, and names the condition that is too
-        slow, or does not end
+    :param poll_every: seconds, or a timedelta, until the next poll where nothing is left
+    :param within: seconds, or a timedelta, that a chunk of events may take: with more the task fails, and names the
+        condition that is too slow, or does not end
     :param postgres_conn_id: the database of the event log
     """
 
@@ -136,37 +142,41 @@ class PollEventsOperator(BaseOperator):
         self,
         *,
         until: Until = "empty",
-        poll_every: float = 0.1,
-        within: float = WITHIN,
+        poll_every: Seconds = 0.1,
+        within: Seconds = WITHIN,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.until = until
-        self.poll_every = poll_every
-        self.within = within
+        self.poll_every = seconds("poll_every", poll_every)
+        self.within = seconds("within", within)
         self.postgres_conn_id = postgres_conn_id
-        self._stopped = threading.Event()
+        self._stop = Stop()
 
     def execute(self, context: Context) -> int:
         """Returns how many pairs of event and subscription were dispatched."""
         until, total = until_of(self.until), 0
-        ends = None if until == "empty" else time.monotonic() + until
+        ends = math.inf if until == "empty" else time.monotonic() + until
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            while not self._stopped.is_set():
-                dispatched = poll(connection, self.within)
-                total += dispatched
-                if ends is None and not dispatched:
+            while not self._stop():
+                done = dispatch(connection, self.within)
+                total += done.pairs
+                left = ends - time.monotonic()
+                if left <= 0 or (until == "empty" and not done.more):
                     break
-                if ends is not None and time.monotonic() >= ends:
-                    break
-                if not dispatched:
-                    self._stopped.wait(self.poll_every)
+                if not done.more:
+                    self._stop.rest(min(self.poll_every, left))
         self.log.info("dispatched %d times an event to a subscription", total)
+        if self._stop():
+            raise Stopped(
+                "the task was killed; what it dispatched stays so, and the next poll goes on behind it"
+            )
         return total
 
     def on_kill(self) -> None:
-        self._stopped.set()
+        """Stop behind the chunk in work."""
+        self._stop.ask()
 
 
 class ReplayEventsOperator(BaseOperator):
@@ -185,7 +195,8 @@ class ReplayEventsOperator(BaseOperator):
     :param since: the time, with a zone, or its ISO 8601 text (templated)
     :param subscription_id: the subscription (templated)
     :param max_events: events that are replayed to a subscription, at most
-    :param wait_for: seconds to wait for who holds the group, to move its cursor; None: as long as it takes
+    :param wait_for: how long to wait for who holds the group, to move its cursor: seconds, or a timedelta; None: as long
+        as it takes
     :param postgres_conn_id: the database of the event log
     """
 
@@ -198,7 +209,7 @@ class ReplayEventsOperator(BaseOperator):
         since: datetime | str,
         subscription_id: str | None = None,
         max_events: int = 100_000,
-        wait_for: float | None = None,
+        wait_for: Seconds | None = None,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -208,7 +219,7 @@ class ReplayEventsOperator(BaseOperator):
         self.since = since
         self.subscription_id = subscription_id
         self.max_events = max_events
-        self.wait_for = wait_for
+        self.wait_for = patience("wait_for", wait_for)
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> int | None:
@@ -243,7 +254,7 @@ def _topics(given: Any) -> Any:
         return json.loads(given)
     except json.JSONDecodeError as error:
         raise InvalidArgument(
-            f"topics: {given!r:.300} is no JSON of a list: put | tojson behind what the template gives"
+            f"topics: {given!r:.300} is not the JSON of a list: end the template with `| tojson`"
         ) from error
 
 

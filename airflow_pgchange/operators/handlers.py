@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_pgchange.arguments import Until, until_of
+from airflow_pgchange.arguments import Seconds, Until, patience, until_of
 from airflow_pgchange.events import EventHandlers, Handler
 from airflow_pgchange.feeds.checks import OnBusy, check_plan
 from airflow_pgchange.feeds.errors import ConsumerBusy, Stopped
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -37,7 +38,7 @@ class EventHandlersOperator(BaseOperator):
     :param chunk_size: events a batch, at most
     :param read_ahead: batches that a fast handler may be ahead of the slowest
     :param on_busy: while another holds the group: ``wait`` for it, ``skip`` the task, or ``fail``
-    :param wait_for: seconds to wait for it, with ``wait``; None: as long as it takes
+    :param wait_for: how long to wait for it, with ``wait``: seconds, or a timedelta; None: as long as it takes
     :param skip_if_empty: skip the task where nothing was read; otherwise it succeeds
     :param postgres_conn_id: the database of the event log; not by way of a pooler in transaction mode
     """
@@ -54,7 +55,7 @@ class EventHandlersOperator(BaseOperator):
         chunk_size: int = 1000,
         read_ahead: int = 10,
         on_busy: OnBusy = "wait",
-        wait_for: float | None = None,
+        wait_for: Seconds | None = None,
         skip_if_empty: bool = False,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
@@ -67,11 +68,11 @@ class EventHandlersOperator(BaseOperator):
         self.chunk_size = chunk_size
         self.read_ahead = read_ahead
         self.on_busy = on_busy
-        self.wait_for = wait_for
+        self.wait_for = patience("wait_for", wait_for)
         self.skip_if_empty = skip_if_empty
         self.postgres_conn_id = postgres_conn_id
         self._running: EventHandlers | None = None
-        self._killed = False
+        self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, int]:
         """Returns ``{batches, events, failed, retried, given_up}``."""
@@ -83,6 +84,9 @@ class EventHandlersOperator(BaseOperator):
             read_ahead=self.read_ahead,
             wait=self.wait_for if self.on_busy == "wait" else 0,
         )
+        # Also where the task was killed before there was anything to stop.
+        if self._stop():
+            self._running.stop()
         try:
             done = self._running.run(until_of(self.until))
         except ConsumerBusy as error:
@@ -100,7 +104,7 @@ class EventHandlersOperator(BaseOperator):
             done.given_up,
             " (airflow pgchange letters list)" if done.given_up else "",
         )
-        if self._killed:
+        if self._stop():
             raise Stopped(f"group {self.group}: the task was killed; what it had not finished comes again")
         if self.skip_if_empty and not done.batches:
             raise AirflowSkipException(f"group {self.group}: nothing is ready")
@@ -108,6 +112,6 @@ class EventHandlersOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """Finish the calls that run, and no more."""
-        self._killed = True
+        self._stop.ask()
         if self._running is not None:
             self._running.stop()

@@ -68,23 +68,24 @@ class DeadLettersOperator(BaseOperator):
         """Returns ``{action, letters}``, with the numbers of the letters that were sent or dropped."""
         if self.action not in get_args(Action):
             raise InvalidArgument(f"action must be one of {', '.join(get_args(Action))}, not {self.action!r}")
-        chosen: dict[str, Any] = {
-            "ids": _numbers(self.letter_ids),
+        ids = _numbers(self.letter_ids)
+        asked: dict[str, Any] = {
             "consumer": self.consumer or None,
             "older_than": None if self.older_than == "" else self.older_than,
         }
         with ExitStack() as opened:
             connection = opened.enter_context(PgChangeHook(self.postgres_conn_id).get_conn(primary=True))
             if self.action == "drop":
-                done = dead_letters.drop(connection, **chosen)
+                done = dead_letters.drop(connection, ids=ids, **asked)
             else:
                 source = (
                     opened.enter_context(PgChangeHook(self.source_conn_id).get_conn(primary=True))
                     if self.source_conn_id
                     else None
                 )
-                done = dead_letters.again(connection, source, **chosen)
-                self._tell_of_others(dead_letters.listed(connection, source, consumer=self.consumer or None))
+                done = dead_letters.again(connection, source, ids=ids, **asked)
+                if not ids:
+                    self._tell_of_others(dead_letters.listed(connection, source, **asked))
         self.log.info("%s: %d letters", self.action, len(done))
         return {"action": self.action, "letters": done}
 

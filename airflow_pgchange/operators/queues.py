@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator, conf
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_pgchange import queues
-from airflow_pgchange.arguments import names
+from airflow_pgchange.arguments import Seconds, names, seconds
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.queues import Message, Texts
@@ -86,9 +86,9 @@ class RequestOperator(PostMessageOperator):
     reply queue that comes too late goes after its lifetime, a day unless its handler says otherwise.
 
     :param reply_queue: the queue of the answers (templated)
-    :param within: how long to wait for the answer; then the task fails
+    :param within: how long to wait for the answer: seconds, or a timedelta; then the task fails
     :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says, with a reply_queue
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds, or a timedelta, between two looks
     """
 
     template_fields: Sequence[str] = (*PostMessageOperator.template_fields, "reply_queue")
@@ -97,9 +97,9 @@ class RequestOperator(PostMessageOperator):
         self,
         *,
         reply_queue: str | None = None,
-        within: timedelta = timedelta(minutes=10),
+        within: Seconds = timedelta(minutes=10),
         deferrable: bool | None = None,
-        poll_interval: float = POLL_INTERVAL,
+        poll_interval: Seconds = POLL_INTERVAL,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -111,9 +111,9 @@ class RequestOperator(PostMessageOperator):
                 f"{self.task_id}: a temporary queue ends with its session: name a reply_queue, or say deferrable=False"
             )
         self.reply_queue = reply_queue
-        self.within = within
+        self.within = timedelta(seconds=seconds("within", within))
         self.deferrable = deferrable
-        self.poll_interval = poll_interval
+        self.poll_interval = seconds("poll_interval", poll_interval)
 
     def execute(self, context: Context) -> Any:
         """Returns the data of the answer."""

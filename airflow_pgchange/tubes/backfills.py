@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import psycopg
 from psycopg import errors, sql
 
 from airflow_pgchange.feeds.connect import keep_open, read_committed
-from airflow_pgchange.feeds.errors import InvalidArgument, Refused, Stopped, translated
+from airflow_pgchange.feeds.errors import InvalidArgument, Stopped, translated
 from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.feeds.tables import found, table_identifier
 from airflow_pgchange.stopping import Stop
@@ -58,8 +59,8 @@ def backfill(
 
     Raises Stopped, also where somebody cancelled it: what was touched stays touched. Refused where the table is not
     attached, its last backfill is not worked off, or the column or the chunk will not do, and where it failed meanwhile;
-    ConsumerBusy where who was writing the table does not end within ``timeout``; UnknownConsumer for a tube that is not
-    there; InvalidArgument for a table that is not there, and for a pause that is not a number of seconds.
+    ConsumerBusy if transactions that write the table do not end within ``timeout`` seconds; UnknownConsumer for a tube
+    that is not there; InvalidArgument for a table that is not there, and for a pause that is not a number of seconds.
     """
     if not math.isfinite(pause) or pause < 0:
         raise InvalidArgument(f"pause must be a number of seconds from 0 on, and is {pause}")
@@ -67,7 +68,7 @@ def backfill(
     keep_open(connection)
     name = table_identifier(table).as_string(None)
     begin = sql.SQL("select tube.backfill_begin({}, {}::regclass, {}, {}, {})")
-    with found(table):
+    with _unless(stop, f"the backfill of {table} was stopped before it began"), found(table):
         number = committed(connection, begin.format(tube, name, order_col, shard, chunk_size))
     for progress in chunks(connection, number, timeout=timeout, stopped=stop):
         told(progress)
@@ -91,15 +92,10 @@ def chunks(
     Raises Refused where it failed, with the reason, and Stopped, also where the chunk in work was cancelled for that.
     """
     chunk = sql.SQL("select to_jsonb(c) from tube.backfill_chunk({}, make_interval(secs => {})) as c")
-    while not stopped():
-        try:
+    while True:
+        with _unless(stopped, f"backfill {number} was stopped; the next one goes on where it is"):
             done = committed(connection, chunk.format(number, timeout))
-        except errors.QueryCanceled:
-            if stopped():
-                break
-            raise
         yield Progress(number, **done)
-    raise Stopped(f"backfill {number} was stopped; the next one goes on where it is")
 
 
 def backfill_in_steps(
@@ -110,32 +106,41 @@ def backfill_in_steps(
     *,
     shard: int | None = None,
     timeout: float = 60.0,
+    stop: Stop | None = None,
 ) -> None:
     """The same by ``tube.tube_backfill_step1`` to ``3``, each in a transaction of its own; not resumable.
 
-    Raises Refused where the third was skipped, as the last backfill is not worked off yet.
+    Raises Refused where the last backfill is not worked off yet, and Stopped, upon which nothing was touched.
     """
-    skipped: list[str] = []
-
-    def hear(notice: errors.Diagnostic) -> None:
-        said = notice.message_primary or ""
-        if said.startswith("skipped: "):
-            skipped.append(f"{said.removeprefix('skipped: ')}; {notice.message_hint}")
-
-    begun = ask(connection, select("tube.tube_backfill_step1"))
-    ask(connection, sql.SQL("select tube.tube_backfill_step2(make_interval(secs => {}))").format(timeout))
+    stop = stop or Stop()
+    why = f"the backfill of {table} was stopped; nothing was touched"
+    name = table_identifier(table).as_string(None)
+    step2 = sql.SQL("select tube.tube_backfill_step2(make_interval(secs => {}))")
+    # By itself step 3 says only in a notice, which need not come through, that it did nothing.
+    check = sql.SQL(
+        "select tube.check_replayed(a.tube, a.tbl, a.shard) from tube.lock_backfill({}, {}::regclass, {}) as a"
+    )
     step3 = sql.SQL("select tube.tube_backfill_step3({}, {}, {}::regclass, {}, {})")
-    connection.add_notice_handler(hear)
+    with _unless(stop, why):
+        begun = ask(connection, select("tube.tube_backfill_step1"))
+    with _unless(stop, why):
+        ask(connection, step2.format(timeout))
+    with _unless(stop, why), found(table), translated(), read_committed(connection):
+        ask(connection, check.format(tube, name, shard))
+        ask(connection, step3.format(begun, tube, name, order_col, shard))
+
+
+@contextmanager
+def _unless(stopped: Callable[[], bool], why: str) -> Iterator[None]:
+    """Raises Stopped where somebody asked for that: before a statement, or while it was at work and was cancelled."""
+    if stopped():
+        raise Stopped(why)
     try:
-        with found(table):
-            committed(
-                connection,
-                step3.format(begun, tube, table_identifier(table).as_string(None), order_col, shard),
-            )
-    finally:
-        connection.remove_notice_handler(hear)
-    if skipped:
-        raise Refused(f"nothing was touched: {skipped[0]}")
+        yield
+    except errors.QueryCanceled as error:
+        if stopped():
+            raise Stopped(why) from error
+        raise
 
 
 def committed(connection: psycopg.Connection[Any], query: sql.Composed) -> Any:

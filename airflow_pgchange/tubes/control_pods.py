@@ -6,6 +6,7 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -212,11 +213,14 @@ class _Turn:
             return None
         touched = self.ended.get(seq, 0)
         asks_nothing = control.type in ("backfill_schedule", "backfill_start") or seq in self.covered
-        held = _ids((None if asks_nothing else self.downstream(control)) or ())
-        while ids := list(islice(held, CHUNK)):
-            if self.stopped():
-                raise Stopped(f"{self.feed.name}: stopped, and nothing was given up")
-            touched += ask(connection, self._about("tube.collect", seq, ids))
+        given: Any = (None if asks_nothing else self.downstream(control)) or ()
+        # An error that is kept would keep a source that was left in the middle, and its connections.
+        with closing(given) if hasattr(given, "close") else nullcontext():
+            held = _ids(given)
+            while ids := list(islice(held, CHUNK)):
+                if self.stopped():
+                    raise Stopped(f"{self.feed.name}: stopped, and nothing was given up")
+                touched += ask(connection, self._about("tube.collect", seq, ids))
         ask(connection, self._about("tube.control_done", seq))
         return WorkedOff(control, touched)
 

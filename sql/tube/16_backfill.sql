@@ -100,6 +100,23 @@ $$;
 comment on function tube.has_control(tube.tube, regclass, integer, text[]) is
     'Whether there is a control pod of one of some types for a table and shard.';
 
+create function tube.check_replayed(tube text, tbl regclass, shard integer) returns void
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if tube.has_control(tube.named(tube), tbl, shard, array['backfill_end']) then
+        perform tube.refuse(
+            format('the previous backfill of %s into tube %I has not been replayed to its end yet', tbl, tube),
+            'wait until the workers of the tube have finished (with tube_replay: its run after the backfill), then start this '
+            'one again; select * from tube.status() shows what is left');
+    end if;
+end
+$$;
+comment on function tube.check_replayed(text, regclass, integer) is
+    'Refuse a backfill of a table and shard whose last one the workers have not worked off. What it finds stays so until the '
+    'transaction ends where tube.lock_backfill() was called before.';
+
 create function tube.tube_backfill_schedule(in_tube text, order_col text, shard_from integer, shard_to integer) returns integer
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -235,6 +252,8 @@ declare
     pod_size integer := tube.checked_chunk(insert_chunk_size);
     chunk integer;
     at tube.keyset;
+    why text;
+    advice text;
 begin
     if coalesce(step1 !~ '^[0-9]{1,18}$', true) or step1::bigint > (select s.last_value from tube.seq as s) then
         perform tube.refuse(format('%L is not a result of step 1', step1), 'give what tube.tube_backfill_step1() returned');
@@ -244,13 +263,13 @@ begin
     attached := tube.lock_backfill(tube, tbl, shard);
     -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
     column_name := tube.check_order(tbl, order_col);
-    if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
-        raise notice using
-            message = format('skipped: the previous backfill of %s into tube %I has not been replayed to its end yet', tbl, tube),
-            hint = 'wait until the workers of the tube have finished (with tube_replay: its run after the backfill), then start '
-                   'this one again; select * from tube.status() shows what is left';
+    begin
+        perform tube.check_replayed(tube, tbl, attached.shard);
+    exception when sqlstate 'PC008' then
+        get stacked diagnostics why = message_text, advice = pg_exception_hint;
+        raise notice using message = 'skipped: ' || why, hint = advice;
         return;
-    end if;
+    end;
     if (tube.unfinished_backfill(known.name, tbl)).id is not null then
         perform tube.refuse(
             format('another backfill of %s into tube %I is not finished', tbl, tube),

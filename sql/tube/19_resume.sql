@@ -89,12 +89,7 @@ begin
         end if;
         return running.id;
     end if;
-    if tube.has_control(known, tbl, attached.shard, array['backfill_end']) then
-        perform tube.refuse(
-            format('the previous backfill of %s into tube %I has not been replayed to its end yet', tbl, tube),
-            'wait until the workers of the tube have finished (with tube_replay: its run after the backfill), then start this '
-            'one again; select * from tube.status() shows what is left');
-    end if;
+    perform tube.check_replayed(tube, tbl, attached.shard);
     if not tube.has_order_index(tbl, column_name, attached.id_column) then
         raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%, %) would help, '
                      'or larger chunks', quote_ident(column_name), tbl, quote_ident(column_name), quote_ident(attached.id_column);

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -140,6 +141,41 @@ def operator(conn_id: str, **arguments: Any) -> DeadLettersOperator:
 
 def run(task: Any) -> Any:
     return task.execute({})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "warnings"),
+    [
+        ({"consumer": "test/0"}, 1),
+        ({"consumer": "test/0", "older_than": "0 s"}, 1),
+        ({"older_than": "0 s"}, 2),
+        ({"older_than": "1 day"}, 0),
+        ({"letter_ids": "mine"}, 0),
+    ],
+)
+def test_only_letters_that_were_asked_for_are_warned_of(
+    own_database: str,
+    connect_to: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: dict[str, Any],
+    warnings: int,
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(own_database))
+    connection, said = connect_to(own_database), Mock()
+    monkeypatch.setattr(DeadLettersOperator, "log", said)
+    narrow_partitions(connection)
+    for feed in (FEED, CommitFeed("other", 0)):
+        give_up(connection, own_database, feed=feed)
+    for feed in (FEED, CommitFeed("other", 0)):
+        drain_all(own_database, feed=feed)
+    use_up_transactions(connection)
+    connection.execute("select pubsub.trim_commit_queue('0 s')")
+    if "letter_ids" in chosen:
+        letter, _ = give_up(connection, own_database)
+        chosen = {"letter_ids": [letter]}
+    run(operator("airline", action="send_again", **chosen))
+    told = [call for call in said.warning.call_args_list if "cannot be sent again" in call.args[0]]
+    assert len(told) == warnings
 
 
 def test_an_operator_sends_letters_of_a_consumer_again(

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -26,6 +27,7 @@ from tests.tubes import controls, pods, touched
 Connect = Callable[..., psycopg.Connection[Any]]
 FEED = TubeFeed("q")
 ROWS = 50
+TELLING = "airflow_pgchange.operators.tube.backfill.telling"
 
 
 @pytest.fixture
@@ -90,15 +92,14 @@ def test_attaching_twice_does_nothing(tube: psycopg.Connection[Any], conn_id: st
 
 
 def test_a_query_fans_out_touches(tube: psycopg.Connection[Any], conn_id: str) -> None:
-    query = "select id from plane where built = {{ params.built }} order by id"
     task = TubeTouchOperator(
         task_id="touch",
         tube="q",
-        query=query.replace("{{ params.built }}", "3"),
-        shard=0,
+        query="select id from plane where built = {{ params.built }} order by id",
+        shard="{{ params.shard }}",
         postgres_conn_id=conn_id,
     )
-    assert "query" in task.template_fields
+    task.render_template_fields({"params": {"built": 3, "shard": 0}})  # type: ignore[typeddict-item]
     run(task)
     assert touched(tube) == list(range(3, ROWS + 1, 7))
 
@@ -118,7 +119,7 @@ def test_a_backfill_that_was_killed_goes_on_at_the_same_chunk(
     tube: psycopg.Connection[Any], conn_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = backfill(conn_id)
-    monkeypatch.setattr(task, "_say", lambda *_: task.on_kill())
+    monkeypatch.setattr(TELLING, lambda *_: lambda _: task.on_kill())
     with pytest.raises(Stopped):
         run(task)
     assert len(touched(tube)) == 20
@@ -133,18 +134,37 @@ def test_a_paused_backfill_waits_until_it_is_resumed(
     seen: list[str] = []
     task, other = backfill(conn_id), connect()
 
-    def pause(table: str, progress: Any) -> None:
+    def pause(progress: Any) -> None:
         seen.append(progress.state)
         if len(seen) == 1:
             other.execute("select tube.backfill_pause(%s)", [progress.id])
         if len(seen) == 4:
             other.execute("select tube.backfill_resume(%s)", [progress.id])
 
-    monkeypatch.setattr(task, "_say", pause)
+    monkeypatch.setattr(TELLING, lambda *_: pause)
     run(task)
     assert seen[:4] == ["running", "paused", "paused", "paused"]
     assert seen[-1] == "done"
     assert touched(tube) == list(range(1, ROWS + 1))
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_each_of_several_tables_is_told_of_from_its_first_chunk_on(
+    tube: psycopg.Connection[Any], conn_id: str, scheduled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = ["public.plane", "public.other"]
+    tube.execute("create table other (id bigint primary key, built int); insert into other table plane")
+    tubes.attach(tube, "q", "public.other", shard=0)
+    if scheduled:
+        for table in tables:
+            tube.execute("select tube.backfill_begin('q', %s::regclass, 'built', null, 20)", [table])
+        tube.execute("select tube.tube_backfill_schedule('q', 'built', 0, 0)")
+    task = collect(conn_id) if scheduled else backfill(conn_id, tables=tables)
+    said = Mock()
+    monkeypatch.setattr(type(task), "log", said)
+    run(task)
+    lines = [call.args[0] % call.args[1:] for call in said.info.call_args_list]
+    assert sum("is running: 20 of about" in line for line in lines) == 2
 
 
 def test_two_backfills_of_a_table_at_once_are_one(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -18,8 +18,8 @@ from airflow_pgchange.operators.tube import (
     TubeGarbageCollectOperator,
     TubeTouchOperator,
 )
-from airflow_pgchange.tubes import backfills
 from tests.airflow_home import uri
+from tests.commits import until
 from tests.tubes import attach, faults, make, pods, touched
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -177,44 +177,72 @@ def test_as_many_workers_share_a_tube_as_a_template_says(tube: psycopg.Connectio
         attaching(workers="four")
 
 
+@pytest.mark.parametrize("plane", ["public.plane", "plane", '"public"."plane"', '"plane"', 'public."plane"'])
+def test_tables_are_attached_in_one_order_however_they_are_written(
+    tube: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, plane: str
+) -> None:
+    tube.execute("create table airport (id bigint primary key); create table wing (id bigint primary key)")
+    attach_one, order = tubes.attach, list[str]()
+
+    def attach_noted(connection: Any, name: str, table: str, **more: Any) -> None:
+        order.append(table)
+        attach_one(connection, name, table, **more)
+
+    monkeypatch.setattr(tubes, "attach", attach_noted)
+    attaching(tables=["public.airport", plane], shard=0)
+    attaching(tables=["public.wing", plane, "public.airport"], shard=0, tube="new")
+    assert order == [plane, "public.airport", "public.airport", plane, "public.wing"]
+
+
 def test_tables_are_attached_all_or_none(tube: psycopg.Connection[Any]) -> None:
     with pytest.raises(Exception, match="nope"):
         attaching(tube="new", tables=["public.plane", "public.nope"], shard=0)
     assert tube.execute("select count(*) from tube.tube where name = 'new'").fetchone() == (0,)
 
 
-def test_a_backfill_in_steps_that_was_skipped_says_so(tube: psycopg.Connection[Any]) -> None:
+@pytest.mark.parametrize("level", ["notice", "warning", "error"])
+def test_a_backfill_in_steps_that_cannot_begin_fails_whatever_the_server_says_aloud(
+    tube: psycopg.Connection[Any], level: str
+) -> None:
+    tube.execute(f"alter database {tube.info.dbname} set client_min_messages = {level}")
     backfill(resumable=False).execute({})
-    with pytest.raises(Refused, match="nothing was touched: the previous backfill of public.plane"):
+    with pytest.raises(
+        Refused, match="the previous backfill of public.plane into tube q has not been replayed"
+    ):
         backfill(resumable=False).execute({})
 
 
+@pytest.mark.parametrize("resumable", [True, False])
 def test_a_killed_backfill_does_not_wait_for_writers_any_longer(
-    tube: psycopg.Connection[Any], connect: Connect, monkeypatch: pytest.MonkeyPatch
+    tube: psycopg.Connection[Any], connect: Connect, resumable: bool
 ) -> None:
     writer = connect(autocommit=False)
     writer.execute("update plane set built = 3")
-    running = backfill(timeout=3600)
-    ask = backfills.committed
+    running = backfill(timeout=3600, resumable=resumable)
+    waiting = (
+        "select count(*) = 1 from pg_stat_activity where query ~ '^select .*tube.(backfill_chunk|tube_backfill_step2)' "
+        "and wait_event = 'PgSleep'"
+    )
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(running.execute, {})
+        try:
+            until(tube, waiting)
+        finally:
+            running.on_kill()
+        with pytest.raises(Stopped):
+            ended.result(30)
+    writer.rollback()
+    assert touched(tube) == []
 
-    def killed_meanwhile(connection: Any, query: Any) -> Any:
-        if "backfill_chunk" in query.as_string(None):
 
-            def kill() -> None:
-                watch = connect()
-                while watch.execute(
-                    "select count(*) from pg_stat_activity where query like '%backfill_chunk%' and wait_event = 'PgSleep'"
-                ).fetchone() == (0,):
-                    pass
-                running.on_kill()
-
-            threading.Thread(target=kill).start()
-        return ask(connection, query)
-
-    monkeypatch.setattr("airflow_pgchange.tubes.backfills.committed", killed_meanwhile)
+@pytest.mark.parametrize("resumable", [True, False])
+def test_a_backfill_that_is_killed_before_its_first_statement_touches_nothing(
+    tube: psycopg.Connection[Any], resumable: bool
+) -> None:
+    running = backfill(resumable=resumable)
+    running.on_kill()
     with pytest.raises(Stopped):
         running.execute({})
-    writer.rollback()
     assert touched(tube) == []
 
 

@@ -17,11 +17,11 @@ from airflow_pgchange.events import (
     subscribe,
     topical,
 )
+from airflow_pgchange.events import group as group_module
 from airflow_pgchange.events import handlers as handlers_module
 from airflow_pgchange.events.group import Group
-from airflow_pgchange.feeds.errors import (
-    ConsumerBusy,
-)
+from airflow_pgchange.events.handlers import Handled
+from airflow_pgchange.feeds.errors import ConsumerBusy, Stopped
 from tests.handling import (
     LATER,
     SECONDS,
@@ -283,6 +283,17 @@ def test_a_group_has_one_reader(db, connection):
     proceed.set()
     joined()
     assert waiting().events == 0
+
+
+def test_who_is_stopped_while_another_holds_the_group_has_none(db, connection):
+    connection.execute("select pg_advisory_lock(pgmb.lock_key('g'))")
+    handlers = group(db, Handler("a", Seen()), wait=None)
+    joined = in_thread(handlers.run)
+    handlers.stop()
+    assert joined() == Handled()
+    with pytest.raises(Stopped), group_module.held(db, "g", None, lambda: True):
+        raise AssertionError("it is not held")
+    assert held(connection)
 
 
 def test_the_group_is_free_when_the_run_has_ended(db, connection):

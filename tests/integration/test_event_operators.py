@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange.events import Event, Handler, Selection, publish, subscribe, topical
+from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds.errors import ConsumerBusy, DispatchEnded, HandlerFailed, InvalidArgument, Stopped
 from airflow_pgchange.operators.events import (
     PollEventsOperator,
@@ -23,6 +25,7 @@ from airflow_pgchange.operators.events import (
 )
 from airflow_pgchange.operators.handlers import EventHandlersOperator
 from tests.airflow_home import uri
+from tests.commits import until
 
 Connect = Callable[..., psycopg.Connection[Any]]
 SECONDS = 30
@@ -165,6 +168,16 @@ def test_a_subscription_that_says_both_or_nothing_is_refused(conn_id: str) -> No
             SubscribeOperator(task_id="s", group="g", **given)
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [{"partition": (0, 2)}, {"by": "n"}, {"expiry": timedelta(hours=1)}],
+    ids=lambda beside: next(iter(beside)),
+)
+def test_what_only_goes_with_topics_is_refused_beside_a_selection(beside: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="go with topics"):
+        SubscribeOperator(task_id="s", group="g", selection=Selection(), **beside)
+
+
 def test_polling_dispatches_until_nothing_is_left(conn_id: str, log: psycopg.Connection[Any]) -> None:
     subscribe(log, "g")
     log.execute("update pgmb.config set value = '10' where id = 'poll_chunk_size'")
@@ -178,15 +191,41 @@ def test_polling_for_a_time_dispatches_what_comes_meanwhile_and_ends_when_killed
 ) -> None:
     subscribe(log, "g")
     task = PollEventsOperator(task_id="p", until="3600", poll_every=0.01, postgres_conn_id=conn_id)
-    thread = threading.Thread(target=run, args=[task])
-    thread.start()
-    publish(log, Event("t", {"n": 1}))
-    waited = threading.Event()
-    while log.execute("select count(*) from pgmb.unread_events").fetchone() != (0,):
-        waited.wait(0.01)
-    task.on_kill()
-    thread.join(SECONDS)
-    assert not thread.is_alive()
+    with ThreadPoolExecutor(1) as thread:
+        polled = thread.submit(run, task)
+        publish(log, Event("t", {"n": 1}))
+        try:
+            until(log, "select count(*) = 0 from pgmb.unread_events")
+        finally:
+            task.on_kill()
+        with pytest.raises(Stopped, match="killed"):
+            polled.result(SECONDS)
+
+
+def for_nobody(log: psycopg.Connection[Any]) -> None:
+    """Events that nobody wants, of which a chunk takes a tenth of a second at least, and all of them three."""
+    log.execute("update pgmb.config set value = '10' where id = 'poll_chunk_size'")
+    subscribe(log, "g", Selection("pg_sleep(0.01) is null and e.topic = 'a'"))
+    publish(log, [Event("a")] * 300)
+
+
+def test_polling_for_a_time_ends_behind_a_chunk_also_where_nobody_wants_the_events(
+    conn_id: str, log: psycopg.Connection[Any]
+) -> None:
+    for_nobody(log)
+    assert run(PollEventsOperator(task_id="p", until=0.1, postgres_conn_id=conn_id)) == 0
+    assert dispatch(log).more
+
+
+def test_polling_that_is_killed_ends_behind_a_chunk_also_where_nobody_wants_the_events(
+    conn_id: str, log: psycopg.Connection[Any]
+) -> None:
+    for_nobody(log)
+    task = PollEventsOperator(task_id="p", postgres_conn_id=conn_id)
+    threading.Timer(0.2, task.on_kill).start()
+    with pytest.raises(Stopped, match="killed"):
+        run(task)
+    assert dispatch(log).more
 
 
 @pytest.mark.parametrize("until", ["soon", "-1", 0, float("inf")])
@@ -251,6 +290,18 @@ def test_a_killed_task_finishes_the_calls_that_run_and_stores_how_far_it_came(
     with pytest.raises(Stopped):
         run(task)
     assert numbers(log) == list(range(10, 30))
+
+
+def test_a_task_that_is_killed_before_it_holds_its_group_handles_nothing(
+    conn_id: str, log: psycopg.Connection[Any]
+) -> None:
+    subscribe(log, "g")
+    publish(log, Event("t", {"n": 1}))
+    task = handling(conn_id, Handler("h", print))
+    task.on_kill()
+    with pytest.raises(Stopped):
+        run(task)
+    assert numbers(log) == [1]
 
 
 def test_a_group_reads_again_from_a_time(conn_id: str, log: psycopg.Connection[Any]) -> None:

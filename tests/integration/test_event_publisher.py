@@ -283,7 +283,7 @@ def test_a_database_without_the_schema_is_told_and_the_events_with_it(bare_db):
 
 
 def test_what_is_no_json_is_refused_when_it_is_put(db, connect):
-    with Publisher(db) as publisher, pytest.raises(InvalidArgument, match="no JSON"):
+    with Publisher(db) as publisher, pytest.raises(InvalidArgument, match="not JSON"):
         publisher.put([Event("t", {"n": 1}), Event("t", object())])
     assert stored(connect()) == [1]
 

@@ -7,6 +7,7 @@ import threading
 import psycopg
 import pytest
 
+from tests.commits import until
 from tests.tubes import (
     attach,
     begin,
@@ -60,15 +61,11 @@ def test_step_2_goes_on_waiting_for_a_transaction_that_is_prepared_meanwhile(ite
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while (
-        one(
-            item,
-            "select count(*) from pg_stat_activity "
-            "where query like 'select tube.tube_backfill_step2%' and wait_event = 'PgSleep'",
-        )
-        == 0
-    ):
-        pass
+    until(
+        item,
+        "select count(*) > 0 from pg_stat_activity "
+        "where query like 'select tube.tube_backfill_step2%' and wait_event = 'PgSleep'",
+    )
     writer.execute("prepare transaction 'tube-meanwhile'")
     item.execute("select pg_sleep(0.2)")
     assert ended == []

@@ -12,6 +12,7 @@ from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Refused, Stopped
 from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.tubes import Control, TableDownstream, work_off
+from tests.commits import until
 from tests.tubes import attach, controls, detach, drain, faults, make, one, pods, touched
 
 FEED = TubeFeed("q")
@@ -207,6 +208,21 @@ def test_what_a_failing_control_pod_touched_is_not_kept(db, item, monkeypatch):
         work_off(FEED, db, held)
     assert touched(item) == []
     assert len(controls(item)) == 1
+
+
+def test_a_failing_control_pod_leaves_no_connection_open(db, item, role, monkeypatch):
+    monkeypatch.setattr("airflow_pgchange.tubes.control_pods.CHUNK", 1)
+    item.execute("truncate item; insert into qs.item values (8)")
+    conninfo = worker(item, role, "select", "delete")
+    with pytest.raises(PermissionDenied) as failed:
+        work_off(FEED, conninfo, copies(conninfo))
+    until(
+        item,
+        "select not exists (select from pg_stat_activity where usename like 'worker%' and datname = current_database())",
+        5,
+    )
+    # What holds the error still is what could hold them.
+    assert "permission denied" in str(failed.value)
 
 
 def test_a_users_own_control_pod_is_handed_to_a_callable_downstream(db, item):

@@ -71,7 +71,7 @@ def test_what_no_event_can_be_is_refused_by_name(given: dict, said: str) -> None
     ("what", "value"), [("payload", {1, 2}), ("payload", float("nan")), ("metadata", {"at": NOON})]
 )
 def test_what_is_no_json_is_refused_by_name(what: str, value: object) -> None:
-    with pytest.raises(InvalidArgument, match=f"the {what} of an event 't' is no JSON"):
+    with pytest.raises(InvalidArgument, match=f"the {what} of an event 't' is not JSON"):
         row_of(Event("t", **{what: value}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
@@ -11,6 +12,7 @@ from airflow_pgchange import tubes
 from airflow_pgchange.arguments import names, whole
 from airflow_pgchange.feeds.connect import read_committed
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.tables import table_parts
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 
 if TYPE_CHECKING:
@@ -63,8 +65,8 @@ class TubeAttachOperator(BaseOperator):
                 tubes.ensure(connection, self.tube, workers, self.predicate)
                 # One that gets another shard waits for workers: before the others are kept from being written. Else in
                 # one order, so that two runs with the same tables wait for each other and not in a circle.
-                known = tubes.attached(connection, self.tube)
-                for table in sorted(tables, key=lambda table: (table not in known, table)):
+                known = [table_parts(table) for table in tubes.attached(connection, self.tube)]
+                for table in sorted(tables, key=partial(_turn, known)):
                     tubes.attach(connection, self.tube, table, shard=shard, id_column=self.id_column)
             self.log.info("%s: touched by %s", self.tube, ", ".join(tables))
 
@@ -109,3 +111,9 @@ class TubeTouchOperator(BaseOperator):
             raise InvalidArgument("say which shard the ids are of: the one that their table is attached with")
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             tubes.touch(connection, named, self.query, shard, self.op)
+
+
+def _turn(known: Sequence[tuple[str, ...]], table: str) -> tuple[bool, tuple[str, ...]]:
+    """When a table's turn comes: behind those that are attached, by name and then by schema, which may be left out."""
+    parts = table_parts(table)
+    return not any(each[-len(parts) :] == parts for each in known), parts[::-1]

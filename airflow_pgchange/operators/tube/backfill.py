@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from airflow.sdk import BaseOperator
 
 from airflow_pgchange import tubes
-from airflow_pgchange.arguments import names, seconds, whole
+from airflow_pgchange.arguments import Seconds, names, seconds, whole
 from airflow_pgchange.feeds.connect import cancel
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.hooks.pgchange import PgChangeHook
@@ -25,42 +25,34 @@ SAY_EVERY = 10.0
 """Seconds between two lines about a backfill in the log."""
 
 
-class Backfilling(BaseOperator):
-    """Says how far a backfill is, now and then, and stops when the task is killed."""
+def telling(say: Callable[..., None], what: str) -> Callable[[Progress], None]:
+    """Says how far backfills of ``what`` are: each at its first chunk, at its end, and now and then in between."""
+    said: dict[int, float] = {}
 
-    _said = float("-inf")
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._stop = Stop()
-
-    def on_kill(self) -> None:
-        """Stop at once; the next run goes on behind the last chunk."""
-        self._stop.ask()
-
-    def _say(self, what: str, progress: Progress) -> None:
+    def told(progress: Progress) -> None:
         if progress.finished:
-            self.log.info(
+            say(
                 "backfill %d of %s is done: %s rows; the workers of the tube replay them now",
                 progress.id,
                 what,
                 f"{progress.looked_at:,}",
             )
-        elif time.monotonic() - self._said >= SAY_EVERY:
-            self._said = time.monotonic()
-            share = min(99, 100 * progress.looked_at // max(progress.total, 1))
-            self.log.info(
+        elif time.monotonic() - said.get(progress.id, -math.inf) >= SAY_EVERY:
+            said[progress.id] = time.monotonic()
+            say(
                 "backfill %d of %s is %s: %s of about %s rows (%d %%)",
                 progress.id,
                 what,
                 progress.state,
                 f"{progress.looked_at:,}",
                 f"{progress.total:,}",
-                share,
+                min(99, 100 * progress.looked_at // max(progress.total, 1)),
             )
 
+    return told
 
-class TubeBackfillOperator(Backfilling):
+
+class TubeBackfillOperator(BaseOperator):
     """Touches every row of attached tables, after everything that is touched in the meantime.
 
     In chunks of a transaction each: a run that was killed goes on at the same chunk, and ``tube.backfills()`` shows
@@ -79,8 +71,8 @@ class TubeBackfillOperator(Backfilling):
     :param order_col: the column in whose order rows are touched; default: their ids, but for the three steps (templated)
     :param shard: the tables' shard; default: the one that each is attached with (templated)
     :param chunk_size: rows a chunk; one that goes on keeps the size that it began with (templated)
-    :param pause: seconds between two chunks (templated)
-    :param timeout: seconds to wait, at its beginning, for transactions that write the table
+    :param pause: seconds, or a timedelta, between two chunks (templated)
+    :param timeout: how long to wait, at its beginning, for transactions that write the table: seconds, or a timedelta
     :param resumable: in chunks, or in three steps
     :param postgres_conn_id: the database of the tube and the tables
     """
@@ -103,8 +95,8 @@ class TubeBackfillOperator(Backfilling):
         order_col: str | None = None,
         shard: int | str | None = None,
         chunk_size: float | str = 50_000,
-        pause: float | str = 0.0,
-        timeout: float = 60.0,
+        pause: Seconds = 0.0,
+        timeout: Seconds = 60.0,
         resumable: bool = True,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
@@ -116,16 +108,16 @@ class TubeBackfillOperator(Backfilling):
         self.shard = shard
         self.chunk_size = chunk_size
         self.pause = pause
-        self.timeout = timeout
+        self.timeout = seconds("timeout", timeout)
         self.resumable = resumable
         self.postgres_conn_id = postgres_conn_id
         self._connection: psycopg.Connection[Any] | None = None
+        self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Returns the number of rows that were looked at, by table; none for the three steps."""
         tables, shard = names("tables", self.tables), whole("shard", self.shard)
         chunk_size, pause = whole("chunk_size", self.chunk_size), seconds("pause", self.pause)
-        timeout = seconds("timeout", self.timeout)
         if chunk_size is None:
             raise InvalidArgument("say how many rows a chunk is to have")
         if not (self.resumable or self.order_col):
@@ -143,7 +135,13 @@ class TubeBackfillOperator(Backfilling):
                 )
                 if not self.resumable:
                     tubes.backfill_in_steps(
-                        connection, self.tube, table, self.order_col or "", shard=shard, timeout=timeout
+                        connection,
+                        self.tube,
+                        table,
+                        self.order_col or "",
+                        shard=shard,
+                        timeout=self.timeout,
+                        stop=self._stop,
                     )
                     continue
                 done = tubes.backfill(
@@ -154,15 +152,15 @@ class TubeBackfillOperator(Backfilling):
                     shard=shard,
                     chunk_size=chunk_size,
                     pause=pause,
-                    timeout=timeout,
-                    told=partial(self._say, table),
+                    timeout=self.timeout,
+                    told=telling(self.log.info, table),
                     stop=self._stop,
                 )
                 looked_at[table] = done.looked_at
         return looked_at
 
     def on_kill(self) -> None:
-        """Stop at once, and undo the chunk in work; the next run goes on with it."""
-        super().on_kill()
+        """Stop at once, and undo what is in work: a chunk, with which the next run goes on, or one of the three steps."""
+        self._stop.ask()
         if self._connection is not None:
             cancel(self._connection)

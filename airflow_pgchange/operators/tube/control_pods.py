@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_pgchange import tubes
-from airflow_pgchange.arguments import FeedLike, feed_of, json_of, seconds
+from airflow_pgchange.arguments import FeedLike, Seconds, feed_of, json_of, patience, seconds
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.operators.tube.backfill import Backfilling
+from airflow_pgchange.operators.tube.backfill import telling
+from airflow_pgchange.stopping import Stop
 from airflow_pgchange.tubes import Downstream, TableDownstream
 from airflow_pgchange.tubes.control_pods import BACKFILL_SECONDS
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class TubeGarbageCollectOperator(Backfilling):
+class TubeGarbageCollectOperator(BaseOperator):
     """Works off control pods: carries out the backfills that ``tube.tube_backfill_schedule`` asked for, and gives up
     downstream what is gone, behind a backfill what it did not write again, and what was truncated.
 
@@ -38,10 +39,11 @@ class TubeGarbageCollectOperator(Backfilling):
         control pods of other types too, and does itself what these ask for; a table cannot, so they are taken away
     :param key: the copy's column of ids; default: called as the source's
     :param shard_column: the column of their shard, where the copy is of several tables' rows
-    :param backfill_for: seconds a run for scheduled backfills; one that takes longer goes on in the next run
+    :param backfill_for: seconds a run, or a timedelta, for scheduled backfills; one that takes longer goes on in the
+        next run
     :param postgres_conn_id: the database of the downstream table
     :param source_conn_id: the database of the tube; default: the same
-    :param wait_for: seconds to wait for the worker; None: as long as it takes
+    :param wait_for: how long to wait for the worker: seconds, or a timedelta; None: as long as it takes
     :param skip_if_empty: skip the task where no control pod's turn has come
     """
 
@@ -56,10 +58,10 @@ class TubeGarbageCollectOperator(Backfilling):
         downstream: str | Downstream,
         key: str | None = None,
         shard_column: str = "shard",
-        backfill_for: float = BACKFILL_SECONDS,
+        backfill_for: Seconds = BACKFILL_SECONDS,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         source_conn_id: str | None = None,
-        wait_for: float | None = None,
+        wait_for: Seconds | None = None,
         skip_if_empty: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -68,11 +70,12 @@ class TubeGarbageCollectOperator(Backfilling):
         self.downstream = downstream
         self.key = key
         self.shard_column = shard_column
-        self.backfill_for = backfill_for
+        self.backfill_for = seconds("backfill_for", backfill_for)
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
-        self.wait_for = wait_for
+        self.wait_for = patience("wait_for", wait_for)
         self.skip_if_empty = skip_if_empty
+        self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, int]:
         """Returns how many control pods were worked off, how many ids they touched, and how many were given up."""
@@ -88,9 +91,9 @@ class TubeGarbageCollectOperator(Backfilling):
             feed,
             source,
             downstream,
-            wait=None if self.wait_for is None else seconds("wait_for", self.wait_for),
-            seconds=seconds("backfill_for", self.backfill_for),
-            told=partial(self._say, feed.tube),
+            wait=self.wait_for,
+            seconds=self.backfill_for,
+            told=telling(self.log.info, feed.tube),
             stopped=self._stop,
         )
         for one in done:
@@ -110,6 +113,11 @@ class TubeGarbageCollectOperator(Backfilling):
         given_up = sum(one.given_up is not None for one in done)
         touched = sum(one.touched for one in done)
         return {"controls": len(done) - given_up, "touched": touched, "given_up": given_up}
+
+    def on_kill(self) -> None:
+        """Stop behind the chunk in work: a backfill goes on there in the next run, and of the control pods all stay, with
+        nothing touched for them."""
+        self._stop.ask()
 
 
 def _tube_feed(value: FeedLike) -> TubeFeed:
