@@ -73,7 +73,7 @@ begin
         raise exception using errcode = 'PC002', message = format('there is no tube %I', coalesce(tube, '')),
             hint = 'tube.tube_list() shows those that you may use; tube.tube_ensure_exists() makes one';
     end if;
-    if not exists (select from pg_class as c where c.oid = known.pods) then
+    if not tube.are_pods(known.pods, tube) then
         perform tube.refuse(
             format('the table of the pods of tube %I is gone', tube),
             format('tube.tube_ensure_absent(%L), then make the tube again and backfill', tube));
@@ -117,7 +117,7 @@ declare
 begin
     for known in
         select t.* from tube.tube as t
-        where has_table_privilege(t.pods, 'select') and has_schema_privilege(tube.schema_of(t.pods), 'usage') order by t.name
+        where tube.are_pods(t.pods, t.name) and has_table_privilege(t.pods, 'select') and has_schema_privilege(tube.schema_of(t.pods), 'usage') order by t.name
     loop
         begin
             execute format('lock table only %s in access share mode nowait', tube.full_name(known.pods));

@@ -25,7 +25,7 @@ begin
     ) then
         perform tube.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
     end if;
-    if exists (select from tube.tube as t where t.pods = tbl)
+    if exists (select from tube.tube as t where t.pods = tbl and tube.are_pods(tbl, t.name))
        or tube.schema_of(tbl) in ('tube', 'pg_catalog', 'information_schema')
     then
         perform tube.refuse(format('%s is not a table of your own', tbl), 'attach one that is');
@@ -143,7 +143,7 @@ declare
             select i.inhparent from family join pg_inherits as i on i.inhrelid = family.relid
         )
         select a.tbl from family join tube.attachment as a on a.tbl = family.relid
-        where a.tube = check_family.tube and a.tbl <> check_family.tbl order by a.tbl::text limit 1
+        where a.tube = check_family.tube and a.tbl <> check_family.tbl and not tube.is_gone(a) order by a.tbl::text limit 1
     );
 begin
     if relative is not null then
@@ -168,7 +168,7 @@ begin
     perform pg_advisory_xact_lock(hashtextextended(format('pgchange twin %s %s %s', wanted.shard, relation, wanted.tube), 0));
     select a.tbl into twin
     from tube.attachment as a join pg_class as c on c.oid = a.tbl
-    where a.tube = wanted.tube and a.shard = wanted.shard and c.relname = relation and a.tbl <> wanted.tbl
+    where a.tube = wanted.tube and a.shard = wanted.shard and c.relname = relation and a.tbl <> wanted.tbl and not tube.is_gone(a)
     order by a.tbl limit 1;
     if twin is not null then
         perform tube.refuse(

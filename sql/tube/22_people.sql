@@ -76,7 +76,7 @@ as $$
         from tube.captures(a.tbl, a.tube) as f
     ) as c
     join tube.tube as t on t.name = a.tube
-    where tube.schema_of(t.pods) is not null
+    where tube.are_pods(t.pods, t.name) and not tube.is_gone(a)
 $$;
 comment on function tube.attachments() is
     'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
@@ -151,7 +151,7 @@ begin
             from tube.attachment as a
             join pg_class as c on c.oid = a.tbl
             join pg_namespace as n on n.oid = c.relnamespace
-            where a.tube = known.name
+            where a.tube = known.name and not tube.is_gone(a)
         ), former as (
             select c.relname, min(d.shard) as lowest, max(d.shard) as highest
             from tube.detached as d join pg_class as c on c.oid = d.tbl
