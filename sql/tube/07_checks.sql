@@ -131,6 +131,38 @@ end
 $$;
 comment on function tube.check_rights(regclass, tube.tube) is 'Refuse a table whose owner may not write the pods.';
 
+create function tube.outer_parents(tbl regclass) returns setof regclass
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    tree oid[] := array(select d.relid from tube.descendants(tbl) as d(relid));
+begin
+    return query
+        select distinct i.inhparent::regclass from pg_inherits as i
+        where i.inhrelid = any (tree) and i.inhparent <> all (tree);
+end
+$$;
+comment on function tube.outer_parents(regclass) is
+    'The parents of a table, and those of its children that are not among them: a statement on such a parent changes rows of the '
+    'table, and fires no trigger of it.';
+
+create function tube.check_parents(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    parent regclass := (select min(p::oid) from tube.outer_parents(tbl) as p);
+begin
+    if parent is not null then
+        perform tube.refuse(
+            format('%s, or a child of it, has the parent %s, and what is written through that would not be captured', tbl, parent),
+            format('attach %s, or end the inheritance', parent));
+    end if;
+end
+$$;
+comment on function tube.check_parents(regclass) is 'Refuse a table whose rows are also changed by statements on another.';
+
 create function tube.check_family(tbl regclass, tube text) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp

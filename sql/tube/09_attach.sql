@@ -162,6 +162,7 @@ begin
     shard_before := tube.shard_of(known.name, tbl);
     perform tube.check_rights(tbl, known);
     perform tube.check_family(tbl, tube);
+    perform tube.check_parents(tbl);
     wanted := (
         known.name, tbl, coalesce(shard, before.shard, tube.inferred_shard(tbl)),
         coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0,
