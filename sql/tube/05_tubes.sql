@@ -75,7 +75,11 @@ begin
     end if;
     pods := format('%I.%I', schema_name, tube);
     if to_regclass(pods) is not null then
-        perform tube.refuse(format('there is a relation %s already', pods), 'choose another name, or another schema');
+        perform tube.refuse(
+            format('there is a relation %s already', pods),
+            'choose another name, or another schema' || case when tube.are_pods(to_regclass(pods), tube) then format(
+                '; if a dump without data brought it: drop table %s; drop function %I.%I; then make the tube and attach its '
+                'tables again', pods, schema_name, tube || '_touch') else '' end);
     end if;
     -- A pod's transaction has its id before the pod draws its seq: so a pod of a transaction that a snapshot does not know
     -- has a higher seq than any that was drawn when the snapshot was taken.

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange import tubes
-from tests.tubes import attach, make, one, touch, touched
+from tests.tubes import attach, drain, make, one, touch, touched
 
 STRANGERS = {
     "table": "create table private (id bigint not null, v text)",
@@ -164,13 +164,83 @@ def test_a_keeper_clears_a_tube_away_whoever_owns_what_has_the_number_of_its_pod
     assert lost.execute("table precious").fetchall() == [(1, 1)]
 
 
+@pytest.fixture
+def dumped(db, bare_db, connect_to, cluster):
+    """A function that restores parts of a dump one after the other; a connection to what comes out."""
+
+    def restore(*parts):
+        for options in parts:
+            dump = subprocess.run(
+                [cluster.binaries / "pg_dump", *options, "-d", db], check=True, capture_output=True
+            )
+            psql = [cluster.binaries / "psql", "-q", "-d", bare_db, "-v", "ON_ERROR_STOP=1"]
+            subprocess.run(psql, input=dump.stdout, check=True, stdout=subprocess.DEVNULL)
+        return connect_to(bare_db)
+
+    return restore
+
+
 @pytest.mark.parametrize("options", [[], ["--no-comments"]])
-def test_what_is_there_is_there_after_a_restore(connection, db, bare_db, connect_to, cluster, options):
+def test_what_is_there_is_there_after_a_restore(connection, dumped, options):
     connection.execute("alter table item rename to thing; alter table q rename to pods")
-    dump = subprocess.run([cluster.binaries / "pg_dump", *options, "-d", db], capture_output=True, check=True)
-    psql = [cluster.binaries / "psql", "-q", "-d", bare_db, "-v", "ON_ERROR_STOP=1"]
-    subprocess.run(psql, input=dump.stdout, check=True, stdout=subprocess.DEVNULL)
-    there = connect_to(bare_db)
+    there = dumped(options)
     there.execute("insert into thing values (3); select tube.refresh(); insert into old values (4)")
     assert touched(there, "pods") == [3, 4]
     assert [each.tube for each in tubes.status(there)] == ["q"]
+
+
+def seqs(connection):
+    return [seq for (seq,) in connection.execute("select seq from q order by seq")]
+
+
+def load_over_triggers(connection, dumped):
+    """The schema first, then the data: what is loaded is captured with numbers that the dump's pods have too."""
+    connection.execute("insert into item select g from generate_series(1, 3) as g")
+    for number in (1, 2, 3):
+        connection.execute("delete from item where id = %s", [number])
+    connection.execute("insert into item values (4); insert into old values (5)")
+    there = dumped(["-s"], ["-a", "--exclude-table-data=tube.installed", "--exclude-table-data=*.kind"])
+    assert len(seqs(there)) > len(set(seqs(there)))
+    return there
+
+
+def test_what_was_loaded_over_triggers_is_replayed_each_and_so_is_what_comes_later(connection, dumped):
+    there = load_over_triggers(connection, dumped)
+    there.execute("select setval('tube.seq', 1)")
+    there.execute("select tube.rebase_after_restore('q')")
+    assert len(seqs(there)) == len(set(seqs(there)))
+    there.execute("insert into item values (6)")
+    assert one(there, "select ids from q order by seq desc limit 1") == [6]
+    assert set(drain(there, limit=1)) == {1, 2, 3, 4, 5, 6}
+    assert seqs(there) == []
+
+
+def test_a_sequence_that_is_behind_the_pods_is_set_only_by_who_may(connection, role, connect_to):
+    who = role("keeper")
+    connection.execute("select tube.grant_keeper(%s::regrole)", [who.name])
+    connection.execute(f"grant usage, create on schema public to {who.name}; alter table q owner to {who.name}")
+    touch(connection, 1)
+    touch(connection, 2)
+    connection.execute("select setval('tube.seq', 1)")
+    keeper = connect_to(who.conninfo)
+    with pytest.raises(psycopg.Error, match="tube.seq is behind the pods of tube q") as told:
+        keeper.execute("select tube.rebase_after_restore('q')")
+    assert told.value.diag.message_hint.endswith("select tube.rebase_after_restore('q')")
+    connection.execute("select tube.rebase_after_restore('q')")
+    keeper.execute("select tube.rebase_after_restore('q')")
+    assert one(connection, "select last_value = (select max(seq) from q) from tube.seq") is True
+
+
+def test_a_tube_of_a_dump_without_data_is_made_again_as_the_error_says(connection, dumped):
+    there = dumped(["-s"])
+    with pytest.raises(psycopg.Error, match="there is a relation public.q already") as told:
+        make(there)
+    hint = told.value.diag.message_hint
+    for command in ("drop table public.q", "drop function public.q_touch"):
+        assert command in hint
+        there.execute(command)
+    make(there)
+    attach(there)
+    there.execute("insert into item values (1); select item_touch('{2}')")
+    assert touched(there) == [1, 2]
+    assert one(there, "select count(*) from pg_trigger where tgrelid = 'item'::regclass") == 4
