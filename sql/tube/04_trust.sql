@@ -11,6 +11,13 @@ begin
     select c.relkind, c.relrowsecurity, r.rolname = current_user or r.rolsuper as is_trusted into class
     from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = pods;
     return case
+        -- A trigger needs but a right to the table: whoever has it may put his own on it.
+        when exists (
+            select from pg_trigger as t
+            join pg_proc as p on p.oid = t.tgfoid
+            join pg_roles as r on r.oid = p.proowner
+            where t.tgrelid = pods and not (r.rolname = current_user or r.rolsuper)
+        ) then 'a trigger'
         -- The caller's own code, and that of a superuser, who may do anything anyway.
         when coalesce(class.is_trusted, true) then null
         when class.relkind <> 'r' then 'become something else than an ordinary table'
@@ -97,6 +104,9 @@ as $$
 declare
     name text;
 begin
+    if btrim(tube_or_tubes, ' {}') = '' then
+        perform tube.refuse('no tube is named', 'name one, or several with commas between them');
+    end if;
     foreach name in array coalesce(
         case when exists (select from tube.tube as t where t.name = tube_or_tubes) then array[tube_or_tubes] end,
         case when tube_or_tubes ~ '^[{].*[}]$' then tube_or_tubes::text[] else string_to_array(tube_or_tubes, ',') end, array[null])
