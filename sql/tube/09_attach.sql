@@ -257,6 +257,7 @@ begin
             perform tube.place_touch(each_one.tbl);
         end if;
     end loop;
+    perform tube.drop_lost_touches();
 end
 $$;
 comment on function tube.detach(text, regclass, regclass) is
