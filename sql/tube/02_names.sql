@@ -31,8 +31,8 @@ $$;
 comment on function tube.full_name(oid) is
     'Today''s name of a relation with its schema, whatever search_path it will be read under; null where it is gone.';
 
--- In a dump a relation that was dropped is but its number, which is that of another relation where the dump is restored. So
--- nobody goes by a number alone. In PL/pgSQL, which keeps its plans: every claim asks, and every row of a list.
+-- In a dump a relation that was dropped is a mere number, which another relation may have where the dump is restored: so a
+-- number alone proves nothing. In PL/pgSQL, which keeps its plans: every claim asks.
 create function tube.are_pods(rel regclass, tube text) returns boolean
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -61,21 +61,23 @@ language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
-    return not exists (
-        select from pg_class as c where c.oid = attached.tbl and c.relkind in ('r', 'p')
-    ) or not exists (
+    if exists (
         select from pg_trigger as t join pg_proc as p on p.oid = t.tgfoid
-        where t.tgrelid = attached.tbl and starts_with(p.proname, 'pgchange_touch_') and split_part(p.proname, '_', 4) = attached.token
-    )
-    -- Where somebody dropped all of them.
-    and not exists (
+        where t.tgrelid = attached.tbl and starts_with(p.proname, 'pgchange_touch_')
+          and split_part(p.proname, '_', 4) = attached.token
+    ) then
+        return false;
+    end if;
+    -- Somebody may have dropped all of them.
+    return not exists (
         select from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op)
         join pg_proc as p on p.proname = tube.function_name(attached.token, k.op)
         where obj_description(p.oid, 'pg_proc') = tube.capture_comment(attached));
 end
 $$;
 comment on function tube.is_gone(tube.attachment) is
-    'Whether the table of an attachment was dropped: none has its triggers, nor the name that is noted with their functions.';
+    'Whether the table of an attachment was dropped, whatever has its number now: that has none of its triggers, nor the name '
+    'that is noted with their functions.';
 
 create function tube.check_owner(rel regclass, deed text) returns void
 language plpgsql stable

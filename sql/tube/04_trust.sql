@@ -8,16 +8,18 @@ as $$
 declare
     class record;
 begin
+    -- Whoever has but the right to may put a trigger of his own on them.
+    if exists (
+        select from pg_trigger as t
+        where t.tgrelid = pods and not (
+            select r.rolname = current_user or r.rolsuper
+            from pg_proc as p join pg_roles as r on r.oid = p.proowner where p.oid = t.tgfoid)
+    ) then
+        return 'a trigger';
+    end if;
     select c.relkind, c.relrowsecurity, r.rolname = current_user or r.rolsuper as is_trusted into class
     from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = pods;
     return case
-        -- A trigger needs but a right to the table: whoever has it may put his own on it.
-        when exists (
-            select from pg_trigger as t
-            join pg_proc as p on p.oid = t.tgfoid
-            join pg_roles as r on r.oid = p.proowner
-            where t.tgrelid = pods and not (r.rolname = current_user or r.rolsuper)
-        ) then 'a trigger'
         -- The caller's own code, and that of a superuser, who may do anything anyway.
         when coalesce(class.is_trusted, true) then null
         when class.relkind <> 'r' then 'become something else than an ordinary table'
@@ -63,8 +65,10 @@ create function tube.code_hint(known tube.tube) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select format('let %I, the owner of %s, take it away, or use the tube as that role', pg_get_userbyid(c.relowner), known.pods)
-    from pg_class as c where c.oid = known.pods
+    select format('let %I, the owner of %s, take it away', r.rolname, known.pods)
+        -- What is on pods of the caller or of a superuser is neither's.
+        || case when r.rolname = current_user or r.rolsuper then '' else ', or use the tube as that role' end
+    from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = known.pods
 $$;
 comment on function tube.code_hint(tube.tube) is 'What to do about pods that hold code.';
 
@@ -127,7 +131,9 @@ declare
 begin
     for known in
         select t.* from tube.tube as t
-        where tube.are_pods(t.pods, t.name) and has_table_privilege(t.pods, 'select') and has_schema_privilege(tube.schema_of(t.pods), 'usage') order by t.name
+        where tube.are_pods(t.pods, t.name) and has_table_privilege(t.pods, 'select')
+          and has_schema_privilege(tube.schema_of(t.pods), 'usage')
+        order by t.name
     loop
         begin
             execute format('lock table only %s in access share mode nowait', tube.full_name(known.pods));

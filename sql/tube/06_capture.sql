@@ -25,7 +25,8 @@ as $$
     select tube.full_name(t.pods) from tube.tube as t where t.name = pods_named.tube and tube.are_pods(t.pods, t.name)
 $$;
 comment on function tube.pods_named(text) is
-    'Today''s name, with its schema, of the table of a tube''s pods: a body that was written before it changed asks for it. Null where it was dropped.';
+    'Today''s name, with its schema, of the table of a tube''s pods: a body that was written before it changed asks for it. '
+    'Null where it was dropped.';
 
 create function tube.truncate_body(attached tube.attachment) returns text
 language sql stable

@@ -258,6 +258,8 @@ begin
         end if;
     end loop;
     perform tube.drop_lost_touches();
+    -- A table that was dropped since needs no memory of its shard, and its number may come to mean another one.
+    delete from tube.detached as d where (detach.tube is null or d.tube = detach.tube) and tube.schema_of(d.tbl) is null;
 end
 $$;
 comment on function tube.detach(text, regclass, regclass) is

@@ -189,4 +189,5 @@ end
 $$;
 comment on function tube.rebase_after_restore(text) is
     'In a restored dump transaction ids come from another cluster: those that this one has not reached are forgotten, and '
-    'every worker looks at all its pods again; of pods with one seq all but one get another. A claim, and deleting pods by hand, does it by itself where it may.';
+    'every worker looks at all its pods again; of pods with one seq all but one get another. A claim, and deleting pods by hand, '
+    'does it by itself where it may.';

@@ -88,8 +88,8 @@ comment on function tube.attachments() is
     'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
     'longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; triggers that somebody '
     'disabled, and has to enable; faults of their capture, up to 1000; whether the tube has another predicate than the '
-    'table''s owner agreed to by attaching it; and why changes are lost: where the table''s owner may no longer write the pods, and where it got a parent that is not '
-    'attached.';
+    'table''s owner agreed to by attaching it; and why changes are lost: where the table''s owner may no longer write the pods, '
+    'or the table got a parent that is not attached.';
 
 create function tube.to_mend() returns table (tube text, tbl regclass, name text)
 language sql stable

@@ -65,9 +65,7 @@ def test_a_child_and_its_parent_are_not_both_attached_to_one_tube(connect):
     assert pods(connection) == [("I", 1, [3]), ("U", 1, [3, 4])]
 
 
-ANIMALS = (
-    "create table animal (id bigint primary key, v int); create table dog (primary key (id)) inherits (animal)"
-)
+ANIMALS = "create table animal (id bigint primary key, v int); create table dog (primary key (id)) inherits (animal)"
 
 
 @pytest.mark.parametrize(
