@@ -113,6 +113,20 @@ def test_a_table_that_has_the_number_of_a_dropped_one_can_be_attached_itself(con
     assert {each["name"]: each["shard"] for each in attached_to(connection)} == {"item": 0, "private": 7}
 
 
+def test_a_backfill_of_many_tables_is_refused_for_what_has_the_number_of_a_dropped_one(connection):
+    number = one(connection, "select 'old'::regclass::oid")
+    connection.execute("drop table old; create table private (id bigint primary key)")
+    connection.execute("update tube.attachment set tbl = 'private'::regclass where tbl = %s", [number])
+    connection.execute("select tube.tube_backfill_schedule('q', 'id', 0, 0)")
+    for seq, table in connection.execute("select seq, payload ->> 'tbl' from q").fetchall():
+        if table == "public.private":
+            with pytest.raises(psycopg.Error, match="private is not attached to tube q"):
+                connection.execute("select tube.backfill_scheduled('q', 1, 0, %s)", [seq])
+        else:
+            connection.execute("select tube.backfill_scheduled('q', 1, 0, %s)", [seq])
+    assert connection.execute("select tbl::text from tube.backfill").fetchall() == [("item",)]
+
+
 def test_a_table_without_any_trigger_of_its_capture_is_mended(connection):
     for op in ("insert", "update", "delete", "truncate"):
         connection.execute(f"drop trigger item_q_after_{op}_trigger on item")
