@@ -31,6 +31,54 @@ $$;
 comment on function tube.full_name(oid) is
     'Today''s name of a relation with its schema, whatever search_path it will be read under; null where it is gone.';
 
+-- In a dump a relation that was dropped is a mere number, which another relation may have where the dump is restored: so a
+-- number alone proves nothing. In PL/pgSQL, which keeps its plans: every claim asks.
+create function tube.are_pods(rel regclass, tube text) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    told text := obj_description(rel, 'pg_class');
+begin
+    if told like 'Pods of tube %' then
+        return starts_with(told, format('Pods of tube %s:', tube));
+    end if;
+    -- A dump may have left the comment out.
+    return (
+        select count(*) = 4
+        from pg_attribute as a
+        join (values
+            ('seq', 'bigint'::regtype), ('shard', 'integer'), ('ids', 'bigint[]'), ('txid', 'xid8')
+        ) as v(name, type) on a.attname = v.name and a.atttypid = v.type
+        where a.attrelid = rel and a.attnum > 0);
+end
+$$;
+comment on function tube.are_pods(regclass, text) is
+    'Whether a relation is the table that was made for a tube''s pods; false where that was dropped.';
+
+create function tube.is_gone(attached tube.attachment) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if exists (
+        select from pg_trigger as t join pg_proc as p on p.oid = t.tgfoid
+        where t.tgrelid = attached.tbl and starts_with(p.proname, 'pgchange_touch_')
+          and split_part(p.proname, '_', 4) = attached.token
+    ) then
+        return false;
+    end if;
+    -- Somebody may have dropped all of them.
+    return not exists (
+        select from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op)
+        join pg_proc as p on p.proname = tube.function_name(attached.token, k.op)
+        where obj_description(p.oid, 'pg_proc') = tube.capture_comment(attached));
+end
+$$;
+comment on function tube.is_gone(tube.attachment) is
+    'Whether the table of an attachment was dropped, whatever has its number now: that has none of its triggers, nor the name '
+    'that is noted with their functions.';
+
 create function tube.check_owner(rel regclass, deed text) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -50,6 +98,14 @@ $$;
 comment on function tube.check_owner(regclass, text) is
     'Refuse what only the owner of a relation may do, and name that owner.';
 
+create function tube.capture_comment(attached tube.attachment) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select format('Capture of %s for tube %s.', tube.full_name(attached.tbl), attached.tube)
+$$;
+comment on function tube.capture_comment(tube.attachment) is 'What is noted with the functions of a table''s triggers.';
+
 create function tube.attachment_of(rel oid, tube text) returns tube.attachment
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -64,6 +120,7 @@ begin
             select i.inhparent, line.up + 1 from line join pg_inherits as i on i.inhrelid = line.relid
         )
         select a from line join tube.attachment as a on a.tbl = line.relid and a.tube = attachment_of.tube
+        where not tube.is_gone(a)
         order by line.up limit 1);
 end
 $$;

@@ -8,6 +8,15 @@ as $$
 declare
     class record;
 begin
+    -- Whoever has but the right to may put a trigger of his own on them.
+    if exists (
+        select from pg_trigger as t
+        where t.tgrelid = pods and not (
+            select r.rolname = current_user or r.rolsuper
+            from pg_proc as p join pg_roles as r on r.oid = p.proowner where p.oid = t.tgfoid)
+    ) then
+        return 'a trigger';
+    end if;
     select c.relkind, c.relrowsecurity, r.rolname = current_user or r.rolsuper as is_trusted into class
     from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = pods;
     return case
@@ -56,8 +65,10 @@ create function tube.code_hint(known tube.tube) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select format('let %I, the owner of %s, take it away, or use the tube as that role', pg_get_userbyid(c.relowner), known.pods)
-    from pg_class as c where c.oid = known.pods
+    select format('let %I, the owner of %s, take it away', r.rolname, known.pods)
+        -- What is on pods of the caller or of a superuser is neither's.
+        || case when r.rolname = current_user or r.rolsuper then '' else ', or use the tube as that role' end
+    from pg_class as c join pg_roles as r on r.oid = c.relowner where c.oid = known.pods
 $$;
 comment on function tube.code_hint(tube.tube) is 'What to do about pods that hold code.';
 
@@ -73,7 +84,7 @@ begin
         raise exception using errcode = 'PC002', message = format('there is no tube %I', coalesce(tube, '')),
             hint = 'tube.tube_list() shows those that you may use; tube.tube_ensure_exists() makes one';
     end if;
-    if not exists (select from pg_class as c where c.oid = known.pods) then
+    if not tube.are_pods(known.pods, tube) then
         perform tube.refuse(
             format('the table of the pods of tube %I is gone', tube),
             format('tube.tube_ensure_absent(%L), then make the tube again and backfill', tube));
@@ -97,6 +108,9 @@ as $$
 declare
     name text;
 begin
+    if btrim(tube_or_tubes, ' {}') = '' then
+        perform tube.refuse('no tube is named', 'name one, or several with commas between them');
+    end if;
     foreach name in array coalesce(
         case when exists (select from tube.tube as t where t.name = tube_or_tubes) then array[tube_or_tubes] end,
         case when tube_or_tubes ~ '^[{].*[}]$' then tube_or_tubes::text[] else string_to_array(tube_or_tubes, ',') end, array[null])
@@ -117,7 +131,9 @@ declare
 begin
     for known in
         select t.* from tube.tube as t
-        where has_table_privilege(t.pods, 'select') and has_schema_privilege(tube.schema_of(t.pods), 'usage') order by t.name
+        where tube.are_pods(t.pods, t.name) and has_table_privilege(t.pods, 'select')
+          and has_schema_privilege(tube.schema_of(t.pods), 'usage')
+        order by t.name
     loop
         begin
             execute format('lock table only %s in access share mode nowait', tube.full_name(known.pods));

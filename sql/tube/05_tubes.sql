@@ -75,7 +75,11 @@ begin
     end if;
     pods := format('%I.%I', schema_name, tube);
     if to_regclass(pods) is not null then
-        perform tube.refuse(format('there is a relation %s already', pods), 'choose another name, or another schema');
+        perform tube.refuse(
+            format('there is a relation %s already', pods),
+            'choose another name, or another schema' || case when tube.are_pods(to_regclass(pods), tube) then format(
+                '; if a dump without data brought it: drop table %s; drop function %I.%I; then make the tube and attach its '
+                'tables again', pods, schema_name, tube || '_touch') else '' end);
     end if;
     -- A pod's transaction has its id before the pod draws its seq: so a pod of a transaction that a snapshot does not know
     -- has a higher seq than any that was drawn when the snapshot was taken.
@@ -143,7 +147,7 @@ begin
         perform tube.check_owner(known.pods, format('change tube %I', tube));
         update tube.tube as t set predicate = wanted where t.name = make.tube;
         for attached in
-            select a.* from tube.attachment as a join pg_class as c on c.oid = a.tbl where a.tube = make.tube order by a.tbl
+            select a.* from tube.attachment as a where a.tube = make.tube and not tube.is_gone(a) order by a.tbl
         loop
             perform tube.adopt(attached, wanted);
         end loop;
@@ -180,7 +184,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := (select t from tube.tube as t where t.name = in_tube);
-    pods regclass := (select c.oid from pg_class as c where c.oid = known.pods);
+    pods regclass := case when tube.are_pods(known.pods, known.name) then known.pods end;
     attached oid;
     function regprocedure;
 begin
@@ -221,7 +225,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
     select t.name, t.predicate, t.partitions, a.tbl, a.shard
     from tube.tube as t
-    left join tube.attachment as a on a.tube = t.name
+    left join tube.attachment as a on a.tube = t.name and not tube.is_gone(a)
     where in_tbl is null or a.tbl = in_tbl
     order by t.name, a.shard, a.tbl::text
 $$;

@@ -22,10 +22,11 @@ set search_path = pg_catalog, tube, pg_temp
 -- Asked by captures too, whatever a writer has set.
 set row_security = on
 as $$
-    select tube.full_name(t.pods) from tube.tube as t where t.name = pods_named.tube
+    select tube.full_name(t.pods) from tube.tube as t where t.name = pods_named.tube and tube.are_pods(t.pods, t.name)
 $$;
 comment on function tube.pods_named(text) is
-    'Today''s name, with its schema, of the table of a tube''s pods: a body that was written before it changed asks for it.';
+    'Today''s name, with its schema, of the table of a tube''s pods: a body that was written before it changed asks for it. '
+    'Null where it was dropped.';
 
 create function tube.truncate_body(attached tube.attachment) returns text
 language sql stable
@@ -294,7 +295,7 @@ begin
         case when attached.predicate is not null then tube.settings() end,
         tube.capture_body(attached, op));
     execute format('revoke all on function %s() from public', function);
-    execute format('comment on function %s() is %L', function, format('Capture of %s for tube %s.', attached.tbl, attached.tube));
+    execute format('comment on function %s() is %L', function, tube.capture_comment(attached));
     execute format('alter function %s() owner to %I', function, owner_name);
 end
 $$;

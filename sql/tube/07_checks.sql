@@ -25,7 +25,7 @@ begin
     ) then
         perform tube.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
     end if;
-    if exists (select from tube.tube as t where t.pods = tbl)
+    if exists (select from tube.tube as t where t.pods = tbl and tube.are_pods(tbl, t.name))
        or tube.schema_of(tbl) in ('tube', 'pg_catalog', 'information_schema')
     then
         perform tube.refuse(format('%s is not a table of your own', tbl), 'attach one that is');
@@ -131,6 +131,38 @@ end
 $$;
 comment on function tube.check_rights(regclass, tube.tube) is 'Refuse a table whose owner may not write the pods.';
 
+create function tube.outer_parents(tbl regclass) returns setof regclass
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    tree oid[] := array(select d.relid from tube.descendants(tbl) as d(relid));
+begin
+    return query
+        select distinct i.inhparent::regclass from pg_inherits as i
+        where i.inhrelid = any (tree) and i.inhparent <> all (tree);
+end
+$$;
+comment on function tube.outer_parents(regclass) is
+    'The parents of a table, and those of its children that are not among them: a statement on such a parent changes rows of the '
+    'table, and fires no trigger of it.';
+
+create function tube.check_parents(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    parent regclass := (select min(p::oid) from tube.outer_parents(tbl) as p);
+begin
+    if parent is not null then
+        perform tube.refuse(
+            format('%s, or a child of it, has the parent %s, and what is written through that would not be captured', tbl, parent),
+            format('attach %s, or end the inheritance', parent));
+    end if;
+end
+$$;
+comment on function tube.check_parents(regclass) is 'Refuse a table whose rows are also changed by statements on another.';
+
 create function tube.check_family(tbl regclass, tube text) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -143,7 +175,7 @@ declare
             select i.inhparent from family join pg_inherits as i on i.inhrelid = family.relid
         )
         select a.tbl from family join tube.attachment as a on a.tbl = family.relid
-        where a.tube = check_family.tube and a.tbl <> check_family.tbl order by a.tbl::text limit 1
+        where a.tube = check_family.tube and a.tbl <> check_family.tbl and not tube.is_gone(a) order by a.tbl::text limit 1
     );
 begin
     if relative is not null then
@@ -168,7 +200,7 @@ begin
     perform pg_advisory_xact_lock(hashtextextended(format('pgchange twin %s %s %s', wanted.shard, relation, wanted.tube), 0));
     select a.tbl into twin
     from tube.attachment as a join pg_class as c on c.oid = a.tbl
-    where a.tube = wanted.tube and a.shard = wanted.shard and c.relname = relation and a.tbl <> wanted.tbl
+    where a.tube = wanted.tube and a.shard = wanted.shard and c.relname = relation and a.tbl <> wanted.tbl and not tube.is_gone(a)
     order by a.tbl limit 1;
     if twin is not null then
         perform tube.refuse(

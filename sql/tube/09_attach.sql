@@ -154,9 +154,15 @@ begin
     end loop;
     known := tube.named(tube);
     select a.* into before from tube.attachment as a where a.tube = known.name and a.tbl = attach.tbl;
+    if before.tube is not null and tube.is_gone(before) then
+        -- It is that of a table that was dropped, whose number this one has.
+        delete from tube.attachment as a where a.tube = before.tube and a.tbl = before.tbl;
+        before := null;
+    end if;
     shard_before := tube.shard_of(known.name, tbl);
     perform tube.check_rights(tbl, known);
     perform tube.check_family(tbl, tube);
+    perform tube.check_parents(tbl);
     wanted := (
         known.name, tbl, coalesce(shard, before.shard, tube.inferred_shard(tbl)),
         coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0,
@@ -222,13 +228,17 @@ as $$
 declare
     going tube.attachment[];
     each_one tube.attachment;
+    was_there boolean;
 begin
     perform tube.check_level();
     for each_one in
         select a.* from tube.attachment as a
         where (detach.tube is null or a.tube = detach.tube) and (detach.tbl is null or a.tbl = detach.tbl) order by a.tbl, a.tube
     loop
-        perform tube.check_owner(each_one.tbl, 'detach it');
+        -- Of what was dropped the number may be another table's: the row alone goes, and its functions.
+        if not tube.is_gone(each_one) then
+            perform tube.check_owner(each_one.tbl, 'detach it');
+        end if;
         perform tube.hold_capture(each_one.tbl);
         -- A chunk of a backfill keeps its row until it has read the table.
         perform tube.fail_backfills(each_one.tube, each_one.tbl, 'the table was detached');
@@ -238,14 +248,18 @@ begin
         select c.relid from unnest(going) as g cross join lateral tube.captures(g.tbl, g.tube) as c group by 1 order by 1
     ) || array_remove(array[beside], null), 'access exclusive');
     foreach each_one in array coalesce(going, '{}') loop
+        was_there := not tube.is_gone(each_one);
         perform tube.drop_capture(each_one);
-        with gone as (
-            delete from tube.attachment as a where a.tube = each_one.tube and a.tbl = each_one.tbl returning a.*
-        )
-        insert into tube.detached (tube, tbl, shard) select g.tube, g.tbl, g.shard from gone as g
-        on conflict on constraint detached_pkey do update set shard = excluded.shard;
-        perform tube.place_touch(each_one.tbl);
+        delete from tube.attachment as a where a.tube = each_one.tube and a.tbl = each_one.tbl returning a.* into each_one;
+        if was_there and each_one.tube is not null then
+            insert into tube.detached (tube, tbl, shard) values (each_one.tube, each_one.tbl, each_one.shard)
+            on conflict on constraint detached_pkey do update set shard = excluded.shard;
+            perform tube.place_touch(each_one.tbl);
+        end if;
     end loop;
+    perform tube.drop_lost_touches();
+    -- A table that was dropped since needs no memory of its shard, and its number may come to mean another one.
+    delete from tube.detached as d where (detach.tube is null or d.tube = detach.tube) and tube.schema_of(d.tbl) is null;
 end
 $$;
 comment on function tube.detach(text, regclass, regclass) is

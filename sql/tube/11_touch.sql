@@ -175,6 +175,28 @@ $$;
 comment on function tube.place_touch(regclass) is
     'Make a table''s own function <table>_touch beside it, for its owner, or drop it where the table is attached to nothing.';
 
+create function tube.drop_lost_touches() returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    function regprocedure;
+begin
+    for function in
+        select p.oid
+        from pg_proc as p
+        cross join lateral substring(
+            obj_description(p.oid, 'pg_proc') from '^Touch ids of (.*) in every tube that it is attached to[.]$') as told(whose)
+        where p.proname like '%\_touch' and pg_has_role(current_user, p.proowner, 'usage') and told.whose is not null
+          and not exists (select from tube.attachment as a where a.tbl = tube.table_named(told.whose))
+    loop
+        execute format('drop function %s', function);
+    end loop;
+end
+$$;
+comment on function tube.drop_lost_touches() is
+    'Drop the functions <table>_touch of tables that have got another name or schema since, or were dropped: they fail.';
+
 create function tube.check_bulk(shard integer, fetch_chunk_size integer) returns void
 language plpgsql immutable
 set search_path = pg_catalog, tube, pg_temp

@@ -153,12 +153,30 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     known tube.tube := tube.named(tube);
+    high bigint;
 begin
     if not has_table_privilege(known.pods, 'update') then
         raise exception using errcode = 'PC004',
             message = format('tube %I was restored from another cluster: its transaction ids mean something else here', tube),
             hint = format('let the owner of %s run: select tube.rebase_after_restore(%L)', known.pods, tube);
     end if;
+    -- Where data were loaded over the triggers, these drew numbers that the dump's pods have too, and then the sequence was set
+    -- to what it was in the dump.
+    execute format('select max(p.seq) from %s as p', known.pods) into high;
+    if high > (select s.last_value from tube.seq as s) then
+        if not has_sequence_privilege('tube.seq', 'update') then
+            raise exception using errcode = 'PC004',
+                message = format('tube.seq is behind the pods of tube %I, and would number others like them', tube),
+                hint = format('let the owner of schema tube run: select tube.rebase_after_restore(%L)', tube);
+        end if;
+        perform setval('tube.seq', high);
+    end if;
+    execute format(
+        'update %1$s as p set seq = nextval(''tube.seq'')
+         from (
+             select l.ctid as place, row_number() over (partition by l.seq order by l.ids = ''{}'') as n from %1$s as l
+         ) as same
+         where p.ctid = same.place and same.n > 1', known.pods);
     -- Those of this transaction are ahead of its snapshot too, and keep theirs.
     execute format(
         'update %s set txid = ''3''
@@ -171,4 +189,5 @@ end
 $$;
 comment on function tube.rebase_after_restore(text) is
     'In a restored dump transaction ids come from another cluster: those that this one has not reached are forgotten, and '
-    'every worker looks at all its pods again. A claim, and deleting pods by hand, does it by itself where it may.';
+    'every worker looks at all its pods again; of pods with one seq all but one get another. A claim, and deleting pods by hand, '
+    'does it by itself where it may.';

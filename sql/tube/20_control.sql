@@ -187,6 +187,9 @@ begin
         perform tube.refuse('it names no existing table', 'ask for a backfill of the table under its present name');
     end if;
     attached := tube.require_attachment(tube, relation, null);
+    if tube.is_gone(attached) then
+        perform tube.refuse(format('%s is not attached to tube %I', relation, tube), 'attach it first');
+    end if;
     if tube.has_control(known, relation, attached.shard, array['backfill_end']) then
         return null;
     end if;

@@ -59,14 +59,20 @@ as $$
            (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.kind = 'capture' and f.tbl in (
                select d.relid from tube.descendants(a.tbl) as d(relid)) limit 1000) as bounded),
            a.predicate is distinct from t.predicate,
-           (select format('%s, %I, may not write the pods of tube %I: %s; %s; then backfill it',
-                          case when p.proowner = r.relowner then 'its owner' else 'a former owner' end, w.name, t.name, l.lost,
-                          tube.rights_hint(w.name, t.pods))
-            from pg_proc as p
-            cross join lateral pg_get_userbyid(p.proowner) as w(name)
-            cross join lateral tube.what_is_lost(p.proowner, t.pods) as l(lost)
-            where p.oid = any (c.functions) and l.lost is not null
-            limit 1)
+           coalesce(
+               (select format('%s, %I, may not write the pods of tube %I: %s; %s; then backfill it',
+                              case when p.proowner = r.relowner then 'its owner' else 'a former owner' end, w.name, t.name, l.lost,
+                              tube.rights_hint(w.name, t.pods))
+                from pg_proc as p
+                cross join lateral pg_get_userbyid(p.proowner) as w(name)
+                cross join lateral tube.what_is_lost(p.proowner, t.pods) as l(lost)
+                where p.oid = any (c.functions) and l.lost is not null
+                limit 1),
+               (select format('what is written through %1$s, a parent of it or of its child, is not captured; detach it, '
+                              'attach %1$s to tube %2$I, and backfill', p.relid, t.name)
+                from tube.outer_parents(a.tbl) as p(relid)
+                where (tube.attachment_of(p.relid, a.tube)).tube is null
+                order by p.relid limit 1))
     from tube.attachment as a
     join pg_class as r on r.oid = a.tbl
     cross join lateral (select tube.id_attribute(a)) as i(key)
@@ -76,13 +82,14 @@ as $$
         from tube.captures(a.tbl, a.tube) as f
     ) as c
     join tube.tube as t on t.name = a.tube
-    where tube.schema_of(t.pods) is not null
+    where tube.are_pods(t.pods, t.name) and not tube.is_gone(a)
 $$;
 comment on function tube.attachments() is
     'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
     'longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; triggers that somebody '
     'disabled, and has to enable; faults of their capture, up to 1000; whether the tube has another predicate than the '
-    'table''s owner agreed to by attaching it; and why changes are lost, where the table''s owner may no longer write the pods.';
+    'table''s owner agreed to by attaching it; and why changes are lost: where the table''s owner may no longer write the pods, '
+    'or the table got a parent that is not attached.';
 
 create function tube.to_mend() returns table (tube text, tbl regclass, name text)
 language sql stable
@@ -151,7 +158,7 @@ begin
             from tube.attachment as a
             join pg_class as c on c.oid = a.tbl
             join pg_namespace as n on n.oid = c.relnamespace
-            where a.tube = known.name
+            where a.tube = known.name and not tube.is_gone(a)
         ), former as (
             select c.relname, min(d.shard) as lowest, max(d.shard) as highest
             from tube.detached as d join pg_class as c on c.oid = d.tbl

@@ -8,7 +8,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
     select case when has_table_privilege(t.pods, 'delete') then '{see,keep}'::text[] else '{see}' end
     from tube.tube as t
-    where t.name = address ->> 'tube'
+    where t.name = address ->> 'tube' and tube.are_pods(t.pods, t.name)
       and (has_table_privilege(t.pods, 'select, delete') or has_any_column_privilege(t.pods, 'insert'))
 $$;
 comment on function tube.letter_rights(jsonb) is
@@ -69,7 +69,7 @@ begin
     content := jsonb_build_object('touches', tube.touches(tube, worker, batch -> 'bounds'), 'tables', (
         select coalesce(jsonb_agg(jsonb_build_array(a.shard, c.name)), '[]')
         from tube.attachment as a cross join lateral tube.full_name(a.tbl) as c(name)
-        where a.tube = skip.tube and c.name is not null));
+        where a.tube = skip.tube and not tube.is_gone(a)));
     perform tube.ack(tube, worker, batch);
     return dead_letter.write(
         'tube', format('tube:%s/%s', tube, worker), jsonb_build_object('tube', tube), content, (batch ->> 'count')::bigint,

@@ -24,7 +24,11 @@ as $$
     union all
     select format('tube %1$s: a table that touched it was dropped; as the owner of its pods: '
                   'select tube.tube_table_ensure_detached(%1$L, %2$L)', a.tube, a.tbl::oid)
-    from tube.attachment as a where tube.schema_of(a.tbl) is null
+    from tube.attachment as a where tube.is_gone(a)
+    union all
+    select format('tube %1$s: the table of its pods is gone, and what its tables change is lost; '
+                  'select tube.tube_ensure_absent(%1$L), then make it again and backfill', t.name)
+    from tube.tube as t where not tube.are_pods(t.pods, t.name)
     union all
     select format('tube %1$s: %2$s control pods were given up, such as: %3$s; when mended: select tube.clear_faults(%1$L)',
                   f.tube, count(*), max(f.message))
@@ -32,12 +36,13 @@ as $$
     union all
     select format('tube %s: its pods, %s, have %s, and are read by nobody else: %s', t.name, t.pods, c.code, tube.code_hint(t))
     from tube.tube as t cross join lateral tube.code_on(t.pods) as c(code)
-    where c.code is not null
+    where c.code is not null and tube.are_pods(t.pods, t.name)
     union all
     select format('tube:%s/%s: its control pods have failed %s times; the log of the task that works them off says why',
                   w.tube, w.worker, w.control_attempt)
     from tube.worker as w join tube.tube as t on t.name = w.tube
     where w.control_attempt >= many_attempts
+      and tube.are_pods(t.pods, t.name)
       and case when has_table_privilege(t.pods, 'select') and tube.code_on(t.pods) is null
                then tube.has_controls(t, w.worker) else true end
 $$;

@@ -41,9 +41,11 @@ comment on function tube.grant_keeper(regrole) is
 alter table tube.tube enable row level security;
 -- A tube whose pods were dropped is nobody's: whoever may make tubes may clear it away.
 create policy seen on tube.tube for select using (
-    coalesce(has_table_privilege(pods, 'select, delete') or has_any_column_privilege(pods, 'insert'), true));
-create policy owned on tube.tube using (
-    coalesce(pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = pods), 'usage'), true));
+    has_table_privilege(pods, 'select, delete') or has_any_column_privilege(pods, 'insert') or not tube.are_pods(pods, name));
+create policy owned on tube.tube
+    using (
+        pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = pods), 'usage') or not tube.are_pods(pods, name))
+    with check (coalesce(pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = pods), 'usage'), true));
 
 alter table tube.attachment enable row level security;
 create policy seen on tube.attachment for select using (tube in (select t.name from tube.tube as t));
@@ -58,7 +60,8 @@ create policy detached on tube.attachment for delete using (
     exists (
         select from tube.tube as t
         where t.name = tube and (
-            coalesce(pg_has_role((select p.relowner from pg_catalog.pg_class as p where p.oid = t.pods), 'usage'), true)
+            pg_has_role((select p.relowner from pg_catalog.pg_class as p where p.oid = t.pods), 'usage')
+            or not tube.are_pods(t.pods, t.name)
             or has_any_column_privilege(t.pods, 'insert')
                and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'))));
 
@@ -68,7 +71,8 @@ create policy owned on tube.detached using (
     exists (
         select from tube.tube as t
         where t.name = tube and (
-            coalesce(pg_has_role((select p.relowner from pg_catalog.pg_class as p where p.oid = t.pods), 'usage'), true)
+            pg_has_role((select p.relowner from pg_catalog.pg_class as p where p.oid = t.pods), 'usage')
+            or not tube.are_pods(t.pods, t.name)
             or has_any_column_privilege(t.pods, 'insert')
                and pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'))));
 

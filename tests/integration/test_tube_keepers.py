@@ -159,6 +159,20 @@ def test_what_runs_no_code_and_what_is_ones_own_is_nothing_to_refuse(keeper, adm
     assert looks(admin) == {"q"}
 
 
+def test_a_trigger_that_somebody_put_on_pods_of_ones_own_runs_with_nobody_elses_rights(keeper, admin):
+    admin.execute(f"grant trigger on q to {one(keeper, 'select current_user')}")
+    keeper.execute("create trigger t before insert or delete on q for each row execute function own.fire()")
+    with pytest.raises(DENIED, match="the pods of tube q, public.q, have a trigger") as told:
+        touch(admin, 1)
+    assert told.value.diag.message_hint == "let postgres, the owner of public.q, take it away"
+    assert looks(admin) == {"kq"}
+    assert any("public.q, have a trigger" in line for (line,) in admin.execute("select tube.troubles()"))
+    assert not ran(admin)
+    admin.execute("drop trigger t on q")
+    touch(admin, 1)
+    assert looks(admin) == {"q", "kq"}
+
+
 def test_a_table_that_touches_such_a_tube_keeps_no_other_from_being_mended(keeper, admin):
     attach(keeper, "own.mine", "kq")
     admin.execute("create table item (id bigint primary key)")

@@ -147,3 +147,23 @@ def test_tubes_may_be_given_as_the_text_of_an_array(item):
 def test_a_touch_by_no_query_is_refused(item, query):
     with pytest.raises(psycopg.Error, match="needs a query"):
         item.execute("select tube.tube_pods_insert('q', %s, 0)", [query])
+
+
+@pytest.mark.parametrize("tubes", ["", " ", "{}"])
+def test_a_touch_of_many_ids_in_no_tube_is_refused(item, tubes):
+    with pytest.raises(psycopg.Error, match="no tube is named"):
+        item.execute("select tube.tube_pods_insert(%s, 'select 1', 0)", [tubes])
+
+
+@pytest.mark.parametrize(
+    "change", ["alter table item rename to thing", "create schema his; alter table item set schema his"]
+)
+def test_a_table_that_got_another_name_leaves_no_function_when_it_is_detached(item, change):
+    item.execute("create table kept (id bigint primary key)")
+    attach(item, "kept")
+    number = one(item, "select 'item'::regclass::oid")
+    item.execute(change)
+    item.execute("select tube.tube_table_ensure_detached('q', %s::oid)", [number])
+    assert item.execute(
+        "select proname from pg_proc where proname ~ '^(item|thing|kept)_touch'"
+    ).fetchall() == [("kept_touch",)]
