@@ -131,7 +131,7 @@ begin
     end if;
     for each_one in
         select a.* from tube.attachment as a
-        where a.tube = known.name and a.shard between shard_from and shard_to and tube.schema_of(a.tbl) is not null
+        where a.tube = known.name and a.shard between shard_from and shard_to and not tube.is_gone(a)
         order by a.shard, a.tbl
     loop
         if not tube.has_control(known, each_one.tbl, each_one.shard, array['backfill_schedule', 'backfill_end']) then
