@@ -185,6 +185,7 @@ def test_what_is_dispatched_again_is_dispatched_a_thousand_at_a_time(connect):
         "true); drop table pgmb.events; --",
         "select 1",
         "count(*) > 1",
+        "exists (select from pgmb.events for update)",
         "",
     ],
 )
