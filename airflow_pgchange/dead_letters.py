@@ -24,7 +24,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownConsumer,
     UnknownLetter,
 )
-from airflow_pgchange.feeds.queries import ask, records, rows, select
+from airflow_pgchange.feeds.queries import ask, interval, records, rows, select
 
 Age = timedelta | str
 """A span of time; as text a PostgreSQL interval, such as ``7 days``."""
@@ -171,10 +171,8 @@ def _check_choice(ids: Sequence[int], consumer: str | None, older_than: Age | No
 
 def _interval(connection: psycopg.Connection[Any], age: Age | None) -> sql.Composed:
     """The age as an interval. Raises InvalidArgument for a text that PostgreSQL does not take for one."""
-    interval = sql.SQL("{}::interval").format(age)
-    if isinstance(age, str):
-        try:
-            connection.execute(sql.SQL("select {}").format(interval))
-        except psycopg.DataError as error:
-            raise InvalidArgument(f"{age!r} is not an age: write it as '7 days'") from error
-    return interval
+    return (
+        interval(connection, "older_than", age)
+        if isinstance(age, str)
+        else sql.SQL("{}::interval").format(age)
+    )

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.queries import ask, call, rows, select
+from airflow_pgchange.feeds.queries import ask, call, interval, rows, select
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.remote_status import in_work, lag_or_why_not
 
@@ -232,6 +232,7 @@ def look_after(connection: psycopg.Connection[Any]) -> list[str]:
 
 
 def forget_sagas(connection: psycopg.Connection[Any], older_than: str) -> list[str]:
-    """Forget the sagas that ended longer ago than a PostgreSQL interval; says how many."""
-    forgotten = ask(connection, select("mbus.forget_sagas", older_than))
+    """Forget the sagas that ended longer ago than a PostgreSQL interval; says how many. Raises InvalidArgument."""
+    query = sql.SQL("select mbus.forget_sagas({})").format(interval(connection, "keep_sagas", older_than))
+    forgotten = ask(connection, query)
     return [f"sagas: forgot {forgotten} that ended more than {older_than} ago"] if forgotten else []

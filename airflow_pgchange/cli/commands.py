@@ -12,6 +12,7 @@ from airflow_pgchange import administration, schema
 from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.queries import interval
 
 
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
@@ -78,8 +79,11 @@ def drop(args: Namespace) -> Rows:
 
 @command("Nothing is both old enough and processed by every consumer: nothing was removed.")
 def trim(args: Namespace) -> Rows:
-    confirm(args, f"History older than {args.keep} will be gone; consumers that come later will not get it.")
     with database(args) as connection:
+        interval(connection, "--keep", args.keep)
+        confirm(
+            args, f"History older than {args.keep} will be gone; consumers that come later will not get it."
+        )
         return [{"trimmed": line} for line in consumers.trim(connection, args.keep)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow_pgchange import dead_letters
 from airflow_pgchange.cli.common import Rows, both, command, confirm, database
+from airflow_pgchange.feeds.queries import interval
 
 SHOWN_ERROR = 200
 """Characters of an error in a table; JSON has all."""
@@ -31,8 +32,10 @@ def again(args: Namespace) -> Rows:
 
 @command("There was no such letter.")
 def drop(args: Namespace) -> Rows:
-    confirm(args, "What these letters stand for will be gone.")
     with database(args) as connection:
+        if args.older_than is not None:
+            interval(connection, "--older-than", args.older_than)
+        confirm(args, "What these letters stand for will be gone.")
         return [
             {"letter": number, "state": "dropped"}
             for number in dead_letters.drop(connection, **_chosen(args))

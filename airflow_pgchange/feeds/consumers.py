@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import BatchNotFinished, InvalidArgument, translated
+from airflow_pgchange.feeds.errors import BatchNotFinished, translated
 from airflow_pgchange.feeds.feed import Feed, Movable, progress_at
-from airflow_pgchange.feeds.queries import ask, rows
+from airflow_pgchange.feeds.queries import ask, interval, rows
 from airflow_pgchange.feeds.remote_status import in_work
 
 Connection = psycopg.Connection[Any]
@@ -63,9 +63,6 @@ def drop(results: Connection, source: Connection, feed: Movable) -> None:
 
 def trim(source: Connection, keep: str) -> list[str]:
     """Remove history of the commit queue older than ``keep``, a PostgreSQL interval, that all have processed; a line for
-    each thing."""
-    query = sql.SQL("select pubsub.trim_commit_queue({}::interval)").format(keep)
-    try:
-        return [line for (line,) in rows(source, query)]
-    except psycopg.DataError as error:
-        raise InvalidArgument(f"keep: {keep!r} is not an interval: write it as '30 days'") from error
+    each thing. Raises InvalidArgument."""
+    query = sql.SQL("select pubsub.trim_commit_queue({})").format(interval(source, "keep", keep))
+    return [line for (line,) in rows(source, query)]

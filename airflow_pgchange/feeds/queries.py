@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds.errors import translated
+from airflow_pgchange.feeds.errors import InvalidArgument, translated
 
 Query = LiteralString | sql.SQL | sql.Composed
 
@@ -67,3 +67,13 @@ def records(
 
 def _literal(argument: Any) -> sql.Literal:
     return sql.Literal(Jsonb(dict(argument)) if isinstance(argument, Mapping) else argument)
+
+
+def interval(connection: psycopg.Connection[Any], what: str, text: str) -> sql.Composed:
+    """A text as PostgreSQL's interval. Raises InvalidArgument where it is none."""
+    found = sql.SQL("{}::pg_catalog.interval").format(text)
+    try:
+        ask(connection, sql.SQL("select {}").format(found))
+    except psycopg.DataError as error:
+        raise InvalidArgument(f"{what}: {text!r} is not an interval: write it as '30 days'") from error
+    return found

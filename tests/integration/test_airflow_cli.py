@@ -201,9 +201,12 @@ def test_an_unknown_consumer_is_told_where_the_names_are(db: str, pgchange: Comm
     assert "airflow pgchange status" in failed(caught)
 
 
-def test_a_span_that_is_none_is_answered_with_how_to_write_one(db: str, pgchange: Command) -> None:
+@pytest.mark.parametrize("command", [["trim", "--keep", "soon"], ["letters", "drop", "--older-than", "soon"]])
+def test_a_span_that_is_none_is_answered_with_how_to_write_one_before_anybody_is_asked(
+    db: str, pgchange: Command, command: list[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        pgchange("trim", "--dsn", db, "--keep", "soon", "--yes")
+        pgchange(*command, "--dsn", db)
     assert "30 days" in failed(caught)
 
 
