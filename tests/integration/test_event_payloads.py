@@ -3,6 +3,7 @@ they are."""
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -68,13 +69,17 @@ def test_a_handler_that_puts_into_a_payload_what_is_no_json_stops_nobody(db, con
 
 @pytest.fixture(params=[900, 3000, 6000])
 def deep(request, connection):
-    """An event whose payload is nested so deeply, before others; how deeply."""
+    """An event whose payload is nested so deeply, before others; how deeply. Python reads as deep as it does by default."""
+    limit = sys.getrecursionlimit()
+    # Airflow raises it for good where it copies a task.
+    sys.setrecursionlimit(1000)
     connection.execute(
         "insert into pgmb.events (topic, payload) values ('t', (repeat('[', %(n)s) || repeat(']', %(n)s))::jsonb)",
         {"n": request.param},
     )
     publish(connection, numbered(0, 3))
-    return request.param
+    yield request.param
+    sys.setrecursionlimit(limit)
 
 
 def test_a_deep_payload_stops_no_handlers_and_comes_as_a_text_where_python_cannot_read_it(db, deep):
