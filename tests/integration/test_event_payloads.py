@@ -69,7 +69,7 @@ def test_a_handler_that_puts_into_a_payload_what_is_no_json_stops_nobody(db, con
 
 @pytest.fixture(params=[900, 3000, 6000])
 def deep(request, connection):
-    """An event whose payload is nested so deeply, before others; how deeply. Python reads as deep as it does by default."""
+    """An event whose payload is nested so deeply, before others; how deeply, for a Python that reads as by default."""
     limit = sys.getrecursionlimit()
     # Airflow raises it for good where it copies a task.
     sys.setrecursionlimit(1000)
