@@ -184,8 +184,11 @@ def _refuse_strangers(connection: psycopg.Connection[Any], system: System) -> No
     """Refuse to drop what others have put into a schema, by which its objects go.
 
     All of ours has a comment, or is a partition, a sequence or another part of what has one. An extension stands for all
-    that belongs to it.
+    that belongs to it. Where a restore left the comments out, nobody can say what is ours.
     """
+    told = "select pg_catalog.obj_description(pg_catalog.to_regclass(%s), 'pg_class') is not null"
+    if not ask(connection, told, [f"{system.schema}.installed"]):
+        return
     query = """
         select distinct i.type || ' ' || i.identity
         from pg_catalog.pg_depend as d

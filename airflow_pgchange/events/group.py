@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConnectionLost, ConsumerBusy, ServerUnavailable, Stopped, translated
-from airflow_pgchange.feeds.queries import ask, call, records, select
+from airflow_pgchange.feeds.queries import ask, call, records, rows, select
 from airflow_pgchange.feeds.retrying import succeeds
 
 PORTION_BYTES = 8 * 2**20
@@ -76,18 +76,18 @@ class Group:
     def read(self, cursor: str | None, limit: int) -> Read | None:
         """The next batch behind a cursor, or behind the stored one; where nothing is ready a chunk is dispatched. None if
         there is none. Raises UnknownConsumer, DispatchEnded."""
-        rows = self._next(cursor, limit)
-        if not rows:
+        found = self._next(cursor, limit)
+        if not found:
             done = dispatch(self._connection)
             self.more = done.more
-            rows = self._next(cursor, limit) if done.pairs else []
-        if not rows:
+            found = self._next(cursor, limit) if done.pairs else []
+        if not found:
             return None
-        events = [_event(row) for row in rows]
+        events = [_event(row) for row in found]
         return Read(
             events=tuple(event for event in events if event.topic != RETRY),
             retries=tuple(self._retry(event) for event in events if event.topic == RETRY),
-            cursor=rows[-1]["next_cursor"],
+            cursor=found[-1]["next_cursor"],
         )
 
     def keep(self, failures: Sequence[Failure], cursor: str | None) -> int:
@@ -99,6 +99,11 @@ class Group:
             if cursor is not None:
                 ask(self._connection, select("pgmb.set_group_cursor", self.name, cursor, False))
         return again
+
+    def there(self, subscriptions: Collection[str]) -> set[str]:
+        """Those of some subscriptions that are not ended."""
+        query = "select s.id::text from pgmb.subscriptions as s where s.id = any (%s)"
+        return {one for (one,) in rows(self._connection, query, [list(subscriptions)])}
 
     def go_back(self, cursor: str) -> None:
         """Move the cursor back; where it has not come so far it stays, and nothing is left out."""

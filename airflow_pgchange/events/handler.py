@@ -117,3 +117,20 @@ class Handler:
         """Seconds from a failed attempt to the next; None after the last."""
         pauses = self.retries or ()
         return pauses[attempt - 1] if attempt <= len(pauses) else None
+
+
+def together(
+    events: Sequence[Event], reached: Sequence[tuple[str, ...]]
+) -> list[tuple[tuple[str, ...], list[Event]]]:
+    """Events in as few parts as it takes for all of a part to be reached by a subscription in common, with those."""
+    parts: list[tuple[tuple[str, ...], list[Event]]] = []
+    for event, by in zip(events, reached, strict=True):
+        for number, (common, part) in enumerate(parts):
+            left = tuple(one for one in common if one in by)
+            if left:
+                parts[number] = (left, part)
+                part.append(event)
+                break
+        else:
+            parts.append((by, [event]))
+    return parts

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Literal
 
-from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.group import Failure, Group, Read, Retry, held
-from airflow_pgchange.events.handler import Handler
+from airflow_pgchange.events.handler import Handler, together
 from airflow_pgchange.events.handler_progress import Course, Work
 from airflow_pgchange.events.handler_threads import Call
 from airflow_pgchange.feeds.checks import check_count, check_group_name
@@ -270,11 +269,13 @@ class _Run:
         )
 
     def _failures(self, handler: Handler, call: Call, error: BaseException) -> list[Failure]:
-        """One for all events that came by the same subscriptions: if these are ended, the others still come again."""
+        """One for all events that have a subscription in common, by which they come again in their order: if it is ended,
+        the others still come."""
         delivery = call.delivery
-        by_subscriptions: dict[tuple[str, ...], list[Event]] = {}
-        for event in delivery.events:
-            by_subscriptions.setdefault(handler.reached_by(event), []).append(event)
+        reached = [handler.reached_by(event) for event in delivery.events]
+        if len(set(reached)) > 1:
+            there = self._group.there(set().union(*reached))
+            reached = [tuple(one for one in by if one in there) or by for by in reached]
         return [
             Failure(
                 handler.name,
@@ -284,7 +285,7 @@ class _Run:
                 described(error, [self._of._conninfo])[:LONGEST],
                 handler.pause_after(delivery.attempt),
             )
-            for subscriptions, events in by_subscriptions.items()
+            for subscriptions, events in together(delivery.events, reached)
         ]
 
     def _tell(self, handler: Handler, call: Call) -> None:

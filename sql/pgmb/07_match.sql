@@ -203,6 +203,7 @@ begin
     matches := '{}';
     for condition in select c.* from pgmb.used_conditions() as c loop
         part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed), ids, null, most_pairs => most_pairs);
+        most_pairs := most_pairs - (select sum(cardinality(m.ids)) from unnest(part.matches) as m);
         matches := matches || part.matches;
         faults := faults || part.faults;
     end loop;
@@ -224,4 +225,4 @@ $$;
 comment on function pgmb.matches(text[], boolean, bigint) is
     'Which subscriptions get which of the events, whose ids are given in order, and for which that cannot be said. addressed: '
     'some are for one subscription alone. A subscription can be listed several times, each time with other events. Of more '
-    'than most_pairs of a condition, if not null, nothing is returned: pgmb.too_many() is raised.';
+    'than most_pairs, if not null, nothing is returned: pgmb.too_many() is raised.';

@@ -137,22 +137,32 @@ comment on function pgmb.most_pairs() is
     'About how many pairs of event and subscription a poll dispatches at most: it has them in memory, 28 bytes each, several '
     'times over.';
 
-create function pgmb.piece_size(by_all boolean) returns integer
+create function pgmb.chunk_size() returns integer
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
+    -- Each is evaluated for every event.
     wide bigint := (
         select count(*) from (
             select from pgmb.used_conditions() as c join pgmb.subscriptions as s on s.condition_id = c.id
-            where by_all or not c.by_params limit 1000000) as found_wide);
+            where not c.by_params limit 1000000) as found_wide);
 begin
-    return greatest(10, pgmb.most_pairs() / greatest(1, wide));
+    return greatest(10, pgmb.get_config_value('poll_chunk_size')::bigint * 1000 / greatest(1000, wide));
 end
 $$;
-comment on function pgmb.piece_size(boolean) is
-    'How many events can be matched at once, should every subscription whose condition does not look at its params get them '
-    'all, or, by_all, every subscription.';
+comment on function pgmb.chunk_size() is
+    'How many events a poll takes: poll_chunk_size, and fewer where there are more than a thousand subscriptions whose '
+    'conditions do not look at their params.';
+
+create function pgmb.piece_size() returns integer
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select greatest(10, pgmb.most_pairs() / greatest(1, (
+        select count(*) from (select from pgmb.subscriptions limit 1000000) as found_subscriptions)))
+$$;
+comment on function pgmb.piece_size() is 'How many events can be matched at once, should every subscription get them all.';
 
 create function pgmb.dispatch_some(
     at pgmb.dispatcher, upto pg_snapshot, chunk integer, most_pairs bigint, out events bigint, out pairs bigint,
@@ -205,7 +215,7 @@ end
 $$;
 comment on function pgmb.dispatch_some(pgmb.dispatcher, pg_snapshot, integer, bigint) is
     'Take a chunk of what is due and a chunk of what was published, write which groups get them, and move the dispatcher past '
-    'them. Of more than most_pairs of a condition, if not null, pgmb.too_many() is raised.';
+    'them. Of more than most_pairs, if not null, pgmb.too_many() is raised.';
 
 create function pgmb.dispatch_pieces(
     upto pg_snapshot, most integer, piece integer, most_pairs bigint, out events bigint, out pairs bigint, out more boolean
@@ -265,14 +275,14 @@ begin
     if not pgmb.has_work(at, upto) then
         return;
     end if;
-    most := coalesce(most, pgmb.get_config_value('poll_chunk_size')::integer);
+    most := coalesce(most, pgmb.chunk_size());
     begin
         begin
             select d.* into events, pairs, more
-            from pgmb.dispatch_pieces(upto, most, pgmb.piece_size(by_all => false), pgmb.most_pairs()) as d;
+            from pgmb.dispatch_pieces(upto, most, most, pgmb.most_pairs()) as d;
         exception when sqlstate 'PC014' then
             select d.* into events, pairs, more
-            from pgmb.dispatch_pieces(upto, most, pgmb.piece_size(by_all => true), null) as d;
+            from pgmb.dispatch_pieces(upto, most, pgmb.piece_size(), null) as d;
         end;
     exception when query_canceled then
         raise exception using errcode = 'PC013',

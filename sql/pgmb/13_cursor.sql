@@ -252,11 +252,14 @@ begin
     end if;
     ids := pgmb.replay_older(
         sid, from_event_id, began,
-        -- What was committed late, or under an id of its own, came by a dispatch although its id is older than the first.
-        array(
+        -- What was committed late, or under an id of its own, came by a dispatch although its id is older than the first; and
+        -- what waits to be dispatched will.
+        case when from_event_id < began then array(
             select i.id
             from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id)
-            where d.group_id = gid and d.subscription_id = sid and d.event_ids[1] < began),
+            where d.group_id = gid and d.subscription_id = sid and d.event_ids[1] < began
+            union all
+            select u.event_id from pgmb.unread_events as u where u.event_id < began) end,
         max_events);
     -- After the event itself where it was dispatched, else after its time.
     seen := (

@@ -130,6 +130,18 @@ as $$
 $$;
 comment on function pgmb.subscriptions_of(jsonb) is 'Those by which the events of a handler''s letter can come to it.';
 
+create function pgmb.refuse_letter(address jsonb) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC012',
+        message = format('no event can be sent to group %I: its subscriptions are gone', address ->> 'group'),
+        hint = 'the letter''s content still has the events: publish them again, or drop it';
+end
+$$;
+comment on function pgmb.refuse_letter(jsonb) is 'Refuse a letter of a group that has no subscription any more for it.';
+
 create function pgmb.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -143,9 +155,7 @@ begin
     if address ? 'subscriptions' and pgmb.first_there(pgmb.subscriptions_of(address)) is null
        or pgmb.resend_subscription(address ->> 'group', '[]') is null
     then
-        raise exception using errcode = 'PC012',
-            message = format('no event can be sent to group %I: its subscriptions are gone', address ->> 'group'),
-            hint = 'the letter''s content still has the events: publish them again, or drop it';
+        perform pgmb.refuse_letter(address);
     end if;
 end
 $$;
@@ -164,8 +174,12 @@ begin
         perform dead_letter.gone(letter);
     end if;
     if wanted.kind = 'handler' then
-        perform pgmb.retry_events(
-            pgmb.subscriptions_of(wanted.address), wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0');
+        if pgmb.retry_events(
+            pgmb.subscriptions_of(wanted.address), wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0') is null
+        then
+            -- They were there a moment ago.
+            perform pgmb.refuse_letter(wanted.address);
+        end if;
     else
         insert into pgmb.events (topic, payload, metadata, subscription_id)
         select x.event ->> 'topic', x.event -> 'payload',

@@ -188,7 +188,7 @@ begin
         cross join lateral substring(
             obj_description(p.oid, 'pg_proc') from '^Touch ids of (.*) in every tube that it is attached to[.]$') as told(whose)
         where p.proname like '%\_touch' and pg_has_role(current_user, p.proowner, 'usage') and told.whose is not null
-          and not exists (select from tube.attachment as a where a.tbl = tube.table_named(told.whose))
+          and tube.table_named(told.whose) is null
     loop
         execute format('drop function %s', function);
     end loop;

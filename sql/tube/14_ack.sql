@@ -162,12 +162,14 @@ begin
     end if;
     -- Where data were loaded over the triggers, these drew numbers that the dump's pods have too, and then the sequence was set
     -- to what it was in the dump.
+    perform pg_advisory_xact_lock(hashtextextended('pgchange tube.seq', 0));
     execute format('select max(p.seq) from %s as p', known.pods) into high;
     if high > (select s.last_value from tube.seq as s) then
         if not has_sequence_privilege('tube.seq', 'update') then
             raise exception using errcode = 'PC004',
                 message = format('tube.seq is behind the pods of tube %I, and would number others like them', tube),
-                hint = format('let the owner of schema tube run: select tube.rebase_after_restore(%L)', tube);
+                hint = format('let the owner of schema tube run: grant update on sequence tube.seq to %I; then run again: '
+                              'select tube.rebase_after_restore(%L)', current_user, tube);
         end if;
         perform setval('tube.seq', high);
     end if;

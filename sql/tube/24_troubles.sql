@@ -22,7 +22,7 @@ as $$
     ) as line(holds, told)
     where line.holds
     union all
-    select format('tube %1$s: a table that touched it was dropped; as the owner of its pods: '
+    select format('tube %1$s: a table that touched it was dropped, or has lost its triggers and its name; as the owner of its pods: '
                   'select tube.tube_table_ensure_detached(%1$L, %2$L)', a.tube, a.tbl::oid)
     from tube.attachment as a where tube.is_gone(a)
     union all

@@ -311,6 +311,19 @@ def test_a_changed_condition_counts_from_the_next_poll_on(connect):
     assert drain(connection) == ids
 
 
+def test_a_poll_takes_fewer_events_where_very_many_conditions_are_evaluated_for_each(connect):
+    connection = connect()
+    connection.execute(
+        "insert into pgmb.subscriptions (group_id, conditions_sql) "
+        "select 'g' || g, 'FALSE' from generate_series(1, 4000) as g"
+    )
+    connection.execute("update pgmb.config set value = '40' where id = 'poll_chunk_size'")
+    for _ in range(25):
+        publish(connection, "t")
+    taken = [one(connection, "select events from pgmb.dispatch()") for _ in range(4)]
+    assert taken == [10, 10, 5, 0]
+
+
 @pytest.mark.parametrize("conditions", ["TRUE", TOPICAL])
 def test_a_poll_for_very_many_subscriptions_takes_fewer_events_so_that_their_pairs_fit_into_memory(
     connect, conditions

@@ -65,6 +65,21 @@ def test_a_replay_gives_a_new_subscription_all_older_events_also_behind_one_that
     assert [row[0] for row in connection.execute(query, [sid, 3]).fetchall()] == every[:3]
 
 
+def test_a_replay_does_not_give_what_is_about_to_be_dispatched(connect):
+    connection = connect()
+    old = publish(connection, "a")
+    poll_all(connection)
+    sid = subscribe(connection, "g", TOPICAL, {"topic": "a"})
+    waiting = [publish(connection, "a")[0] for _ in range(3)]
+    connection.execute("select pgmb.dispatch(1)")
+    due = publish_at(connection, "now() - interval '10 minutes'", "a")
+    query = "select id from pgmb.replay_events('g', %s, pgmb.create_event_id('2001-01-01', 0), 10)"
+    replayed = [row[0] for row in connection.execute(query, [sid]).fetchall()]
+    assert replayed == [*old, waiting[0]]
+    poll_all(connection)
+    assert set(drain(connection)) == {*waiting, due}
+
+
 def test_a_replay_brings_no_retries_again(connect):
     connection = connect()
     sid = subscribe(connection, "g", TOPICAL, {"topic": "t"})

@@ -264,6 +264,19 @@ def test_a_letter_of_one_subscription_is_sent_again_when_another_is_ended(db, tw
     assert (len(sent), seen.numbers) == (1, [2, 3, 4])
 
 
+def test_what_was_handled_in_order_comes_again_in_order_whatever_subscriptions_it_came_by(db, connect):
+    connection = connect()
+    subscribe(connection, "g", topical(["t", "u"]))
+    subscribe(connection, "g", topical("t"))
+    publish(connection, [*numbered(0, 1), *numbered(1, 2, "u"), *numbered(2, 3)])
+    seen = Seen(failing(1))
+    handlers = group(db, Handler("a", seen, retries=(LATER,), key=lambda event: 0))
+    handlers.run("empty")
+    assert hurry(connection) == 1
+    handlers.run("empty")
+    assert seen.numbers == [0, 1, 2]
+
+
 @pytest.fixture
 def both(connect):
     """A connection, and the two subscriptions of its group in the order of their ids: an event was dispatched to both."""
