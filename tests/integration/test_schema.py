@@ -229,3 +229,13 @@ def test_a_published_database_can_be_installed_upgraded_and_removed(bare_db, con
     assert all(state.intact for state in schema.installed(connection))
     schema.uninstall(connection)
     assert schemas(connection) == set()
+
+
+def test_a_dump_without_comments_can_be_uninstalled_where_it_was_restored(db, connect):
+    connection = connect()
+    for (name,) in connection.execute(
+        "select oid::regprocedure::text from pg_proc where pronamespace = 'topology'::regnamespace and prokind = 'f'"
+    ).fetchall():
+        connection.execute(f"comment on function {name} is null")
+    connection.execute("comment on table topology.installed is null")
+    assert schema.uninstall(connection, ["topology"]) == ["topology"]
