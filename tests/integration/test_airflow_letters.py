@@ -125,7 +125,7 @@ def test_the_source_is_asked_where_it_is_elsewhere(
         (["again", "5", "--consumer", "x/0"], "say which letters"),
         (["drop", "--yes"], "say which letters"),
         (["drop", "5", "--yes"], "no dead letter 5"),
-        (["list", "--older-than", "soon"], "7 days"),
+        (["list", "--older-than", "soon"], "30 days"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do(
