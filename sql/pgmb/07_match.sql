@@ -203,7 +203,7 @@ begin
     matches := '{}';
     for condition in select c.* from pgmb.used_conditions() as c loop
         part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed), ids, null, most_pairs => most_pairs);
-        most_pairs := most_pairs - (select sum(cardinality(m.ids)) from unnest(part.matches) as m);
+        most_pairs := most_pairs - (select coalesce(sum(cardinality(m.ids)), 0) from unnest(part.matches) as m);
         matches := matches || part.matches;
         faults := faults || part.faults;
     end loop;
