@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import psycopg
-from psycopg import errors, sql
+from psycopg import sql
 
 from airflow_pgchange.feeds import failures, reading
 from airflow_pgchange.feeds.batch import Batch, Change
@@ -28,10 +27,9 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
 from airflow_pgchange.feeds.queries import ask
-from airflow_pgchange.feeds.retrying import succeeds
+from airflow_pgchange.feeds.retrying import past_deadlocks, succeeds
 
 PING_EVERY = 30.0
-DEADLOCK_TRIES = 5
 
 
 class ConsumerTransaction:
@@ -179,22 +177,19 @@ class ConsumerTransaction:
         Raises StaleClaim where the consumer was moved meanwhile.
         """
         batch = self._claimed()
-        for attempt in range(1, DEADLOCK_TRIES + 1):
+
+        def write_and_ack() -> None:
             self._acked = False
-            try:
-                with self._keeper.transaction(), self.connection.transaction():
-                    if write is not None:
-                        write(self.connection)
-                    self._stop_if_asked()
-                    with translated():
-                        self._keeper.execute(self.feed.ack(batch))
-                    # Not behind the block: it swallows a psycopg.Rollback that ``write`` raises.
-                    self._acked = True
-                break
-            except errors.DeadlockDetected:
-                if attempt == DEADLOCK_TRIES:
-                    raise
-                time.sleep(0.1 * attempt)
+            with self._keeper.transaction(), self.connection.transaction():
+                if write is not None:
+                    write(self.connection)
+                self._stop_if_asked()
+                with translated():
+                    self._keeper.execute(self.feed.ack(batch))
+                # Not behind the block: it swallows a psycopg.Rollback that ``write`` raises.
+                self._acked = True
+
+        past_deadlocks(write_and_ack)
 
     @contextmanager
     def kept_alive(self, on_lost: Callable[[], None], every: float = PING_EVERY) -> Iterator[None]:

@@ -14,6 +14,7 @@ from psycopg import errors, sql
 from airflow_pgchange.feeds.connect import keep_open, read_committed
 from airflow_pgchange.feeds.errors import InvalidArgument, Stopped, translated
 from airflow_pgchange.feeds.queries import ask, select
+from airflow_pgchange.feeds.retrying import past_deadlocks
 from airflow_pgchange.feeds.tables import found, table_identifier
 from airflow_pgchange.stopping import Stop
 
@@ -125,9 +126,14 @@ def backfill_in_steps(
         begun = ask(connection, select("tube.tube_backfill_step1"))
     with _unless(stop, why):
         ask(connection, step2.format(timeout))
-    with _unless(stop, why), found(table), translated(), read_committed(connection):
-        ask(connection, check.format(tube, name, shard))
-        ask(connection, step3.format(begun, tube, name, order_col, shard))
+
+    def touch() -> None:
+        with read_committed(connection):
+            ask(connection, check.format(tube, name, shard))
+            ask(connection, step3.format(begun, tube, name, order_col, shard))
+
+    with _unless(stop, why), found(table), translated():
+        past_deadlocks(touch)
 
 
 @contextmanager
@@ -144,6 +150,12 @@ def _unless(stopped: Callable[[], bool], why: str) -> Iterator[None]:
 
 
 def committed(connection: psycopg.Connection[Any], query: sql.Composed) -> Any:
-    """The value of one query in a transaction of its own, read committed whatever the role's default is."""
-    with translated(), read_committed(connection):
-        return ask(connection, query)
+    """The value of one query in a transaction of its own, read committed whatever the role's default is. It is begun anew
+    where writers of the table were in a deadlock and PostgreSQL chose it, who waited behind them."""
+
+    def transaction() -> Any:
+        with read_committed(connection):
+            return ask(connection, query)
+
+    with translated():
+        return past_deadlocks(transaction)

@@ -12,6 +12,7 @@ import psycopg
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConsumerBusy
+from airflow_pgchange.feeds.retrying import past_deadlocks
 from tests.chaos.kills import until
 from tests.chaos.mirror_worker import MOVED, TABLES, TUBES, attached_to
 
@@ -94,6 +95,10 @@ def commit_late(source: str, shard: int) -> None:
 
 def move(source: str, old: int, new: int) -> None:
     """Attach a table under another shard, while pods of it under its old one are there: rows and a truncation."""
+    past_deadlocks(partial(_move, source, old, new))
+
+
+def _move(source: str, old: int, new: int) -> None:
     with connect(source) as mover, connect(source) as writer, mover.transaction():
         mover.execute("select tube.hold_still('every')")
         writer.execute(f"truncate {MOVED}")
