@@ -80,6 +80,17 @@ $$;
 comment on function tube.lock_backfill(text, regclass, integer) is
     'Wait until no other backfill of a table and shard is at work, and keep others out until the transaction ends.';
 
+create function tube.put_control(known tube.tube, attached tube.attachment, op text, type text, details jsonb) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.put_pods(
+        known.pods, op, attached.shard, '{}',
+        jsonb_build_object('type', type, 'tbl', tube.full_name(attached.tbl)) || details)
+$$;
+comment on function tube.put_control(tube.tube, tube.attachment, text, text, jsonb) is
+    'Put a control pod about an attached table among the pods of a tube.';
+
 create function tube.has_control(known tube.tube, tbl regclass, shard integer, types text[]) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
@@ -135,9 +146,9 @@ begin
         order by a.shard, a.tbl
     loop
         if not tube.has_control(known, each_one.tbl, each_one.shard, array['backfill_schedule', 'backfill_end']) then
-            perform tube.put_pods(known.pods, 'B', each_one.shard, '{}', jsonb_build_object(
-                'type', 'backfill_schedule', 'tbl', tube.full_name(each_one.tbl),
-                'order_col', tube.check_order(each_one.tbl, order_col)));
+            perform tube.put_control(
+                known, each_one, 'B', 'backfill_schedule',
+                jsonb_build_object('order_col', tube.check_order(each_one.tbl, order_col)));
             scheduled := scheduled + 1;
         end if;
     end loop;
@@ -278,8 +289,7 @@ begin
     -- Without an index each read sorts the table: then in few large ones.
     chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size
                   else greatest(fetch_chunk_size, 1000000) end;
-    perform tube.put_pods(known.pods, 'T', attached.shard, '{}', jsonb_build_object(
-        'type', 'backfill_start', 'tbl', tube.full_name(tbl), 'start_seq', step1));
+    perform tube.put_control(known, attached, 'T', 'backfill_start', jsonb_build_object('start_seq', step1));
     loop
         at := tube.backfill_slice(known, attached, column_name, at, chunk, pod_size);
         exit when at.finished;
@@ -288,8 +298,7 @@ begin
         perform tube.refuse(
             format('the predicate or the ids of %s were changed meanwhile', tbl), 'begin again with step 1; nothing was touched');
     end if;
-    perform tube.put_pods(known.pods, 'B', attached.shard, '{}', jsonb_build_object(
-        'type', 'backfill_end', 'tbl', tube.full_name(tbl), 'start_seq', step1));
+    perform tube.put_control(known, attached, 'B', 'backfill_end', jsonb_build_object('start_seq', step1));
 end
 $$;
 comment on function tube.tube_backfill_step3(text, text, regclass, text, integer, integer, integer) is

@@ -123,6 +123,50 @@ end
 $$;
 comment on function tube.hindrance(tube.backfill) is 'Why a backfill cannot go on where it stopped; null where it can.';
 
+create function tube.next_chunk(job tube.backfill) returns tube.backfill
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(job.tube);
+    attached tube.attachment := tube.require_attachment(job.tube, job.tbl, job.shard);
+    start_seq jsonb := jsonb_build_object('start_seq', job.start_seq::text);
+    began timestamptz;
+    at tube.keyset;
+begin
+    perform tube.check_whole(job.tbl);
+    if job.state = 'scheduled' then
+        perform tube.put_control(known, attached, 'T', 'backfill_start', start_seq);
+    end if;
+    began := clock_timestamp();
+    -- Pauses between chunks count, but not a rest of minutes: nobody was at work.
+    if job.rated_from is null or job.updated_at < began - interval '5 min' then
+        job.rated_from := began;
+        job.rated_looked_at := job.looked_at;
+    end if;
+    at := tube.backfill_slice(
+        known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size, pod_size => 900);
+    if at.finished then
+        perform tube.put_control(known, attached, 'B', 'backfill_end', start_seq);
+    end if;
+    update tube.backfill as b set
+        state = case when at.finished then 'done' else 'running' end,
+        in_nulls = at.in_nulls, last_value = at.last_value, last_id = at.last_id,
+        looked_at = b.looked_at + at.looked_at, done = b.done + at.touched,
+        total = case when at.finished then b.looked_at + at.looked_at else greatest(b.total, b.looked_at + at.looked_at) end,
+        rated_from = job.rated_from, rated_looked_at = job.rated_looked_at,
+        rate = case when at.looked_at = 0 then b.rate else (b.looked_at + at.looked_at - job.rated_looked_at)
+            / greatest(extract(epoch from clock_timestamp() - job.rated_from), 0.000001) end,
+        updated_at = clock_timestamp(), finished_at = case when at.finished then clock_timestamp() end
+    where b.id = job.id
+    returning b.* into job;
+    return job;
+end
+$$;
+comment on function tube.next_chunk(tube.backfill) is
+    'Touch the rows of a backfill''s next chunk, and return it as it is then. The first one begins with backfill_start, and the '
+    'last one ends with backfill_end.';
+
 create function tube.backfill_chunk(
     id bigint, timeout interval default '60 seconds', out touched bigint, out looked_at bigint, out total bigint,
     out finished boolean, out state text
@@ -132,12 +176,9 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     job tube.backfill := (select b from tube.backfill as b where b.id = backfill_chunk.id);
-    began timestamptz;
-    known tube.tube;
-    attached tube.attachment;
-    at tube.keyset;
     waited boolean;
     reason text;
+    done_before bigint;
 begin
     perform tube.check_level();
     -- Into another tube the same table may be backfilled at once, chunk by chunk in turn.
@@ -150,58 +191,23 @@ begin
         perform tube.wait_for_writers(array[job.tbl], timeout);
     end if;
     job := tube.backfill_named(id);
-    known := tube.named(job.tube);
-    touched := 0;
-    finished := false;
+    done_before := job.done;
+    if job.state = 'failed' then
+        perform tube.refuse(format('backfill %s of %s failed: %s', job.id, job.tbl, job.message), 'mend that, and begin another');
+    end if;
     reason := case when job.state in ('scheduled', 'running') then tube.hindrance(job) end;
     if reason is not null then
         -- Told by the next call: an error here would undo this.
         perform tube.fail_backfills(job.tube, job.tbl, reason);
-        looked_at := job.looked_at;
-        total := job.total;
-        state := 'failed';
-        return;
+        job.state := 'failed';
+    elsif job.state = 'running' or job.state = 'scheduled' and waited then
+        job := tube.next_chunk(job);
     end if;
-    if job.state = 'running' or job.state = 'scheduled' and waited then
-        attached := tube.require_attachment(job.tube, job.tbl, job.shard);
-        perform tube.check_whole(job.tbl);
-        if job.state = 'scheduled' then
-            perform tube.put_pods(known.pods, 'T', job.shard, '{}', jsonb_build_object(
-                'type', 'backfill_start', 'tbl', tube.full_name(job.tbl), 'start_seq', job.start_seq::text));
-        end if;
-        began := clock_timestamp();
-        -- Pauses between chunks count, but not a rest of minutes: nobody was at work.
-        if job.rated_from is null or job.updated_at < began - interval '5 min' then
-            job.rated_from := began;
-            job.rated_looked_at := job.looked_at;
-        end if;
-        at := tube.backfill_slice(
-            known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size,
-            pod_size => 900);
-        touched := at.touched;
-        if at.finished then
-            perform tube.put_pods(known.pods, 'B', job.shard, '{}', jsonb_build_object(
-                'type', 'backfill_end', 'tbl', tube.full_name(job.tbl), 'start_seq', job.start_seq::text));
-        end if;
-        update tube.backfill as b set
-            state = case when at.finished then 'done' else 'running' end,
-            in_nulls = at.in_nulls, last_value = at.last_value, last_id = at.last_id,
-            looked_at = b.looked_at + at.looked_at, done = b.done + at.touched,
-            total = case when at.finished then b.looked_at + at.looked_at else greatest(b.total, b.looked_at + at.looked_at) end,
-            rated_from = job.rated_from, rated_looked_at = job.rated_looked_at,
-            rate = case when at.looked_at = 0 then b.rate else (b.looked_at + at.looked_at - job.rated_looked_at)
-                / greatest(extract(epoch from clock_timestamp() - job.rated_from), 0.000001) end,
-            updated_at = clock_timestamp(), finished_at = case when at.finished then clock_timestamp() end
-        where b.id = job.id
-        returning b.* into job;
-    end if;
+    touched := job.done - done_before;
     looked_at := job.looked_at;
     total := job.total;
     finished := job.state = 'done';
     state := job.state;
-    if job.state = 'failed' then
-        perform tube.refuse(format('backfill %s of %s failed: %s', job.id, job.tbl, job.message), 'mend that, and begin another');
-    end if;
 end
 $$;
 comment on function tube.backfill_chunk(bigint, interval) is
