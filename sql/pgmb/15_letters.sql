@@ -167,6 +167,7 @@ set search_path = pg_catalog, pgmb, dead_letter, pg_temp
 as $$
 declare
     wanted record;
+    sent boolean;
 begin
     delete from dead_letter.letter as l where l.id = letter and l.kind in ('event', 'handler')
     returning l.kind, l.address, l.content -> 'events' as events, l.error into wanted;
@@ -174,19 +175,23 @@ begin
         perform dead_letter.gone(letter);
     end if;
     if wanted.kind = 'handler' then
-        if pgmb.retry_events(
-            pgmb.subscriptions_of(wanted.address), wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0') is null
-        then
-            -- They were there a moment ago.
-            perform pgmb.refuse_letter(wanted.address);
-        end if;
+        sent := pgmb.retry_events(
+            pgmb.subscriptions_of(wanted.address), wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0')
+            is not null;
     else
+        -- By a subscription in any case: without one all groups would get them.
         insert into pgmb.events (topic, payload, metadata, subscription_id)
         select x.event ->> 'topic', x.event -> 'payload',
-               x.event -> 'metadata' || jsonb_build_object('replay_of', x.event -> 'id'),
-               pgmb.resend_subscription(wanted.address ->> 'group', x.event -> 'subscriptions')
+               x.event -> 'metadata' || jsonb_build_object('replay_of', x.event -> 'id'), sid
         from jsonb_array_elements(wanted.events) with ordinality as x(event, n)
+        cross join lateral pgmb.resend_subscription(wanted.address ->> 'group', x.event -> 'subscriptions') as sid
+        where sid is not null
         order by x.n;
+        sent := found;
+    end if;
+    if not sent then
+        -- They were there a moment ago.
+        perform pgmb.refuse_letter(wanted.address);
     end if;
 end
 $$;

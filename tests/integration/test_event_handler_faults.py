@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 
+import psycopg
 import pytest
 
 from airflow_pgchange import dead_letters
@@ -167,6 +168,17 @@ def test_a_poisonous_key_takes_no_other_key_with_it(db, connection):
     assert sorted(seen.numbers) == [n for n in range(40) if n % 4 != 2]
     (letter,) = dead_letters.listed(connection)
     assert letter.changes == 10
+
+
+def test_a_letter_of_a_handler_whose_subscription_goes_in_that_very_moment_stays(db, connection):
+    publish(connection, numbered(0, 5))
+    group(db, Handler("a", Seen(failing(1)), retries=())).run("empty")
+    (letter,) = dead_letters.listed(connection)
+    connection.execute("delete from pgmb.subscriptions")
+    # What dead_letter.send_again() calls once it has found the letter to be sendable.
+    with pytest.raises(psycopg.Error, match="no event can be sent to group"):
+        connection.execute("select pgmb.send_again(%s)", [letter.id])
+    assert [one.id for one in dead_letters.listed(connection)] == [letter.id]
 
 
 def test_a_stop_finishes_what_runs_and_leaves_the_rest(db, connection, monkeypatch):

@@ -96,6 +96,20 @@ def test_a_letter_whose_group_has_no_subscription_any_more_stays_and_says_so(db,
     assert len(dead_letters.listed(connection)) == 1
 
 
+def test_a_letter_whose_subscription_goes_in_that_very_moment_is_sent_to_nobody(db, connection):
+    subscribe(connection, "other")
+    publish(connection, numbers(0, 3))
+    given_up(db)
+    assert len(take(connection, "other")) == 3
+    (letter,) = dead_letters.listed(connection)
+    connection.execute("delete from pgmb.subscriptions where group_id = 'g'")
+    # What dead_letter.send_again() calls once it has found the letter to be sendable.
+    with pytest.raises(psycopg.Error, match="no event can be sent to group g"):
+        connection.execute("select pgmb.send_again(%s)", [letter.id])
+    assert take(connection, "other") == []
+    assert len(dead_letters.listed(connection)) == 1
+
+
 def test_a_letter_in_another_database_than_its_events_says_that_it_cannot_be_sent(
     db, other_db, connection, connect_to
 ):

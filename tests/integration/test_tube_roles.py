@@ -168,6 +168,19 @@ def test_an_owner_touches_attaches_anew_and_detaches_a_table_that_another_has_at
     assert admin.execute("select tbl::text from tube.tube_list()").fetchall() == [("item",), (None,)]
 
 
+def test_an_owner_who_may_not_see_the_tube_is_told_so_by_the_touch_of_its_table(session, admin):
+    owner = session("insert")
+    name = one(owner, "select current_user::text")
+    admin.execute(f"create schema own authorization {name}")
+    owner.execute("create table own.mine (id bigint primary key)")
+    attach(owner, "own.mine")
+    admin.execute(f"revoke all on tubes.q from {name}")
+    with pytest.raises(psycopg.Error, match="own.mine is attached to no tube that you may use") as told:
+        owner.execute("select own.mine_touch('{9}')")
+    assert "INSERT granted" in told.value.diag.message_hint
+    assert touched(admin) == []
+
+
 @pytest.mark.parametrize("granted", ["select", "insert (op, shard, ids)"])
 def test_an_owner_whose_pods_are_anothers_is_told_what_to_grant(session, admin, granted):
     connection = session(granted)
