@@ -213,23 +213,28 @@ begin
         perform tube.refuse('step 2 needs a timeout', 'give the longest time to wait, like ''60 seconds''');
     end if;
     loop
-        select string_agg(distinct coalesce(
-                   'process ' || l.pid,
-                   (select format('prepared transaction %L', p.gid) from pg_prepared_xacts as p where p.transaction = l.transactionid),
-                   'a prepared transaction'), ', ')
-        into holders
-        from pg_locks as l
-        where (l.locktype = 'virtualxid' and l.mode = 'ExclusiveLock' and l.virtualxid = any (waited))
-           or (l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and 'xid ' || l.transactionid = any (waited));
-        exit when holders is null;
-        if clock_timestamp() >= deadline then
-            raise lock_not_available using
-                message = format('tables of the backfill are still being written, after %s, by %s', timeout, holders),
-                hint = 'try again when they have ended, or with a longer timeout; nothing was changed';
-        end if;
         begin
+            select string_agg(distinct coalesce(
+                       'process ' || l.pid,
+                       (select format('prepared transaction %L', p.gid)
+                        from pg_prepared_xacts as p where p.transaction = l.transactionid),
+                       'a prepared transaction'), ', ')
+            into holders
+            from pg_locks as l
+            where (l.locktype = 'virtualxid' and l.mode = 'ExclusiveLock' and l.virtualxid = any (waited))
+               or (l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and 'xid ' || l.transactionid = any (waited));
+            exit when holders is null;
+            if clock_timestamp() >= deadline then
+                raise lock_not_available using
+                    message = format('tables of the backfill are still being written, after %s, by %s', timeout, holders),
+                    hint = 'try again when they have ended, or with a longer timeout; nothing was changed';
+            end if;
             perform pg_sleep(0.02);
         exception when query_canceled then
+            -- One that comes while it looks again finds those of the look before.
+            if holders is null then
+                raise;
+            end if;
             raise query_canceled using
                 message = format('%s, while tables of the backfill are still being written by %s', sqlerrm, holders),
                 hint = 'try again when they have ended, or with a longer statement_timeout; nothing was changed';

@@ -94,8 +94,13 @@ def commit_late(source: str, shard: int) -> None:
 
 
 def move(source: str, old: int, new: int) -> None:
-    """Attach a table under another shard, while pods of it under its old one are there: rows and a truncation."""
-    past_deadlocks(partial(_move, source, old, new))
+    """Attach a table under another shard, while pods of it under its old one are there: rows and a truncation. It is
+    asked again while the table is being written."""
+    moved = False
+    while not moved:
+        with suppress(ConsumerBusy):
+            past_deadlocks(partial(_move, source, old, new))
+            moved = True
 
 
 def _move(source: str, old: int, new: int) -> None:

@@ -220,8 +220,8 @@ def test_a_killed_backfill_does_not_wait_for_writers_any_longer(
     writer.execute("update plane set built = 3")
     running = backfill(timeout=3600, resumable=resumable)
     waiting = (
-        "select count(*) = 1 from pg_stat_activity where query ~ '^select .*tube.(backfill_chunk|tube_backfill_step2)' "
-        "and wait_event = 'PgSleep'"
+        "select count(*) = 1 from pg_stat_activity where datname = current_database() "
+        "and query ~ '^select .*tube.(backfill_chunk|tube_backfill_step2)' and wait_event = 'PgSleep'"
     )
     with ThreadPoolExecutor(1) as thread:
         ended = thread.submit(running.execute, {})

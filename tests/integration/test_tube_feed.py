@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, points
 from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, StaleClaim, UnknownConsumer
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, shards, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
-from tests.tubes import attach, make, pods
+from tests.tubes import WAITS_FOR_A_LOCK, attach, make, pods
 
 FEED = TubeFeed("q")
 
@@ -111,7 +112,9 @@ def test_while_a_batch_is_in_work_neither_database_sees_an_open_snapshot(db, oth
         consumer.ping()
         held = item.execute(
             "select count(*) from pg_stat_activity where application_name = 'airflow_pgchange' "
-            "and state = 'idle in transaction' and (backend_xid is not null or backend_xmin is not null)"
+            "and state = 'idle in transaction' and (backend_xid is not null or backend_xmin is not null) "
+            "and datname = any (%s)",
+            [[item.info.dbname, conninfo_to_dict(other_db)["dbname"]]],
         ).fetchone()
         assert held == (0,)
         consumer.ack()
@@ -188,9 +191,7 @@ def test_a_worker_that_waited_while_the_number_changed_is_told_so(db, item, conn
         threads[0].start()
         assert waiting.wait(60)
         threads[1].start()
-        while item.execute(
-            "select count(*) from pg_locks where locktype = 'advisory' and not granted"
-        ).fetchone() == (0,):
+        while item.execute(WAITS_FOR_A_LOCK).fetchone() == (0,):
             assert threads[1].is_alive()
     for thread in threads:
         thread.join()

@@ -203,6 +203,7 @@ SLOW = (
 @pytest.mark.parametrize("seen", [True, False])
 def test_an_autovacuum_makes_way(own_database, connect_to, deed, seen):
     connection = connect_to(own_database)
+    connection.execute("alter system set autovacuum = on")
     connection.execute("alter system set autovacuum_naptime = '1s'")
     connection.execute("select pg_reload_conf()")
     connection.execute("create role plain; grant all on schema public to plain")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.commits import until
 from tests.tubes import (
+    WAITS_FOR_A_LOCK,
     attach,
     begin,
     chunk,
@@ -63,8 +64,8 @@ def test_step_2_goes_on_waiting_for_a_transaction_that_is_prepared_meanwhile(ite
     thread.start()
     until(
         item,
-        "select count(*) > 0 from pg_stat_activity "
-        "where query like 'select tube.tube_backfill_step2%' and wait_event = 'PgSleep'",
+        "select count(*) > 0 from pg_stat_activity where datname = current_database() "
+        "and query like 'select tube.tube_backfill_step2%' and wait_event = 'PgSleep'",
     )
     writer.execute("prepare transaction 'tube-meanwhile'")
     item.execute("select pg_sleep(0.2)")
@@ -131,7 +132,7 @@ def test_of_two_at_once_the_second_waits_and_is_skipped(item, connect):
 
     thread = threading.Thread(target=second)
     thread.start()
-    while one(item, "select count(*) from pg_locks where locktype = 'advisory' and not granted") == 0:
+    while one(item, WAITS_FOR_A_LOCK) == 0:
         pass
     first.commit()
     thread.join()
@@ -158,7 +159,7 @@ def test_a_backfill_that_waited_while_the_shard_changed_goes_under_the_new_one(i
     attach(mover, shard=5)
     thread = threading.Thread(target=lambda: steps(connect()))
     thread.start()
-    while one(item, "select count(*) from pg_locks where locktype = 'advisory' and not granted") == 0:
+    while one(item, WAITS_FOR_A_LOCK) == 0:
         pass
     mover.commit()
     thread.join()
@@ -214,7 +215,7 @@ def test_a_statement_timeout_says_for_whom_it_waited(connect):
     connection, writer = connect(), connect(autocommit=False)
     make_items(connection)
     writer.execute("update item set kind = 'b' where id = 1")
-    connection.execute("set statement_timeout = '300ms'")
+    connection.execute("set statement_timeout = '1s'")
     with pytest.raises(
         psycopg.errors.QueryCanceled, match=f"statement timeout.*by process {writer.info.backend_pid}"
     ):

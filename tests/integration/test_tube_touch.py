@@ -7,7 +7,7 @@ import threading
 import psycopg
 import pytest
 
-from tests.tubes import attach, controls, make, one, pods, touched
+from tests.tubes import WAITS_FOR_A_LOCK, attach, controls, make, one, pods, touched
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_touch_by_hand_during_a_change_of_shard_is_under_the_old_shard_and_bef
 
     thread = threading.Thread(target=move)
     thread.start()
-    while one(item, "select count(*) from pg_locks where locktype = 'advisory' and not granted") == 0:
+    while one(item, WAITS_FOR_A_LOCK) == 0:
         assert not done.is_set()
     toucher.commit()
     thread.join()

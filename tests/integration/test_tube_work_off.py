@@ -219,7 +219,6 @@ def test_a_failing_control_pod_leaves_no_connection_open(db, item, role, monkeyp
     until(
         item,
         "select not exists (select from pg_stat_activity where usename like 'worker%' and datname = current_database())",
-        5,
     )
     # What holds the error still is what could hold them.
     assert "permission denied" in str(failed.value)

@@ -365,12 +365,13 @@ def test_a_write_takes_no_second_transaction_id(own_database, connect_to, predic
 
 def test_writers_go_on_while_a_table_is_attached_and_detached(item, connect):
     failures, stop = [], threading.Event()
-    inserted: list[list[int]] = [[], []]
+    begun, inserted = [0, 0], [list[int](), list[int]()]
 
     def write(part):
         connection = connect()
         n = part
         while not stop.is_set():
+            begun[part] = n
             try:
                 connection.execute("insert into item values (%s)", [n])
             except psycopg.Error as error:
@@ -385,14 +386,16 @@ def test_writers_go_on_while_a_table_is_attached_and_detached(item, connect):
     for turn in range(10):
         detach(item)
         attach(item, shard=turn)
-    seen_from = [len(part) for part in inserted]
-    while min(len(part) - seen for part, seen in zip(inserted, seen_from, strict=True)) < 20:
+    # Of those two it is not known whether they came before the capture.
+    latest = list(begun)
+    while min(n - last for n, last in zip(begun, latest, strict=True)) < 50:
         pass
     stop.set()
     for thread in threads:
         thread.join()
     assert failures == []
-    since = {n for part, seen in zip(inserted, seen_from, strict=True) for n in part[seen:]}
+    since = {n for part, last in zip(inserted, latest, strict=True) for n in part if n > last}
+    assert len(since) >= 40
     assert since <= set(touched(item))
 
 
