@@ -36,6 +36,8 @@ def publish(connection: Connection, n: int = 1, topic: str = "t", at: str | None
 def fill_default(connection: Connection, n: int, at: str) -> None:
     """``n`` events of 7 kB each for a time of which the log has no partition."""
     connection.execute("alter table pgmb.events_default alter column payload set storage plain")
+    # Which would be at work there now and then, and in the way of what is done without waiting.
+    connection.execute("alter table pgmb.events_default set (autovacuum_enabled = off)")
     connection.execute(
         "insert into pgmb.events (id, topic, payload) "
         f"select pgmb.create_event_id({at}, g), 't', jsonb_build_object('x', repeat('x', 7000)) "

@@ -10,7 +10,10 @@ from tests.handling import in_thread
 from tests.tubes import one
 
 GATE = "pg_advisory_xact_lock_shared(77)::text is not null"
-HELD_UP = "select exists (select from pg_locks where locktype = 'advisory' and objid = 77 and not granted)"
+HELD_UP = (
+    "select exists (select from pg_locks where locktype = 'advisory' and objid = 77 and not granted "
+    "and database = (select oid from pg_database where datname = current_database()))"
+)
 OTHER = "e.topic <> 'x'"
 
 

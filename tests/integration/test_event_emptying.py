@@ -13,6 +13,11 @@ from tests.event_keeping import dispatch, kept, lines, maintain, narrow, partiti
 from tests.tubes import one
 
 LATER = "5 hours"
+WAITING = (
+    "select exists (select from pg_locks where locktype = 'relation' and not granted "
+    "and database = (select oid from pg_database where datname = current_database()))"
+)
+OLD = "timestamptz '2020-01-01 00:00+00'"
 TRIM = f"select pgmb.trim_partitions('pgmb.events', now() + interval '{LATER}')"
 
 
@@ -25,11 +30,13 @@ def log(connect):
 
 
 def test_an_event_written_while_the_partition_is_about_to_go_stays(log, connect):
-    ids = publish(log)
+    # Of one moment, and so of one partition.
+    now = f"'{one(log, 'select now()')}'"
+    ids = publish(log, at=now)
     dispatch(log)
     read(log)
     publisher = connect(autocommit=False)
-    late = publish(publisher, at="clock_timestamp()")
+    late = publish(publisher, at=now)
     log.execute("set statement_timeout = '20s'")
     assert any("it is in use" in line for line in maintain(log, LATER))
     publisher.commit()
@@ -53,7 +60,7 @@ def test_an_event_that_is_committed_while_retention_waits_for_its_partition_stay
 
     trimming = threading.Thread(target=work)
     trimming.start()
-    until(log, "select exists (select from pg_locks where locktype = 'relation' and not granted)")
+    until(log, WAITING)
     publisher.commit()
     trimming.join()
     assert any("not all in it is dispatched" in line for line in told)
@@ -175,11 +182,11 @@ def many(log):
         "select format('create table pgmb.events_old_%s partition of pgmb.events for values from (%L) to (%L)', n, "
         "pgmb.create_event_id(t, 0), pgmb.create_event_id(t + interval '1 minute', 0)) "
         "from generate_series(1, 40) as n cross join lateral ("
-        "select date_trunc('hour', now() - interval '3 hours') + n * interval '1 minute') as o(t)",
+        f"select {OLD} + n * interval '1 minute') as o(t)",
     ):
         log.execute(statement)
     for n in range(1, 41):
-        publish(log, at=f"date_trunc('hour', now() - interval '3 hours') + interval '{n} minutes 1 second'")
+        publish(log, at=f"{OLD} + interval '{n} minutes 1 second'")
     dispatch(log)
     assert len(read(log)) == 40
     return log
@@ -211,9 +218,7 @@ def test_old_partitions_that_are_in_use_keep_no_other_from_being_emptied(many, c
 def test_what_is_not_dispatched_is_gone_through_once_for_all_old_partitions(many):
     for _ in range(1000):
         publish(many)
-    (held,) = publish(
-        many, at="date_trunc('hour', now() - interval '3 hours') + interval '20 minutes 2 seconds'"
-    )
+    (held,) = publish(many, at=f"{OLD} + interval '20 minutes 2 seconds'")
     with many.transaction():
         many.execute("set local enable_seqscan = off")
         told = lines(many, "select pgmb.trim_partitions('pgmb.events')")

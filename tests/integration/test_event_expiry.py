@@ -167,7 +167,8 @@ def test_a_group_that_is_made_anew_while_events_are_dispatched_to_the_former_get
     ]
     with ThreadPoolExecutor() as threads:
         dropped = threads.submit(connection.execute, "select pgmb.drop_group('g')")
-        until(connect(), "select exists (select from pg_locks where locktype = 'advisory' and not granted)")
+        waits = f"pid = {connection.info.backend_pid} and locktype = 'advisory' and not granted"
+        until(connect(), f"select exists (select from pg_locks where {waits})")
         dispatching.commit()
         dropped.result()
     subscribe(connection, "g")
@@ -195,7 +196,10 @@ def test_a_subscription_that_waits_for_its_group_to_expire_makes_it_anew(connect
     made = []
     coming = threading.Thread(target=lambda: made.append(subscribe(subscribing, "g", "b")))
     coming.start()
-    until(watching, "select exists (select from pg_locks where not granted)")
+    until(
+        watching,
+        f"select exists (select from pg_locks where pid = {subscribing.info.backend_pid} and not granted)",
+    )
     assert expire(expiring) == ["1 subscriptions of group g expired, and the group with them"]
     expiring.commit()
     coming.join()

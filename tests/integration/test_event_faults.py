@@ -314,9 +314,9 @@ def test_a_condition_that_does_not_end_is_ended_and_named_and_loses_nothing(conn
     subscribe(connection, "other")
     ids = publish(connection, "a", "b")
     with pytest.raises(DispatchEnded, match=r"'public\.endless\(e\.topic\)' of slow: .*timeout"):
-        dispatch(connection, within=0.2)
+        dispatch(connection, within=2)
     connection.execute("delete from pgmb.subscriptions where id = %s", [endless])
-    assert dispatch(connection, within=0.2).pairs == 2
+    assert dispatch(connection).pairs == 2
     assert [row["id"] for row in read(connection, "other")] == ids
 
 
@@ -396,5 +396,4 @@ def test_conditions_that_nobody_uses_any_more_cost_a_poll_nothing(connect):
         "insert into pgmb.condition (conditions_sql) select 'e.topic = ' || g from generate_series(1, 10000) as g"
     )
     connection.execute("analyze pgmb.condition, pgmb.subscriptions")
-    pages()
-    assert pages() <= few + 50
+    assert min(pages() for _ in range(3)) <= few + 50

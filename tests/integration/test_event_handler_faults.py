@@ -36,9 +36,9 @@ from tests.handling import (
     Seen,
     failing,
     group,
+    hurry,
     in_thread,
     numbered,
-    run_with_retries,
     subscribed,
     unread,
 )
@@ -74,8 +74,9 @@ def test_a_call_that_takes_too_long_is_left_alone_and_tried_again(db, connection
 
     seen = Seen(slow)
     publish(connection, numbered(0, 3))
-    handlers = group(db, Handler("slow", seen, timeout=0.05, retries=(LATER,)))
-    run_with_retries(handlers, connection)
+    group(db, Handler("slow", seen, timeout=0.05, retries=(LATER,))).run("empty")
+    assert hurry(connection) == 1
+    group(db, Handler("slow", seen, retries=())).run("empty")
     assert seen.attempts == [2]
     released.set()
     assert noted.wait(SECONDS)
@@ -113,15 +114,17 @@ def test_a_handler_whose_calls_never_end_ends_the_run(db, connection, monkeypatc
 def test_a_run_that_ends_for_calls_that_never_do_waits_for_the_others(db, connection, monkeypatch):
     monkeypatch.setattr(handler_threads, "MOST_STUCK", 0)
     monkeypatch.setattr(handlers_module, "STAY_EVERY", 0.05)
-    released, looked, order = threading.Event(), threading.Event(), []
+    released, began, looked, order = threading.Event(), threading.Event(), threading.Event(), []
     overdue = handler_threads.Lanes.overdue
 
     def look(self):
         if self._closed and self._handler.name == "slow":
             looked.set()
-        return overdue(self)
+        # What has not begun when the run ends is not called any more.
+        return overdue(self) if began.is_set() else []
 
     def slow(_):
+        began.set()
         looked.wait(SECONDS)
         order.append("call")
 
@@ -325,7 +328,7 @@ def handle(delivery):
     with psycopg.connect(sys.argv[1]) as own:
         for event in delivery.events:
             own.execute("insert into handled values (%s)", [event.payload["n"]])
-    time.sleep(0.02)
+    time.sleep(0.02 if delivery.events[0].payload["n"] < STOP else 3600)
 
 EventHandlers("g", [Handler("a", handle)], sys.argv[1], chunk_size=10).run("empty")
 """
@@ -334,7 +337,7 @@ EventHandlers("g", [Handler("a", handle)], sys.argv[1], chunk_size=10).run("empt
 def test_a_killed_process_loses_nothing(db, connection):
     connection.execute("create table handled (n int)")
     publish(connection, numbered(0, 300))
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, db])
+    process = subprocess.Popen([sys.executable, "-c", "STOP = 200" + PROGRAM, db])
     while connection.execute("select count(*) from handled").fetchone()[0] < 50:
         assert process.poll() is None
         time.sleep(0.01)
@@ -342,7 +345,8 @@ def test_a_killed_process_loses_nothing(db, connection):
     process.wait()
     before = connection.execute("select count(distinct n) from handled").fetchone()[0]
     assert 50 <= before < 300
-    subprocess.run([sys.executable, "-c", PROGRAM.replace("=10)", "=10, wait=30)"), db], check=True)
+    again = "STOP = 300" + PROGRAM.replace("=10)", "=10, wait=30)")
+    subprocess.run([sys.executable, "-c", again, db], check=True)
     assert connection.execute("select count(distinct n) from handled").fetchone() == (300,)
 
 

@@ -127,6 +127,7 @@ def test_a_run_ends_when_its_time_is_over_and_finishes_what_it_read(db, connecti
 
 
 def test_a_run_whose_time_is_over_sleeps_while_its_calls_go_on(db, connection, monkeypatch):
+    monkeypatch.setattr(handlers_module, "STAY_EVERY", 10.0 * SECONDS)
     asleep, collect = threading.Event(), handlers_module._Run._collect
 
     def look(self, until):
@@ -136,7 +137,7 @@ def test_a_run_whose_time_is_over_sleeps_while_its_calls_go_on(db, connection, m
 
     monkeypatch.setattr(handlers_module._Run, "_collect", look)
     publish(connection, numbered(0, 1))
-    assert group(db, Handler("a", lambda _: asleep.wait(3))).run(0.2).events == 1
+    assert group(db, Handler("a", lambda _: asleep.wait(SECONDS))).run(0.2).events == 1
     assert asleep.is_set()
 
 

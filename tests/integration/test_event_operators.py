@@ -380,4 +380,4 @@ def test_polling_at_a_condition_that_does_not_end_fails_and_names_it(
     subscribe(log, "g", Selection("pg_sleep(3600) is not null and e.topic = 'a'"))
     publish(log, Event("a"))
     with pytest.raises(DispatchEnded, match="pg_sleep"):
-        run(PollEventsOperator(task_id="poll", within=0.2, postgres_conn_id=conn_id))
+        run(PollEventsOperator(task_id="poll", within=2, postgres_conn_id=conn_id))

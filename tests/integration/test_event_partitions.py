@@ -116,7 +116,7 @@ def test_a_partition_that_gives_way_to_shorter_ones_is_named(connect):
     now = one(connection, "select now()")
     ahead = [name.removeprefix("pgmb.") for name, lower, _ in partitions(connection) if lower > now]
     configure(connection, partition_interval="10 minutes")
-    said = lines(connection, "select pgmb.make_partitions('pgmb.events')")
+    said = lines(connection, f"select pgmb.make_partitions('pgmb.events', '{now}')")
     assert [line for line in said if "dropped" in line] == [
         f"dropped the empty partition {name}" for name in ahead
     ]

@@ -271,8 +271,9 @@ def test_an_idle_client_learns_how_far_it_is(serve, connect):
         first = Place.parse(client.last_id)
         comments = [next(client.messages()) for _ in range(3)]
         publish(connect(), numbered(0, 1, "u"))
-        assert [(each.comment, each.data) for each in comments] == 3 * [("still here", "")]
-        assert first.seen < Place.parse(comments[-1].id).seen
+        while Place.parse(comments[-1].id).seen <= first.seen:
+            comments.append(next(client.messages()))
+        assert {(each.comment, each.data) for each in comments} == {("still here", "")}
 
 
 def test_a_hundred_clients_share_one_connection_and_one_subscription(serve, connect):
@@ -284,7 +285,8 @@ def test_a_hundred_clients_share_one_connection_and_one_subscription(serve, conn
         publish(connection, numbered(0, 2))
         assert [numbers(client.events(2)) for client in clients] == 100 * [[0, 1]]
         backends = connection.execute(
-            "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+            "select count(*) from pg_stat_activity where datname = current_database() "
+            "and pid <> pg_backend_pid() and backend_type = 'client backend'"
         ).fetchone()
         assert backends == (1,)
     assert connection.execute("select count(*) from pgmb.subscriptions").fetchone() == (1,)
@@ -299,6 +301,8 @@ async def test_idle_clients_cost_the_database_nothing(db, connect, monkeypatch):
             enough.set()
         return await rows(self, query, values)
 
+    # Signs of life would be counted too.
+    monkeypatch.setattr(streams_module, "KEEP_EVERY", 3600.0)
     streams = EventStreams(db, "web", poll_every=0.01)
     async with streams.running(), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(streams.stream(topical("t"))) for _ in range(50)]
