@@ -96,8 +96,9 @@ def bare_db(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def own_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster for this test alone, for tests that crash it or that need its xmin undisturbed."""
-    cluster = Cluster.create(BINARIES[request.config.getoption("--server")]())
+    """A cluster for this test alone, for tests that crash it or that need its xmin undisturbed, and its transaction ids:
+    autovacuum would use some, and hold some back."""
+    cluster = Cluster.create(BINARIES[request.config.getoption("--server")](), {"autovacuum": "off"})
     yield cluster
     cluster.remove()
 
