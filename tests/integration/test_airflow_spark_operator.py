@@ -100,8 +100,8 @@ def in_background(task: SparkBatchOperator) -> threading.Thread:
 
 
 def job_of(folder: Path) -> int:
-    """The process of the job, once it runs."""
-    deadline = time.monotonic() + 30
+    """The process of the job, once it runs: where Airflow is to be imported first, that takes a while."""
+    deadline = time.monotonic() + 120
     while not (folder / "pid").exists() or not (folder / "pid").read_text():
         assert time.monotonic() < deadline, "the job did not start"
         time.sleep(0.02)
