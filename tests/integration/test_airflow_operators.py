@@ -16,6 +16,7 @@ from airflow_pgchange.feeds import Batch, Change, CommitFeed, ConsumerTransactio
 from airflow_pgchange.feeds.errors import BatchGivenUp, ConsumerBusy, InvalidArgument, Stopped
 from airflow_pgchange.feeds.feed import to_json
 from tests.airflow_home import uri
+from tests.commits import until
 from tests.ledger import FEED, Connect, audit, make_ledger, operator, run, writer
 
 Database = psycopg.Connection[Any]
@@ -260,14 +261,20 @@ def test_a_killed_task_keeps_nothing_of_its_batch(
 ) -> None:
     def killed(batch: Batch, changes: Iterator[Change], connection: Database) -> None:
         audit(batch, changes, connection)
-        killer = threading.Timer(0.2, task.on_kill)
         killer.start()
         connection.execute("select pg_sleep(60)")
 
+    def kill() -> None:
+        asleep = "select count(*) = 1 from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database()"
+        until(connect(), asleep)
+        task.on_kill()
+
     write(3)
     task = operator(conn_id, process=killed)
+    killer = threading.Thread(target=kill)
     with pytest.raises(Stopped, match="killed") as caught:
         run(task)
+    killer.join()
     assert isinstance(caught.value.__cause__, psycopg.errors.QueryCanceled)
     assert count(connect) == 0
 

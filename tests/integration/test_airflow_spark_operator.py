@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.feeds.errors import ConnectionLost, InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.operators.spark import SparkBatchOperator
+from tests.commits import until
 
 Connect = Callable[..., psycopg.Connection[Any]]
 FEED = CommitFeed("delays", 0)
@@ -99,8 +100,8 @@ def in_background(task: SparkBatchOperator) -> threading.Thread:
 
 
 def job_of(folder: Path) -> int:
-    """The process of the job, once it runs."""
-    deadline = time.monotonic() + 30
+    """The process of the job, once it runs: where Airflow is to be imported first, that takes a while."""
+    deadline = time.monotonic() + 120
     while not (folder / "pid").exists() or not (folder / "pid").read_text():
         assert time.monotonic() < deadline, "the job did not start"
         time.sleep(0.02)
@@ -322,9 +323,11 @@ def test_a_lost_connection_ends_the_job(
 
     def cut() -> None:
         job_of(tmp_path)
-        connect().execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'airline' "
-            "and datname = current_database() and state = 'idle in transaction'"
+        # Between two of its pings, which are short.
+        until(
+            connect(),
+            "select count(pg_terminate_backend(pid)) > 0 from pg_stat_activity where application_name = 'airline' "
+            "and datname = current_database() and state = 'idle in transaction'",
         )
 
     cutter = threading.Thread(target=cut)

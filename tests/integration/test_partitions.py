@@ -55,6 +55,8 @@ def test_a_consumer_that_comes_while_a_trim_waits_gets_everything(queue, own_dat
     drain(own_database)
     use_up_transactions(queue)
     partition = oldest_partition(queue)
+    # It waits as long as this takes.
+    queue.execute("alter function pubsub.trim_partition set lock_timeout = '60s'")
     reader = connect_to(own_database, autocommit=False)
     reader.execute(f"select from revision.{partition}")
     lines = []

@@ -281,7 +281,7 @@ def test_taking_waits_for_the_batch_into_which_the_message_is_being_claimed(conn
         until(connection, WAITS.format(pid, "locktype = 'advisory'"))
         worker.claims.commit()
         slot = "objid::bigint = mbus.slot_key('q', 'default', 0) & 4294967295"
-        until(connection, WAITS.format(pid, slot), 5)
+        until(connection, WAITS.format(pid, slot))
         worker.ack()
     assert taken == [None]
 

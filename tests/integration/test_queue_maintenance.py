@@ -37,10 +37,11 @@ def test_who_took_a_message_is_not_waited_for_and_has_nobody_wait(q, connect, co
 
 def test_who_received_from_a_temporary_queue_what_expired_since_is_not_waited_for(q, connect):
     reply = one(q, "select mbus.create_temporary_queue()")
-    post(q, 1, reply, expires="1s")
     holder = connect(autocommit=False)
-    assert consume(holder, queue=reply) == "1"
-    until(q, "select expires < clock_timestamp() from mbus.tempq")
+    # Whoever is late posts another one.
+    while consume(holder, queue=reply) is None:
+        post(q, 1, reply, expires="1s")
+    until(q, "select every(expires < clock_timestamp()) from mbus.tempq")
     q.execute("select mbus.maintain()")
     holder.rollback()
     q.execute("select mbus.maintain()")

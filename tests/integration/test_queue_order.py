@@ -125,13 +125,14 @@ def test_a_predecessor_that_expired_or_is_delayed(q):
 def test_who_waits_comes_when_its_predecessor_expires_though_nobody_consumes_that(q, was_seen):
     make(q, "r")
     consumer(q, "other")
-    first = post(q, 1, expires="0.3s", delay="0.2s" if was_seen else None)
+    first = post(q, 1, expires="0.3s", delay="1h" if was_seen else None)
     if was_seen:
         assert drain(q) == drain(q, "other") == []
     post(q, 2, "r", after=[first])
-    assert drain(q, queue="r") == []
+    early = drain(q, queue="r")
+    assert early == [] or one(q, "select expires <= localtimestamp from mbus.peek(%s)", first)
     q.execute("select pg_sleep(0.31)")
-    assert drain(q, queue="r") == ["2"]
+    assert early + drain(q, queue="r") == ["2"]
 
 
 def test_a_new_consumer_has_a_message_behind_another_not_before_its_time(q):

@@ -18,10 +18,11 @@ def use_up(connection, upto):
 
 @pytest.fixture
 def q(connect):
-    """A queue of one part, in a cluster that is further on with its transaction ids than a new one."""
+    """A queue of one part, in a cluster whose transaction ids are further on than a restore, which takes some
+    thousands of them, brings a new one."""
     connection = connect()
     make(connection, parts=1)
-    use_up(connection, one(connection, "select pg_current_xact_id()::text::bigint") + 3000)
+    use_up(connection, one(connection, "select pg_current_xact_id()::text::bigint") + 10_000)
     return connection
 
 

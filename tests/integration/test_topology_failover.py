@@ -293,7 +293,7 @@ def test_a_failover_is_recorded_though_the_catalogue_ends_sessions_that_are_idle
 ):
     own_cluster.kill()
     catalogue.execute("select topology.set_state('i0', 'Offline')")
-    hasty = make_conninfo(db, options="-c idle_session_timeout=200")
+    hasty = make_conninfo(db, options="-c idle_session_timeout=1000")
     asked = failover._asked
 
     def slow(name, server):

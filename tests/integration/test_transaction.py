@@ -212,8 +212,8 @@ def test_a_batch_in_work_locks_no_relation_for_anybody(db, connect):
         list(consumer.changes())
         consumer.ping()
         held = connection.execute(
-            "select relation::regclass from pg_locks where locktype = 'relation' and pid <> pg_backend_pid() "
-            "and database = (select oid from pg_database where datname = current_database())"
+            "select relation::regclass from pg_locks join pg_stat_activity using (pid) "
+            "where locktype = 'relation' and application_name = 'airflow_pgchange' and datname = current_database()"
         ).fetchall()
         assert held == []
         with connection.transaction():

@@ -96,10 +96,16 @@ async def test_a_redirect_is_not_followed(status):
 
 
 async def test_a_receiver_that_does_not_answer_is_not_waited_for():
-    finish = threading.Event()
-    with receiving(lambda request: 200 if finish.wait(SECONDS) else 500) as (port, requests):
-        with pytest.raises(WebhookFailed, match=r"no answer within 0\.2 s"):
-            await hook(port, timeout=0.2).run(delivery(1))
+    asked, finish = threading.Event(), threading.Event()
+
+    def answer(request):
+        asked.set()
+        return 200 if finish.wait(SECONDS) else 500
+
+    with receiving(answer) as (port, requests):
+        with pytest.raises(WebhookFailed, match=r"no answer within 1 s"):
+            await hook(port, timeout=1.0).run(delivery(1))
+        assert asked.wait(SECONDS)
         finish.set()
     assert len(requests) == 1
 
