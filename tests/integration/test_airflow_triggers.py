@@ -385,7 +385,7 @@ async def test_a_slow_subscriber_delays_no_fast_one(db: str, write: Callable[[in
 async def test_a_source_that_does_not_answer_takes_nothing_from_another(
     db: str, other_db: str, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(poller, "ANSWER_WITHIN", 1.0)
+    monkeypatch.setattr(poller, "ANSWER_WITHIN", 3.0)
     servers = {"here": db, "there": other_db}
 
     async def opener(conn_id: str, primary: bool) -> Any:

@@ -75,7 +75,7 @@ def test_a_relay_waits_for_a_catalogue_that_is_not_there_yet(own_cluster):
         schema.install(connection)
         make_catalogue(connection)
     own_cluster.stop()
-    relay = RelayProcess(own_cluster.conninfo(), free_port(), {"limits": {"startup_seconds": 0.5}})
+    relay = RelayProcess(own_cluster.conninfo(), free_port(), {"limits": {"startup_seconds": 2}})
     try:
         relay.wait_for("the catalogue is lost")
         with pytest.raises(ServerUnavailable, match="the catalogue cannot be reached now"):

@@ -259,7 +259,7 @@ def test_a_stopped_relay_tells_its_clients_and_ends_cleanly(relay, number):
 def test_a_server_that_is_silent_does_not_keep_a_client_from_the_next(relay, catalogue):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = f"{silent.getsockname()[1]},{relay.port}"
-        place = relay.conninfo(host="127.0.0.1,127.0.0.1", port=ports, connect_timeout=1)
+        place = relay.conninfo(host="127.0.0.1,127.0.0.1", port=ports, connect_timeout=3)
         with TopologyClient(place) as client:
             assert len(client.topology.instances) == 4
         silent.settimeout(30)
