@@ -12,11 +12,12 @@ from psycopg import errors, sql
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.retrying import DEADLOCK_TRIES, past_deadlocks
-from tests.tubes import begin, chunk, make_items, one, touched
+from tests.commits import until
+from tests.tubes import begin, chunk, make_items, touched
 
-BLOCKED_BY = "select count(*) from pg_stat_activity where %s = any (pg_blocking_pids(pid))"
-IS_BLOCKED = "select cardinality(pg_blocking_pids(%s))"
-DEADLOCKS = "select deadlocks from pg_stat_database where datname = current_database()"
+BLOCKED_BY = "select exists (select from pg_stat_activity where {} = any (pg_blocking_pids(pid)))"
+IS_BLOCKED = "select pg_blocking_pids({}) <> '{{}}'"
+DEADLOCK = "select deadlocks > 0 from pg_stat_database where datname = current_database()"
 
 
 @pytest.fixture
@@ -24,11 +25,6 @@ def item(connect):
     connection = connect()
     make_items(connection)
     return connection
-
-
-def until(item, query, connection):
-    while one(item, query, connection.info.backend_pid) == 0:
-        pass
 
 
 @contextmanager
@@ -44,11 +40,11 @@ def deadlock(item, connect, gate) -> Iterator[None]:
     )
 
     def open_gate():
-        until(item, IS_BLOCKED, other)
+        until(item, IS_BLOCKED.format(other.info.backend_pid))
         opener.rollback()
 
     def be_in_the_way():
-        until(item, BLOCKED_BY, opener)
+        until(item, BLOCKED_BY.format(opener.info.backend_pid))
         other.execute("select pg_advisory_xact_lock(tube.backfill_key('item', 0))")
         other.rollback()
 
@@ -59,8 +55,7 @@ def deadlock(item, connect, gate) -> Iterator[None]:
     for thread in threads:
         thread.join(60)
     # The session that was ended says so when it is closed.
-    while one(item, DEADLOCKS) == 0:
-        pass
+    until(item, DEADLOCK)
 
 
 def by_chunks(connection):
