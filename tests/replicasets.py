@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from airflow_pgchange.feeds.bucket_owners import Cluster as Reached
 from demo.postgres import Cluster
+from tests.suite.clusters import new_cluster
 
 NAMES = ("r1", "r2")
 BUCKETS = 3000
@@ -65,12 +65,12 @@ def standbys_of(primaries: dict[str, Cluster], *names: str) -> Iterator[dict[str
 
 
 @contextmanager
-def two_primaries(binaries: Path) -> Iterator[dict[str, Cluster]]:
+def two_primaries(server: str) -> Iterator[dict[str, Cluster]]:
     """Two clusters, removed at the end."""
     with ExitStack() as made:
         found = {}
-        for name in NAMES:
-            found[name] = Cluster.create(binaries)
+        for number, name in enumerate(NAMES, 1):
+            found[name] = new_cluster(server, family=number)
             made.callback(found[name].remove)
         yield found
 

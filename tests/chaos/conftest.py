@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
-import psycopg
 import pytest
 
-from airflow_pgchange import schema
 from demo.postgres import Cluster
-from tests.conftest import BINARIES
+from tests.suite import clusters
 
 
 @pytest.fixture
-def binaries(request: pytest.FixtureRequest) -> Path:
-    """The PostgreSQL that this run tests."""
-    return BINARIES[request.config.getoption("--server")]()
-
-
-@pytest.fixture
-def empty_cluster(binaries: Path) -> Iterator[Callable[..., Cluster]]:
+def empty_cluster(server: str) -> Iterator[Callable[..., Cluster]]:
     """New clusters with nothing in them."""
+    families = itertools.count(1)
     with ExitStack() as made:
 
         def make(**settings: str) -> Cluster:
-            cluster = Cluster.create(binaries, settings)
+            cluster = clusters.new_cluster(server, settings, next(families))
             made.callback(cluster.remove)
             return cluster
 
@@ -39,8 +32,7 @@ def new_cluster(empty_cluster: Callable[..., Cluster]) -> Callable[..., Cluster]
 
     def make(**settings: str) -> Cluster:
         cluster = empty_cluster(**settings)
-        with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
-            schema.install(connection)
+        clusters.install(cluster)
         return cluster
 
     return make

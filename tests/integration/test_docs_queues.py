@@ -9,6 +9,8 @@ import pytest
 from tests import airflow_home, queues
 from tests.readme import Guide
 
+pytestmark = pytest.mark.hstore
+
 airflow_home.prepare()
 
 

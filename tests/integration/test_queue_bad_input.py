@@ -8,6 +8,8 @@ import pytest
 from airflow_pgchange.feeds.errors import InvalidArgument
 from tests.queues import consumer, drain, fill, make
 
+pytestmark = pytest.mark.hstore
+
 
 @pytest.fixture
 def q(connect):

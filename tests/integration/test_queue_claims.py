@@ -7,6 +7,8 @@ import pytest
 
 from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
 
+pytestmark = pytest.mark.hstore
+
 
 @pytest.fixture
 def q(connect):

@@ -21,6 +21,8 @@ from tests import queues
 from tests.batches import taken
 from tests.commits import until
 
+pytestmark = pytest.mark.hstore
+
 FEED = QueueFeed("q")
 
 

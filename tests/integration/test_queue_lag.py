@@ -9,6 +9,8 @@ from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed, points
 from airflow_pgchange.feeds.lag import lag as feed_lag
 from tests import queues
 
+pytestmark = pytest.mark.hstore
+
 FEED = QueueFeed("q")
 
 

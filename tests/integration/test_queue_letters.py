@@ -11,6 +11,8 @@ from airflow_pgchange.feeds.errors import BatchGivenUp, LetterRefused
 from tests import queues
 from tests.batches import taken
 
+pytestmark = pytest.mark.hstore
+
 FEED = QueueFeed("q")
 
 

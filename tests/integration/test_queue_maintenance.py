@@ -8,6 +8,8 @@ import pytest
 from tests.commits import until
 from tests.queues import consume, consumen, drain, fill, make, one, post, take, there
 
+pytestmark = pytest.mark.hstore
+
 
 @pytest.fixture
 def q(connect):

@@ -9,6 +9,8 @@ import pytest
 
 from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, there
 
+pytestmark = pytest.mark.hstore
+
 
 @pytest.fixture
 def q(connect):

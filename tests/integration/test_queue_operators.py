@@ -24,6 +24,8 @@ from tests.airflow_home import uri
 from tests.queues import consume, consumer, fill, make, post, there
 from tests.sagas import TOUR, WORKED, note, prepare
 
+pytestmark = pytest.mark.hstore
+
 SOON = timedelta(seconds=30)
 
 

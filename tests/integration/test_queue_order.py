@@ -8,6 +8,8 @@ import pytest
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from tests.queues import consume, consumen, consumer, drain, make, one, post, take
 
+pytestmark = pytest.mark.hstore
+
 
 @pytest.fixture
 def q(connect):

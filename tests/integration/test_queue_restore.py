@@ -9,6 +9,8 @@ from airflow_pgchange import queues
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from tests.queues import consume, drain, fill, make, one, post, there
 
+pytestmark = pytest.mark.hstore
+
 
 def use_up(connection, upto):
     """The next transaction's id is at least ``upto``."""

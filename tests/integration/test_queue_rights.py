@@ -7,6 +7,8 @@ import pytest
 
 from tests.queues import drain, post, there, under_roles
 
+pytestmark = pytest.mark.hstore
+
 DENIED = "Access denied"
 
 SAGA = (

@@ -10,6 +10,8 @@ from airflow_pgchange import schema
 from tests.conftest import TEMPLATE
 from tests.queues import consumer, drain, make, one, post
 
+pytestmark = pytest.mark.hstore
+
 
 @pytest.fixture
 def neighbour(db, cluster, connect_to):

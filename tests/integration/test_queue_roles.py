@@ -13,6 +13,8 @@ from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.sagas import Saga, Step, create_queues
 from tests.queues import drain, make, post, under_roles
 
+pytestmark = pytest.mark.hstore
+
 DENIED = "Access denied"
 
 

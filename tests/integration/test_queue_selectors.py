@@ -9,6 +9,8 @@ from psycopg.rows import dict_row
 from airflow_pgchange.maintenance import maintain
 from tests.queues import consume, consumer, drain, fill, make, one, post, take, there
 
+pytestmark = pytest.mark.hstore
+
 
 @pytest.fixture
 def q(connect):

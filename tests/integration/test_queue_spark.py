@@ -14,6 +14,8 @@ from tests.commits import commits
 from tests.queues import make, post, there
 from tests.spark_session import batch_of
 
+pytestmark = pytest.mark.hstore
+
 FEED = QueueFeed("q")
 
 

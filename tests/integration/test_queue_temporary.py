@@ -10,6 +10,8 @@ import pytest
 from tests.commits import until
 from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
 
+pytestmark = pytest.mark.hstore
+
 WAITS = "select exists (select from pg_locks where not granted and locktype = 'relation' and pid = {})"
 
 

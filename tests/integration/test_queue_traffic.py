@@ -14,6 +14,8 @@ import pytest
 
 from tests.queues import consumer, drain, fill, make, one, there
 
+pytestmark = pytest.mark.hstore
+
 PRODUCERS, CONSUMERS, EACH = 20, 7, 30
 TIED = "select mbus.post_r(hstore('n', %s), hstore('consume_after', mbus.post_q(hstore('n', %s))))"
 UNTIED = "select mbus.post_r(hstore('n', %s)), mbus.post_q(hstore('n', %s))"

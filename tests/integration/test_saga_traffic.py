@@ -19,6 +19,8 @@ from airflow_pgchange.sagas import RollBack, TryAgain, handle, start
 from tests import queues
 from tests.sagas import STEPS, TOUR, WORKED, note, prepare
 
+pytestmark = pytest.mark.hstore
+
 SAGAS = 200
 WORKERS = 3
 PATIENCE = 50

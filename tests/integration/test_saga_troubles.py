@@ -17,6 +17,8 @@ from tests import queues
 from tests.queues import one
 from tests.sagas import STEPS, TOUR, acts, prepare, run, state
 
+pytestmark = pytest.mark.hstore
+
 
 @pytest.fixture
 def connection(connect):

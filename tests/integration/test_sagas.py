@@ -14,6 +14,8 @@ from airflow_pgchange.sagas import RollBack, Saga, Step, TryAgain, create_queues
 from tests import queues
 from tests.sagas import STEPS, TOUR, WORKED, acts, note, prepare, run, state
 
+pytestmark = pytest.mark.hstore
+
 
 @pytest.fixture
 def connection(connect):

@@ -18,7 +18,6 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.spark import arrow, routing
 from airflow_pgchange.spark.wanted import Rule, Wanted
-from tests.conftest import BINARIES
 from tests.replicasets import RULE, replicasets, standbys_of, two_primaries
 from tests.spark_session import batch_of, track
 
@@ -26,9 +25,9 @@ IDS = list(range(1, 4001))
 
 
 @pytest.fixture(scope="module")
-def primaries(request):
+def primaries(server):
     """Two clusters for tests that do them no harm."""
-    with two_primaries(BINARIES[request.config.getoption("--server")]()) as found:
+    with two_primaries(server) as found:
         yield found
 
 
@@ -41,10 +40,9 @@ def spread(db, primaries):
 
 
 @pytest.fixture
-def mortal(request, db):
+def mortal(server, db):
     """The same on clusters of its own, of which r1 has a standby."""
-    binaries = BINARIES[request.config.getoption("--server")]()
-    with two_primaries(binaries) as primaries, standbys_of(primaries, "r1") as standbys:
+    with two_primaries(server) as primaries, standbys_of(primaries, "r1") as standbys:
         found = replicasets(db, primaries, standbys)
         found.put(IDS)
         yield found

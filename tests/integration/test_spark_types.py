@@ -14,8 +14,8 @@ from airflow_pgchange.feeds.errors import UnsupportedType
 from airflow_pgchange.feeds.reading import Partition
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.types import describe, spark_schema
-from demo.postgres import Cluster, system_binaries
 from tests.spark_session import batch_of, track
+from tests.suite.clusters import new_cluster
 
 DDL = """
 create type mood as enum ('sad', 'happy');
@@ -225,7 +225,7 @@ def test_types_of_extensions_are_read_as_text(contrib, connect_to):
 @pytest.fixture
 def contrib():
     """A server that has PostgreSQL's extensions."""
-    cluster = Cluster.create(system_binaries())
+    cluster = new_cluster("system")
     yield cluster.conninfo()
     cluster.remove()
 

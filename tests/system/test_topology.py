@@ -17,7 +17,6 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import SourceLostTail
 from airflow_pgchange.topology import TopologyClient
 from demo.postgres import Cluster
-from tests.conftest import BINARIES
 from tests.relay_process import relay_process
 from tests.replicasets import BUCKETS, NAMES, RULE, Replicasets, replicasets, standbys_of, two_primaries
 from tests.spark_session import batch_of, track
@@ -43,13 +42,10 @@ def run(server: Cluster, *statements: str) -> None:
 
 
 @pytest.fixture
-def cluster_of_two(
-    request: pytest.FixtureRequest, db: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Replicasets]:
+def cluster_of_two(server: str, db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicasets]:
     """Two primaries whose accounts are tracked, each with a standby that has what was acknowledged, and Airflow's
     connections to them."""
-    binaries = BINARIES[request.config.getoption("--server")]()
-    with two_primaries(binaries) as primaries:
+    with two_primaries(server) as primaries:
         for primary in primaries.values():
             with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
                 schema.install(connection)
@@ -66,8 +62,8 @@ def cluster_of_two(
                     pass
                 hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standbys[name].port}"
                 connect_airflow(monkeypatch, name, host=hosts, schema="postgres")
-            server = conninfo_to_dict(db)
-            known = {"host": server["host"], "port": int(server["port"]), "schema": server["dbname"]}
+            own = conninfo_to_dict(db)
+            known = {"host": own["host"], "port": int(own["port"]), "schema": own["dbname"]}
             connect_airflow(monkeypatch, "catalogue", **known)
             connect_airflow(monkeypatch, "warehouse", **known)
             connect_airflow(monkeypatch, "instances", schema="postgres")

@@ -1,0 +1,70 @@
+"""Clusters for the tests, copied from one that a run prepares once: a tenth of the work of initdb and of our schemas."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import subprocess
+from collections.abc import Mapping
+
+import psycopg
+
+from airflow_pgchange import schema
+from demo.postgres import Cluster, embedded_binaries, system_binaries
+from tests.suite import room
+
+SERVERS = {"system": system_binaries, "embedded": embedded_binaries}
+"""The newest PostgreSQL of the system, with contrib; the one of a wheel, without."""
+TEMPLATE = "pgchange_template"
+"""A database with all our schemas, in each cluster."""
+SETTINGS = {"autovacuum": "off", "shared_buffers": "64MB", "max_wal_size": "512MB"}
+"""Nobody but a test draws transaction ids or holds a lock, and a log in memory stays small."""
+
+
+def new_cluster(server: str, settings: Mapping[str, str] | None = None, family: int = 1) -> Cluster:
+    """A cluster as initdb makes one, with ``TEMPLATE`` in it; started.
+
+    Clusters of one family have the same identity, those of two do not; all databases of common tests are in family 0.
+    """
+    prepared = _prepared(server, family)
+    cluster = Cluster.in_new_folder(prepared.binaries)
+    subprocess.run(["cp", "-a", prepared.data, cluster.folder], check=True)
+    cluster.configure({**(settings or {}), "port": str(cluster.port)})
+    cluster.start()
+    return cluster
+
+
+def install(cluster: Cluster) -> None:
+    """Make its database ``postgres`` one with all our schemas, in the place of ``TEMPLATE``."""
+    with psycopg.connect(cluster.conninfo("template1"), autocommit=True) as connection:
+        connection.execute("drop database postgres")
+        connection.execute(f"alter database {TEMPLATE} rename to postgres")
+
+
+@functools.cache
+def _prepared(server: str, family: int) -> Cluster:
+    """The cluster that a family are copies of; whichever process of the run comes first makes it."""
+    binaries, folder = SERVERS[server](), room.take() / f"prepared-{server}-{family}"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            made = Cluster.create(binaries, SETTINGS)
+            _make_template(made)
+            made.stop()
+            made.folder.rename(folder)
+            # A wheel that the server's user cannot reach was copied.
+            (folder / "binaries").symlink_to(
+                folder / made.binaries.relative_to(made.folder)
+                if made.folder in made.binaries.parents
+                else made.binaries
+            )
+    return Cluster((folder / "binaries").resolve(), folder, 0)
+
+
+def _make_template(cluster: Cluster) -> None:
+    with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
+        connection.execute(f"create database {TEMPLATE}")
+    with psycopg.connect(cluster.conninfo(TEMPLATE), autocommit=True) as connection:
+        schema.install(connection)
+        # So that what was just written is not visited again, in each copy, by whoever reads it first.
+        connection.execute("vacuum (freeze, analyze)")

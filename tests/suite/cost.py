@@ -1,0 +1,103 @@
+"""What the tests cost: CPU seconds by file, seconds by test, and how fast the machine was meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.postgres import Cluster
+from tests.suite import order
+from tests.suite.servers import STARTED
+
+SLOWEST = 20
+BETWEEN = 20.0
+"""Seconds between two looks at how fast the machine is."""
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Costs:
+    """A plugin that measures where tests run, and reports where their results come together."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.cpu: Counter[str] = Counter()
+        self.seconds: Counter[str] = Counter()
+        self.failed: set[str] = set()
+        self.yardsticks: list[float] = []
+        self._next_look = 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        self._look()
+        before = self._spent()
+        result = yield
+        self.cpu[item.nodeid.split("::")[0]] += self._spent() - before
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Hand what was measured to the process that reports."""
+        output = getattr(self.config, "workeroutput", None)
+        if output is not None:
+            output["costs"] = (dict(self.cpu), self.yardsticks)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        cpu, yardsticks = getattr(node, "workeroutput", {}).get("costs", ({}, []))
+        self.cpu.update(cpu)
+        self.yardsticks += yardsticks
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("slowest tests", sep="-")
+        for name, seconds in self.seconds.most_common(SLOWEST):
+            terminalreporter.line(f"{seconds:7.2f} s  {name}")
+        order.note(self.config.rootpath, self.seconds, self.failed)
+        path = self.config.getoption("--costs")
+        if path is not None and self.yardsticks:
+            path.write_text(json.dumps({"yardstick": statistics.median(self.yardsticks), "files": self.cpu}))
+
+    def _look(self) -> None:
+        """CPU seconds of the same piece of work, now and then: they tell how fast the machine is."""
+        if time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + BETWEEN
+            before = time.thread_time()
+            sum(number * number for number in range(300_000))
+            self.yardsticks.append(time.thread_time() - before)
+
+    def _spent(self) -> float:
+        """CPU seconds of this process, of its children that have ended, and of the servers that tests share."""
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        servers = self.config.stash[STARTED].values()
+        return sum(one.ru_utime + one.ru_stime for one in used) + sum(map(_server_spent, servers))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", type=Path, help="a file to write what the tests cost to")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs(config))
+
+
+def _server_spent(server: Cluster) -> float:
+    """Of a server's first process and of its sessions that have ended."""
+    with suppress(OSError, IndexError):
+        pid = (server.data / "postmaster.pid").read_text().split()[0]
+        fields = Path("/proc", pid, "stat").read_text().rsplit(")", 1)[1].split()
+        return sum(map(int, fields[11:15])) / TICKS
+    return 0.0

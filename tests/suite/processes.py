@@ -1,0 +1,80 @@
+"""A command with all that it leaves behind: what that cost, and that nothing of it lives on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+PATIENCE = 10.0
+"""Seconds for what a command left behind to end by itself."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    wall: float
+    cpu: float
+    """Of the command, of its children and of servers that it started, in seconds."""
+    left: Sequence[str]
+    """Command lines of what it started and did not stop; they are killed."""
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> Ended:
+    """Run a command to its end, and count what it and all its descendants used.
+
+    On Linux those that lose their parent, as a server does that a program has put in the background, come to this process.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    before, began = _children(), time.monotonic()
+    process = subprocess.Popen(command, env=environment, cwd=cwd)
+    code = _wait_for(process.pid)
+    left = _end_what_is_left()
+    return Ended(code, time.monotonic() - began, _children() - before, left)
+
+
+def _wait_for(pid: int) -> int:
+    while True:
+        try:
+            ended, status = os.wait()
+        except KeyboardInterrupt:
+            # The command got it, too, and ends in its own time.
+            continue
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end_what_is_left() -> list[str]:
+    deadline, left = time.monotonic() + PATIENCE, dict[int, str]()
+    while True:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return list(left.values())
+        if ended == 0:
+            if time.monotonic() > deadline:
+                for pid in _orphans():
+                    with suppress(OSError):
+                        left[pid] = Path("/proc", str(pid), "cmdline").read_text().replace("\0", " ").strip()
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+
+def _orphans() -> list[int]:
+    me = os.getpid()
+    return [int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()]
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

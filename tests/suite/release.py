@@ -1,0 +1,107 @@
+"""``make release-test``: everything on every server, with all seeds; hours, in a clone of its own.
+
+It tests the last commit. A part that passed for this very tree is not run again, so a run that was ended goes on where it
+stopped; the summary has a line for each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from tests.suite import clusters, processes
+from tests.suite.run import ROOT, environment
+
+TESTED = ("airflow_pgchange", "sql", "dags", "demo", "docs", "tests", "README.md", "pyproject.toml", "constraints.txt")
+SEEDS = ("20130101", "7", "11")
+TIMEOUT = "7200"
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    arguments: tuple[str, ...]
+    """Of Python."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def parts(tree: Path) -> Iterator[Part]:
+    """What a release has to pass, the quickest first."""
+    yield Part("lint", ("-m", "ruff", "check", "."))
+    yield Part("format", ("-m", "ruff", "format", "--check", "."))
+    yield Part("types", ("-m", "mypy"))
+    yield Part("unit", _pytest("system", "tests/unit"))
+    for subject, found in groupby(sorted((tree / "tests/integration").glob("test_*.py")), _subject):
+        files = [path.relative_to(tree).as_posix() for path in found]
+        for server in clusters.SERVERS:
+            yield Part(f"{subject} on {server}", _pytest(server, *files))
+    for path in sorted((tree / "tests/system").glob("test_*.py")):
+        yield Part(f"system: {_subject(path)}", _pytest("system", path.relative_to(tree).as_posix(), workers="0"))
+    for path in sorted((tree / "tests/chaos").glob("test_*.py")):
+        for server in clusters.SERVERS:
+            for seed in SEEDS:
+                yield Part(
+                    f"chaos: {path.stem.removeprefix('test_')} on {server}, seed {seed}",
+                    _pytest(server, path.relative_to(tree).as_posix(), workers="0"),
+                    {"CHAOS": "full", "SEED": seed},
+                )
+
+
+def _subject(path: Path) -> str:
+    return path.stem.split("_")[1]
+
+
+def _pytest(server: str, *files: str, workers: str = "2") -> tuple[str, ...]:
+    return ("-m", "pytest", "-q", "--release", "--servers", server, "-n", workers, "--timeout", TIMEOUT, *files)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.suite.release", description=__doc__)
+    parser.add_argument("--only", default="", help="parts whose names contain this")
+    only = parser.parse_args().only
+    state = _state()
+    summary, clone = state / "summary", state / "clone"
+    summary.touch()
+    passed = {line.split(": passed")[0] for line in summary.read_text().splitlines() if ": passed" in line}
+    if not clone.exists():
+        subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    subprocess.run(["scripts/bootstrap", "test"], cwd=clone, check=True)
+    failed = []
+    for part in parts(clone):
+        if part.name in passed or only not in part.name:
+            continue
+        print(f"== {part.name}", flush=True)
+        ended = processes.run(
+            [".venv/bin/python", *part.arguments], environment() | part.environment, clone
+        )
+        # Of a file whose tests all need what this server has not, none is left.
+        fine = ended.code in (0, 5) and not ended.left
+        line = f"{part.name}: {'passed' if fine else 'FAILED'}, {ended.wall:.0f} s, {ended.cpu:.0f} CPU seconds"
+        with summary.open("a") as file:
+            print(line, file=file)
+        print(line, flush=True)
+        failed += [] if fine else [part.name]
+    print(f"{len(failed)} failed; the summary is in {summary}")
+    return 1 if failed else 0
+
+
+def _state() -> Path:
+    """The folder of this tree's results."""
+    listed = subprocess.run(
+        ["git", "ls-tree", "HEAD", *TESTED], cwd=ROOT, check=True, capture_output=True
+    ).stdout
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "airflow-pgchange" / "release" / hashlib.sha256(listed).hexdigest()[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())

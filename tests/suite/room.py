@@ -1,0 +1,57 @@
+"""Where a run of the tests keeps its servers and files: in memory, where there is room for them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+MEMORY = Path("/dev/shm")
+ENOUGH = 4 * 2**30
+"""Bytes that must be free in memory; two workers with their clusters and Spark's files take less than half of it."""
+PREFIX = "pgchange-tests-"
+MINE = "PGCHANGE_TEST_ROOM"
+
+
+def take() -> Path:
+    """The folder of this run: made by its first process, which removes it at its end, and used by all that it starts."""
+    if MINE in os.environ:
+        return Path(os.environ[MINE])
+    for left in _parent().glob(f"{PREFIX}*"):
+        if not Path("/proc", left.name.removeprefix(PREFIX)).exists():
+            _clear(left)
+    folder = _parent() / f"{PREFIX}{os.getpid()}"
+    folder.mkdir()
+    # PostgreSQL's own user must get to its files.
+    folder.chmod(0o755)
+    atexit.register(_clear_if_mine, folder, os.getpid())
+    # Spark has a setting of its own, and Java asks nothing of TMPDIR.
+    os.environ |= {MINE: str(folder), "TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder)}
+    tempfile.tempdir = str(folder)
+    return folder
+
+
+def _parent() -> Path:
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH:
+        return MEMORY
+    return Path(tempfile.gettempdir())
+
+
+def _clear_if_mine(folder: Path, owner: int) -> None:
+    """A fork that ends as Python does is not the end of the run."""
+    if os.getpid() == owner:
+        _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    """End the servers that a killed run left in a folder, and remove it."""
+    for lock in folder.glob("*/data/postmaster.pid"):
+        with suppress(OSError, ValueError, IndexError):
+            pid = int(lock.read_text().split()[0])
+            if str(lock.parent).encode() in Path("/proc", str(pid), "cmdline").read_bytes():
+                os.kill(pid, signal.SIGQUIT)
+    shutil.rmtree(folder, ignore_errors=True)

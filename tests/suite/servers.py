@@ -1,0 +1,90 @@
+"""Which PostgreSQL a test runs on: each on one of the two, and on both where its promise depends on the server.
+
+``--servers`` says how: ``shared`` puts a test on the one that a hash of its name chooses, ``other`` on the other one,
+``both`` on both, and the name of a server on that. Markers of a test or of a whole file:
+
+- ``every_server``: what it promises is up to the server (claims, order, locks, capture, partitions, restores, upgrades)
+- ``hstore``: it needs the extension, which not every server has
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+
+from demo.postgres import Cluster
+from tests.suite import clusters
+
+STARTED = pytest.StashKey[dict[str, Cluster]]()
+CHOICES = ("shared", "other", "both", *clusters.SERVERS)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--servers", choices=CHOICES, default="shared", help="which PostgreSQL a test runs on")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "every_server: its promise is up to the server: on each")
+    config.addinivalue_line("markers", "hstore: on servers that have this extension")
+    config.stash[STARTED] = {}
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    for started in config.stash[STARTED].values():
+        started.remove()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server" in metafunc.fixturenames:
+        metafunc.parametrize("server", chosen(metafunc), indirect=True, scope="session")
+
+
+def chosen(metafunc: pytest.Metafunc) -> list[str]:
+    """The servers of a test; none where it needs what the asked one has not."""
+    definition = metafunc.definition
+    able = [name for name in clusters.SERVERS if not _marked(definition, "hstore") or has_hstore(name)]
+    asked = definition.config.getoption("--servers")
+    if asked in clusters.SERVERS:
+        return [asked] if asked in able else []
+    if asked == "both" or _marked(definition, "every_server"):
+        return able
+    return [able[(_number(metafunc) + (asked == "other")) % len(able)]]
+
+
+def _marked(definition: pytest.Item, marker: str) -> bool:
+    return definition.get_closest_marker(marker) is not None
+
+
+def _number(metafunc: pytest.Metafunc) -> int:
+    """A hash of a test's name; of its file's where tests share what is dear to make."""
+    fixtures = metafunc.definition._fixtureinfo.name2fixturedefs.values()
+    together = any(found[-1].scope == "module" for found in fixtures)
+    path = metafunc.definition.path.relative_to(metafunc.config.rootpath).as_posix()
+    return zlib.crc32((path if together else f"{path}::{metafunc.function.__name__}").encode())
+
+
+@functools.cache
+def has_hstore(server: str) -> bool:
+    told = subprocess.run(
+        [clusters.SERVERS[server]() / "pg_config", "--sharedir"], check=True, capture_output=True, text=True
+    )
+    return Path(told.stdout.strip(), "extension", "hstore.control").exists()
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> str:
+    """The name of the PostgreSQL that this test runs on."""
+    return str(getattr(request, "param", "system"))
+
+
+@pytest.fixture(scope="session")
+def cluster(server: str, request: pytest.FixtureRequest) -> Cluster:
+    """The cluster of this process's tests, which come one after the other."""
+    started = request.config.stash[STARTED]
+    if server not in started:
+        started[server] = clusters.new_cluster(server, family=0)
+    return started[server]
