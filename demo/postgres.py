@@ -258,12 +258,11 @@ def _runnable(binaries: Path) -> bool:
     """Whether the server's user can run it where it is."""
     if os.geteuid() != 0:
         return True
-    command = [binaries / "postgres", "--version"]
     with suppress(PermissionError):
-        return (
-            subprocess.run(command, user=_server_user(), cwd="/", capture_output=True, check=False).returncode
-            == 0
+        subprocess.run(
+            [binaries / "postgres", "--version"], user=_server_user(), cwd="/", capture_output=True
         )
+        return True
     return False
 
 

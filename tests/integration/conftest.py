@@ -9,14 +9,21 @@ from airflow_pgchange.feeds.connect import connect as feed_connect
 from tests.airflow_home import prepare
 from tests.failovers import REPLAYED, wait_until
 from tests.relay_process import relay_process
+from tests.suite.servers import one_of
 from tests.topology import make_catalogue
 
 prepare()
 
 
-@pytest.fixture(params=["driver", "executors"])
+def pytest_generate_tests(metafunc):
+    """Of both ways that a batch is read and staged a test goes one, and in a release both."""
+    if "path" in metafunc.fixturenames:
+        metafunc.parametrize("path", one_of(["driver", "executors"], metafunc), indirect=True)
+
+
+@pytest.fixture
 def path(request, monkeypatch):
-    """Both ways that a batch is read and staged."""
+    """How a batch is read and staged."""
     monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 1_000_000 if request.param == "driver" else 0)
     return request.param
 
@@ -68,7 +75,7 @@ def restored(db, own_cluster, connect):
                 "-d",
                 own_cluster.conninfo(),
             ],
-            input=b"create role pgmb_reader;\n" + dump,
+            input=dump,
             check=True,
             capture_output=True,
         )

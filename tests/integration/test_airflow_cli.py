@@ -68,6 +68,7 @@ def failed(caught: pytest.ExceptionInfo[SystemExit]) -> str:
     return str(caught.value.code)
 
 
+@pytest.mark.hstore
 def test_install_says_what_the_database_now_holds(bare_db: str, pgchange: Command) -> None:
     found = pgchange("install", "--dsn", bare_db)
     assert {row["system"] for row in found} == {system.folder for system in SYSTEMS}

@@ -9,6 +9,8 @@ import pytest
 
 from tests.commits import narrow_partitions
 
+pytestmark = pytest.mark.every_server
+
 EXPRESSIONS = pytest.mark.parametrize("expression", [None, "0", "length(kind)::bigint * 0"])
 
 

@@ -21,6 +21,8 @@ from airflow_pgchange.feeds.lag import lag, position
 from tests.batches import taken
 from tests.commits import narrow_partitions, use_up_transactions
 
+pytestmark = pytest.mark.every_server
+
 FEED = CommitFeed("test", 0)
 
 

@@ -11,6 +11,8 @@ from airflow_pgchange.feeds.lag import lag
 from airflow_pgchange.maintenance import maintain
 from tests.commits import FEED, commits, drain
 
+pytestmark = pytest.mark.every_server
+
 QUESTIONS = pytest.mark.parametrize(
     "ask",
     [

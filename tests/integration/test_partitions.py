@@ -12,6 +12,8 @@ from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.errors import HistoryTrimmed
 from tests.commits import FEED, commits, drain, narrow_partitions, until, use_up_transactions
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 def queue(own_database, connect_to):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+pytestmark = pytest.mark.every_server
+
 TOP = 60
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.tubes import ack, attach, changes, claim, drain, make, one, pods, take, touch
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 def q(connect):

@@ -10,6 +10,8 @@ import pytest
 
 from tests.tubes import attach, drain, make, one, pods, touched
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 def item(connect):

@@ -117,9 +117,9 @@ def test_a_name_that_is_taken_is_told_and_nothing_is_half_done(connection, taken
     assert one(connection, "select count(*) from pg_trigger where tgname like 'item_q%%'") <= 1
 
 
-@pytest.mark.parametrize("path", ["tube, public", "pg_temp", ""])
-def test_a_tube_is_not_made_where_writers_would_not_find_it(connection, path):
-    connection.execute("select set_config('search_path', %s, false)", [path])
+@pytest.mark.parametrize("searched", ["tube, public", "pg_temp", ""])
+def test_a_tube_is_not_made_where_writers_would_not_find_it(connection, searched):
+    connection.execute("select set_config('search_path', %s, false)", [searched])
     with pytest.raises(psycopg.Error, match="a tube cannot be made in") as told:
         make(connection, "r")
     assert told.value.sqlstate == "PC008"

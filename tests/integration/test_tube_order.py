@@ -9,6 +9,8 @@ from airflow_pgchange import tubes
 from airflow_pgchange.feeds.errors import Refused
 from tests.tubes import attach, begin, chunk, ids_in_order, make, make_items, one, run, steps, touched
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 def item(connect):

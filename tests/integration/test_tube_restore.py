@@ -10,6 +10,8 @@ import pytest
 from airflow_pgchange import tubes
 from tests.tubes import attach, detach, drain, make, one, touch, touched
 
+pytestmark = pytest.mark.every_server
+
 STRANGERS = {
     "table": "create table private (id bigint not null, v text)",
     "index": "create table other (id bigint); create index private on other (id)",

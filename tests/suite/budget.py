@@ -16,8 +16,10 @@ WORTH_NAMING = 2.0
 
 @dataclass(frozen=True)
 class Budget:
-    """CPU seconds of a whole run and, as far as they can be told apart, of each file, on a machine that does a fixed piece
-    of work in ``yardstick`` of them."""
+    """CPU seconds of a whole run and, as far as they can be told apart, of each file.
+
+    They are of a machine that does a fixed piece of work in ``yardstick`` of them.
+    """
 
     yardstick: float
     total: float

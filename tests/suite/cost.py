@@ -7,7 +7,7 @@ import os
 import resource
 import statistics
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -30,8 +30,8 @@ class Costs:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.cpu: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.cpu: defaultdict[str, float] = defaultdict(float)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.failed: set[str] = set()
         self.yardsticks: list[float] = []
         self._next_look = 0.0
@@ -59,12 +59,13 @@ class Costs:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         cpu, yardsticks = getattr(node, "workeroutput", {}).get("costs", ({}, []))
-        self.cpu.update(cpu)
+        for path, seconds in cpu.items():
+            self.cpu[path] += seconds
         self.yardsticks += yardsticks
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("slowest tests", sep="-")
-        for name, seconds in self.seconds.most_common(SLOWEST):
+        for name, seconds in sorted(self.seconds.items(), key=lambda one: -one[1])[:SLOWEST]:
             terminalreporter.line(f"{seconds:7.2f} s  {name}")
         order.note(self.config.rootpath, self.seconds, self.failed)
         path = self.config.getoption("--costs")

@@ -68,7 +68,9 @@ def _leave_to_the_release(config: pytest.Config, items: list[pytest.Item]) -> No
         items[:] = [item for item in items if item not in set(left)]
 
 
-def _seconds_of_files(root: Path, items: Sequence[pytest.Item], seconds: dict[str, float]) -> dict[Path, float]:
+def _seconds_of_files(
+    root: Path, items: Sequence[pytest.Item], seconds: dict[str, float]
+) -> dict[Path, float]:
     """Of a test of each file, on average; files stay together, as their tests share what is dear to make."""
     found: defaultdict[Path, list[float]] = defaultdict(list)
     for item in items:

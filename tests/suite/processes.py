@@ -29,10 +29,12 @@ class Ended:
     """Command lines of what it started and did not stop; they are killed."""
 
 
-def run(command: Sequence[str], environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> Ended:
+def run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Ended:
     """Run a command to its end, and count what it and all its descendants used.
 
-    On Linux those that lose their parent, as a server does that a program has put in the background, come to this process.
+    On Linux those that lose their parent, as a server does that was put in the background, come to this process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)

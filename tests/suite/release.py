@@ -19,7 +19,17 @@ from pathlib import Path
 from tests.suite import clusters, processes
 from tests.suite.run import ROOT, environment
 
-TESTED = ("airflow_pgchange", "sql", "dags", "demo", "docs", "tests", "README.md", "pyproject.toml", "constraints.txt")
+TESTED = (
+    "airflow_pgchange",
+    "sql",
+    "dags",
+    "demo",
+    "docs",
+    "tests",
+    "README.md",
+    "pyproject.toml",
+    "constraints.txt",
+)
 SEEDS = ("20130101", "7", "11")
 TIMEOUT = "7200"
 
@@ -43,7 +53,9 @@ def parts(tree: Path) -> Iterator[Part]:
         for server in clusters.SERVERS:
             yield Part(f"{subject} on {server}", _pytest(server, *files))
     for path in sorted((tree / "tests/system").glob("test_*.py")):
-        yield Part(f"system: {_subject(path)}", _pytest("system", path.relative_to(tree).as_posix(), workers="0"))
+        yield Part(
+            f"system: {_subject(path)}", _pytest("system", path.relative_to(tree).as_posix(), workers="0")
+        )
     for path in sorted((tree / "tests/chaos").glob("test_*.py")):
         for server in clusters.SERVERS:
             for seed in SEEDS:
@@ -59,7 +71,19 @@ def _subject(path: Path) -> str:
 
 
 def _pytest(server: str, *files: str, workers: str = "2") -> tuple[str, ...]:
-    return ("-m", "pytest", "-q", "--release", "--servers", server, "-n", workers, "--timeout", TIMEOUT, *files)
+    return (
+        "-m",
+        "pytest",
+        "-q",
+        "--release",
+        "--servers",
+        server,
+        "-n",
+        workers,
+        "--timeout",
+        TIMEOUT,
+        *files,
+    )
 
 
 def main() -> int:
@@ -78,12 +102,12 @@ def main() -> int:
         if part.name in passed or only not in part.name:
             continue
         print(f"== {part.name}", flush=True)
-        ended = processes.run(
-            [".venv/bin/python", *part.arguments], environment() | part.environment, clone
-        )
+        ended = processes.run([".venv/bin/python", *part.arguments], environment() | part.environment, clone)
         # Of a file whose tests all need what this server has not, none is left.
         fine = ended.code in (0, 5) and not ended.left
-        line = f"{part.name}: {'passed' if fine else 'FAILED'}, {ended.wall:.0f} s, {ended.cpu:.0f} CPU seconds"
+        line = (
+            f"{part.name}: {'passed' if fine else 'FAILED'}, {ended.wall:.0f} s, {ended.cpu:.0f} CPU seconds"
+        )
         with summary.open("a") as file:
             print(line, file=file)
         print(line, flush=True)

@@ -40,31 +40,51 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server" in metafunc.fixturenames:
-        metafunc.parametrize("server", chosen(metafunc), indirect=True, scope="session")
+        metafunc.parametrize("server", _chosen(metafunc), indirect=True, scope="session")
 
 
-def chosen(metafunc: pytest.Metafunc) -> list[str]:
-    """The servers of a test; none where it needs what the asked one has not."""
-    definition = metafunc.definition
-    able = [name for name in clusters.SERVERS if not _marked(definition, "hstore") or has_hstore(name)]
-    asked = definition.config.getoption("--servers")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what was asked for on a server that has not what it needs."""
+    unable = [item for item in items if _marked(item, "hstore") and not has_hstore(_server_of(item))]
+    if unable:
+        config.hook.pytest_deselected(items=unable)
+        items[:] = [item for item in items if item not in set(unable)]
+
+
+def _chosen(metafunc: pytest.Metafunc) -> list[str]:
+    """The servers of a test."""
+    asked = metafunc.config.getoption("--servers")
     if asked in clusters.SERVERS:
-        return [asked] if asked in able else []
-    if asked == "both" or _marked(definition, "every_server"):
-        return able
-    return [able[(_number(metafunc) + (asked == "other")) % len(able)]]
+        return [asked]
+    hstore = _marked(metafunc.definition, "hstore")
+    able = [name for name in clusters.SERVERS if not hstore or has_hstore(name)]
+    return able if _marked(metafunc.definition, "every_server") else one_of(able, metafunc)
 
 
-def _marked(definition: pytest.Item, marker: str) -> bool:
-    return definition.get_closest_marker(marker) is not None
+def one_of(ways: list[str], metafunc: pytest.Metafunc) -> list[str]:
+    """Of several ways that a test can go the one that a hash of its name chooses; where all are asked for, all."""
+    asked = metafunc.config.getoption("--servers")
+    if asked not in ("shared", "other"):
+        return ways
+    return [ways[(_number(metafunc, ways) + (asked == "other")) % len(ways)]]
 
 
-def _number(metafunc: pytest.Metafunc) -> int:
+def _number(metafunc: pytest.Metafunc, ways: list[str]) -> int:
     """A hash of a test's name; of its file's where tests share what is dear to make."""
     fixtures = metafunc.definition._fixtureinfo.name2fixturedefs.values()
     together = any(found[-1].scope == "module" for found in fixtures)
     path = metafunc.definition.path.relative_to(metafunc.config.rootpath).as_posix()
-    return zlib.crc32((path if together else f"{path}::{metafunc.function.__name__}").encode())
+    name = path if together else f"{path}::{metafunc.function.__name__}"
+    return zlib.crc32(f"{name} {ways}".encode())
+
+
+def _marked(item: pytest.Item, marker: str) -> bool:
+    return item.get_closest_marker(marker) is not None
+
+
+def _server_of(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return "system" if callspec is None else str(callspec.params.get("server", "system"))
 
 
 @functools.cache
