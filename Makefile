@@ -1,20 +1,18 @@
 # Everything that a newcomer or CI needs; each target sets up what it lacks.
 
 PYTHON := .venv/bin/python
-PYTEST := $(PYTHON) -m pytest
 SETUP := scripts/bootstrap pyproject.toml constraints.txt
 
-.PHONY: demo test lint bench chaos clean
+.PHONY: demo check test release-test lint bench clean
 
 demo: .venv/demo-ready
 	@$(PYTHON) -m demo
 
 test: .venv/test-ready
-	$(PYTEST) tests/unit tests/integration -n 2 --dist worksteal
-	$(PYTEST) tests/integration -n 2 --dist worksteal --server embedded --ignore-glob "*/test_airflow_*" --ignore-glob "*/test_spark_*" --ignore-glob "*queue*" --ignore-glob "*saga*"
-	$(PYTEST) tests/system
-	$(PYTEST) tests/chaos
-	$(PYTEST) tests/chaos/test_exactly_once.py tests/chaos/test_servers.py tests/chaos/test_mirror.py tests/chaos/test_events.py --server embedded
+	@$(PYTHON) -m tests.suite.run $(if $(OTHER),--servers other) $(if $(BUDGET),--record)
+
+release-test: .venv/test-ready
+	@$(PYTHON) -m tests.suite.release
 
 lint: .venv/test-ready
 	$(PYTHON) -m ruff check .
@@ -24,11 +22,8 @@ lint: .venv/test-ready
 bench: .venv/test-ready
 	$(PYTHON) -m tests.benchmarks
 
-chaos: .venv/test-ready
-	CHAOS=full $(PYTEST) tests/chaos --timeout 7200
-
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache spark-warehouse
+	rm -rf .venv .cache .mypy_cache .ruff_cache spark-warehouse
 
 .venv/demo-ready: $(SETUP)
 	@scripts/bootstrap demo

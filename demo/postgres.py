@@ -258,11 +258,9 @@ def _runnable(binaries: Path) -> bool:
     """Whether the server's user can run it where it is."""
     if os.geteuid() != 0:
         return True
+    command = [str(binaries / "postgres"), "--version"]
     with suppress(PermissionError):
-        subprocess.run(
-            [binaries / "postgres", "--version"], user=_server_user(), cwd="/", capture_output=True
-        )
-        return True
+        return subprocess.run(command, check=False, user=_server_user(), cwd="/").returncode == 0
     return False
 
 

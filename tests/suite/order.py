@@ -11,13 +11,14 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.suite import budget
 
 LAST = Path(".cache/tests.json")
-LEFT = pytest.StashKey[Counter[str]]()
+LEFT = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "release(reason): only `make release-test` runs it, and why")
-    config.stash[LEFT] = Counter()
+    config.stash[LEFT] = {}
 
 
 @pytest.hookimpl(trylast=True)
@@ -36,6 +37,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seconds, failed = last(config.rootpath)
     dear = _seconds_of_files(config.rootpath, items, seconds)
     items.sort(key=lambda item: (item.nodeid not in failed, dear[item.path]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that reports, which has collected nothing itself."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left"] = session.config.stash[LEFT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each worker has left the same."""
+    node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left = config.stash[LEFT]
+    if left:
+        terminalreporter.section(f"left to make release-test: {sum(left.values())} tests", sep="-")
+        for reason, count in sorted(left.items(), key=lambda one: -one[1]):
+            terminalreporter.line(f"{count:5}  {reason}")
 
 
 def last(root: Path) -> tuple[dict[str, float], set[str]]:
@@ -57,15 +80,20 @@ def note(root: Path, seconds: dict[str, float], failed: set[str]) -> None:
 
 
 def _leave_to_the_release(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left = [item for item in items if item.get_closest_marker("release")]
-    for item in left:
+    kept, left, reasons = [], [], Counter[str]()
+    for item in items:
         marker = item.get_closest_marker("release")
-        if marker is None or len(marker.args) != 1:
+        if marker is None:
+            kept.append(item)
+            continue
+        if len(marker.args) != 1:
             raise pytest.UsageError(f"{item.nodeid}: the marker `release` wants one reason")
-        config.stash[LEFT][marker.args[0]] += 1
+        left.append(item)
+        reasons[marker.args[0]] += 1
     if left:
+        config.stash[LEFT] = dict(reasons)
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        items[:] = kept
 
 
 def _seconds_of_files(

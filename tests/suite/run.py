@@ -37,7 +37,9 @@ def main() -> int:
             ROOT,
         )
         spent = Budget(total=ended.cpu, **json.loads(costs.read_text())) if costs.exists() else None
-    print(f"{ended.wall:.0f} s, {ended.cpu:.0f} CPU seconds")
+    print(
+        f"{ended.wall:.0f} s, {ended.cpu:.0f} CPU seconds; each common test ran on one of two servers: OTHER=1 swaps them"
+    )
     for command in ended.left:
         print(f"still ran, and was killed: {command}")
     if ended.code or ended.left or spent is None:

@@ -1,0 +1,143 @@
+"""What runs the tests: its budget, its order, what it counts and what it leaves."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.suite import budget
+from tests.suite.budget import Budget
+
+ALLOWED = Budget(0.02, 100.0, {"a": 60.0, "b": 30.0})
+
+
+def test_a_run_may_cost_a_tenth_more_than_its_budget():
+    assert budget.excess(Budget(0.02, 109.0, {"a": 69.0}), ALLOWED) == []
+
+
+def test_a_run_that_costs_more_names_the_files_that_grew():
+    told = budget.excess(Budget(0.02, 111.0, {"a": 60.0, "b": 41.0}), ALLOWED)
+    assert "111" in told[0]
+    assert [line.split() for line in told[1:-1]] == [["+11.0", "b"]]
+
+
+def test_a_machine_of_half_the_speed_may_take_twice_as_long():
+    assert budget.excess(Budget(0.04, 215.0, {"a": 130.0, "b": 60.0}), ALLOWED) == []
+    assert budget.excess(Budget(0.04, 225.0, {"a": 130.0, "b": 60.0}), ALLOWED) != []
+
+
+def test_a_budget_is_read_as_it_was_recorded(tmp_path):
+    (tmp_path / budget.FILE).parent.mkdir(parents=True)
+    assert budget.recorded(tmp_path) is None
+    budget.record(tmp_path, ALLOWED)
+    assert budget.recorded(tmp_path) == ALLOWED
+
+
+SPEND = "import time\nwhile time.process_time() < 0.3: pass\n"
+SLEEP = "import time; time.sleep(60)"
+
+
+def in_the_background(code: str) -> str:
+    return (
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}], start_new_session=True)"
+    )
+
+
+def measured(code: str, patience: float = 10.0) -> str:
+    """What a process of its own, which adopts what it leaves behind, says of a command."""
+    script = (
+        "import sys; from tests.suite import processes\n"
+        f"processes.PATIENCE = {patience}\n"
+        f"ended = processes.run([sys.executable, '-c', {code!r}])\n"
+        "print(ended.code, ended.cpu > 0.3, len(ended.left))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_what_a_command_put_in_the_background_is_counted():
+    assert measured(in_the_background(SPEND)) == "0 True 0"
+
+
+def test_what_a_command_left_running_is_named_and_ended():
+    assert measured(in_the_background(SLEEP), patience=0.2).endswith(" 1")
+
+
+def test_a_command_says_how_it_ended():
+    assert measured("raise SystemExit(3)").startswith("3 ")
+
+
+@pytest.fixture
+def suite(pytester):
+    """A suite with our plugins."""
+    pytester.makeini(
+        "[pytest]\naddopts = -p tests.suite.servers -p tests.suite.order -p tests.suite.cost\nasyncio_default_fixture_loop_scope = function\n"
+    )
+    return pytester.runpytest_inprocess
+
+
+ONE_OF_TWO = """
+import pytest
+@pytest.mark.parametrize("n", range(2))
+def test_one(server, n): print("on", server)
+{marker}
+def test_two(server): print("on", server)
+"""
+
+
+def ran(result):
+    """The names of the tests that passed or failed, in their order."""
+    return [
+        line.split("::")[1].split()[0]
+        for line in result.outlines
+        if re.search(r"::.* (PASSED|FAILED) .*%]", line)
+    ]
+
+
+def test_a_test_runs_on_one_server_and_with_other_on_the_other_one(suite, pytester):
+    pytester.makepyfile(ONE_OF_TWO.format(marker=""))
+    names = {"shared": set(), "other": set()}
+    for servers, found in names.items():
+        found |= set(ran(suite("-v", "--servers", servers)))
+        assert len(found) == 3
+    assert len(names["shared"] | names["other"]) == 6
+
+
+def test_a_test_whose_promise_is_up_to_the_server_runs_on_each(suite, pytester):
+    pytester.makepyfile(ONE_OF_TWO.format(marker="@pytest.mark.every_server"))
+    assert sorted(name for name in ran(suite("-v")) if "two" in name) == [
+        "test_two[embedded]",
+        "test_two[system]",
+    ]
+
+
+def test_what_needs_hstore_runs_where_it_is(suite, pytester):
+    pytester.makepyfile(ONE_OF_TWO.format(marker="@pytest.mark.hstore"))
+    assert [name for name in ran(suite("-v", "--servers", "both")) if "two" in name] == ["test_two[system]"]
+
+
+def test_what_is_left_to_the_release_is_said_with_its_reason(suite, pytester):
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.release('as slow as the year')\ndef test_slow(): pass\ndef test_quick(): pass"
+    )
+    result = suite()
+    result.assert_outcomes(passed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*left to make release-test: 1 tests*", "*1  as slow as the year"])
+    suite("--release").assert_outcomes(passed=2)
+
+
+def test_a_test_cannot_be_left_without_a_reason(suite, pytester):
+    pytester.makepyfile("import pytest\n@pytest.mark.release\ndef test_slow(): pass")
+    assert suite().ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_what_failed_last_time_runs_first_and_then_the_quickest(suite, pytester):
+    pytester.makepyfile(
+        test_a="import time\ndef test_slow(): time.sleep(0.2)",
+        test_b="def test_quick(): pass",
+        test_c="def test_fails(): assert False",
+    )
+    suite()
+    assert ran(suite("-v")) == ["test_fails", "test_quick", "test_slow"]
