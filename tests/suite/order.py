@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.suite import budget
+from tests.suite import budget, servers
 
 LAST = Path(".cache/tests.json")
 LEFT = pytest.StashKey[dict[str, int]]()
@@ -34,6 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--release"):
         _leave_to_the_release(config, items)
+    elsewhere = sum(servers.runs_elsewhere_too(item) for item in items)
+    if elsewhere:
+        config.stash[LEFT]["on the other server"] = elsewhere
     seconds, failed = last(config.rootpath)
     dear = _seconds_of_files(config.rootpath, items, seconds)
     items.sort(key=lambda item: (item.nodeid not in failed, dear[item.path]))
@@ -91,7 +94,7 @@ def _leave_to_the_release(config: pytest.Config, items: list[pytest.Item]) -> No
         left.append(item)
         reasons[marker.args[0]] += 1
     if left:
-        config.stash[LEFT] = dict(reasons)
+        config.stash[LEFT] |= reasons
         config.hook.pytest_deselected(items=left)
         items[:] = kept
 

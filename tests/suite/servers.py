@@ -69,6 +69,15 @@ def one_of(ways: list[str], metafunc: pytest.Metafunc) -> list[str]:
     return [ways[(_number(metafunc, ways) + (asked == "other")) % len(ways)]]
 
 
+def runs_elsewhere_too(item: pytest.Item) -> bool:
+    """Whether a test could run on another server, too, and now runs on one."""
+    callspec = getattr(item, "callspec", None)
+    shared = item.config.getoption("--servers") in ("shared", "other")
+    if not shared or callspec is None or "server" not in callspec.params:
+        return False
+    return not _marked(item, "every_server") and not _marked(item, "hstore")
+
+
 def _number(metafunc: pytest.Metafunc, ways: list[str]) -> int:
     """A hash of a test's name; of its file's where tests share what is dear to make."""
     fixtures = metafunc.definition._fixtureinfo.name2fixturedefs.values()

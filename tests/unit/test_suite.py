@@ -72,9 +72,8 @@ def test_a_command_says_how_it_ended():
 @pytest.fixture
 def suite(pytester):
     """A suite with our plugins."""
-    pytester.makeini(
-        "[pytest]\naddopts = -p tests.suite.servers -p tests.suite.order -p tests.suite.cost\nasyncio_default_fixture_loop_scope = function\n"
-    )
+    plugins = " ".join(f"-p tests.suite.{name}" for name in ("servers", "order", "cost"))
+    pytester.makeini(f"[pytest]\naddopts = {plugins}\nasyncio_default_fixture_loop_scope = function\n")
     return pytester.runpytest_inprocess
 
 
@@ -103,6 +102,11 @@ def test_a_test_runs_on_one_server_and_with_other_on_the_other_one(suite, pytest
         found |= set(ran(suite("-v", "--servers", servers)))
         assert len(found) == 3
     assert len(names["shared"] | names["other"]) == 6
+
+
+def test_what_could_run_on_the_other_server_is_counted(suite, pytester):
+    pytester.makepyfile(ONE_OF_TWO.format(marker="@pytest.mark.every_server"))
+    suite().stdout.fnmatch_lines(["*left to make release-test: 2 tests*", "*2  on the other server"])
 
 
 def test_a_test_whose_promise_is_up_to_the_server_runs_on_each(suite, pytester):
