@@ -4,10 +4,13 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 SETUP := scripts/bootstrap pyproject.toml constraints.txt
 
-.PHONY: demo test lint bench chaos clean
+.PHONY: demo check test lint bench chaos clean
 
 demo: .venv/demo-ready
 	@$(PYTHON) -m demo
+
+check: .venv/test-ready
+	$(PYTHON) -m tests.suite.check $(if $(FEED),--feed $(FEED))
 
 test: .venv/test-ready
 	$(PYTEST) tests/unit tests/integration -n 2 --dist worksteal
