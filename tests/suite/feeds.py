@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from tests.suite.choosing import Choice
@@ -33,19 +32,11 @@ def of_feed(graph: Graph, feed: str) -> list[Choice]:
 
 
 def _schemas(graph: Graph, feed: str) -> set[str]:
-    """Those that the package's modules of a feed's name call, and those that these are built on."""
-    called = _calls(
-        graph, lambda part: part.path.startswith("airflow_pgchange/") and feed in _words(part.path)
-    )
-    own = {schema for schema, n in called.items() if n > called.total() / 4}
-    below = _calls(graph, lambda part: _schema(part) in own)
-    return own | {schema for schema, n in below.items() if n > below.total() / 4}
-
-
-def _calls(graph: Graph, ours: Callable[[Part], bool]) -> Counter[str]:
-    """How often parts call each schema."""
+    """Those that modules and tests of the feed's name call, but for what they rarely do."""
     pairs = zip(graph.parts, graph.used, strict=True)
-    return Counter(s for part, used in pairs if ours(part) for i in used if (s := _schema(graph.parts[i])))
+    ours = (used for part, used in pairs if part.path.endswith(".py") and feed in _words(part.path))
+    calls = Counter(schema for used in ours for index in used if (schema := _schema(graph.parts[index])))
+    return {schema for schema, n in calls.items() if n > calls.total() / 4}
 
 
 def _schema(part: Part) -> str:
