@@ -8,6 +8,9 @@ SETUP := scripts/bootstrap pyproject.toml constraints.txt
 demo: .venv/demo-ready
 	@$(PYTHON) -m demo
 
+check: .venv/test-ready
+	@$(PYTHON) -m tests.suite.check $(if $(FEED),--feed $(FEED))
+
 test: .venv/test-ready
 	@$(PYTHON) -m tests.suite.run $(if $(OTHER),--servers other) $(if $(BUDGET),--record)
 

@@ -21,7 +21,7 @@ from tests.suite.clusters import TEMPLATE
 
 room.take()
 
-pytest_plugins = ["pytester", "tests.suite.servers", "tests.suite.order", "tests.suite.cost"]
+pytest_plugins = ["pytester", *(f"tests.suite.{name}" for name in ("servers", "kinds", "order", "cost"))]
 
 _numbers = itertools.count()
 

@@ -1,0 +1,1 @@
+"""Which tests a change concerns, and the inner loop that runs them."""

@@ -72,7 +72,7 @@ def test_a_command_says_how_it_ended():
 @pytest.fixture
 def suite(pytester):
     """A suite with our plugins."""
-    plugins = " ".join(f"-p tests.suite.{name}" for name in ("servers", "order", "cost"))
+    plugins = " ".join(f"-p tests.suite.{name}" for name in ("servers", "kinds", "order", "cost"))
     pytester.makeini(f"[pytest]\naddopts = {plugins}\nasyncio_default_fixture_loop_scope = function\n")
     return pytester.runpytest_inprocess
 

@@ -1,0 +1,114 @@
+"""The inner loop: lint what changed, and run the tests that it concerns. ``python -m tests.suite.check --help``."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.suite.choosing import Change, Choice, changes, rank, within
+from tests.suite.costs import ROOT, cost, unneeded
+from tests.suite.feeds import FEEDS, of_feed
+from tests.suite.graph import read_graph
+
+WORKERS = 2
+FEED_SECONDS = 240
+# A file that is this much less about a change than the best one is not worth the wait.
+FAINT = 0.02
+# pytest found nothing to run: all that was chosen is of kinds that the change does not need.
+NO_TESTS = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to look at and to run; ``skipped`` are the markers of tests that are left to ``make test``."""
+
+    changed: Sequence[Change]
+    chosen: Sequence[Choice]
+    left: Sequence[Choice]
+    skipped: Sequence[str]
+
+
+def main() -> int:
+    began = time.monotonic()
+    arguments = _arguments()
+    plan = _plan(arguments)
+    _tell(plan)
+    failed = [*_lint(plan.changed), *_test(plan)]
+    if plan.left:
+        print(f"left out for want of time: {', '.join(choice.path for choice in plan.left)}")
+    if plan.skipped and plan.chosen:
+        print(f"left out as not what changed: tests marked {', '.join(plan.skipped)}")
+    print(f"{'FAILED: ' + ', '.join(failed) if failed else 'passed'}, in {time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.suite.check", description=__doc__)
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="take these as changed; default: ask git")
+    parser.add_argument("--feed", choices=FEEDS, help="every unit and integration test of a feed")
+    parser.add_argument("--seconds", type=float, help="how long the tests may take")
+    parser.add_argument("--base", help="the revision to compare with; default: where this branch left main")
+    return parser.parse_args()
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    changed = [Change(path) for path in arguments.paths] or changes(ROOT, arguments.base)
+    graph = read_graph(ROOT)
+    if arguments.feed:
+        choices, skipped, seconds = of_feed(graph, arguments.feed), [], FEED_SECONDS
+    else:
+        every = rank(graph, changed)
+        choices = [choice for choice in every if choice.score >= every[0].score * FAINT]
+        own = [choice for choice in every if choice.path in {change.path for change in changed}]
+        choices += [choice for choice in own if choice not in choices]
+        skipped, seconds = unneeded(graph, changed, choices), 75
+    chosen, left = within(choices, (arguments.seconds or seconds) * WORKERS, cost)
+    return Plan(changed, chosen, left, skipped)
+
+
+def _tell(plan: Plan) -> None:
+    for change in plan.changed:
+        print(f"changed  {change.path}" + (f" ({len(change.lines)} lines)" if change.lines else ""))
+    for choice in plan.chosen:
+        print(f"runs     {choice.path}: {choice.why}")
+    sys.stdout.flush()
+
+
+def _lint(changed: Sequence[Change]) -> list[str]:
+    """The linters that fail on what changed."""
+    files = [
+        change.path for change in changed if change.path.endswith(".py") and (ROOT / change.path).exists()
+    ]
+    commands = []
+    if files:
+        commands += [
+            ("ruff check", ["ruff", "check", *files]),
+            ("ruff format", ["ruff", "format", "--check", *files]),
+        ]
+    if any(path.startswith("airflow_pgchange/") for path in files):
+        commands.append(("mypy", ["mypy"]))
+    return [name for name, command in commands if _run(command)]
+
+
+def _test(plan: Plan) -> list[str]:
+    if not plan.chosen:
+        print("no test concerns this")
+        return []
+    command = ["pytest", "-q", "-n", str(WORKERS), "--dist", "worksteal"]
+    if plan.skipped:
+        command += ["-m", " and ".join(f"not {kind}" for kind in plan.skipped)]
+    return (
+        ["pytest"] if _run([*command, *(choice.path for choice in plan.chosen)]) not in (0, NO_TESTS) else []
+    )
+
+
+def _run(command: Sequence[str]) -> int:
+    return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""What is dear about a test, as markers, so that it can be left out where it is not what changed."""
+
+from __future__ import annotations
+
+import pytest
+
+KINDS = {
+    "own_server": "has a PostgreSQL cluster of its own",
+    "spark": "starts a JVM",
+    "airflow": "starts processes of Airflow",
+}
+MAKERS_OF_CLUSTERS = {"own_cluster", "empty_cluster"}
+SPARK = "tests.spark_session"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for kind, what in KINDS.items():
+        config.addinivalue_line("markers", f"{kind}: {what}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for kind in _kinds(item):
+            item.add_marker(kind)
+
+
+def _kinds(item: pytest.Item) -> set[str]:
+    if "system" in item.path.parts:
+        return set(KINDS)
+    kinds = set()
+    if MAKERS_OF_CLUSTERS.intersection(getattr(item, "fixturenames", ())):
+        kinds.add("own_server")
+    module = item.getparent(pytest.Module)
+    used = vars(module.obj).values() if module is not None else ()
+    if any(getattr(one, "__module__", None) == SPARK for one in used):
+        kinds.add("spark")
+    return kinds

@@ -1,0 +1,40 @@
+"""What a file consists of, and what a piece of text names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+OBJECT = re.compile(r'\b([a-z_]+)\."?([a-z_][\w$]*)')
+DOTTED = re.compile(r"\b(?:airflow_pgchange|tests|demo)(?:\.\w+)+")
+FILE = re.compile(r"[\w.-]+")
+# A longer text is a script or a query: its words are not names of files.
+PATH_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Part:
+    """A function, a class, a table or what else a file defines, with its first and last line.
+
+    ``keys`` are what others know it by (``sql:tube.claim``, ``py:demo.flights.replay``), ``uses`` what it names itself.
+    """
+
+    path: str
+    first: int
+    last: int
+    keys: frozenset[str]
+    uses: frozenset[str] = frozenset()
+    test: bool = False
+
+
+def sql_named(text: str) -> set[str]:
+    """All that looks like an object with its schema."""
+    return {f"sql:{schema}.{name}" for schema, name in OBJECT.findall(text)}
+
+
+def named(text: str) -> set[str]:
+    """The SQL objects, modules and files that a text may name."""
+    found = sql_named(text) | {f"py:{dotted}" for dotted in DOTTED.findall(text)}
+    if len(text) < PATH_LENGTH:
+        found |= {f"file:{word}" for word in FILE.findall(text)}
+    return found

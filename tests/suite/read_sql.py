@@ -1,0 +1,55 @@
+"""SQL files as parts: one a statement, known by the object that it makes or is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tests.suite.parts import Part, sql_named
+
+# What may hold a semicolon that ends nothing, and the semicolon that ends a statement.
+PIECE = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|(\$\w*\$).*?\1|;", re.DOTALL)
+NAME = r'(\w+)\."?([\w$]+)'
+KINDS = "function|procedure|table|view|type|domain|sequence|aggregate"
+MADE = re.compile(
+    rf"create\s+(?:or\s+replace\s+)?(?:unlogged\s+)?(?:{KINDS})\s+(?:if\s+not\s+exists\s+)?{NAME}"
+)
+ABOUT = re.compile(
+    rf"(?:alter\s+(?:{KINDS})|comment\s+on\s+(?:{KINDS}|column)"
+    r"|create\s+(?:unique\s+)?index\b[^(]*?\bon|create\s+policy\s+\S+\s+on"
+    rf"|create\s+(?:constraint\s+)?trigger\s.*?\son)\s+{NAME}",
+    re.DOTALL,
+)
+WORD = re.compile(r"'([a-z]+(?:_[a-z]+)*)[_$]?'")
+LEAD = re.compile(r"(?:\s|--[^\n]*\n)*")
+
+
+def sql_parts(path: str, text: str) -> list[Part]:
+    """The statements of a file. One that makes nothing belongs to all that it names, as a grant to its functions."""
+    return [_part(path, first, statement) for first, statement in _statements(text)]
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Each statement with the line on which it begins, comments before it included."""
+    began = 0
+    for piece in PIECE.finditer(text):
+        if piece[0] == ";":
+            statement = text[began : piece.end()].lstrip()
+            yield text.count("\n", 0, piece.end() - len(statement)) + 1, statement
+            began = piece.end()
+
+
+def _part(path: str, first: int, statement: str) -> Part:
+    last = first + statement.count("\n")
+    code = statement[LEAD.match(statement).end() :]  # type: ignore[union-attr]
+    names = frozenset(sql_named(code))
+    made = MADE.match(code)
+    about = made or ABOUT.match(code)
+    if not about:
+        return Part(path, first, last, names)
+    key = f"sql:{about[1]}.{about[2]}"
+    if code.startswith("comment"):
+        return Part(path, first, last, frozenset({key}))
+    # A function that composes names of others has their first words as literals.
+    words = {f"made:{about[1]}.{word}" for word in WORD.findall(code)} if made else set()
+    return Part(path, first, last, frozenset({key, *words}), names - {key})
