@@ -21,7 +21,7 @@ from tests.suite.clusters import TEMPLATE
 
 room.take()
 
-pytest_plugins = ["pytester", *(f"tests.suite.{name}" for name in ("servers", "kinds", "order", "cost"))]
+pytest_plugins = ["pytester", *(f"tests.suite.{name}" for name in ("servers", "kinds", "order", "measure"))]
 
 _numbers = itertools.count()
 

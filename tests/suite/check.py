@@ -9,10 +9,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.suite.choosing import Change, Choice, changes, rank, within
-from tests.suite.costs import ROOT, cost, unneeded
-from tests.suite.feeds import FEEDS, of_feed
-from tests.suite.graph import read_graph
+from tests.suite.choosing.changes import Change, changes
+from tests.suite.choosing.costs import cost, unneeded
+from tests.suite.choosing.feeds import FEEDS, of_feed
+from tests.suite.choosing.graph import read_graph
+from tests.suite.choosing.ranking import Choice, rank, within
+from tests.suite.run import ROOT, environment
 
 WORKERS = 2
 FEED_SECONDS = 240
@@ -107,7 +109,9 @@ def _test(plan: Plan) -> list[str]:
 
 
 def _run(command: Sequence[str]) -> int:
-    return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, env=environment(), check=False
+    ).returncode
 
 
 if __name__ == "__main__":

@@ -47,27 +47,27 @@ def parts(tree: Path) -> Iterator[Part]:
     yield Part("lint", ("-m", "ruff", "check", "."))
     yield Part("format", ("-m", "ruff", "format", "--check", "."))
     yield Part("types", ("-m", "mypy"))
-    yield Part("unit", _pytest("system", "tests/unit"))
-    for subject, found in groupby(sorted((tree / "tests/integration").glob("test_*.py")), _subject):
-        files = [path.relative_to(tree).as_posix() for path in found]
+    yield Part("unit", _pytest("system", *_files(tree, "unit")))
+    for subject, found in groupby(_files(tree, "integration"), _subject):
+        files = list(found)
         for server in clusters.SERVERS:
             yield Part(f"{subject} on {server}", _pytest(server, *files))
-    for path in sorted((tree / "tests/system").glob("test_*.py")):
-        yield Part(
-            f"system: {_subject(path)}", _pytest("system", path.relative_to(tree).as_posix(), workers="0")
-        )
-    for path in sorted((tree / "tests/chaos").glob("test_*.py")):
+    for path in _files(tree, "system"):
+        yield Part(f"system: {Path(path).stem}", _pytest("system", path, workers="0"))
+    for path in _files(tree, "chaos"):
         for server in clusters.SERVERS:
             for seed in SEEDS:
-                yield Part(
-                    f"chaos: {path.stem.removeprefix('test_')} on {server}, seed {seed}",
-                    _pytest(server, path.relative_to(tree).as_posix(), workers="0"),
-                    {"CHAOS": "full", "SEED": seed},
-                )
+                name = f"chaos: {Path(path).stem} on {server}, seed {seed}"
+                yield Part(name, _pytest(server, path, workers="0"), {"CHAOS": "full", "SEED": seed})
 
 
-def _subject(path: Path) -> str:
-    return path.stem.split("_")[1]
+def _files(tree: Path, layer: str) -> list[str]:
+    return sorted(path.relative_to(tree).as_posix() for path in (tree / "tests" / layer).glob("test_*.py"))
+
+
+def _subject(path: str) -> str:
+    """The first word of a test file's name."""
+    return Path(path).stem.split("_")[1]
 
 
 def _pytest(server: str, *files: str, workers: str = "2") -> tuple[str, ...]:

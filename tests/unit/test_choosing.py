@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.suite.changes import changes
-from tests.suite.choosing import Change, Choice, choose, rank, within
-from tests.suite.costs import unneeded
-from tests.suite.feeds import FEEDS, of_feed
-from tests.suite.graph import Graph, read_graph
+from tests.suite.choosing.changes import Change, changes
+from tests.suite.choosing.costs import unneeded
+from tests.suite.choosing.feeds import FEEDS, of_feed
+from tests.suite.choosing.graph import Graph, read_graph
+from tests.suite.choosing.ranking import Choice, choose, rank, within
 
 ROOT = Path(__file__).parents[2]
 CLAIM = """create function tube.rank_of(id text) returns bigint language sql as $$ select 1; $$;

@@ -1,5 +1,6 @@
 """What runs the tests: its budget, its order, what it counts and what it leaves."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 
 from tests.suite import budget
 from tests.suite.budget import Budget
+from tests.suite.run import ROOT
 
 ALLOWED = Budget(0.02, 100.0, {"a": 60.0, "b": 30.0})
 
@@ -72,7 +74,7 @@ def test_a_command_says_how_it_ended():
 @pytest.fixture
 def suite(pytester):
     """A suite with our plugins."""
-    plugins = " ".join(f"-p tests.suite.{name}" for name in ("servers", "kinds", "order", "cost"))
+    plugins = " ".join(f"-p tests.suite.{name}" for name in ("servers", "kinds", "order", "measure"))
     pytester.makeini(f"[pytest]\naddopts = {plugins}\nasyncio_default_fixture_loop_scope = function\n")
     return pytester.runpytest_inprocess
 
@@ -145,3 +147,27 @@ def test_what_failed_last_time_runs_first_and_then_the_quickest(suite, pytester)
     )
     suite()
     assert ran(suite("-v")) == ["test_fails", "test_quick", "test_slow"]
+
+
+def test_a_release_runs_each_test_file_on_each_server():
+    chosen = [set(part.arguments) for part in release.parts(ROOT)]
+    for path in (ROOT / "tests").glob("*/test_*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        servers = {"system"} if path.parent.name in ("unit", "system") else set(clusters.SERVERS)
+        assert servers <= {server for server in clusters.SERVERS for part in chosen if {name, server} <= part}
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
+    left = tmp_path / f"{room.PREFIX}{2**31}"
+    (left / "data").mkdir(parents=True)
+    script = (
+        "import os, sys; from pathlib import Path; from tests.suite import room\n"
+        "room._parent = lambda: Path(sys.argv[1])\n"
+        "folder = room.take()\n"
+        "print(os.listdir(sys.argv[1]) == [folder.name], os.environ['TMPDIR'] == str(folder))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != room.MINE}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert told.stdout.split() == ["True", "True"]
+    assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tests.suite.parts import Part, sql_named
+from tests.suite.choosing.parts import Part, sql_named
 
 # What may hold a semicolon that ends nothing, and the semicolon that ends a statement.
 PIECE = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\"[^\"]*\"|(\$\w*\$).*?\1|;", re.DOTALL)

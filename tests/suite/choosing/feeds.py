@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from pathlib import PurePosixPath
 
-from tests.suite.choosing import Choice
-from tests.suite.graph import Graph, is_test
-from tests.suite.parts import Part
+from tests.suite.choosing.graph import Graph, is_test
+from tests.suite.choosing.parts import Part
+from tests.suite.choosing.ranking import Choice
 
 FEEDS = ("tube", "event", "queue", "saga", "commit", "topology")
 FOLDERS = ("tests/unit/", "tests/integration/")

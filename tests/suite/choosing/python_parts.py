@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tests.suite.parts import Part, named
+from tests.suite.choosing.parts import Part, named
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Reading the text is several times faster than walking the tree, of which only the statements are needed.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from tests.suite.parts import Part
-from tests.suite.read_python import Module, read_python
-from tests.suite.read_sql import sql_parts
+from tests.suite.choosing.parts import Part
+from tests.suite.choosing.python_parts import Module, read_python
+from tests.suite.choosing.sql_parts import sql_parts
 
 KINDS = (".py", ".sql", ".md")
 # A method's name that many classes have says nothing about who is meant.

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from tests.suite.changes import Change, changes
-from tests.suite.graph import Graph, is_test, read_graph
-
-__all__ = ["Change", "Choice", "changes", "choose", "rank", "within"]
+from tests.suite.choosing.changes import Change
+from tests.suite.choosing.graph import Graph, is_test, read_graph
 
 # What a step through the graph leaves of a weight, and what the unchanged parts of a changed file weigh. These fit what
 # the history of this repository says: which test files were changed together with which sources.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
-from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 
-from tests.suite.changes import Change
-from tests.suite.choosing import Choice
-from tests.suite.graph import Graph, is_test
+from tests.suite import budget
+from tests.suite.choosing.changes import Change
+from tests.suite.choosing.graph import Graph, is_test
+from tests.suite.choosing.ranking import Choice
+from tests.suite.run import ROOT
 
-ROOT = Path(__file__).parents[2]
-BUDGET = Path(__file__).parent / "budget.json"
 # Of a file that nobody has measured: what a test takes in seconds, and one of a whole Airflow or of a campaign of faults.
 A_TEST, A_CAMPAIGN = 0.35, 10.0
 QUICK = ("tests/unit/", "tests/integration/")
@@ -35,8 +34,9 @@ def cost(path: str) -> float:
 
 
 @functools.cache
-def _measured() -> dict[str, float]:
-    return dict(json.loads(BUDGET.read_text())["files"]) if BUDGET.exists() else {}
+def _measured() -> Mapping[str, float]:
+    recorded = budget.recorded(ROOT)
+    return {} if recorded is None else recorded.files
 
 
 def unneeded(graph: Graph, changed: Sequence[Change], chosen: Sequence[Choice]) -> list[str]:
