@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.suite import budget
+from tests.suite import budget, clusters, release, room
 from tests.suite.budget import Budget
 from tests.suite.run import ROOT
 
