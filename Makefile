@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 SETUP := scripts/bootstrap pyproject.toml constraints.txt
 
-.PHONY: demo test lint bench chaos clean
+.PHONY: demo test lint bench chaos mutants clean
 
 demo: .venv/demo-ready
 	@$(PYTHON) -m demo
@@ -26,6 +26,9 @@ bench: .venv/test-ready
 
 chaos: .venv/test-ready
 	CHAOS=full $(PYTEST) tests/chaos --timeout 7200
+
+mutants: .venv/test-ready
+	$(PYTHON) -m tests.suite.mutants
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache spark-warehouse
