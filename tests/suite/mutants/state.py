@@ -37,7 +37,8 @@ class State:
         state = cls(path)
         for line in _lines(path):
             if "file" in line:
-                state.baseline[line.pop("file")] = Outcome(**line)
+                file = line.pop("file")
+                state.baseline[file] = Outcome(**line)
             else:
                 state.results[line["id"]] = Result(**{**line, "files": tuple(line["files"])})
         return state
