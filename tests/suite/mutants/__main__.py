@@ -29,7 +29,8 @@ def main() -> None:
         _list(every, mutants)
         return
     state = State.read(wanted.state or STATES / f"{digest(ROOT)}-{wanted.seed}.jsonl")
-    waiting = [mutant for mutant in mutants if wanted.again or mutant.id not in state.results]
+    afresh = wanted.again or wanted.survivors
+    waiting = [mutant for mutant in mutants if afresh or mutant.id not in state.results]
     print(
         f"{len(mutants)} mutants of {len(every)}, {len(waiting)} to try; results in {state.path}", flush=True
     )
@@ -43,6 +44,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         try_all(trial, waiting, wanted.workers)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: the next run goes on from here") from None
     finally:
         print("", *report(ROOT, mutants, state, equivalents(EQUIVALENT)), sep="\n")
 

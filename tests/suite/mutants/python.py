@@ -40,7 +40,8 @@ _KINDS = {
 
 def edits(text: str) -> Iterator[Edit]:
     """Edits of a module, each of which parses afterwards."""
-    pieces = [(start, end) for node in ast.parse(text).body for start, end in [_span(node, _offsets(text))]]
+    at = _offsets(text)
+    pieces = [_span(node, at) for node in ast.parse(text).body]
     for edit in (*_operator_edits(text), *_statement_edits(text)):
         # A statement is parsed sooner than the module that it is in.
         start, end = next((p for p in pieces if p[0] <= edit.start and edit.end <= p[1]), (0, len(text)))
