@@ -194,6 +194,11 @@ def test_a_sample_is_spread_over_feeds_and_files_however_large_they_are() -> Non
     assert len({mutant.file for mutant in chosen if mutant.feed == "hall"}) == 3
 
 
+def test_files_do_not_all_begin_with_the_same_kind_of_fault() -> None:
+    hall = [mutant for mutant in _every() if mutant.feed == "hall"]
+    assert len({mutant.kind for mutant in sample(hall, 7, 8)}) > 1
+
+
 @pytest.mark.parametrize(
     ("file", "text", "before"),
     [

@@ -39,7 +39,7 @@ def sample(every: Iterable[Mutant], seed: int, count: int) -> list[Mutant]:
     def chance(*names: str) -> str:
         return hashlib.sha256("\0".join((str(seed), *names)).encode()).hexdigest()
 
-    def spread(found: Iterable[Mutant], levels: tuple[str, ...] = ("feed", "file", "kind")) -> list[Mutant]:
+    def spread(found: Iterable[Mutant], levels: tuple[str, ...], within: str) -> list[Mutant]:
         if not levels:
             return sorted(found, key=lambda mutant: chance(mutant.id))
 
@@ -47,10 +47,11 @@ def sample(every: Iterable[Mutant], seed: int, count: int) -> list[Mutant]:
             return str(getattr(mutant, levels[0]))
 
         groups = {name: list(group) for name, group in groupby(sorted(found, key=named), key=named)}
-        order = sorted(groups, key=lambda name: chance(levels[0], name))
-        return list(_in_turn([spread(groups[name], levels[1:]) for name in order]))
+        # The order is another in each group: else one kind would come first in all files.
+        order = sorted(groups, key=lambda name: chance(within, name))
+        return list(_in_turn([spread(groups[name], levels[1:], name) for name in order]))
 
-    return spread(every)[:count]
+    return spread(every, ("feed", "file", "kind"), "")[:count]
 
 
 def _in_turn(lists: list[list[Mutant]]) -> Iterator[Mutant]:
