@@ -6,8 +6,10 @@ import ast
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -288,19 +290,39 @@ def test_results_that_were_cut_off_do_not_count(tmp_path: Path) -> None:
     assert set(State.read(state.path).results) == {"a"}
 
 
-def test_tests_that_hang_are_ended_with_what_they_started(tmp_path: Path, bare_pytest: None) -> None:
+@pytest.fixture
+def hanging(tmp_path: Path, bare_pytest: None) -> Path:
+    """A project whose test starts a process of another session, tells its id, and hangs."""
     copy = tmp_path / "tree"
     copy.mkdir()
     (copy / "test_hang.py").write_text(
         "import pathlib, subprocess, time\n\n"
         "def test_hang():\n"
         "    child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
-        f"    pathlib.Path({str(tmp_path)!r}, 'pid').write_text(str(child.pid))\n"
+        f"    pathlib.Path({str(tmp_path)!r}, 'told').write_text(str(child.pid))\n"
+        f"    pathlib.Path({str(tmp_path)!r}, 'told').rename({str(tmp_path / 'pid')!r})\n"
         "    time.sleep(600)\n"
     )
-    outcome = run(copy, Path(sys.executable), ["test_hang.py"], 3, threading.Event())
+    return copy
+
+
+def test_tests_that_hang_are_told_from_those_that_fail(hanging: Path) -> None:
+    outcome = run(hanging, Path(sys.executable), ["test_hang.py"], 0.5, threading.Event())
     assert outcome.how == "timeout"
-    child = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+
+
+def test_a_run_that_is_stopped_ends_what_its_tests_have_started(hanging: Path) -> None:
+    stop = threading.Event()
+    told = hanging.parent / "pid"
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, hanging, Path(sys.executable), ["test_hang.py"], 120, stop)
+        while not told.exists() and not running.done():
+            time.sleep(0.05)
+        stop.set()
+        with pytest.raises(InterruptedError):
+            running.result()
+    # Whose child it is now may not have asked how it ended.
+    child = Path("/proc", told.read_text(), "stat")
     assert not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 

@@ -119,11 +119,14 @@ def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     servers = [_pid(path) for path in scratch.glob("**/postmaster.pid")]
-    for pid in [*servers, *_children(scratch)]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while any(_runs(pid) for pid in servers) and time.monotonic() < deadline:
+    # Again, for one that is killed may have started another before.
+    while left := [*filter(_runs, servers), *_children(scratch)]:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.05)
 
 
