@@ -3,7 +3,7 @@
 PYTHON := .venv/bin/python
 SETUP := scripts/bootstrap pyproject.toml constraints.txt
 
-.PHONY: demo check test release-test lint bench clean
+.PHONY: demo check test release-test lint bench mutants clean
 
 demo: .venv/demo-ready
 	@$(PYTHON) -m demo
@@ -24,6 +24,9 @@ lint: .venv/test-ready
 
 bench: .venv/test-ready
 	$(PYTHON) -m tests.benchmarks
+
+mutants: .venv/test-ready
+	@$(PYTHON) -m tests.suite.mutants
 
 clean:
 	rm -rf .venv .cache .mypy_cache .ruff_cache spark-warehouse

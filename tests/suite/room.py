@@ -21,10 +21,10 @@ def take() -> Path:
     """The folder of this run: made by its first process, which removes it at its end, and used by all that it starts."""
     if MINE in os.environ:
         return Path(os.environ[MINE])
-    for left in _parent().glob(f"{PREFIX}*"):
+    for left in parent().glob(f"{PREFIX}*"):
         if not Path("/proc", left.name.removeprefix(PREFIX)).exists():
             _clear(left)
-    folder = _parent() / f"{PREFIX}{os.getpid()}"
+    folder = parent() / f"{PREFIX}{os.getpid()}"
     folder.mkdir()
     # PostgreSQL's own user must get to its files.
     folder.chmod(0o755)
@@ -35,7 +35,8 @@ def take() -> Path:
     return folder
 
 
-def _parent() -> Path:
+def parent() -> Path:
+    """Where the folders of runs are."""
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH:
         return MEMORY
     return Path(tempfile.gettempdir())

@@ -162,7 +162,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
     (left / "data").mkdir(parents=True)
     script = (
         "import os, sys; from pathlib import Path; from tests.suite import room\n"
-        "room._parent = lambda: Path(sys.argv[1])\n"
+        "room.parent = lambda: Path(sys.argv[1])\n"
         "folder = room.take()\n"
         "print(os.listdir(sys.argv[1]) == [folder.name], os.environ['TMPDIR'] == str(folder))"
     )

@@ -1,0 +1,97 @@
+"""python -m tests.suite.mutants: plant faults in the code, one at a time, and see which tests notice."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.suite.mutants.choice import chosen
+from tests.suite.mutants.mutant import Mutant
+from tests.suite.mutants.report import equivalents, report
+from tests.suite.mutants.run import Trial, try_all
+from tests.suite.mutants.sample import possible, sample
+from tests.suite.mutants.state import Result, State, survivors
+from tests.suite.mutants.tree import digest
+
+ROOT = Path(__file__).parent.parent.parent.parent
+STATES = ROOT / ".cache" / "mutants"
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+
+
+def main() -> None:
+    wanted = _arguments()
+    every = possible(ROOT, wanted.only)
+    mutants = _selected(every, wanted)
+    if wanted.list:
+        _list(every, mutants)
+        return
+    state = State.read(wanted.state or STATES / f"{digest(ROOT)}-{wanted.seed}.jsonl")
+    afresh = wanted.again or wanted.survivors
+    waiting = [mutant for mutant in mutants if afresh or mutant.id not in state.results]
+    print(
+        f"{len(mutants)} mutants of {len(every)}, {len(waiting)} to try; results in {state.path}", flush=True
+    )
+    trial = Trial(
+        ROOT,
+        ROOT / ".venv" / "bin" / "python",
+        state,
+        lambda mutant: chosen(ROOT, mutant, wanted.seconds),
+        _tell,
+        60 + 3 * wanted.seconds,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        try_all(trial, waiting, wanted.workers)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: the next run goes on from here") from None
+    finally:
+        print("", *report(ROOT, mutants, state, equivalents(EQUIVALENT)), sep="\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.suite.mutants", description=__doc__)
+    parser.add_argument("--seed", type=int, default=7, help="another seed is another sample")
+    parser.add_argument("--count", type=int, default=200, help="how many mutants to try")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="of these files alone")
+    parser.add_argument("--list", action="store_true", help="tell the sample, and try nothing")
+    parser.add_argument(
+        "--seconds", type=float, default=90, help="of tests for each mutant, as they usually take"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="copies of the tree to try mutants in")
+    parser.add_argument("--state", type=Path, help="the file of results")
+    parser.add_argument("--again", action="append", metavar="ID", help="this mutant, even if it was tried")
+    parser.add_argument(
+        "--survivors", action="store_true", help="those that survived, perhaps in another tree"
+    )
+    return parser.parse_args()
+
+
+def _selected(every: Sequence[Mutant], wanted: argparse.Namespace) -> list[Mutant]:
+    if wanted.again or wanted.survivors:
+        ids = set(wanted.again or survivors(STATES))
+        return [mutant for mutant in every if mutant.id in ids]
+    return sample(every, wanted.seed, wanted.count)
+
+
+def _list(every: Sequence[Mutant], mutants: Sequence[Mutant]) -> None:
+    for mutant in mutants:
+        print(f"{mutant.id} {mutant.file}:{mutant.line} {mutant.place}: {mutant.kind}")
+    print(f"\n{len(mutants)} of {len(every)}:")
+    for (language, kind), count in sorted(Counter((_language(m), m.kind) for m in every).items()):
+        print(f"{count:>6} {language} {kind}")
+
+
+def _language(mutant: Mutant) -> str:
+    return Path(mutant.file).suffix.lstrip(".")
+
+
+def _tell(mutant: Mutant, result: Result) -> None:
+    told = f"{result.how:<9} {mutant.id} {mutant.file}:{mutant.line} {mutant.kind}"
+    print(f"{told}, by {result.by}" if result.by else told, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What a mutant is: one small change of one file."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """Text to put in the place of other text."""
+
+    start: int
+    end: int
+    text: str
+    kind: str
+
+    def apply(self, text: str) -> str:
+        return text[: self.start] + self.text + text[self.end :]
+
+    def moved(self, by: int) -> Edit:
+        return Edit(self.start + by, self.end + by, self.text, self.kind)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An edit of a file. Its id outlives changes elsewhere in the file, for it knows of no line numbers."""
+
+    id: str
+    file: str
+    line: int
+    place: str
+    kind: str
+    before: str
+    after: str
+    start: int
+    end: int
+
+    @property
+    def feed(self) -> str:
+        """The system or the room of the package that the file is in."""
+        folders = PurePosixPath(self.file).parts[1:-1]
+        return folders[0] if folders else "package"
+
+    def apply(self, text: str) -> str:
+        return text[: self.start] + self.after + text[self.end :]
+
+    def diff(self, text: str) -> str:
+        old, new = text.splitlines(), self.apply(text).splitlines()
+        return "\n".join(difflib.unified_diff(old, new, self.file, self.file, lineterm="", n=1))
+
+
+def mutants(file: str, text: str, edits: Iterable[Edit], place: Callable[[int], str]) -> list[Mutant]:
+    """The edits of a file, in reading order; of those that are alike in one place each has its number."""
+    seen: Counter[str] = Counter()
+    found = []
+    for edit in sorted(set(edits)):
+        before = text[edit.start : edit.end]
+        lines = _lines(text, edit.start, edit.end)
+        alike = "\0".join((file, place(edit.start), edit.kind, lines, before, edit.text))
+        mark = hashlib.sha256(f"{alike}\0{seen[alike]}".encode()).hexdigest()[:10]
+        seen[alike] += 1
+        line = text.count("\n", 0, edit.start) + 1
+        found.append(
+            Mutant(mark, file, line, place(edit.start), edit.kind, before, edit.text, edit.start, edit.end)
+        )
+    return found
+
+
+def _lines(text: str, start: int, end: int) -> str:
+    """The lines that an edit touches, however they are indented."""
+    last = text.find("\n", end)
+    whole = text[text.rfind("\n", 0, start) + 1 : last if last >= 0 else len(text)]
+    return " ".join(whole.split())

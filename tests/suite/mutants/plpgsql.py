@@ -1,0 +1,216 @@
+"""Edits of a PL/pgSQL function: of its statements, and of the SQL in them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pglast.parser import ParseError, parse_plpgsql_json
+
+from tests.suite.mutants.mutant import Edit
+from tests.suite.mutants.query import walk, words
+from tests.suite.mutants.query_edits import query_edits
+
+_BEFORE = frozenset({";", "then", "else", "begin", "loop", ">>", "declare"})
+_KEYWORDS = {
+    "PLpgSQL_stmt_perform": ("perform",),
+    "PLpgSQL_stmt_execsql": ("insert", "update", "delete", "merge", "lock", "with"),
+    "PLpgSQL_stmt_dynexecute": ("execute",),
+    "PLpgSQL_stmt_raise": ("raise",),
+    "PLpgSQL_stmt_if": ("if",),
+}
+_ERROR = 21
+_EXPRESSION, _ASSIGNMENT = 2, 3
+_TYPE = re.compile(r"[a-z_][\w$]*\.[a-z_][\w$]*(?:\.[\w$]+)?(?:%(?:row)?type)?(\[\])?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A ``create function`` or a ``do``, where its body is, and what the parser makes of it."""
+
+    text: str
+    start: int
+    end: int
+    tree: Any
+
+    @cached_property
+    def body(self) -> list[tuple[int, int, str]]:
+        """Start, end and lower-case text of each token of the body."""
+        return [
+            (start + self.start, end + self.start, word)
+            for start, end, word in words(self.text[self.start : self.end])
+        ]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The numbers of the tokens with which a statement may start."""
+        return [i for i, _ in enumerate(self.body) if i == 0 or self.body[i - 1][2] in _BEFORE]
+
+    def line(self, number: int) -> int:
+        """Where a line of the body starts."""
+        return self.start + sum(map(len, self.text[self.start : self.end].splitlines(True)[: number - 1]))
+
+
+def plpgsql_edits(text: str, header: list[int], start: int, end: int) -> Iterator[Edit]:
+    """Edits of the function whose body is from ``start`` to ``end``; ``header`` is where types of its own are named."""
+    known = _with_known_types(text, header, start, end)
+    tree = _parsed(known)
+    if tree is None:
+        return
+    function = Function(text, start, end, tree)
+    for edit in _statement_edits(function):
+        if _parsed(edit.apply(known)) not in (None, tree):
+            yield edit
+    yield from _inner_edits(function)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(parse_plpgsql_json(text))
+    except ParseError:
+        return None
+
+
+def _with_known_types(text: str, header: list[int], start: int, end: int) -> str:
+    """The text with types that the parser knows, everything where it was: it has no catalogue to look types up in."""
+    places = [*header, *_declared(text, start, end)]
+    for place in places:
+        found = _TYPE.match(text, place)
+        if found is not None:
+            known = "text" if found[1] else "record"
+            text = text[:place] + known.ljust(len(found[0])) + text[found.end() :]
+    return text
+
+
+def _declared(text: str, start: int, end: int) -> Iterator[int]:
+    """Where the types of variables are named."""
+    tokens = list(words(text[start:end]))
+    declaring = False
+    for i, (_, _, word) in enumerate(tokens[:-2]):
+        if word in ("declare", "begin"):
+            declaring = word == "declare"
+        if declaring and word in ("declare", ";"):
+            place = (
+                tokens[i + 3][0]
+                if tokens[i + 2][2] == "constant" and i + 3 < len(tokens)
+                else tokens[i + 2][0]
+            )
+            yield start + place
+
+
+def _statement_edits(function: Function) -> Iterator[Edit]:
+    used: set[int] = set()
+    for kind, node in walk(function.tree):
+        first = _found(function, kind, node, used) if kind in _KEYWORDS else None
+        if first is None:
+            continue
+        used.add(first)
+        start, end = function.body[first][0], _end(function, first)
+        text = function.text[start:end].lower()
+        if kind == "PLpgSQL_stmt_raise":
+            if node.get("elog_level") == _ERROR:
+                yield Edit(start, end, "null;", "swallow error")
+                # Which of the two a function may end with is its parser's to say.
+                yield Edit(start, end, "return;", "swallow error")
+                yield Edit(start, end, "return null;", "swallow error")
+        elif kind == "PLpgSQL_stmt_if":
+            if _is_check(node):
+                yield Edit(start, end, "null;", "skip check")
+        elif not node.get("into"):
+            locks = text.startswith("lock") or (text.startswith("perform") and "lock" in text.split("(")[0])
+            yield Edit(start, end, "null;", "drop lock" if locks else "drop statement")
+
+
+def _is_check(node: Any) -> bool:
+    """Whether an ``if`` only raises."""
+    body = node.get("then_body", [])
+    alone = "elsif_list" not in node and "else_body" not in node
+    return alone and len(body) == 1 and body[0].get("PLpgSQL_stmt_raise", {}).get("elog_level") == _ERROR
+
+
+def _found(function: Function, kind: str, node: Any, used: set[int]) -> int | None:
+    """The number of the first token of a statement, of which the parser tells only the line."""
+    line = function.line(node["lineno"])
+    behind = function.line(node["lineno"] + 1)
+    for i in function.starts:
+        if i not in used and line <= function.body[i][0] < behind and function.body[i][2] in _KEYWORDS[kind]:
+            return i
+    return None
+
+
+def _end(function: Function, first: int) -> int:
+    """Where a statement ends, with its semicolon."""
+    depth = 0
+    for i in range(first, len(function.body)):
+        word = function.body[i][2]
+        if word == "if" and i in function.starts:
+            depth += 1
+        elif word == "if" and function.body[i - 1][2] == "end":
+            depth -= 1
+        elif word == ";" and depth == 0:
+            return function.body[i][1]
+    return function.end
+
+
+def _inner_edits(function: Function) -> Iterator[Edit]:
+    """Edits of the SQL of a body, and of the conditions that are all of an ``if``."""
+    places = {start for start, _, _ in function.body}
+    used: set[int] = set()
+    line, condition = function.start, ""
+    for kind, node in walk(function.tree):
+        if isinstance(node, dict) and "lineno" in node:
+            line = function.line(node["lineno"])
+            if kind in ("PLpgSQL_stmt_if", "PLpgSQL_if_elsif"):
+                condition = "check" if kind == "PLpgSQL_stmt_if" and _is_check(node) else "branch"
+        if kind != "PLpgSQL_expr":
+            continue
+        prefix, wanted = _wanted(node)
+        found = next(
+            (m for m in wanted.finditer(function.text, line, function.end) if m.start() in places - used),
+            None,
+        )
+        if found is not None:
+            used.add(found.start())
+            start, end = found.span(1)
+            edits = query_edits(_without_into(found[1], node), prefix)
+            # A statement that only locks is dropped whole.
+            yield from (edit.moved(start) for edit in edits if edit.text != "null::void")
+            if condition:
+                yield from _fixed(start, end, condition)
+        condition = ""
+
+
+def _fixed(start: int, end: int, condition: str) -> Iterator[Edit]:
+    yield Edit(start, end, "true", "fixed condition")
+    if condition == "branch":
+        yield Edit(start, end, "false", "fixed condition")
+
+
+def _wanted(node: Any) -> tuple[str, re.Pattern[str]]:
+    """What makes an expression parse, and a pattern that finds it: the parser tells its text, and not its place.
+
+    The parser has written SELECT for ``perform``, and blanks for ``into`` and its targets.
+    """
+    query, mode = node["query"], node.get("parseMode", 0)
+    if mode == _ASSIGNMENT:
+        target, operator, value = re.match(r"(.*?)(:?=)(.*)", query, re.DOTALL).groups()  # type: ignore[union-attr]
+        return "select ", re.compile(f"{re.escape(target + operator)}({re.escape(value)})")
+    if mode == 0 and query.startswith("SELECT "):
+        return "select ", re.compile(f"perform({_loosely(query[6:])})", re.IGNORECASE)
+    return ("select " if mode == _EXPRESSION else ""), re.compile(f"({_loosely(query)})")
+
+
+def _loosely(query: str) -> str:
+    """A pattern in which many blanks stand for any text as long."""
+    parts = re.split(r"(?<!\s)( {5,})", query)
+    return "".join(f"[\\s\\S]{{{len(part)}}}" if part.isspace() else re.escape(part) for part in parts)
+
+
+def _without_into(found: str, node: Any) -> str:
+    """The text of a query as it parses, everything where it was."""
+    query: str = node["query"]
+    return query if len(query) == len(found) else found

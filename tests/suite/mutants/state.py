@@ -1,0 +1,75 @@
+"""What runs have found, kept a line each, so that another run goes on from there."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.suite.mutants.tree import Outcome
+
+
+@dataclass(frozen=True)
+class Result:
+    """``caught``, ``survived``, ``timeout``, or ``red`` where what caught it fails without it, too."""
+
+    id: str
+    how: str
+    by: str
+    files: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class State:
+    """The results of one tree, and how the tests that caught something end without it."""
+
+    path: Path
+    results: dict[str, Result] = field(default_factory=dict)
+    baseline: dict[str, Outcome] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> State:
+        state = cls(path)
+        for line in _lines(path):
+            if "test" in line:
+                test = line.pop("test")
+                state.baseline[test] = Outcome(**line)
+            else:
+                state.results[line["id"]] = Result(**{**line, "files": tuple(line["files"])})
+        return state
+
+    def keep(self, result: Result) -> None:
+        self.results[result.id] = result
+        self._append(asdict(result))
+
+    def keep_baseline(self, test: str, outcome: Outcome) -> None:
+        self.baseline[test] = outcome
+        self._append({"test": test, **asdict(outcome)})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def survivors(folder: Path) -> set[str]:
+    """The mutants that survived when they were last run, in whatever tree."""
+    last: dict[str, Result] = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+        last |= State.read(path).results
+    return {mark for mark, result in last.items() if result.how == "survived"}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file; a last one that was cut off when its run was ended does not count."""
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            continue

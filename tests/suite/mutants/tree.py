@@ -1,0 +1,159 @@
+"""Copies of the working tree, in which mutants live and tests run."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.suite import room
+from tests.suite.mutants.mutant import Mutant
+from tests.suite.run import environment
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How tests ended: ``passed``, ``failed`` or ``timeout``; the first test that failed; how long it took."""
+
+    how: str
+    by: str
+    seconds: float
+
+
+def tracked(root: Path) -> list[str]:
+    """The files of the working tree that git would keep."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    told = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+    return sorted(file for file in set(told.split("\0")) if file and (root / file).is_file())
+
+
+def digest(root: Path) -> str:
+    """What the code is that mutants are made of, in a few characters; tests may come and go."""
+    total = hashlib.sha256()
+    for file in tracked(root):
+        if not file.startswith(("airflow_pgchange/", "sql/")):
+            continue
+        total.update(file.encode() + b"\0" + hashlib.sha256((root / file).read_bytes()).digest())
+    return total.hexdigest()[:12]
+
+
+@contextmanager
+def copied(root: Path) -> Iterator[Path]:
+    """A copy of the working tree that uses the same installed packages."""
+    with TemporaryDirectory(prefix="mutants-", dir=room.parent()) as folder:
+        copy = Path(folder) / "tree"
+        # The servers of the tests may run as another user.
+        Path(folder).chmod(0o755)
+        for file in tracked(root):
+            (copy / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / file, copy / file)
+        if (root / ".venv").exists():
+            (copy / ".venv").symlink_to((root / ".venv").resolve())
+        yield copy
+
+
+@contextmanager
+def mutated(copy: Path, mutant: Mutant) -> Iterator[None]:
+    """A mutant in the place of its file."""
+    path = copy / mutant.file
+    text = path.read_text()
+    try:
+        _write(path, mutant.apply(text))
+        yield
+    finally:
+        _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
+    """Bytecode goes with its source: it is told from it by size and second, and another mutant may have both."""
+    path.write_text(text)
+    if path.suffix == ".py":
+        Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def run(copy: Path, python: Path, files: list[str], limit: float, stop: threading.Event) -> Outcome:
+    """Run test files in a copy up to the first failure; nothing that they start outlives them."""
+    with TemporaryDirectory(prefix="run-", dir=copy.parent, ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        scratch.chmod(0o755)
+        command = [str(python), "-m", "pytest", "-x", "-q", "-p", "no:randomly", *files]
+        room_of_its_own = {room.MINE: folder, "TMPDIR": folder, "SPARK_LOCAL_DIRS": folder}
+        of_suite = environment() | room_of_its_own | {"PYTHONPATH": str(copy)}
+        begun = time.monotonic()
+        with (scratch / "output").open("w") as output:
+            process = subprocess.Popen(
+                command, cwd=copy, env=of_suite, stdout=output, stderr=output, start_new_session=True
+            )
+            try:
+                code = _awaited(process, begun + limit, stop)
+            finally:
+                _end(process, scratch)
+        seconds = round(time.monotonic() - begun, 1)
+        lines = (scratch / "output").read_text(errors="replace").splitlines()
+    if code is None:
+        return Outcome("timeout", "", seconds)
+    return Outcome("passed" if code == 0 else "failed", "" if code == 0 else _failure(lines), seconds)
+
+
+def _awaited(process: subprocess.Popen[bytes], deadline: float, stop: threading.Event) -> int | None:
+    """How a process ended, or None where it was not waited for any longer."""
+    while time.monotonic() < deadline:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(0.2)
+        if stop.is_set():
+            raise InterruptedError("the trial was stopped")
+    return None
+
+
+def _failure(lines: list[str]) -> str:
+    """The first test that failed, or the last that was said."""
+    told = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return told[0].split(" - ")[0].split(" ", 1)[1] if told else (lines[-1] if lines else "")
+
+
+def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
+    """End a run and all that it started: its group, the servers in its folder, and who has its environment."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    servers = [_pid(path) for path in scratch.glob("**/postmaster.pid")]
+    deadline = time.monotonic() + 10
+    # Again, for one that is killed may have started another before.
+    while left := [*filter(_runs, servers), *_children(scratch)]:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+
+
+def _pid(path: Path) -> int:
+    return int(path.read_text().split()[0])
+
+
+def _children(scratch: Path) -> list[int]:
+    """The processes that a run has left, by the folder that it gave them."""
+    mark = f"TMPDIR={scratch}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def _runs(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
