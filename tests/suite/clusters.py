@@ -17,8 +17,14 @@ SERVERS = {"system": system_binaries, "embedded": embedded_binaries}
 """The newest PostgreSQL of the system, with contrib; the one of a wheel, without."""
 TEMPLATE = "pgchange_template"
 """A database with all our schemas, in each cluster."""
-SETTINGS = {"autovacuum": "off", "shared_buffers": "64MB", "max_wal_size": "512MB"}
-"""Nobody but a test draws transaction ids or holds a lock, and a log in memory stays small."""
+SETTINGS = {
+    "autovacuum": "off",
+    "shared_buffers": "64MB",
+    "max_wal_size": "512MB",
+    "dynamic_shared_memory_type": "mmap",
+}
+"""Nobody but a test draws transaction ids or holds a lock, a log in memory stays small, and a killed server leaves nothing
+outside its folder."""
 
 
 def new_cluster(server: str, settings: Mapping[str, str] | None = None, family: int = 1) -> Cluster:
