@@ -24,7 +24,7 @@ from typing import Any
 
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.topology import service
+from airflow_pgchange.topology import catalogue, relay, service
 from airflow_pgchange.topology.connection import Limits
 from demo.postgres import free_port
 
@@ -115,19 +115,24 @@ class RelayProcess:
 
 @contextmanager
 def relay_process(conninfo: str, **options: Any) -> Iterator[RelayProcess]:
-    """A relay that has reached its catalogue; without ``users`` it trusts everybody. Killed at the end."""
-    relay = RelayProcess(conninfo, free_port(), options)
+    """A relay that has reached its catalogue; without ``users`` it trusts everybody. Killed at the end.
+
+    ``most_events`` are those that it reads at once.
+    """
+    process = RelayProcess(conninfo, free_port(), options)
     try:
-        relay.wait_for("the catalogue is in term")
-        yield relay
+        process.wait_for("the catalogue is in term")
+        yield process
     finally:
-        relay.kill()
+        process.kill()
 
 
 def run(arguments: dict[str, Any]) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     if "files" in arguments:
         resource.setrlimit(resource.RLIMIT_NOFILE, arguments.pop("files"))
+    if "most_events" in arguments:
+        catalogue.MOST_EVENTS = relay.MOST_EVENTS = arguments.pop("most_events")
     for name in ("users", "certificate", "key"):
         arguments[name] = arguments.get(name) and Path(arguments[name])
     service.run(
