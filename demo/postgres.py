@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
@@ -32,6 +33,15 @@ DEFAULTS = {
     "shared_buffers": "256MB",
     "max_wal_size": "4GB",
 }
+
+
+PATIENCE = 60.0
+"""Seconds that a server may take to start, to stop or to be promoted."""
+POLL = 0.005
+"""Seconds between two looks."""
+
+_servers: dict[Path, subprocess.Popen[bytes]] = {}
+"""Those that this process started, by their data folder; reaped when they are stopped or started again."""
 
 
 def free_port() -> int:
@@ -117,22 +127,42 @@ class Cluster:
         return make_conninfo("", host="127.0.0.1", port=self.port, dbname=dbname, user=user)
 
     def start(self) -> None:
-        try:
-            self.run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-t", "60", "start")
-        except subprocess.CalledProcessError as error:
-            tail = self.log.read_text().splitlines()[-5:] if self.log.exists() else []
-            raise RuntimeError("PostgreSQL did not start: " + "\n".join(tail)) from error
+        """Start the server, and return when it lets clients in. By itself: pg_ctl looks ten times a second."""
+        if self.data in _servers:
+            # Reaped, if it has ended: its lock file would be in force.
+            _servers.pop(self.data).poll()
+        with self.log.open("ab") as log:
+            server = _servers[self.data] = subprocess.Popen(
+                [self.binaries / "postgres", "-D", self.data],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **self._as_server(),
+            )
+        deadline = time.monotonic() + PATIENCE
+        while not self._lets_in(server.pid):
+            if server.poll() is not None or time.monotonic() > deadline:
+                tail = self.log.read_text().splitlines()[-5:]
+                raise RuntimeError("PostgreSQL did not start: " + "\n".join(tail))
+            time.sleep(POLL)
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server; ``immediate`` is a crash that recovery has to mend."""
-        self.run("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "stop")
+        """Stop the server; ``immediate`` is a crash that recovery has to mend. Raises OSError where none runs."""
+        pid = self._pid()
+        os.kill(pid, {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
+        deadline = time.monotonic() + PATIENCE
+        while self._runs(pid):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"PostgreSQL did not stop in {PATIENCE:g} s")
+            time.sleep(POLL)
 
     def kill(self) -> None:
         """SIGKILL the postmaster, as the kernel would; its children notice and end."""
-        pid = int((self.data / "postmaster.pid").read_text().split()[0])
+        pid = self._pid()
         os.kill(pid, signal.SIGKILL)
-        while _session_runs(pid):
-            time.sleep(0.01)
+        while self._runs(pid) or _session_runs(pid):
+            time.sleep(POLL)
         # A zombie that nobody has reaped yet would keep its lock file in force.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
@@ -176,9 +206,7 @@ class Cluster:
         )
         (self.data / "recovery.signal").touch()
         self.start()
-        with psycopg.connect(self.conninfo(), autocommit=True) as connection:
-            while connection.execute("select pg_is_in_recovery()").fetchone() != (False,):
-                time.sleep(0.02)
+        self._wait_for_writes()
 
     def upgraded(self, binaries: Path) -> Cluster:
         """This cluster, stopped for good, as pg_upgrade makes it one of other binaries; started."""
@@ -210,7 +238,18 @@ class Cluster:
         return other
 
     def promote(self) -> None:
-        self.run("pg_ctl", "-D", str(self.data), "-w", "promote")
+        """Have a standby take writes, and return when it does."""
+        with psycopg.connect(self.conninfo(), autocommit=True) as connection:
+            connection.execute("select pg_promote(false)")
+        self._wait_for_writes()
+
+    def _wait_for_writes(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        with psycopg.connect(self.conninfo(), autocommit=True) as connection:
+            while connection.execute("select pg_is_in_recovery()").fetchone() != (False,):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the standby was not promoted in {PATIENCE:g} s")
+                time.sleep(POLL)
 
     def wait_for_replay(self, primary: Cluster, patience: float = 30) -> None:
         """Return once this standby has replayed what the primary has written."""
@@ -224,11 +263,11 @@ class Cluster:
             ):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the standby did not reach {goal} in {patience:g} s")
-                time.sleep(0.02)
+                time.sleep(POLL)
 
     def remove(self) -> None:
         """Stop the server if it runs, and delete the folder."""
-        with suppress(subprocess.CalledProcessError):
+        with suppress(OSError):
             self.stop("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -238,20 +277,42 @@ class Cluster:
 
     def run(self, program: str, *arguments: str) -> None:
         """One of the server's programs, as the server's user."""
-        user = _server_user() if os.geteuid() == 0 else None
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
         subprocess.run(
             [self.binaries / program, *arguments],
             check=True,
-            user=user,
-            group=None if user is None else pwd.getpwnam(user).pw_gid,
-            extra_groups=None if user is None else [],
-            cwd=self.folder,
-            env=environment | {"HOME": str(self.folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL if program == "pg_ctl" else None,
+            **self._as_server(),
         )
+
+    def _as_server(self) -> dict[str, Any]:
+        """What makes a process one of the server's user, in the cluster's folder."""
+        user = _server_user() if os.geteuid() == 0 else None
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
+        return {
+            "user": user,
+            "group": None if user is None else pwd.getpwnam(user).pw_gid,
+            "extra_groups": None if user is None else [],
+            "cwd": self.folder,
+            "env": environment | {"HOME": str(self.folder)},
+        }
+
+    def _lets_in(self, pid: int) -> bool:
+        """Whether the lock file says so of this postmaster."""
+        with suppress(FileNotFoundError):
+            lines = [line.strip() for line in (self.data / "postmaster.pid").read_text().splitlines()]
+            return lines[:1] == [str(pid)] and lines[7:8] in (["ready"], ["standby"])
+        return False
+
+    def _pid(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().split()[0])
+
+    def _runs(self, pid: int) -> bool:
+        """Whether the postmaster runs; where it is a child of this process, it is reaped once it has ended."""
+        server = _servers.get(self.data)
+        if server is not None and server.pid == pid:
+            return server.poll() is None
+        return _state_and_session(pid)[0] not in ("", "Z")
 
 
 def _runnable(binaries: Path) -> bool:
@@ -283,9 +344,15 @@ def _server_user() -> str:
 
 def _session_runs(leader: int) -> bool:
     """Whether any process of a session still runs; the postmaster leads that of its children."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            state, _, _, session = path.read_text().rsplit(")", 1)[1].split()[:4]
-            if int(session) == leader and state != "Z":
-                return True
-    return False
+    processes = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return any(
+        session == str(leader) and state != "Z" for state, session in map(_state_and_session, processes)
+    )
+
+
+def _state_and_session(pid: int) -> tuple[str, str]:
+    """Of a process; empty where there is none."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:4]
+        return state, session
+    return "", ""

@@ -5,17 +5,31 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import psycopg
 
 from demo.postgres import Cluster
 from tests.commits import until
+from tests.suite import clusters
 
 INSTANCES = "dbname=postgres user=postgres"
 REPLAYED = "select pg_last_wal_receive_lsn() is not null"
 """Whether a standby has replayed what it had when it was started."""
+
+
+@contextmanager
+def standbys_of(server: str, primary: Cluster) -> Iterator[list[Cluster]]:
+    """Two of a new cluster, which have all that there is; removed at the end."""
+    with ExitStack() as made:
+        standbys = []
+        for _ in range(2):
+            standbys.append(clusters.new_standby(server, primary))
+            made.callback(standbys[-1].remove)
+        for standby in standbys:
+            wait_until(standby, REPLAYED)
+        yield standbys
 
 
 def make_replicaset(connection: psycopg.Connection[Any], servers: Sequence[Cluster]) -> None:

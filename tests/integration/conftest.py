@@ -7,7 +7,7 @@ import pytest
 
 from airflow_pgchange.feeds.connect import connect as feed_connect
 from tests.airflow_home import prepare
-from tests.failovers import REPLAYED, wait_until
+from tests.failovers import standbys_of
 from tests.relay_process import relay_process
 from tests.suite.servers import one_of
 from tests.topology import make_catalogue
@@ -88,11 +88,7 @@ def restored(db, own_cluster, connect):
 
 
 @pytest.fixture
-def standbys(own_cluster):
+def standbys(server, own_cluster):
     """Two, which have all that there is."""
-    made = [own_cluster.standby(), own_cluster.standby()]
-    for standby in made:
-        wait_until(standby, REPLAYED)
-    yield made
-    for standby in made:
-        standby.remove()
+    with standbys_of(server, own_cluster) as made:
+        yield made

@@ -9,7 +9,36 @@ import pytest
 
 from airflow_pgchange.feeds.errors import Refused, ServerUnavailable
 from airflow_pgchange.topology import failover, replies
-from tests.failovers import INSTANCES, in_place_of_the_master, is_standby, make_replicaset, master, start
+from tests.failovers import (
+    INSTANCES,
+    in_place_of_the_master,
+    is_standby,
+    make_replicaset,
+    master,
+    standbys_of,
+    start,
+)
+from tests.suite import clusters
+
+
+@pytest.fixture(scope="module")
+def unharmed(server):
+    """A master and its standbys for tests that none of them is harmed in, if all is well."""
+    primary = clusters.new_cluster(server)
+    try:
+        with standbys_of(server, primary) as standbys:
+            yield [primary, *standbys]
+    finally:
+        primary.remove()
+
+
+@pytest.fixture
+def quiet(connect, unharmed):
+    """A catalogue in which the master of these, i0, is Offline."""
+    connection = connect()
+    make_replicaset(connection, unharmed)
+    connection.execute("select topology.set_state('i0', 'Offline')")
+    return connection
 
 
 @pytest.fixture
@@ -21,31 +50,32 @@ def catalogue(connect, own_cluster, standbys):
 
 
 @pytest.fixture
-def full(own_cluster, standbys):
+def full(unharmed):
     """The master lets nobody else in as app, the role that fails over."""
-    with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
+    primary, *standbys = unharmed
+    with psycopg.connect(primary.conninfo(), autocommit=True) as connection:
         connection.execute(
             "create role app login connection limit 1; grant execute on function pg_promote to app"
         )
-    for standby in standbys:
-        standby.wait_for_replay(own_cluster)
-    with psycopg.connect(own_cluster.conninfo(user="app")):
-        yield
+        for standby in standbys:
+            standby.wait_for_replay(primary)
+        with psycopg.connect(primary.conninfo(user="app")):
+            yield
+        connection.execute("drop owned by app; drop role app")
 
 
-def test_a_master_that_still_takes_writes_is_not_replaced(catalogue, standbys):
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
+def test_a_master_that_still_takes_writes_is_not_replaced(quiet, unharmed):
     with pytest.raises(Refused, match="i0, the master of replicaset r, .* still takes writes: stop it"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert is_standby(standbys[0])
+        failover.fail_over(quiet, INSTANCES, "r")
+    assert all(map(is_standby, unharmed[1:]))
 
 
 @pytest.mark.usefixtures("full")
-def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(catalogue):
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
+def test_a_master_that_is_there_and_does_not_let_us_in_is_not_replaced(quiet, unharmed):
     with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
-        failover.fail_over(catalogue, "dbname=postgres user=app", "r")
-    assert master(catalogue) == "i0"
+        failover.fail_over(quiet, "dbname=postgres user=app", "r")
+    assert master(quiet) == "i0"
+    assert all(map(is_standby, unharmed[1:]))
 
 
 def test_a_master_that_has_no_memory_for_another_process_is_there_and_not_replaced(
@@ -69,7 +99,15 @@ def test_a_master_that_lets_us_in_and_never_answers_holds_up_nobody(
     catalogue, own_cluster, standbys, monkeypatch
 ):
     own_cluster.kill()
-    monkeypatch.setattr(failover, "ANSWERED_WITHIN", 4.0)
+    asked = failover._asked
+
+    def asked_for_a_moment(name, server):
+        with monkeypatch.context() as patched:
+            if name == "i0":
+                patched.setattr(failover, "ANSWERED_WITHIN", 0.2)
+            return asked(name, server)
+
+    monkeypatch.setattr(failover, "_asked", asked_for_a_moment)
 
     def hang(client):
         while len(said := client.recv(1000)) == 8:
@@ -143,20 +181,18 @@ def test_a_standby_that_is_there_and_does_not_let_us_in_is_not_passed_over(catal
     ],
 )
 def test_a_master_that_is_there_is_not_replaced_whatever_the_environment_wants_of_encryption(
-    catalogue, monkeypatch, variable, value, options
+    quiet, monkeypatch, variable, value, options
 ):
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
     monkeypatch.setenv(variable, value)
     with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
-        failover.fail_over(catalogue, f"dbname=postgres user=app {options}", "r")
-    assert master(catalogue) == "i0"
+        failover.fail_over(quiet, f"dbname=postgres user=app {options}", "r")
+    assert master(quiet) == "i0"
 
 
-def test_a_master_with_which_no_encryption_can_be_agreed_is_there_and_not_replaced(catalogue):
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
+def test_a_master_with_which_no_encryption_can_be_agreed_is_there_and_not_replaced(quiet):
     with pytest.raises(Refused, match="i0, the master of replicaset r, .* answers, but .*: stop it"):
-        failover.fail_over(catalogue, f"{INSTANCES} sslmode=require", "r")
-    assert master(catalogue) == "i0"
+        failover.fail_over(quiet, f"{INSTANCES} sslmode=require", "r")
+    assert master(quiet) == "i0"
 
 
 def test_who_is_of_another_cluster_does_not_become_the_master(catalogue, cluster, own_cluster, standbys):
@@ -172,39 +208,39 @@ def test_who_is_of_another_cluster_does_not_become_the_master(catalogue, cluster
 
 
 def test_nobody_is_promoted_while_a_server_of_another_cluster_is_where_the_master_was(
-    catalogue, cluster, standbys
+    server, quiet, unharmed
 ):
-    other = cluster.standby()
+    other = clusters.new_cluster(server, family=0)
     try:
-        catalogue.execute("select topology.set_address('i0', %s)", [f"127.0.0.1:{other.port}"])
-        catalogue.execute("select topology.set_state('i0', 'Offline')")
+        (other.data / "standby.signal").touch()
+        other.restart()
+        quiet.execute("select topology.set_address('i0', %s)", [f"127.0.0.1:{other.port}"])
         with pytest.raises(Refused, match="i1, i2, i0 of replicaset r are not of one cluster: .*set_address"):
-            failover.fail_over(catalogue, INSTANCES, "r")
+            failover.fail_over(quiet, INSTANCES, "r")
     finally:
         other.remove()
-    assert master(catalogue) == "i0"
+    assert master(quiet) == "i0"
+    assert all(map(is_standby, unharmed[1:]))
 
 
 @pytest.mark.parametrize("name", ["i0", "i2"])
-def test_nobody_is_promoted_while_one_without_an_address_cannot_be_asked(catalogue, standbys, name):
-    catalogue.execute(
+def test_nobody_is_promoted_while_one_without_an_address_cannot_be_asked(quiet, unharmed, name):
+    quiet.execute(
         "delete from topology._pico_peer_address where raft_id = "
         "(select raft_id from topology._pico_instance where name = %s)",
         [name],
     )
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
     with pytest.raises(Refused, match=f"{name} of replicaset r has no address.*set_address"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert is_standby(standbys[0])
+        failover.fail_over(quiet, INSTANCES, "r")
+    assert all(map(is_standby, unharmed[1:]))
 
 
 @pytest.mark.parametrize("name", ["i0", "i2"])
-def test_nobody_is_promoted_while_one_has_an_address_that_can_be_none(catalogue, standbys, name):
-    catalogue.execute("select topology.set_address(%s, '10.0.0..1:5432')", [name])
-    catalogue.execute("select topology.set_state('i0', 'Offline')")
+def test_nobody_is_promoted_while_one_has_an_address_that_can_be_none(quiet, unharmed, name):
+    quiet.execute("select topology.set_address(%s, '10.0.0..1:5432')", [name])
     with pytest.raises(Refused, match=f"{name} has an address that can be none.*set_address"):
-        failover.fail_over(catalogue, INSTANCES, "r")
-    assert is_standby(standbys[0])
+        failover.fail_over(quiet, INSTANCES, "r")
+    assert all(map(is_standby, unharmed[1:]))
 
 
 def test_a_replicaset_without_a_standby_that_answers_says_so(catalogue, own_cluster, standbys):

@@ -32,11 +32,27 @@ def new_cluster(server: str, settings: Mapping[str, str] | None = None, family: 
 
     Clusters of one family have the same identity, those of two do not; all databases of common tests are in family 0.
     """
+    cluster = _copy(server, settings, family)
+    cluster.start()
+    return cluster
+
+
+def new_standby(server: str, primary: Cluster, family: int = 1) -> Cluster:
+    """A streaming standby of a new cluster of that family, which has still all of its log; started.
+
+    It begins where the primary began, so that a base backup is not needed.
+    """
+    standby = _copy(server, {"primary_conninfo": f"'{primary.conninfo()}'"}, family)
+    (standby.data / "standby.signal").touch()
+    standby.start()
+    return standby
+
+
+def _copy(server: str, settings: Mapping[str, str] | None, family: int) -> Cluster:
     prepared = _prepared(server, family)
     cluster = Cluster.in_new_folder(prepared.binaries)
     subprocess.run(["cp", "-a", prepared.data, cluster.folder], check=True)
     cluster.configure({**(settings or {}), "port": str(cluster.port)})
-    cluster.start()
     return cluster
 
 
