@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from demo.postgres import Cluster
-from tests.commits import until
+from tests.waiting import until
 
 INSTANCES = "dbname=postgres user=postgres"
 REPLAYED = "select pg_last_wal_receive_lsn() is not null"
