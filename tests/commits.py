@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import psycopg
@@ -56,11 +55,3 @@ def use_up_transactions(connection: psycopg.Connection[Any], n: int = 60) -> Non
     """Advance the cluster by ``n`` transactions."""
     for _ in range(n):
         connection.execute("select pg_current_xact_id()")
-
-
-def until(connection: psycopg.Connection[Any], condition: str, patience: float = 30) -> None:
-    """Return once a query says true."""
-    deadline = time.monotonic() + patience
-    while connection.execute(condition).fetchone() != (True,):
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.01)

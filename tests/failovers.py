@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 
 from demo.postgres import Cluster
-from tests.commits import until
 from tests.suite import clusters
+from tests.waiting import until
 
 INSTANCES = "dbname=postgres user=postgres"
 REPLAYED = "select pg_last_wal_receive_lsn() is not null"

@@ -10,13 +10,6 @@ import psycopg
 Connection = psycopg.Connection[Any]
 
 
-WAITS_FOR_A_LOCK = (
-    "select count(*) from pg_locks where locktype = 'advisory' and not granted "
-    "and database = (select oid from pg_database where datname = current_database())"
-)
-"""How many in this database wait for an advisory lock: other tests have databases beside it."""
-
-
 def one(connection: Connection, query: str, *parameters: Any) -> Any:
     row = connection.execute(query, parameters or None).fetchone()
     return None if row is None else row[0]

@@ -16,8 +16,8 @@ from airflow_pgchange.feeds import Batch, Change, CommitFeed, ConsumerTransactio
 from airflow_pgchange.feeds.errors import BatchGivenUp, ConsumerBusy, InvalidArgument, Stopped
 from airflow_pgchange.feeds.feed import to_json
 from tests.airflow_home import uri
-from tests.commits import until
 from tests.ledger import FEED, Connect, audit, make_ledger, operator, run, writer
+from tests.waiting import sleeps, until
 
 Database = psycopg.Connection[Any]
 
@@ -265,8 +265,7 @@ def test_a_killed_task_keeps_nothing_of_its_batch(
         connection.execute("select pg_sleep(60)")
 
     def kill() -> None:
-        asleep = "select count(*) = 1 from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database()"
-        until(connect(), asleep)
+        until(connect(), sleeps())
         task.on_kill()
 
     write(3)

@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.feeds.errors import ConnectionLost, InvalidArgument, PgChangeError, Stopped
 from airflow_pgchange.operators.spark import SparkBatchOperator
-from tests.commits import until
+from tests.waiting import locks, until
 
 Connect = Callable[..., psycopg.Connection[Any]]
 FEED = CommitFeed("delays", 0)
@@ -223,20 +223,15 @@ def test_the_transaction_holds_nothing_while_the_job_runs(
     task = operator(FOREVER)
     thread = in_background(task)
     job_of(tmp_path)
-    held = connect().execute(
+    working = connect().execute(
         "select count(*) filter (where backend_xid is not null or backend_xmin is not null), "
         "count(*) filter (where state = 'idle in transaction') "
         "from pg_stat_activity where application_name = 'airline' and datname = current_database()"
     )
-    locks = connect().execute(
-        "select distinct l.locktype from pg_locks as l join pg_stat_activity as a using (pid) "
-        "where a.application_name = 'airline' and a.datname = current_database() "
-        "and l.locktype <> 'virtualxid'"
-    )
-    found = held.fetchone(), locks.fetchall()
+    found = working.fetchone(), {lock.kind for lock in locks(connect(), application="airline")}
     task.on_kill()
     thread.join()
-    assert found == ((0, 1), [("advisory",)])
+    assert found == ((0, 1), {"advisory", "virtualxid"})
 
 
 def test_a_task_that_is_killed_after_its_job_has_ended_kills_nobody(

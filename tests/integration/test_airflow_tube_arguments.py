@@ -19,8 +19,8 @@ from airflow_pgchange.operators.tube import (
     TubeTouchOperator,
 )
 from tests.airflow_home import uri
-from tests.commits import until
 from tests.tubes import attach, faults, make, pods, touched
+from tests.waiting import sleeps, until
 
 Connect = Callable[..., psycopg.Connection[Any]]
 
@@ -219,14 +219,10 @@ def test_a_killed_backfill_does_not_wait_for_writers_any_longer(
     writer = connect(autocommit=False)
     writer.execute("update plane set built = 3")
     running = backfill(timeout=3600, resumable=resumable)
-    waiting = (
-        "select count(*) = 1 from pg_stat_activity where datname = current_database() "
-        "and query ~ '^select .*tube.(backfill_chunk|tube_backfill_step2)' and wait_event = 'PgSleep'"
-    )
     with ThreadPoolExecutor(1) as thread:
         ended = thread.submit(running.execute, {})
         try:
-            until(tube, waiting)
+            until(tube, sleeps("^select .*tube.(backfill_chunk|tube_backfill_step2)"))
         finally:
             running.on_kill()
         with pytest.raises(Stopped):

@@ -9,7 +9,8 @@ from psycopg import errors
 
 from airflow_pgchange.feeds import ConsumerTransaction
 from airflow_pgchange.feeds.errors import UnknownConsumer
-from tests.commits import FEED, commits, drain, until
+from tests.commits import FEED, commits, drain
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("call", ["pubsub.lock_watermark('test', 0)", "pubsub.poll('test', 0)"])

@@ -20,6 +20,7 @@ from airflow_pgchange.feeds.errors import (
 from airflow_pgchange.feeds.lag import lag, position
 from tests.batches import taken
 from tests.commits import narrow_partitions, use_up_transactions
+from tests.waiting import locks
 
 pytestmark = pytest.mark.every_server
 
@@ -206,14 +207,10 @@ def test_a_batch_in_work_holds_the_advisory_lock_and_nothing_else_and_outlives_t
         assert [change.id for change in consumer.changes()] == expected
         for _ in range(10):
             consumer.ping()
-        busy = connection.execute(
-            "select l.pid, a.backend_xid, a.backend_xmin, a.state from pg_locks l join pg_stat_activity a using (pid) "
-            "where l.locktype = 'advisory' and a.datname = current_database()"
-        ).fetchall()
-        assert [row[1:] for row in busy] == [(None, None, "idle in transaction")]
-        pid = busy[0][0]
-        locks = connection.execute("select locktype from pg_locks where pid = %s", [pid]).fetchall()
-        assert sorted(locks) == [("advisory",), ("virtualxid",)]
+        [pid] = [lock.pid for lock in locks(connection) if lock.kind == "advisory"]
+        assert sorted(lock.kind for lock in locks(connection, pid)) == ["advisory", "virtualxid"]
+        busy = "select backend_xid, backend_xmin, state from pg_stat_activity where pid = %s"
+        assert connection.execute(busy, [pid]).fetchall() == [(None, None, "idle in transaction")]
         connection.execute("select pg_sleep(2.5)")
         consumer.ack()
     assert drain(db) == []

@@ -11,7 +11,6 @@ import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from airflow_pgchange.maintenance import maintain as look_after
-from tests.commits import until
 from tests.event_keeping import (
     configure,
     contiguous,
@@ -27,11 +26,9 @@ from tests.event_keeping import (
     subscribe,
 )
 from tests.tubes import one
+from tests.waiting import sleeps, until, waits
 
 DEFAULT = "select count(*) from pgmb.events_default"
-HERE = "database = (select oid from pg_database where datname = current_database())"
-WAITING = f"select exists (select from pg_locks where {HERE} and locktype = 'relation' and not granted)"
-RESTING = "select exists (select from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep')"
 
 
 @pytest.fixture
@@ -86,7 +83,7 @@ def test_who_publishes_into_a_partition_that_is_being_attached_does_not_fail(con
 
     publisher = threading.Thread(target=work)
     publisher.start()
-    until(connect(), WAITING)
+    until(connect(), waits(kind="relation"))
     maintaining.commit()
     publisher.join()
     assert kept(connect()) == published != []
@@ -108,7 +105,7 @@ def test_who_reads_a_batch_while_a_partition_is_attached_reads_all_of_it(connect
         found = []
         reader = threading.Thread(target=lambda: found.extend(change.id for change in consumer.changes()))
         reader.start()
-        until(connection, WAITING)
+        until(connection, waits(kind="relation"))
         maintaining.commit()
         reader.join()
         assert found == expected
@@ -175,7 +172,7 @@ def test_a_partition_is_tried_again_when_a_publisher_has_ended(connect, attachin
     expected = publish(publisher, at=at)
     told = attaching("now() + interval '5 hours'")
     # It rests when it has waited in vain.
-    until(watching, RESTING)
+    until(watching, sleeps())
     expected += publish(watching, at=at)
     publisher.commit()
     assert told.result()
@@ -193,7 +190,7 @@ def test_who_holds_locks_does_not_rest(connect, db):
     def end_with_the_rest():
         with psycopg.connect(db, autocommit=True) as watching:
             while not made.is_set():
-                if one(watching, RESTING):
+                if one(watching, sleeps()):
                     publisher.commit()
                     return
 
@@ -269,7 +266,7 @@ def test_who_waits_to_attach_has_nothing_locked_that_a_publisher_needs(connect, 
     be_patient(watching)
     publish(publisher)
     told = attaching("now() + interval '5 hours'")
-    until(watching, WAITING)
+    until(watching, waits(kind="relation"))
     publisher.execute("set lock_timeout = '1s'")
     expected = publish(publisher, at="now() + interval '5 hours'")
     publisher.commit()
@@ -289,10 +286,7 @@ def test_publishers_that_may_be_stopped_are_waited_for_and_then_stopped(connect,
     publisher, watching = connect(autocommit=False), connect()
     expected = publish(publisher)
     told = attaching("now() + interval '5 hours', stop_publishers => true")
-    until(
-        watching,
-        f"select exists (select from pg_locks where {HERE} and waitstart < now() - interval '1 second')",
-    )
+    until(watching, waits(behind=publisher, seconds=1))
     publisher.commit()
     assert told.result()
     assert all("added" in line for line in told.result())

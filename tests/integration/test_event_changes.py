@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.commits import until
 from tests.events import drain, poll, publish, subscribe
 from tests.handling import in_thread
 from tests.tubes import one
+from tests.waiting import until, waits
 
 GATE = "pg_advisory_xact_lock_shared(77)::text is not null"
-HELD_UP = (
-    "select exists (select from pg_locks where locktype = 'advisory' and objid = 77 and not granted "
-    "and database = (select oid from pg_database where datname = current_database()))"
-)
 OTHER = "e.topic <> 'x'"
 
 
@@ -28,7 +24,7 @@ def meanwhile(connect):
     def do(what, change):
         connection.execute("select pg_advisory_lock(77)")
         ended = in_thread(what, connect())
-        until(connection, HELD_UP)
+        until(connection, waits(key="77"))
         with connection.transaction():
             change(connection)
         connection.execute("select pg_advisory_unlock(77)")

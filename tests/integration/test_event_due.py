@@ -7,9 +7,9 @@ import pytest
 
 from airflow_pgchange.events import dispatch as dispatching
 from airflow_pgchange.feeds.errors import DispatchEnded
-from tests.commits import until
 from tests.event_keeping import dispatch, publish, read, subscribe
 from tests.tubes import one
+from tests.waiting import until
 
 IN_HALF_A_SECOND = "clock_timestamp() + interval '500 ms'"
 

@@ -8,15 +8,11 @@ import psycopg
 import pytest
 
 from airflow_pgchange.maintenance import maintain as look_after
-from tests.commits import until
 from tests.event_keeping import dispatch, kept, lines, maintain, narrow, partitions, publish, read, subscribe
 from tests.tubes import one
+from tests.waiting import until, waits
 
 LATER = "5 hours"
-WAITING = (
-    "select exists (select from pg_locks where locktype = 'relation' and not granted "
-    "and database = (select oid from pg_database where datname = current_database()))"
-)
 OLD = "timestamptz '2020-01-01 00:00+00'"
 TRIM = f"select pgmb.trim_partitions('pgmb.events', now() + interval '{LATER}')"
 
@@ -60,7 +56,7 @@ def test_an_event_that_is_committed_while_retention_waits_for_its_partition_stay
 
     trimming = threading.Thread(target=work)
     trimming.start()
-    until(log, WAITING)
+    until(log, waits(kind="relation"))
     publisher.commit()
     trimming.join()
     assert any("not all in it is dispatched" in line for line in told)

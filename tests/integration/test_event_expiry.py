@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from tests.commits import until
 from tests.event_keeping import dispatch, kept, lines, maintain, publish, read, subscribe
 from tests.events import work
 from tests.tubes import one
+from tests.waiting import until, waits
 
 
 def groups(connection):
@@ -123,11 +123,7 @@ def test_who_removes_a_subscription_does_not_wait_for_a_claim_that_is_at_its_con
     holding.execute("select pg_advisory_lock(1)")
     claiming = threading.Thread(target=work, args=[db])
     claiming.start()
-    until(
-        connection,
-        "select exists (select from pg_locks as l join pg_database as d on d.oid = l.database "
-        "where d.datname = current_database() and not l.granted)",
-    )
+    until(connection, waits(behind=holding))
     try:
         connection.execute("set lock_timeout = '5s'")
         connection.execute("delete from pgmb.subscriptions where id = %s", [slow])
@@ -167,8 +163,7 @@ def test_a_group_that_is_made_anew_while_events_are_dispatched_to_the_former_get
     ]
     with ThreadPoolExecutor() as threads:
         dropped = threads.submit(connection.execute, "select pgmb.drop_group('g')")
-        waits = f"pid = {connection.info.backend_pid} and locktype = 'advisory' and not granted"
-        until(connect(), f"select exists (select from pg_locks where {waits})")
+        until(connect(), waits(connection, "advisory"))
         dispatching.commit()
         dropped.result()
     subscribe(connection, "g")
@@ -196,10 +191,7 @@ def test_a_subscription_that_waits_for_its_group_to_expire_makes_it_anew(connect
     made = []
     coming = threading.Thread(target=lambda: made.append(subscribe(subscribing, "g", "b")))
     coming.start()
-    until(
-        watching,
-        f"select exists (select from pg_locks where pid = {subscribing.info.backend_pid} and not granted)",
-    )
+    until(watching, waits(subscribing))
     assert expire(expiring) == ["1 subscriptions of group g expired, and the group with them"]
     expiring.commit()
     coming.join()

@@ -12,17 +12,16 @@ from airflow_pgchange import schema
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds.errors import DispatchEnded, PermissionDenied
 from airflow_pgchange.maintenance import maintain as maintenance
-from tests.commits import until
 from tests.event_keeping import lines, maintain
 from tests.events import TOPICAL, drain, faults, poll, poll_all, publish, read, subscribe
 from tests.tubes import one
+from tests.waiting import sleeps, until
 
 PARTITIONED = (
     "s.params @> jsonb_build_object('topics', jsonb_build_array(e.topic)) and pgmb.event_partition("
     "coalesce(e.payload ->> (s.params ->> 'by'), e.id), (s.params ->> 'partitions')::integer) = "
     "(s.params ->> 'partition')::integer"
 )
-RESTING = "select exists (select from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep')"
 
 
 @pytest.fixture
@@ -334,10 +333,7 @@ def test_who_ends_the_process_that_dispatches_is_told_the_condition(connect, end
 
     dispatching = threading.Thread(target=work)
     dispatching.start()
-    until(
-        connection,
-        "select exists (select from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database())",
-    )
+    until(connection, sleeps())
     connection.execute("select pg_cancel_backend(at_work) from pgmb.dispatching()")
     dispatching.join()
     assert "public.endless" in caught[0]

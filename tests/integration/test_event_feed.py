@@ -39,6 +39,7 @@ from tests.events import (
     work_all,
 )
 from tests.tubes import one
+from tests.waiting import locks
 
 
 def test_an_event_feed_keeps_the_contract():
@@ -246,18 +247,14 @@ def test_while_a_batch_is_in_work_no_snapshot_is_open(db, connect):
         consumer.claim(100)
         list(consumer.changes())
         consumer.ping()
-        held = one(
+        working = one(
             connection,
             "select count(*) from pg_stat_activity where application_name = 'airflow_pgchange' "
             "and datname = current_database() and (backend_xid is not null or backend_xmin is not null)",
         )
-        locks = one(
-            connection,
-            "select count(*) from pg_locks where locktype = 'relation' and pid = %s",
-            consumer.connection.info.backend_pid,
-        )
+        kinds = [lock.kind for lock in locks(connection, consumer.connection)]
         consumer.ack()
-    assert (held, locks) == (0, 0)
+    assert (working, kinds.count("relation")) == (0, 0)
 
 
 def test_a_retry_is_the_same_batch_whatever_was_published_meanwhile(db, connect):

@@ -42,6 +42,7 @@ from tests.handling import (
     subscribed,
     unread,
 )
+from tests.waiting import locks
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -276,11 +277,8 @@ def pids(connection):
     """The backends that hold a group."""
 
     def find():
-        rows = connection.execute(
-            "select pid from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid() "
-            "and database = (select oid from pg_database where datname = current_database())"
-        )
-        return [pid for (pid,) in rows.fetchall()]
+        own = connection.info.backend_pid
+        return [lock.pid for lock in locks(connection) if lock.kind == "advisory" and lock.pid != own]
 
     return find
 

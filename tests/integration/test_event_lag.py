@@ -7,9 +7,9 @@ import pytest
 
 from airflow_pgchange.feeds import points
 from airflow_pgchange.feeds.lag import lag as feed_lag
-from tests.commits import until
 from tests.event_keeping import set_aside_and_due
 from tests.events import FEED, TOPICAL, lag, poll_all, publish, publish_at, subscribe, work, work_all
+from tests.waiting import until
 
 
 def test_the_lag_is_what_a_claim_would_give(db, connect):

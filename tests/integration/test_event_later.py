@@ -7,7 +7,6 @@ import threading
 import psycopg
 import pytest
 
-from tests.commits import until
 from tests.event_keeping import (
     dispatch,
     drop_all,
@@ -21,6 +20,7 @@ from tests.event_keeping import (
     subscribe,
 )
 from tests.tubes import one
+from tests.waiting import until, waits
 
 DEFAULT = "select count(*) from pgmb.events_default"
 LATER = "select count(*) from pgmb.later"
@@ -81,11 +81,7 @@ def test_what_is_due_is_dispatched_although_some_of_it_is_being_set_aside(connec
 
     working = threading.Thread(target=work)
     working.start()
-    until(
-        connection,
-        "select exists (select from pg_stat_activity where datname = current_database() "
-        "and wait_event_type = 'Lock' and query like '%dispatch(5)')",
-    )
+    until(connection, waits(behind=placing))
     placing.commit()
     working.join()
     dispatch(connection)

@@ -10,6 +10,7 @@ from airflow_pgchange import schema
 from airflow_pgchange.maintenance import Report, maintain
 from tests.mutations import events, push, serialise
 from tests.tubes import one
+from tests.waiting import until, waits
 
 
 @pytest.fixture
@@ -56,10 +57,7 @@ def test_maintenance_that_waits_for_the_writers_of_a_table_holds_up_those_of_no_
     reports = []
     thread = threading.Thread(target=lambda: reports.append(maintain(maintaining)))
     thread.start()
-    waits = "select count(*) from pg_locks where pid = %s and not granted"
-    while thread.is_alive() and one(connection, waits, maintaining.info.backend_pid) == 0:
-        pass
-    assert thread.is_alive()
+    until(connection, waits(maintaining, behind=writer))
     connection.execute("set lock_timeout = '1s'")
     connection.execute(f"insert into {'b' if written == 'a' else 'a'}_new values (1)")
     writer.commit()

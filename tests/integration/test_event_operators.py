@@ -25,7 +25,7 @@ from airflow_pgchange.operators.events import (
 )
 from airflow_pgchange.operators.handlers import EventHandlersOperator
 from tests.airflow_home import uri
-from tests.commits import until
+from tests.waiting import until
 
 Connect = Callable[..., psycopg.Connection[Any]]
 SECONDS = 30

@@ -21,6 +21,7 @@ from tests.events import (
     work,
 )
 from tests.tubes import one
+from tests.waiting import locks, until
 
 
 def test_chunks_follow_one_another_in_order_without_loss(connect):
@@ -121,12 +122,7 @@ def test_an_unknown_group_is_named_and_takes_no_lock(connect):
     connection = connect()
     refused = error(connection, "select pgmb.read_next_events('nosuch')")
     assert (refused.sqlstate, "nosuch" in str(refused)) == ("PC002", True)
-    assert (
-        one(
-            connection, "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
-        )
-        == 0
-    )
+    assert "advisory" not in {lock.kind for lock in locks(connection, connection)}
 
 
 def test_a_lock_that_is_not_held_is_not_released(connect):
@@ -142,8 +138,7 @@ def test_the_end_of_a_session_releases_its_group(connect, db):
     poll_all(connection)
     with psycopg.connect(db, autocommit=True) as reader:
         read(reader, peek=False)
-    while one(connection, "select pgmb.locked('g')"):
-        connection.execute("select pg_sleep(0.01)")
+    until(connection, "select not pgmb.locked('g')")
     assert len(read(connection, peek=False)) == 1
 
 

@@ -9,9 +9,9 @@ import pytest
 from airflow_pgchange import dead_letters
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed, consumers
 from airflow_pgchange.feeds.errors import UnknownLetter
-from tests.commits import until
 from tests.letters import only
 from tests.tubes import attach, claim, detach, drain, make, one, pods, touched
+from tests.waiting import until, waits
 
 FEED = TubeFeed("q")
 
@@ -85,7 +85,7 @@ def test_a_letter_is_sent_once_however_many_ask_at_once(item, connect):
     other = connect()
     asking = threading.Thread(target=ask)
     asking.start()
-    until(item, f"select wait_event_type = 'Lock' from pg_stat_activity where pid = {other.info.backend_pid}")
+    until(item, waits(other))
     holder.commit()
     asking.join()
     assert told == [True]

@@ -11,7 +11,7 @@ from airflow_pgchange import schema
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, TopologyFeed, TubeFeed, consumers
 from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.tubes import work_off
-from tests.commits import claim_and_fail, commits, drain, until
+from tests.commits import claim_and_fail, commits, drain
 from tests.event_keeping import (
     configure,
     dispatch,
@@ -26,6 +26,7 @@ from tests.event_keeping import (
 from tests.readme import ROOT
 from tests.topology import make_catalogue
 from tests.tubes import attach, make, one, touched
+from tests.waiting import until
 
 
 def held(connection):

@@ -10,7 +10,8 @@ import pytest
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.errors import HistoryTrimmed
-from tests.commits import FEED, commits, drain, narrow_partitions, until, use_up_transactions
+from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
+from tests.waiting import until, waits
 
 pytestmark = pytest.mark.every_server
 
@@ -68,7 +69,7 @@ def test_a_consumer_that_comes_while_a_trim_waits_gets_everything(queue, own_dat
 
     trimming = threading.Thread(target=trim)
     trimming.start()
-    until(queue, "select exists (select from pg_locks where mode = 'AccessExclusiveLock' and not granted)")
+    until(queue, waits(behind=reader))
     queue.execute("select pubsub.lock_watermark('new', 0)")
     reader.rollback()
     trimming.join()
@@ -232,7 +233,7 @@ def test_writers_that_may_be_stopped_are_waited_for_and_then_stopped(queue, own_
 
     maintaining = threading.Thread(target=work)
     maintaining.start()
-    until(queue, "select exists (select from pg_locks where waitstart < now() - interval '1 second')")
+    until(queue, waits(behind=writer, seconds=1))
     writer.commit()
     maintaining.join()
     assert told
@@ -292,7 +293,7 @@ def test_a_writer_of_the_default_partition_outlives_that_its_row_gets_one(queue,
     written = []
     writing = threading.Thread(target=lambda: written.extend(commits(connect_to(own_database), 2)))
     writing.start()
-    until(queue, "select exists (select from pg_locks where mode = 'RowExclusiveLock' and not granted)")
+    until(queue, waits(behind=maintaining))
     maintaining.commit()
     writing.join()
     assert len(written) == 2

@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
+from tests.waiting import locks
 
 pytestmark = pytest.mark.hstore
 
@@ -23,12 +24,11 @@ def test_a_claim_of_many_messages_holds_no_more_locks_than_parts(connect):
     fill(connection, range(20_000))
     reader = connect(autocommit=False)
     assert len(consumen(reader, 20_000)) == 20_000
-    query = "select count(*) from pg_locks where locktype = 'advisory' and pid = %s"
-    assert one(connection, query, reader.info.backend_pid) <= 8 + 1
+    assert [lock.kind for lock in locks(connection, reader)].count("advisory") <= 8 + 1
     reader.rollback()
     for _ in range(300):
         assert consume(reader) is not None
-    assert one(connection, query, reader.info.backend_pid) <= 64 + 3 * 8 + 1
+    assert [lock.kind for lock in locks(connection, reader)].count("advisory") <= 64 + 3 * 8 + 1
     reader.rollback()
     assert len(drain(connection)) == 20_000
 

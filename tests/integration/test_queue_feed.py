@@ -19,7 +19,7 @@ from airflow_pgchange.feeds.errors import (
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
 from tests import queues
 from tests.batches import taken
-from tests.commits import until
+from tests.waiting import locks, until, waits
 
 pytestmark = pytest.mark.hstore
 
@@ -114,10 +114,10 @@ def test_at_work_the_transaction_holds_one_lock_and_no_xid(db, connection):
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(100)
         pid = consumer.connection.info.backend_pid
-        held = connection.execute(
-            "select locktype, mode from pg_locks where pid = %s and locktype <> 'virtualxid'", [pid]
-        ).fetchall()
-        assert held == [("advisory", "ExclusiveLock")]
+        assert sorted(locks(connection, pid)) == [
+            (pid, "advisory", "ExclusiveLock"),
+            (pid, "virtualxid", "ExclusiveLock"),
+        ]
         state = connection.execute(
             "select backend_xid, backend_xmin from pg_stat_activity where pid = %s", [pid]
         ).fetchone()
@@ -234,11 +234,7 @@ def test_taking_waits_for_the_batch_that_has_the_message(db, connection, connect
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
         taker.start()
-        waiting = (
-            "select exists (select from pg_locks where pid = %s and locktype = 'advisory' and not granted)"
-        )
-        while not queues.one(connection, waiting, other.info.backend_pid):
-            assert taker.is_alive()
+        until(connection, waits(other, "advisory"))
         consumer.ack()
     taker.join()
     assert taken == [None]
@@ -272,18 +268,14 @@ def taking(connect, iid):
     thread.join()
 
 
-WAITS = "select exists (select from pg_locks where not granted and pid = {} and {})"
-
-
 def test_taking_waits_for_the_batch_into_which_the_message_is_being_claimed(connection, connect):
     iid = queues.post(connection, 1)
     worker = Worker(connect)
     worker.claim()
     with taking(connect, iid) as (pid, taken):
-        until(connection, WAITS.format(pid, "locktype = 'advisory'"))
+        until(connection, waits(pid, "advisory"))
         worker.claims.commit()
-        slot = "objid::bigint = mbus.slot_key('q', 'default', 0) & 4294967295"
-        until(connection, WAITS.format(pid, slot))
+        until(connection, waits(pid, key="mbus.slot_key('q', 'default', 0)"))
         worker.ack()
     assert taken == [None]
 
@@ -304,7 +296,7 @@ def test_a_message_of_a_batch_that_changes_hands_is_taken_or_acked_and_not_both(
     second.claim()
     stopping.execute("lock table mbus.receipt in share mode")
     with taking(connect, iid) as (pid, taken):
-        until(connection, WAITS.format(pid, "locktype = 'relation'"))
+        until(connection, waits(pid, "relation"))
         second.claims.commit()
         second.own.execute("set local lock_timeout = '1s'")
         with pytest.raises(psycopg.errors.LockNotAvailable):

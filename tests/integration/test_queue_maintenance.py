@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.commits import until
 from tests.queues import consume, consumen, drain, fill, make, one, post, take, there
+from tests.waiting import until
 
 pytestmark = pytest.mark.hstore
 

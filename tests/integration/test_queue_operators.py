@@ -23,6 +23,7 @@ from airflow_pgchange.triggers.feed import ReplyTrigger
 from tests.airflow_home import uri
 from tests.queues import consume, consumer, fill, make, post, there
 from tests.sagas import TOUR, WORKED, note, prepare
+from tests.waiting import until
 
 pytestmark = pytest.mark.hstore
 
@@ -165,8 +166,7 @@ def test_who_answers_a_session_that_ended_goes_on(connection, connect_to, db):
     gone = queues.temporary(session)
     queues.request(connection, "q", Message({"n": "1"}), gone)
     session.close()
-    while connection.execute("select mbus.lives(%s)", [gone]).fetchone() == (True,):
-        pass
+    until(connection, f"select not mbus.lives('{gone}')")
     with connection.transaction():
         assert queues.answer(connection, *request(connection), {"n": "2"}) is None
         post(connection, "kept", "answers")

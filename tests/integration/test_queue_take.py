@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from tests.commits import until
 from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
+from tests.waiting import until, waits
 
 pytestmark = pytest.mark.hstore
 
@@ -84,9 +84,7 @@ def test_take_waits_for_who_holds_the_message(q, connect, batch, how):
     query = f"select ({how}(%s)).data -> 'n'"
     thread = threading.Thread(target=lambda: taken.append(one(taker, query, iid)))
     thread.start()
-    waits = "select exists (select from pg_locks where not granted and locktype = 'advisory' and pid = %s)"
-    while not one(q, waits, taker.info.backend_pid):
-        assert thread.is_alive()
+    until(q, waits(taker, "advisory"))
     holder.rollback()
     thread.join()
     assert taken == ["1"]
@@ -121,13 +119,12 @@ def test_a_message_that_was_taken_while_somebody_met_it_does_not_come_again(q, c
     iid = post(q, 1)
     first, second, reader, stopping = (connect(autocommit=False) for _ in range(4))
     assert one(first, "select (mbus.take_from_q_by_default(%s)).data -> 'n'", iid) == "1"
-    waits = "select exists (select from pg_locks where not granted and pid = {} and locktype = '{}')"
     with ThreadPoolExecutor() as pool, first, stopping:
         stopping.execute("lock table mbus.position in share mode")
         met = pool.submit(consume, reader)
-        until(q, waits.format(reader.info.backend_pid, "relation"))
+        until(q, waits(reader, "relation"))
         tried = pool.submit(take, second, iid)
-        until(q, waits.format(second.info.backend_pid, "advisory"))
+        until(q, waits(second, "advisory"))
         first.commit()
         assert tried.result() is None
         stopping.commit()

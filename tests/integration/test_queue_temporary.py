@@ -7,12 +7,10 @@ import threading
 import psycopg
 import pytest
 
-from tests.commits import until
 from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
+from tests.waiting import until, waits
 
 pytestmark = pytest.mark.hstore
-
-WAITS = "select exists (select from pg_locks where not granted and locktype = 'relation' and pid = {})"
 
 
 @pytest.fixture
@@ -24,8 +22,7 @@ def q(connect):
 
 def gone(connection, name):
     """Wait until a session's lock on a name of its own is gone."""
-    while one(connection, "select mbus.lives(%s)", name):
-        pass
+    until(connection, f"select not mbus.lives('{name}')")
 
 
 def test_a_temporary_queue_is_posted_to_and_consumed_from_like_any(q, connect):
@@ -140,7 +137,7 @@ def test_a_consumer_is_made_while_others_look_into_its_queue(q, connect):
     for connection, call in calls:
         threads.append(threading.Thread(target=lambda call=call: done.append(call())))
         threads[-1].start()
-        until(q, WAITS.format(connection.info.backend_pid))
+        until(q, waits(connection, "relation"))
     first.commit()
     for thread in threads:
         thread.join()
@@ -175,7 +172,7 @@ def test_a_queue_is_dropped_while_others_look_into_it(q, connect):
     for connection, call in calls:
         threads.append(threading.Thread(target=call))
         threads[-1].start()
-        until(q, WAITS.format(connection.info.backend_pid))
+        until(q, waits(connection, "relation"))
     first.commit()
     for thread in threads:
         thread.join()
@@ -190,7 +187,7 @@ def test_a_queue_is_dropped_once_those_end_who_use_it(q, connect):
     assert one(user, "select mbus.is_msg_exists(%s)", iid)
     thread = threading.Thread(target=lambda: dropper.execute("select mbus.drop_queue('r')"))
     thread.start()
-    until(q, WAITS.format(dropper.info.backend_pid))
+    until(q, waits(dropper, "relation"))
     assert one(user, "select (mbus.peek(%s)).iid", iid) == iid
     assert take(user, iid) == "1"
     assert consumen(user, 10, queue="r") == ["2"]
@@ -209,7 +206,7 @@ def test_who_waits_for_what_is_dropped_while_somebody_receives_from_it_comes(q, 
     assert consume(user, queue="r") == "1"
     thread = threading.Thread(target=lambda: dropper.execute(f"select {drop}"))
     thread.start()
-    until(q, f"select exists (select from pg_locks where not granted and pid = {dropper.info.backend_pid})")
+    until(q, waits(dropper))
     user.commit()
     thread.join()
     assert drain(q) == ["3"]
@@ -228,7 +225,7 @@ def test_a_queue_that_is_made_anew_before_somebodys_turn_is_the_one_that_is_chan
     maker.execute("select mbus.drop_queue('r')")
     thread = threading.Thread(target=lambda: other.execute(f"select {change}"))
     thread.start()
-    until(q, f"select exists (select from pg_locks where not granted and pid = {other.info.backend_pid})")
+    until(q, waits(other))
     make(maker, "r", parts=8)
     fill(maker, range(12), "r")
     maker.commit()
@@ -305,7 +302,7 @@ def test_dropping_the_queue_that_a_trigger_leads_to_waits_for_who_posts_and_not_
     post(poster, 1)
     thread = threading.Thread(target=lambda: dropper.execute("select mbus.drop_queue('r')"))
     thread.start()
-    until(q, WAITS.format(dropper.info.backend_pid))
+    until(q, waits(dropper, "relation"))
     poster.execute("set lock_timeout = '5s'")
     post(poster, 2)
     poster.commit()

@@ -16,6 +16,7 @@ from airflow_pgchange.sagas import RollBack, start
 from tests import queues
 from tests.queues import one
 from tests.sagas import STEPS, TOUR, acts, prepare, run, state
+from tests.waiting import until, waits
 
 pytestmark = pytest.mark.hstore
 
@@ -95,12 +96,7 @@ def test_who_rolls_back_waits_for_the_bung(db, connection, connect):
     holder.execute("select mbus.take(%s)", [bung])
     roller = threading.Thread(target=run, args=(db, lambda work, kept: RollBack("full"), ["rooms"]))
     roller.start()
-    waits = (
-        "select exists (select from pg_stat_activity where datname = current_database() "
-        "and wait_event = 'advisory' and clock_timestamp() > query_start + interval '0.3 s')"
-    )
-    while not one(connection, waits):
-        assert roller.is_alive()
+    until(connection, waits(kind="advisory", seconds=0.3))
     holder.rollback()
     roller.join()
     run(db)

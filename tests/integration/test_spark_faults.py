@@ -21,9 +21,9 @@ from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.spark import arrow, sink
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.types import describe, spark_schema
-from tests.commits import until
 from tests.planes import COUNTS, PLANES, count_seats, make_planes
 from tests.spark_session import batch_of, track
+from tests.waiting import sleeps, until
 
 
 @pytest.fixture
@@ -153,9 +153,7 @@ def test_a_query_that_a_standby_cancels_is_read_again(own_cluster, connect_to):
         )
         reader.start()
         replica = connect_to(standby.conninfo())
-        asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'"
-        while replica.execute(asleep).fetchone() == (0,):
-            assert reader.is_alive()
+        until(replica, sleeps())
         primary.execute("update plane set word = 'new'")
         primary.execute("vacuum plane")
         reader.join()

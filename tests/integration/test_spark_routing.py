@@ -20,6 +20,7 @@ from airflow_pgchange.spark import arrow, routing
 from airflow_pgchange.spark.wanted import Rule, Wanted
 from tests.replicasets import RULE, replicasets, standbys_of, two_primaries
 from tests.spark_session import batch_of, track
+from tests.waiting import sleeps, until
 
 IDS = list(range(1, 4001))
 
@@ -138,9 +139,7 @@ def test_a_primary_that_is_killed_in_the_middle_of_a_read_costs_no_row_and_doubl
     reader = threading.Thread(target=read)
     reader.start()
     with psycopg.connect(mortal.primaries["r1"].conninfo(), autocommit=True) as connection:
-        asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'"
-        while connection.execute(asleep).fetchone() == (0,):
-            assert reader.is_alive()
+        until(connection, sleeps(), patience=60)
     mortal.primaries["r1"].kill()
     mortal.fail_over("r1")
     reader.join()

@@ -18,6 +18,7 @@ from demo.postgres import free_port
 from tests.pooler import pooler
 from tests.relay_process import RelayProcess, relay_process
 from tests.topology import make_catalogue
+from tests.waiting import until
 
 NEW_TERM = "restarted, restored or failed over"
 
@@ -35,8 +36,8 @@ def test_a_connection_to_the_catalogue_that_is_lost_loses_nothing(db, catalogue)
         assert event.current_state == "Offline"
 
 
-OTHERS = """
-    select count(*) from pg_stat_activity
+ALONE = """
+    select count(*) = 0 from pg_stat_activity
     where datname = current_database() and pid <> pg_backend_pid() and state <> 'idle'
 """
 
@@ -47,8 +48,7 @@ def asleep(relay, database):
     os.kill(relay.pid, signal.SIGSTOP)
     try:
         with psycopg.connect(database, autocommit=True) as connection:
-            while connection.execute(OTHERS).fetchone() != (0,):
-                pass
+            until(connection, ALONE)
         yield
     finally:
         os.kill(relay.pid, signal.SIGCONT)

@@ -16,7 +16,8 @@ from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.tubes import TableDownstream, work_off
 from tests.spark_session import batch_of
-from tests.tubes import WAITS_FOR_A_LOCK, attach, detach, make, one
+from tests.tubes import attach, detach, make, one
+from tests.waiting import until, waits
 
 MIRROR = Path(__file__).parents[2] / "dags" / "spark" / "mirror.py"
 COPIES = TubeFeed("copies")
@@ -221,8 +222,7 @@ def test_of_two_tables_of_one_name_and_shard_that_are_attached_at_once_one_is_re
 
     thread = threading.Thread(target=attach_second)
     thread.start()
-    while not one(shards, WAITS_FOR_A_LOCK):
-        assert thread.is_alive()
+    until(shards, waits(kind="advisory"))
     first.commit()
     thread.join()
     assert [error.sqlstate for error in refused] == ["PC008"]

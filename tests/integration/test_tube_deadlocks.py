@@ -12,11 +12,9 @@ from psycopg import errors, sql
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.feeds.retrying import DEADLOCK_TRIES, past_deadlocks
-from tests.commits import until
 from tests.tubes import begin, chunk, make_items, touched
+from tests.waiting import until, waits
 
-BLOCKED_BY = "select exists (select from pg_stat_activity where {} = any (pg_blocking_pids(pid)))"
-IS_BLOCKED = "select pg_blocking_pids({}) <> '{{}}'"
 DEADLOCK = "select deadlocks > 0 from pg_stat_database where datname = current_database()"
 
 
@@ -40,11 +38,11 @@ def deadlock(item, connect, gate) -> Iterator[None]:
     )
 
     def open_gate():
-        until(item, IS_BLOCKED.format(other.info.backend_pid))
+        until(item, waits(other))
         opener.rollback()
 
     def be_in_the_way():
-        until(item, BLOCKED_BY.format(opener.info.backend_pid))
+        until(item, waits(behind=opener))
         other.execute("select pg_advisory_xact_lock(tube.backfill_key('item', 0))")
         other.rollback()
 

@@ -12,7 +12,8 @@ from airflow_pgchange.feeds.errors import BatchGivenUp, InvalidArgument, StaleCl
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, shards, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
 from tests.batches import taken
-from tests.tubes import WAITS_FOR_A_LOCK, attach, make, pods
+from tests.tubes import attach, make, pods
+from tests.waiting import locks, until, waits
 
 FEED = TubeFeed("q")
 
@@ -158,11 +159,7 @@ def test_a_worker_that_is_at_work_is_busy_for_others_and_its_neighbours_are_not(
 def test_who_found_a_worker_busy_keeps_nobody_from_changing_their_number(db, item):
     with ConsumerTransaction(FEED, db), ConsumerTransaction(FEED, db) as second:
         assert second.busy
-        held = item.execute(
-            "select count(*) from pg_locks where locktype = 'advisory' and database = "
-            "(select oid from pg_database where datname = current_database())"
-        ).fetchone()
-        assert held == (2,)
+        assert [lock.kind for lock in locks(item)].count("advisory") == 2
 
 
 def test_a_worker_of_a_number_that_changed_is_told(db, item):
@@ -191,8 +188,7 @@ def test_a_worker_that_waited_while_the_number_changed_is_told_so(db, item, conn
         threads[0].start()
         assert waiting.wait(60)
         threads[1].start()
-        while item.execute(WAITS_FOR_A_LOCK).fetchone() == (0,):
-            assert threads[1].is_alive()
+        until(item, waits(kind="advisory"))
     for thread in threads:
         thread.join()
     assert "shared by 1 workers now" in told[0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import psycopg
 import pytest
 
 from tests.tubes import attach, drain, make, one, pods, touched
+from tests.waiting import until, waits
 
 pytestmark = pytest.mark.every_server
 
@@ -39,9 +39,7 @@ class Doing(threading.Thread):
                 self.errors.append(error)
 
     def wait_until_it_waits(self, watcher):
-        pid = self.connection.info.backend_pid
-        while one(watcher, "select count(*) from pg_locks where pid = %s and not granted", pid) == 0:
-            assert self.is_alive()
+        until(watcher, waits(self.connection))
 
 
 def test_a_write_goes_on_while_the_number_of_workers_waits_for_an_open_transaction(item, connect):
@@ -224,11 +222,8 @@ def test_an_autovacuum_makes_way(own_database, connect_to, deed, seen):
             "insert into q (op, shard, ids) select 'T', 0, array_fill(g, array[50]) from generate_series(1, 30000) g"
         )
         connection.execute("delete from q where seq % 2 = 0")
-    working = "select from pg_locks where relation = %s::regclass and mode = 'ShareUpdateExclusiveLock'"
-    deadline = time.monotonic() + 60
-    while not connection.execute(working, [table]).fetchall():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    working = f"relation = '{table}'::regclass and mode = 'ShareUpdateExclusiveLock'"
+    until(connection, f"select exists (select from pg_locks where {working})", patience=60)
     if deed == "attach":
         attach(connection)
     else:

@@ -7,9 +7,7 @@ import threading
 import psycopg
 import pytest
 
-from tests.commits import until
 from tests.tubes import (
-    WAITS_FOR_A_LOCK,
     attach,
     begin,
     chunk,
@@ -21,6 +19,7 @@ from tests.tubes import (
     steps,
     touched,
 )
+from tests.waiting import sleeps, until, waits
 
 
 @pytest.fixture
@@ -62,11 +61,7 @@ def test_step_2_goes_on_waiting_for_a_transaction_that_is_prepared_meanwhile(ite
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(
-        item,
-        "select count(*) > 0 from pg_stat_activity where datname = current_database() "
-        "and query like 'select tube.tube_backfill_step2%' and wait_event = 'PgSleep'",
-    )
+    until(item, sleeps("^select tube.tube_backfill_step2"))
     writer.execute("prepare transaction 'tube-meanwhile'")
     item.execute("select pg_sleep(0.2)")
     assert ended == []
@@ -132,8 +127,7 @@ def test_of_two_at_once_the_second_waits_and_is_skipped(item, connect):
 
     thread = threading.Thread(target=second)
     thread.start()
-    while one(item, WAITS_FOR_A_LOCK) == 0:
-        pass
+    until(item, waits(kind="advisory"))
     first.commit()
     thread.join()
     assert "skipped" in notices[0]
@@ -159,8 +153,7 @@ def test_a_backfill_that_waited_while_the_shard_changed_goes_under_the_new_one(i
     attach(mover, shard=5)
     thread = threading.Thread(target=lambda: steps(connect()))
     thread.start()
-    while one(item, WAITS_FOR_A_LOCK) == 0:
-        pass
+    until(item, waits(kind="advisory"))
     mover.commit()
     thread.join()
     assert {shard for _, shard, _ in pods(item)} == {5}
@@ -179,8 +172,7 @@ def test_step_3_fails_where_the_predicate_changes_meanwhile(item, connect):
 
     thread = threading.Thread(target=fill)
     thread.start()
-    while one(item, "select count(*) from pg_locks where relation = 'item'::regclass and not granted") == 0:
-        assert thread.is_alive()
+    until(item, waits(relation="item"))
     make(changing, predicate="id > 500")
     changing.commit()
     thread.join()
@@ -199,11 +191,9 @@ def test_a_truncation_does_not_wait_for_a_backfill_that_waits_for_another_that_w
         threading.Thread(target=lambda: chunk(connect(), number)),
         threading.Thread(target=lambda: begin(connect(), tube="r")),
     ]
-    for n, thread in enumerate(waiting):
+    for thread, comes in zip(waiting, [sleeps("backfill_chunk"), waits(kind="advisory")], strict=True):
         thread.start()
-        held = "select count(*) from pg_locks where locktype = 'advisory' and granted = %s and database = (select oid "
-        while one(item, held + "from pg_database where datname = current_database())", n == 0) == 0:
-            assert thread.is_alive()
+        until(item, comes)
     writer.execute("truncate item")
     writer.execute("commit")
     for thread in waiting:

@@ -7,7 +7,8 @@ import threading
 import psycopg
 import pytest
 
-from tests.tubes import WAITS_FOR_A_LOCK, attach, controls, make, one, pods, touched
+from tests.tubes import attach, controls, make, one, pods, touched
+from tests.waiting import until, waits
 
 
 @pytest.fixture
@@ -105,8 +106,8 @@ def test_a_touch_by_hand_during_a_change_of_shard_is_under_the_old_shard_and_bef
 
     thread = threading.Thread(target=move)
     thread.start()
-    while one(item, WAITS_FOR_A_LOCK) == 0:
-        assert not done.is_set()
+    until(item, waits(kind="advisory"))
+    assert not done.is_set()
     toucher.commit()
     thread.join()
     item.execute("select item_touch(array[1])")

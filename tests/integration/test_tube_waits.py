@@ -18,6 +18,7 @@ from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, Stoppe
 from airflow_pgchange.stopping import Stop
 from airflow_pgchange.tubes.backfills import LOOK_AGAIN
 from tests.tubes import begin, chunk, make_items, one, touched
+from tests.waiting import sleeps, until
 
 FOR_EVER = 3600.0
 
@@ -105,12 +106,6 @@ def test_a_pause_that_makes_no_sense_is_refused_before_any_work(item, pause):
     assert one(item, "select count(*) from tube.backfill") == 0
 
 
-WAITING = (
-    "select count(*) from pg_stat_activity where datname = current_database() "
-    "and query like '%backfill_chunk%' and wait_event = 'PgSleep'"
-)
-
-
 @pytest.fixture
 def waiting(item, connect):
     """A backfill whose first chunk waits for a writer."""
@@ -118,8 +113,7 @@ def waiting(item, connect):
     writer.execute("update item set kind = 'b' where id = 1")
     number = begin(item)
     thread, raised = in_thread(lambda: chunk(connect(), number))
-    while one(item, WAITING) == 0:
-        assert thread.is_alive()
+    until(item, sleeps("backfill_chunk"))
     yield number
     writer.rollback()
     thread.join(60)
@@ -139,8 +133,7 @@ def test_one_that_was_paused_while_it_waited_touches_nothing(item, connect):
     number = begin(item)
     got = []
     thread, raised = in_thread(lambda: got.append(chunk(connect(), number)))
-    while one(item, WAITING) == 0:
-        assert thread.is_alive()
+    until(item, sleeps("backfill_chunk"))
     item.execute("select tube.backfill_pause(%s)", [number])
     writer.rollback()
     thread.join(60)

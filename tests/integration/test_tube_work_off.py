@@ -12,8 +12,8 @@ from airflow_pgchange.feeds import TubeFeed
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Refused, Stopped
 from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.tubes import Control, TableDownstream, work_off
-from tests.commits import until
 from tests.tubes import attach, controls, detach, drain, faults, make, one, pods, touched
+from tests.waiting import until
 
 FEED = TubeFeed("q")
 

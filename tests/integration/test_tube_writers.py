@@ -9,6 +9,7 @@ import pytest
 
 from airflow_pgchange.maintenance import maintain
 from tests.tubes import attach, controls, detach, faults, make, one, pods, touched
+from tests.waiting import until, waits
 
 PREDICATES = pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
 
@@ -328,8 +329,7 @@ def test_who_has_read_the_pods_can_write_while_the_number_of_workers_changes(ite
     writer.execute("select from q")
     changing = threading.Thread(target=make, args=[connect()], kwargs={"workers": 2})
     changing.start()
-    while one(item, "select count(*) from pg_locks where relation = 'q'::regclass and not granted") == 0:
-        assert changing.is_alive()
+    until(item, waits(relation="q"))
     writer.execute("insert into item values (1)")
     writer.commit()
     changing.join()

@@ -20,6 +20,7 @@ from demo.postgres import Cluster
 from tests.relay_process import relay_process
 from tests.replicasets import BUCKETS, NAMES, RULE, Replicasets, replicasets, standbys_of, two_primaries
 from tests.spark_session import batch_of, track
+from tests.waiting import sleeps, until
 
 Example = Callable[[str], Any]
 IDS = range(1, BUCKETS + 1)
@@ -186,10 +187,8 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
                 writer.wait_for_more(10)
                 consumed += consume(found, "r1")
                 reader.start()
-                server = found.primaries["r1"].conninfo()
-                asleep = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'"
-                while ask(server, asleep) == 0:
-                    assert reader.is_alive()
+                with psycopg.connect(found.primaries["r1"].conninfo(), autocommit=True) as watching:
+                    until(watching, sleeps(), patience=60)
                 found.primaries["r1"].kill()
                 found.run("select topology.set_state('r1-1', 'Offline')")
                 failed_over = example("topology_failover").test()
