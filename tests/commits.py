@@ -56,8 +56,9 @@ def narrow_partitions(connection: psycopg.Connection[Any], width: int = 50) -> N
 
 def use_up_transactions(connection: psycopg.Connection[Any], n: int = 60) -> None:
     """Advance the cluster by ``n`` transactions."""
-    for _ in range(n):
-        connection.execute("select pg_current_xact_id()")
+    connection.execute(
+        f"do $$ begin for n in 1..{n} loop perform pg_current_xact_id(); commit; end loop; end $$"
+    )
 
 
 def until(connection: psycopg.Connection[Any], condition: str, patience: float = 30) -> None:
