@@ -45,13 +45,16 @@ def claim_and_fail(
 
 
 def narrow_partitions(connection: psycopg.Connection[Any], width: int = 50) -> None:
-    """Partitions of the queue so small that a test can fill them."""
+    """Partitions of the queue so small that a test can fill them, the first of which begins about now."""
     for (partition,) in connection.execute("select relid from revision.partitions()").fetchall():
         connection.execute(f"drop table {partition}")
+    while connection.execute("select pg_current_xact_id()::text::bigint %% %s", [width]).fetchone() != (0,):
+        pass
     connection.execute("select revision.maintain_partitions(%s, 2)", [width])
 
 
 def use_up_transactions(connection: psycopg.Connection[Any], n: int = 60) -> None:
     """Advance the cluster by ``n`` transactions."""
-    for _ in range(n):
-        connection.execute("select pg_current_xact_id()")
+    connection.execute(
+        f"do $$ begin for n in 1..{n} loop perform pg_current_xact_id(); commit; end loop; end $$"
+    )

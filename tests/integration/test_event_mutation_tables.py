@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.limits import shorten_locks
 from tests.mutations import events, push, push_items, stop
 from tests.tubes import one
 
@@ -250,5 +251,6 @@ def test_a_capture_does_not_wait_long_for_writers(item, connect):
     item.execute("create table busy (id int)")
     writer = connect(autocommit=False)
     writer.execute("insert into busy values (1)")
+    shorten_locks(item, "pgmb")
     with pytest.raises(psycopg.errors.LockNotAvailable, match="is being written by transactions"):
         push(item, "busy")

@@ -165,9 +165,8 @@ def test_what_is_published_of_a_restored_table_can_be_changed_and_stopped(there)
     assert [topic for topic, _, _ in events(there)] == ["public.item.delete"]
 
 
-def test_uninstalling_takes_the_log_and_nothing_else(bare_db, connect_to):
-    connection = connect_to(bare_db)
-    schema.install(connection)
+def test_uninstalling_takes_the_log_and_nothing_else(connect):
+    connection = connect()
     connection.execute("create table public.item (id bigint primary key, word text)")
     connection.execute("select pgmb.push_table_mutations('public.item')")
     before = one(connection, "select count(*) from pg_class where relnamespace = 'tube'::regnamespace")
@@ -191,9 +190,8 @@ def test_uninstalling_takes_the_log_and_nothing_else(bare_db, connect_to):
         "create table public.mine (g varchar references pgmb.subscription_groups)",
     ],
 )
-def test_uninstalling_refuses_to_take_what_others_built_on_it(bare_db, connect_to, theirs):
-    connection = connect_to(bare_db)
-    schema.install(connection)
+def test_uninstalling_refuses_to_take_what_others_built_on_it(connect, theirs):
+    connection = connect()
     connection.execute(theirs)
     with pytest.raises(psycopg.Error, match="mine") as refused:
         connection.execute((schema.sql_folder() / "pgmb" / "uninstall" / "uninstall.sql").read_bytes())
@@ -201,9 +199,8 @@ def test_uninstalling_refuses_to_take_what_others_built_on_it(bare_db, connect_t
     assert one(connection, "select count(*) from pgmb.events") == 0
 
 
-def test_uninstalling_refuses_to_take_an_extension_that_somebody_has_put_there(bare_db, connect_to):
-    connection = connect_to(bare_db)
-    schema.install(connection)
+def test_uninstalling_refuses_to_take_an_extension_that_somebody_has_put_there(connect):
+    connection = connect()
     name = one(
         connection,
         "select name from pg_available_extension_versions "
@@ -217,11 +214,8 @@ def test_uninstalling_refuses_to_take_an_extension_that_somebody_has_put_there(b
     assert one(connection, "select count(*) from pg_extension where extname = %s", name) == 1
 
 
-def test_uninstalling_refuses_to_take_an_extension_of_which_somebody_has_moved_a_part_there(
-    bare_db, connect_to
-):
-    connection = connect_to(bare_db)
-    schema.install(connection)
+def test_uninstalling_refuses_to_take_an_extension_of_which_somebody_has_moved_a_part_there(connect):
+    connection = connect()
     connection.execute("create function public.mine() returns int as 'select 1' language sql")
     connection.execute("alter extension plpgsql add function public.mine()")
     connection.execute("alter function public.mine() set schema pgmb")

@@ -17,22 +17,22 @@ pytestmark = pytest.mark.every_server
 
 
 @pytest.fixture
-def queue(own_database, connect_to):
-    """A queue of narrow partitions in a cluster whose xmin nobody else holds back."""
-    connection = connect_to(own_database)
+def queue(db, connect_to):
+    """A queue of narrow partitions; in its cluster nobody else holds xmin back."""
+    connection = connect_to(db)
     narrow_partitions(connection)
     return connection
 
 
-def test_what_was_trimmed_is_told_to_a_consumer_that_comes_later(queue, own_database):
+def test_what_was_trimmed_is_told_to_a_consumer_that_comes_later(queue, db):
     commits(queue, 3)
-    drain(own_database)
+    drain(db)
     use_up_transactions(queue)
     consumers.trim(queue, "0 s")
     late = CommitFeed("late", 0)
     with (
         pytest.raises(HistoryTrimmed, match="3 commits"),
-        ConsumerTransaction(late, own_database) as consumer,
+        ConsumerTransaction(late, db) as consumer,
     ):
         consumer.claim(1)
     with pytest.raises(Exception, match="3 commits"):
@@ -40,32 +40,32 @@ def test_what_was_trimmed_is_told_to_a_consumer_that_comes_later(queue, own_data
     queue.execute("select pubsub.lock_watermark('by hand', 0, accept_trimmed => true)")
 
 
-def test_nothing_is_trimmed_above_the_oldest_open_transaction(queue, own_database, connect_to):
-    slow = connect_to(own_database, autocommit=False)
+def test_nothing_is_trimmed_above_the_oldest_open_transaction(queue, db, connect_to):
+    slow = connect_to(db, autocommit=False)
     slow.execute("select pg_current_xact_id()")
     commits(queue)
-    drain(own_database)
+    drain(db)
     use_up_transactions(queue)
     assert consumers.trim(queue, "0 s") == []
     late = commits(slow)
     slow.commit()
-    assert drain(own_database) == late
+    assert drain(db) == late
     assert any("trimmed 2 commits" in line for line in consumers.trim(queue, "0 s"))
 
 
-def test_a_consumer_that_comes_while_a_trim_waits_gets_everything(queue, own_database, connect_to):
+def test_a_consumer_that_comes_while_a_trim_waits_gets_everything(queue, db, connect_to):
     expected = commits(queue, 3)
-    drain(own_database)
+    drain(db)
     use_up_transactions(queue)
     partition = oldest_partition(queue)
     # It waits as long as this takes.
     queue.execute("alter function pubsub.trim_partition set lock_timeout = '60s'")
-    reader = connect_to(own_database, autocommit=False)
+    reader = connect_to(db, autocommit=False)
     reader.execute(f"select from revision.{partition}")
     lines = []
 
     def trim():
-        lines.extend(consumers.trim(connect_to(own_database), "0 s"))
+        lines.extend(consumers.trim(connect_to(db), "0 s"))
 
     trimming = threading.Thread(target=trim)
     trimming.start()
@@ -74,38 +74,38 @@ def test_a_consumer_that_comes_while_a_trim_waits_gets_everything(queue, own_dat
     reader.rollback()
     trimming.join()
     assert lines == [f"kept {partition}: it came into use"]
-    assert drain(own_database, feed=CommitFeed("new", 0)) == expected
+    assert drain(db, feed=CommitFeed("new", 0)) == expected
 
 
-def test_a_trim_does_not_wait_long_for_a_reader(queue, own_database, connect_to):
+def test_a_trim_does_not_wait_long_for_a_reader(queue, db, connect_to):
     commits(queue)
-    drain(own_database)
+    drain(db)
     use_up_transactions(queue)
     partition = oldest_partition(queue)
-    reader = connect_to(own_database, autocommit=False)
+    reader = connect_to(db, autocommit=False)
     reader.execute(f"select from revision.{partition}")
     queue.execute("set statement_timeout = '20s'")
     assert consumers.trim(queue, "0 s") == [f"postponed {partition}: it is in use"]
 
 
-def test_a_consumer_at_work_does_not_hold_a_trim_up(queue, own_database):
+def test_a_consumer_at_work_does_not_hold_a_trim_up(queue, db):
     commits(queue)
-    drain(own_database)
+    drain(db)
     use_up_transactions(queue)
     commits(queue)
-    with ConsumerTransaction(FEED, own_database) as consumer:
+    with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
         list(consumer.changes())
         assert any("trimmed 1 commits" in line for line in consumers.trim(queue, "0 s"))
         consumer.ack()
 
 
-def test_a_trim_does_not_wait_for_writers_and_they_not_for_a_trim(queue, own_database, connect_to):
+def test_a_trim_does_not_wait_for_writers_and_they_not_for_a_trim(queue, db, connect_to):
     commits(queue)
-    drain(own_database)
+    drain(db)
     use_up_transactions(queue, 110)
     queue.execute("select revision.maintain_partitions(50, 2)")
-    writer, trimming = (connect_to(own_database, autocommit=False) for _ in range(2))
+    writer, trimming = (connect_to(db, autocommit=False) for _ in range(2))
     expected = commits(writer)
     trimming.execute("set local lock_timeout = '1s'")
     (line,) = trimming.execute("select pubsub.trim_commit_queue('0 s')").fetchone()
@@ -114,24 +114,24 @@ def test_a_trim_does_not_wait_for_writers_and_they_not_for_a_trim(queue, own_dat
     expected += commits(writer)
     writer.commit()
     trimming.commit()
-    assert drain(own_database) == expected
+    assert drain(db) == expected
 
 
-def test_a_writer_does_not_wait_for_maintenance_under_way(queue, own_database, connect_to):
-    writer, maintaining = connect_to(own_database), connect_to(own_database, autocommit=False)
+def test_a_writer_does_not_wait_for_maintenance_under_way(queue, db, connect_to):
+    writer, maintaining = connect_to(db), connect_to(db, autocommit=False)
     lines = maintaining.execute("select revision.maintain_partitions(50, 20)").fetchall()
     assert any("added" in line for (line,) in lines)
     writer.execute("set lock_timeout = '1s'")
     expected = commits(writer, 2)
     maintaining.commit()
-    assert drain(own_database) == expected
+    assert drain(db) == expected
 
 
-def test_rows_without_a_partition_stay_where_a_consumer_reads_them_and_are_trimmed(queue, own_database):
+def test_rows_without_a_partition_stay_where_a_consumer_reads_them_and_are_trimmed(queue, db):
     for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
         queue.execute(f"drop table {partition}")
     expected = [*commits(queue, 3), *commits(queue, 2)]
-    with ConsumerTransaction(FEED, own_database) as consumer:
+    with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(4)
         (told,) = queue.execute("select revision.maintain_partitions(50, 1)").fetchone()
         assert "added" in told
@@ -143,25 +143,25 @@ def test_rows_without_a_partition_stay_where_a_consumer_reads_them_and_are_trimm
     assert consumers.trim(queue, "1 hour") == []
     (told,) = consumers.trim(queue, "0 s")
     assert "test/0 has not processed it" in told
-    assert drain(own_database) == expected[4:]
+    assert drain(db) == expected[4:]
     assert any("trimmed 5 commits" in line for line in consumers.trim(queue, "0 s"))
     assert in_default(queue) == 0
 
 
 def test_the_default_partition_is_not_trimmed_while_an_open_transaction_may_write_there(
-    queue, own_database, connect_to
+    queue, db, connect_to
 ):
-    slow = connect_to(own_database, autocommit=False)
+    slow = connect_to(db, autocommit=False)
     for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
         queue.execute(f"drop table {partition}")
     slow.execute("select pg_current_xact_id()")
     commits(queue)
     queue.execute("select revision.maintain_partitions(50, 1)")
-    drain(own_database)
+    drain(db)
     assert consumers.trim(queue, "0 s") == []
     late = commits(slow)
     slow.commit()
-    assert drain(own_database) == late
+    assert drain(db) == late
     assert any("trimmed 2 commits" in line for line in consumers.trim(queue, "0 s"))
 
 
@@ -174,9 +174,9 @@ def test_a_partition_of_ids_that_the_default_one_holds_is_refused(queue):
     assert in_default(queue) == 1
 
 
-def test_a_trim_does_not_read_all_that_a_consumer_has_not_processed(queue, own_database, connect_to):
-    connection = connect_to(own_database, autocommit=False)
-    drain(own_database)
+def test_a_trim_does_not_read_all_that_a_consumer_has_not_processed(queue, db, connect_to):
+    connection = connect_to(db, autocommit=False)
+    drain(db)
     commits(queue, 1000)
     use_up_transactions(queue)
     partition = oldest_partition(queue)
@@ -197,8 +197,13 @@ def test_the_default_partition_is_read_once_for_all_partitions_that_are_made(que
     assert told.count('verifying table "commit_queue_default"') == 1
 
 
+MANY = 45_000
+"""Rows that take more room than is read while writers wait, where a page holds a tenth of what it could."""
+
+
 def without_partitions(queue, rows):
     """A queue that nobody maintained for long, with so much written since."""
+    queue.execute("alter table revision.commit_queue_default set (fillfactor = 10)")
     for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
         queue.execute(f"drop table {partition}")
     queue.execute(
@@ -208,32 +213,32 @@ def without_partitions(queue, rows):
 
 
 def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(queue):
-    without_partitions(queue, 300_000)
+    without_partitions(queue, MANY)
     (told,) = queue.execute("select revision.maintain_partitions(50, 2)").fetchone()
     assert told.startswith("postponed partitions: writers would wait")
     assert partitions(queue) == []
     [(line,)] = queue.execute("select revision.troubles()").fetchall()
     (advised,) = re.findall("select .*", line)
     assert "added" in queue.execute(advised).fetchone()[0]
-    assert in_default(queue) == 300_000
+    assert in_default(queue) == MANY
     assert queue.execute("select revision.troubles()").fetchall() == []
     assert queue.execute("select revision.maintain_partitions()").fetchall() == []
 
 
-def test_writers_that_may_be_stopped_are_waited_for_and_then_stopped(queue, own_database, connect_to):
-    without_partitions(queue, 300_000)
-    writer, told = connect_to(own_database, autocommit=False), []
+def test_writers_that_may_be_stopped_are_waited_for_and_then_stopped(queue, db, connect_to):
+    without_partitions(queue, MANY)
+    writer, told = connect_to(db, autocommit=False), []
     expected = commits(writer)
 
     def work():
-        maintaining = connect_to(own_database)
+        maintaining = connect_to(db)
         told.extend(
             maintaining.execute("select revision.maintain_partitions(50, 2, stop_writers => true)").fetchall()
         )
 
     maintaining = threading.Thread(target=work)
     maintaining.start()
-    until(queue, waits(behind=writer, seconds=1))
+    until(queue, waits(behind=writer, seconds=0.5))
     writer.commit()
     maintaining.join()
     assert told
@@ -244,10 +249,10 @@ def test_writers_that_may_be_stopped_are_waited_for_and_then_stopped(queue, own_
 @pytest.mark.parametrize(
     "query", ["select revision.end_of_default(0)", "select pubsub.default_at_rest(9000000000)"]
 )
-def test_where_the_default_partition_ends_is_known_without_reading_it(queue, own_database, connect_to, query):
+def test_where_the_default_partition_ends_is_known_without_reading_it(queue, db, connect_to, query):
     without_partitions(queue, 1000)
     queue.execute("select revision.maintain_partitions(5000000000, 2)")
-    looking = connect_to(own_database, autocommit=False)
+    looking = connect_to(db, autocommit=False)
     assert looking.execute(query).fetchone()[0]
     seen = (
         "select sum(pg_stat_get_xact_tuples_returned(c) + pg_stat_get_xact_tuples_fetched(c)) "
@@ -265,10 +270,10 @@ def test_where_the_default_partition_ends_is_known_without_reading_it(queue, own
         "pubsub.trim_commit_queue('0 s')",
     ],
 )
-def test_a_second_maintenance_steps_aside_while_another_is_at_work(queue, own_database, connect_to, step):
-    first = connect_to(own_database, autocommit=False)
+def test_a_second_maintenance_steps_aside_while_another_is_at_work(queue, db, connect_to, step):
+    first = connect_to(db, autocommit=False)
     commits(queue)
-    drain(own_database)
+    drain(db)
     use_up_transactions(queue)
     assert "added" in first.execute("select revision.maintain_partitions(50, 20)").fetchone()[0]
     queue.execute("set statement_timeout = '20s'")
@@ -285,24 +290,24 @@ def test_a_trim_that_would_not_see_who_came_meanwhile_is_refused(queue):
     assert refused.value.sqlstate == "PC007"
 
 
-def test_a_writer_of_the_default_partition_outlives_that_its_row_gets_one(queue, own_database, connect_to):
+def test_a_writer_of_the_default_partition_outlives_that_its_row_gets_one(queue, db, connect_to):
     for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
         queue.execute(f"drop table {partition}")
-    maintaining = connect_to(own_database, autocommit=False)
+    maintaining = connect_to(db, autocommit=False)
     maintaining.execute("select revision.maintain_partitions(50, 1)")
     written = []
-    writing = threading.Thread(target=lambda: written.extend(commits(connect_to(own_database), 2)))
+    writing = threading.Thread(target=lambda: written.extend(commits(connect_to(db), 2)))
     writing.start()
     until(queue, waits(behind=maintaining))
     maintaining.commit()
     writing.join()
     assert len(written) == 2
-    assert drain(own_database) == written
+    assert drain(db) == written
 
 
-def test_emptied_partitions_are_dropped_when_there_are_many(queue, own_database):
+def test_emptied_partitions_are_dropped_when_there_are_many(queue, db):
     gone = commits(queue)
-    drain(own_database)
+    drain(db)
     for _ in range(5):
         use_up_transactions(queue)
         queue.execute("select revision.maintain_partitions(50, 2)")
@@ -314,13 +319,13 @@ def test_emptied_partitions_are_dropped_when_there_are_many(queue, own_database)
     dropped = queue.execute("select count(*) from revision.drop_empty_partitions(2)").fetchone()[0]
     assert dropped >= 4
     assert len(partitions(queue)) == len(before) - dropped
-    assert drain(own_database) == kept
+    assert drain(db) == kept
     later = commits(queue)
-    assert drain(own_database) == later
+    assert drain(db) == later
     assert gone
 
 
-def test_maintenance_drops_emptied_partitions(queue, own_database):
+def test_maintenance_drops_emptied_partitions(queue, db):
     lines = []
     for _ in range(11):
         use_up_transactions(queue)
@@ -328,29 +333,29 @@ def test_maintenance_drops_emptied_partitions(queue, own_database):
     assert sum("dropped the empty partition" in line for (line,) in lines) > 8
 
 
-def test_emptied_partitions_stay_while_somebody_writes(queue, own_database, connect_to):
+def test_emptied_partitions_stay_while_somebody_writes(queue, db, connect_to):
     for _ in range(4):
         use_up_transactions(queue)
         queue.execute("select revision.maintain_partitions(50, 2)")
     before = partitions(queue)
-    writer = connect_to(own_database, autocommit=False)
+    writer = connect_to(db, autocommit=False)
     expected = commits(writer)
     queue.execute("set statement_timeout = '20s'")
     (line,) = queue.execute("select revision.drop_empty_partitions(0)").fetchone()
     assert "postponed" in line
     assert partitions(queue) == before
     writer.commit()
-    assert drain(own_database) == expected
+    assert drain(db) == expected
 
 
-def test_what_is_not_settled_is_not_dropped_although_it_is_empty(queue, own_database, connect_to):
-    slow = connect_to(own_database, autocommit=False)
+def test_what_is_not_settled_is_not_dropped_although_it_is_empty(queue, db, connect_to):
+    slow = connect_to(db, autocommit=False)
     slow.execute("select pg_current_xact_id()")
     use_up_transactions(queue)
     assert queue.execute("select count(*) from revision.drop_empty_partitions(0)").fetchone() == (0,)
     expected = commits(slow)
     slow.commit()
-    assert drain(own_database) == expected
+    assert drain(db) == expected
 
 
 def in_default(connection):

@@ -32,9 +32,8 @@ def test_installing_twice_does_nothing(bare_db, connect_to):
     assert schema.install(connection) == first
 
 
-def test_what_was_changed_by_hand_is_told(bare_db, connect_to):
-    connection = connect_to(bare_db)
-    schema.install(connection)
+def test_what_was_changed_by_hand_is_told(connect):
+    connection = connect()
     connection.execute("update pubsub.installed set checksum = 'another'")
     assert [state.system for state in schema.installed(connection) if not state.intact] == ["pubsub"]
 
@@ -47,9 +46,8 @@ def test_a_failed_installation_leaves_nothing_behind(bare_db, connect_to):
     assert connection.execute("select to_regclass('pubsub.watermark')").fetchone() == (None,)
 
 
-def test_another_version_is_not_touched(bare_db, connect_to):
-    connection = connect_to(bare_db)
-    schema.install(connection)
+def test_another_version_is_not_touched(connect):
+    connection = connect()
     connection.execute("update revision.installed set version = 99")
     with pytest.raises(SchemaVersionMismatch, match="newer package"):
         schema.install(connection)
@@ -60,9 +58,8 @@ def test_an_unknown_system_is_named(bare_db, connect_to):
         schema.install(connect_to(bare_db), ["tubes"])
 
 
-def test_uninstalling_leaves_users_tables_writable(bare_db, connect_to):
-    connection = connect_to(bare_db)
-    schema.install(connection)
+def test_uninstalling_leaves_users_tables_writable(connect):
+    connection = connect()
     connection.execute("create table ledger (id bigint primary key)")
     connection.execute("select revision.track('ledger')")
     schema.uninstall(connection)
@@ -105,11 +102,10 @@ THEIRS = {
 
 
 @pytest.mark.parametrize("system", schema.SYSTEMS, ids=lambda system: system.folder)
-def test_what_others_have_put_into_a_schema_is_never_dropped(bare_db, connect_to, system):
-    connection = connect_to(bare_db)
+def test_what_others_have_put_into_a_schema_is_never_dropped(connect, system):
+    connection = connect()
     if not schema.available(connection, system):
         pytest.skip(f"this server has no {system.extension}")
-    schema.install(connection)
     connection.execute("create table public.item (id bigint primary key)")
     for made in filter(None, map(RUNNING.get, (each.folder for each in possible(connection)))):
         connection.execute(made)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from tests.limits import shorten_locks
+
 CANNOT_TRACK = "PC008"
 
 
@@ -248,8 +250,8 @@ def test_users_prepared_transactions_go_on_working(ledger):
 
 
 @pytest.mark.parametrize("expression", [None, "0", "length(kind)::bigint * 0"])
-def test_a_write_takes_no_second_transaction_id(own_database, connect_to, expression):
-    connection = connect_to(own_database)
+def test_a_write_takes_no_second_transaction_id(connect, expression):
+    connection = connect()
     connection.execute("create table ledger (id bigint primary key, kind text not null default 'a')")
     connection.execute("select revision.track('ledger', branch_id => %s)", [expression])
     with connection.transaction():
@@ -263,6 +265,7 @@ def test_a_write_takes_no_second_transaction_id(own_database, connect_to, expres
 def test_tracking_does_not_wait_for_a_writer_for_ever(ledger, connect):
     writer = connect(autocommit=False)
     writer.execute("insert into ledger values (1)")
+    shorten_locks(ledger, "revision")
     ledger.execute("set statement_timeout = '15s'")
     with pytest.raises(psycopg.errors.LockNotAvailable, match="being written"):
         ledger.execute("select revision.track('ledger')")

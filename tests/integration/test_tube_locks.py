@@ -7,6 +7,7 @@ import threading
 import psycopg
 import pytest
 
+from tests.limits import shorten_locks
 from tests.tubes import attach, drain, make, one, pods, touched
 from tests.waiting import until, waits
 
@@ -59,6 +60,7 @@ def test_a_write_goes_on_while_the_number_of_workers_waits_for_an_open_transacti
 def test_the_number_of_workers_does_not_wait_for_an_open_transaction_for_ever(item, connect):
     reader = connect(autocommit=False)
     reader.execute("select from q")
+    shorten_locks(item, "tube")
     item.execute("set statement_timeout = '20s'")
     with pytest.raises(psycopg.errors.LockNotAvailable, match="public.q is being used"):
         make(item, workers=2)
@@ -199,8 +201,18 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize("deed", ["attach", "workers"])
-@pytest.mark.parametrize("seen", [True, False])
+OTHERS = pytest.mark.release("each deed, and each kind of role, is one of the other two cases too")
+
+
+@pytest.mark.parametrize(
+    ("deed", "seen"),
+    [
+        ("attach", True),
+        ("workers", False),
+        pytest.param("attach", False, marks=OTHERS),
+        pytest.param("workers", True, marks=OTHERS),
+    ],
+)
 def test_an_autovacuum_makes_way(own_database, connect_to, deed, seen):
     connection = connect_to(own_database)
     connection.execute("alter system set autovacuum = on")
@@ -215,11 +227,11 @@ def test_an_autovacuum_makes_way(own_database, connect_to, deed, seen):
     table = "item" if deed == "attach" else "q"
     connection.execute(f"alter table {table} set ({SLOW})")
     if deed == "attach":
-        connection.execute("insert into item select g, repeat('x', 500) from generate_series(1, 50000) g")
+        connection.execute("insert into item select g, repeat('x', 500) from generate_series(1, 5000) g")
         connection.execute("update item set name = name || 'y' where id % 3 = 0")
     else:
         connection.execute(
-            "insert into q (op, shard, ids) select 'T', 0, array_fill(g, array[50]) from generate_series(1, 30000) g"
+            "insert into q (op, shard, ids) select 'T', 0, array_fill(g, array[50]) from generate_series(1, 5000) g"
         )
         connection.execute("delete from q where seq % 2 = 0")
     working = f"relation = '{table}'::regclass and mode = 'ShareUpdateExclusiveLock'"
@@ -233,6 +245,7 @@ def test_an_autovacuum_makes_way(own_database, connect_to, deed, seen):
 def test_who_is_in_the_way_is_named(item, connect):
     writer = connect(autocommit=False)
     writer.execute("insert into q (shard, ids) values (0, '{1}')")
+    shorten_locks(item, "tube")
     with pytest.raises(psycopg.errors.LockNotAvailable) as told:
         make(item, workers=2)
     assert f"that do not end: process {writer.info.backend_pid}" in str(told.value)

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.maintenance import maintain
+from tests.limits import shorten_locks
 from tests.tubes import attach, controls, detach, faults, make, one, pods, touched
 from tests.waiting import until, waits
 
@@ -349,8 +350,8 @@ def test_users_prepared_transactions_go_on_working(item, predicate):
 
 
 @PREDICATES
-def test_a_write_takes_no_second_transaction_id(own_database, connect_to, predicate):
-    connection = connect_to(own_database)
+def test_a_write_takes_no_second_transaction_id(connect, predicate):
+    connection = connect()
     connection.execute("create table item (id bigint primary key, kind text not null default 'a')")
     make(connection, predicate=predicate)
     attach(connection)
@@ -403,6 +404,7 @@ def test_attaching_does_not_wait_for_a_writer_for_ever(item, connect):
     detach(item)
     writer = connect(autocommit=False)
     writer.execute("insert into item values (1)")
+    shorten_locks(item, "tube")
     item.execute("set statement_timeout = '15s'")
     with pytest.raises(psycopg.errors.LockNotAvailable, match="being written"):
         attach(item)
@@ -412,6 +414,7 @@ def test_attaching_does_not_wait_for_a_writer_for_ever(item, connect):
 def test_detaching_does_not_wait_for_a_writer_for_ever_and_leaves_the_capture_whole(item, connect):
     writer = connect(autocommit=False)
     writer.execute("insert into item values (1)")
+    shorten_locks(item, "tube")
     item.execute("set statement_timeout = '15s'")
     with pytest.raises(psycopg.errors.LockNotAvailable, match="being used"):
         detach(item)

@@ -1,0 +1,28 @@
+"""Limits of our SQL that a test makes shorter, where it would wait them out and shows nothing by that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+
+def shorten(connection: psycopg.Connection[Any], function: str, limit: str, to: str) -> None:
+    """Put another limit in the place of one that a function must have, in this database."""
+    row = connection.execute("select pg_get_functiondef(%s::regproc)", [function]).fetchone()
+    assert row is not None
+    assert row[0].count(limit) == 1, f"{function} has not the limit {limit}"
+    connection.execute(row[0].replace(limit, to))
+
+
+def shorten_locks(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Who is to lock a table waits for others half a second, and not for five."""
+    if schema == "tube":
+        shorten(connection, "tube.take_locks", "interval '5 s'", "interval '0.5 s'")
+    else:
+        shorten(connection, f"{schema}.lock_for_capture", "lock_timeout TO '5s'", "lock_timeout TO '500ms'")
+
+
+def shorten_rests(connection: psycopg.Connection[Any]) -> None:
+    """Who makes partitions of the event log tries as often as ever, but rests for shorter."""
+    shorten(connection, "pgmb.make_partitions", "pg_sleep(0.5)", "pg_sleep(0.02)")
