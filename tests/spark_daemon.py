@@ -1,0 +1,33 @@
+"""Spark's daemon for Python processes, which has imported what each of them needs before it forks them.
+
+Spark's own imports nothing, so that each process compiles Spark's Python from a zip anew, for seconds.
+"""
+
+import importlib
+import os
+import sys
+
+PACKAGE = "PGCHANGE_TEST_PACKAGE"
+"""The variable that names the zip of our package, as executors get it."""
+NEEDED = (
+    "pyspark.worker",
+    "pyspark.sql.conversion",
+    "pyarrow.compute",
+    "airflow_pgchange.spark.job",
+)
+
+
+def main() -> None:
+    """Our package comes from the zip before the checkout, Spark from where its bytecode is kept."""
+    here, *others = sys.path
+    installed = [path for path in others if not path.endswith("pyspark.zip")]
+    sys.path[:] = [os.environ[PACKAGE], *installed, here]
+    # A process that is forked has none of the threads that an import started.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in NEEDED:
+        importlib.import_module(name)
+    importlib.import_module("pyspark.daemon").manager()
+
+
+if __name__ == "__main__":
+    main()
