@@ -23,8 +23,7 @@ SETTINGS = {
     "max_wal_size": "512MB",
     "dynamic_shared_memory_type": "mmap",
 }
-"""Nobody but a test draws transaction ids or holds a lock, the log stays small, and a killed server leaves nothing outside
-its folder."""
+"""Nobody but a test draws transaction ids or holds a lock, and a killed server leaves nothing outside its folder."""
 
 
 def new_cluster(server: str, settings: Mapping[str, str] | None = None, family: int = 1) -> Cluster:
