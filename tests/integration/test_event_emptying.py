@@ -163,6 +163,7 @@ def test_everything_is_read_once_while_partitions_come_and_go(log, db):
             told += lines(log, f"select pgmb.make_partitions('pgmb.{table}')")
             told += lines(log, f"select pgmb.trim_partitions('pgmb.{table}')")
             told += lines(log, f"select pgmb.drop_emptied('pgmb.{table}', spare => 0)")
+        stop.wait(0.1)
     stop.set()
     for thread in threads:
         thread.join()
