@@ -26,7 +26,8 @@ pytest_plugins = ["pytester", *(f"tests.suite.{name}" for name in ("servers", "k
 _numbers = itertools.count()
 
 
-def _database(cluster: Cluster, template: str) -> Iterator[str]:
+def database(cluster: Cluster, template: str) -> Iterator[str]:
+    """A copy of a database, as long as it is needed; its connection string."""
     name = f"test_{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(cluster.conninfo(), autocommit=True) as connection:
         connection.execute(
@@ -41,19 +42,19 @@ def _database(cluster: Cluster, template: str) -> Iterator[str]:
 @pytest.fixture
 def db(cluster: Cluster) -> Iterator[str]:
     """A database with all our schemas; its connection string."""
-    yield from _database(cluster, TEMPLATE)
+    yield from database(cluster, TEMPLATE)
 
 
 @pytest.fixture
 def other_db(cluster: Cluster) -> Iterator[str]:
     """A second database with all our schemas, in the same cluster."""
-    yield from _database(cluster, TEMPLATE)
+    yield from database(cluster, TEMPLATE)
 
 
 @pytest.fixture
 def bare_db(cluster: Cluster) -> Iterator[str]:
     """A database with nothing in it."""
-    yield from _database(cluster, "template1")
+    yield from database(cluster, "template1")
 
 
 @pytest.fixture

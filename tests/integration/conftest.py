@@ -4,11 +4,15 @@ import subprocess
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds.connect import connect as feed_connect
+from tests import sagas
 from tests.airflow_home import prepare
+from tests.conftest import database
 from tests.failovers import standbys_of
 from tests.relay_process import relay_process
+from tests.suite.clusters import TEMPLATE
 from tests.suite.servers import one_of
 from tests.topology import make_catalogue
 
@@ -54,6 +58,15 @@ def relay(db, catalogue):
     """A relay of that catalogue."""
     with relay_process(db) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def toured(cluster):
+    """The name of a database with the queues of a saga, to be copied: to make them takes ten times as long."""
+    for made in database(cluster, TEMPLATE):
+        with psycopg.connect(made, autocommit=True) as connection:
+            sagas.prepare(connection)
+        yield conninfo_to_dict(made)["dbname"]
 
 
 @pytest.fixture

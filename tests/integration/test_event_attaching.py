@@ -124,6 +124,7 @@ def test_a_reader_of_what_is_there_does_not_wait_for_maintenance_under_way(conne
 
 
 def test_publishers_lose_nothing_while_partitions_come_and_go(connect, db):
+    """It takes as long as some partitions of a second live."""
     connection = connect()
     narrow(connection)
     published, stop = [], threading.Event()

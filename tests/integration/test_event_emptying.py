@@ -126,7 +126,8 @@ def test_a_partition_that_holds_something_is_not_dropped(log):
 
 
 def test_everything_is_read_once_while_partitions_come_and_go(log, db):
-    """Publishers, the dispatcher and a reader at work, with partitions of a second that live for one more."""
+    """Publishers, the dispatcher and a reader at work, with partitions of a second that live for one more: so
+    it takes as long as some of them live."""
     narrow(log)
     published, got, stop = [], [], threading.Event()
 
@@ -158,6 +159,7 @@ def test_everything_is_read_once_while_partitions_come_and_go(log, db):
             told += lines(log, f"select pgmb.make_partitions('pgmb.{table}')")
             told += lines(log, f"select pgmb.trim_partitions('pgmb.{table}')")
             told += lines(log, f"select pgmb.drop_emptied('pgmb.{table}', spare => 0)")
+        stop.wait(0.1)
     stop.set()
     for thread in threads:
         thread.join()

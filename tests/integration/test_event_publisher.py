@@ -483,13 +483,13 @@ def test_a_batch_that_takes_longer_than_a_statement_may_goes_in_parts(db, connec
     connection.execute("""
         create function public.slow() returns trigger language plpgsql as $$
         begin
-            perform pg_sleep(0.02);
+            perform pg_sleep(0.01);
             return new;
         end
         $$;
         create trigger slow before insert on pgmb.events for each row execute function public.slow()
     """)
-    limited = make_conninfo(db, options="-c statement_timeout=800ms")
+    limited = make_conninfo(db, options="-c statement_timeout=400ms")
     with Publisher(limited, flush_events=100) as publisher:
         publisher.put(numbers(100))
         publisher.flush()

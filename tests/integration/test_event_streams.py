@@ -139,7 +139,7 @@ def test_events_of_many_subscriptions_come_in_order_and_once(serve, connect):
     topics = [f"t{n}" for n in range(20)]
     with ExitStack() as stack:
         clients = {each: stack.enter_context(listening(f"{address}/{each}")) for each in topics}
-        mixed = [Event("all" if n % 3 == 0 else topics[n % 20], {"n": n}) for n in range(3000)]
+        mixed = [Event("all" if n % 3 == 0 else topics[n % 20], {"n": n}) for n in range(600)]
         publish(connect(), mixed)
         for topic, client in clients.items():
             wanted = [event.payload["n"] for event in mixed if event.topic in ("all", topic)]
@@ -276,14 +276,14 @@ def test_an_idle_client_learns_how_far_it_is(serve, connect):
         assert {(each.comment, each.data) for each in comments} == {("still here", "")}
 
 
-def test_a_hundred_clients_share_one_connection_and_one_subscription(serve, connect):
+def test_many_clients_share_one_connection_and_one_subscription(serve, connect):
     streams, address = serve()
     connection = connect()
     with ExitStack() as stack:
-        clients = [stack.enter_context(listening(f"{address}/t")) for _ in range(100)]
-        assert streams.clients == 100
+        clients = [stack.enter_context(listening(f"{address}/t")) for _ in range(40)]
+        assert streams.clients == 40
         publish(connection, numbered(0, 2))
-        assert [numbers(client.events(2)) for client in clients] == 100 * [[0, 1]]
+        assert [numbers(client.events(2)) for client in clients] == 40 * [[0, 1]]
         backends = connection.execute(
             "select count(*) from pg_stat_activity where datname = current_database() "
             "and pid <> pg_backend_pid() and backend_type = 'client backend'"

@@ -16,7 +16,7 @@ from tests.queues import consumer, drain, fill, make, one, there
 
 pytestmark = pytest.mark.hstore
 
-PRODUCERS, CONSUMERS, EACH = 20, 7, 30
+PRODUCERS, CONSUMERS, EACH = 20, 7, 12
 TIED = "select mbus.post_r(hstore('n', %s), hstore('consume_after', mbus.post_q(hstore('n', %s))))"
 UNTIED = "select mbus.post_r(hstore('n', %s)), mbus.post_q(hstore('n', %s))"
 

@@ -18,7 +18,7 @@ from airflow_pgchange.feeds.draining import Plan, drain
 from airflow_pgchange.feeds.errors import PgChangeError
 from airflow_pgchange.sagas import RollBack, TryAgain, handle, start
 from tests import queues
-from tests.sagas import STEPS, TOUR, WORKED, note, prepare
+from tests.sagas import STEPS, TOUR, WORKED, note, prepare, ready
 
 pytestmark = pytest.mark.hstore
 
@@ -56,6 +56,8 @@ class Worker:
             while queues.one(self.watch, OPEN) and idle < PATIENCE:
                 before = self.done
                 for queue in self.chance.sample(WORKED, len(WORKED)):
+                    if not ready(self.watch, queue):
+                        continue
                     try:
                         drain(Plan(QueueFeed(queue), self.conninfo, limit=1, max_batches=None), self.process)
                     except (PgChangeError, psycopg.Error):

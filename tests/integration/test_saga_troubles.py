@@ -14,18 +14,22 @@ from airflow_pgchange.feeds.errors import InvalidArgument, Refused
 from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.sagas import RollBack, start
 from tests import queues
+from tests.conftest import database
 from tests.queues import one
-from tests.sagas import STEPS, TOUR, acts, prepare, run, state
+from tests.sagas import STEPS, TOUR, acts, run, state
 from tests.waiting import until, waits
 
 pytestmark = pytest.mark.hstore
 
 
 @pytest.fixture
+def db(cluster, toured):
+    yield from database(cluster, toured)
+
+
+@pytest.fixture
 def connection(connect):
-    connection = connect()
-    prepare(connection)
-    return connection
+    return connect()
 
 
 def kill_room(db):
@@ -176,6 +180,7 @@ def test_a_saga_starts_though_a_queue_of_an_older_one_was_made_anew(connection):
     assert start(connection, TOUR, {}) == 2
 
 
-def test_a_saga_cannot_start_in_queues_that_are_not_there(connect):
+def test_a_saga_cannot_start_in_queues_that_are_not_there(connection):
+    connection.execute("select mbus.drop_queue('bungs')")
     with pytest.raises((InvalidArgument, psycopg.Error), match="Queue bungs does not exists"):
-        start(connect(), TOUR, {})
+        start(connection, TOUR, {})

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.maintenance import maintain
+from tests.limits import shorten_locks
 from tests.tubes import attach, make, one, touched
 from tests.waiting import waits
 
@@ -68,6 +69,7 @@ def test_maintenance_postpones_a_table_that_is_being_written_and_mends_the_other
         connection.execute(f"create table {name}_1 partition of {name} for values from (0) to (10)")
     writer = connect(autocommit=False)
     writer.execute("insert into a_1 values (1)")
+    shorten_locks(connection, "tube")
     report = maintain(connection)
     assert "public.a: postponed, it is being written" in report.done
     assert "public.b: its capture for tube q was mended" in report.done
