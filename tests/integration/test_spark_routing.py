@@ -161,13 +161,14 @@ def move_all(spread, source, target):
         spread.run("select topology.move_buckets('default', 0, 1499, %s, %s)", state, goal)
 
 
-def test_a_range_that_moves_while_it_is_read_is_read_from_its_new_owner(db, spread, feed, monkeypatch):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_range_that_moves_while_it_is_read_is_read_from_its_new_owner(db, spread, feed, monkeypatch, when):
     def move(number):
-        """The first read finds that its rows are gone already: the catalogue said otherwise a moment before."""
+        """The first read finds that its rows are gone already, or has read them and finds that it may not keep them."""
         if number == 1:
             move_all(spread, "r1", "r2")
 
-    reads = Reads(monkeypatch, move)
+    reads = Reads(monkeypatch, **{when: move})
     with batch_of(feed, db, cluster=spread.reached) as job:
         assert accounts(job) == [(n, 100 * n) for n in IDS]
     assert reads.begun > 2, "the fault did not fire"
