@@ -244,8 +244,11 @@ def story(connect):
     return tell
 
 
+OTHER_SEEDS = pytest.mark.release("other chances of a story that is told twice in every run")
+
+
 @pytest.mark.parametrize("predicate", [None, "id % 2 = 0"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=OTHER_SEEDS) for seed in (2, 3))])
 def test_at_rest_the_copy_equals_the_tables(story, seed, predicate):
     told = story(seed, predicate)
     for _ in range(STEPS):
