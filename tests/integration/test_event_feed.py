@@ -316,6 +316,19 @@ def test_a_group_that_was_moved_meanwhile_is_not_acked(db, connect):
         consumer.ack()
 
 
+def test_a_group_that_was_moved_after_a_failure_gets_no_batch_from_before_that(db, connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, *"ab")
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(100)
+        raise ZeroDivisionError
+    consumers.move(connection, connection, FEED, "now")
+    assert work(db) == []
+    later = publish(connection, "c")
+    assert work(db) == later
+
+
 def test_a_claim_in_a_transaction_that_has_written_is_refused(db, connect):
     connection = connect()
     subscribe(connection)
