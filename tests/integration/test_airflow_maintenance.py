@@ -34,9 +34,19 @@ def test_installing_the_schemas_twice_does_nothing(bare_db: str, monkeypatch: py
     assert run(task) == first
 
 
-def test_maintenance_makes_partitions_ahead(conn_id: str) -> None:
+def test_maintenance_makes_partitions_ahead(conn_id: str, connect: Connect) -> None:
+    """Of a million transactions each, as many as are asked for behind that of now."""
+    connection = connect()
+    uppers = "select upper from revision.partitions() order by upper"
+    before = [upper for (upper,) in connection.execute(uppers).fetchall()]
     report = run(MaintenanceOperator(task_id="keep", postgres_conn_id=conn_id, ahead=5))
-    assert any("added partition" in line for line in report["done"]), report
+    after = [upper for (upper,) in connection.execute(uppers).fetchall()]
+    ((million,),) = connection.execute("select pg_current_xact_id()::text::bigint / 1000000").fetchall()
+    assert after == [(million + n) * 1_000_000 for n in range(1, 7)]
+    assert [line for line in report["done"] if "partition" in line] == [
+        f"added partition commit_queue_{upper - 1_000_000} up to transaction {upper}"
+        for upper in after[len(before) :]
+    ]
 
 
 def test_maintenance_names_who_holds_consumers_back(

@@ -1,95 +1,38 @@
-"""Watchers and deferred sensors on a real server."""
+"""Triggers of deferred sensors on a real server."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, points
-from airflow_pgchange.feeds.connect import connect_async
-from airflow_pgchange.feeds.errors import ServerUnavailable, UnknownBranch
 from airflow_pgchange.triggers import poller
-from airflow_pgchange.triggers.alarm import FIRST_PAUSE
 from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
-from airflow_pgchange.triggers.poller import Clock, Recovered, Subscription, Switchboard, Trouble
-from airflow_pgchange.triggers.watches import BacklogWatch
 from tests.airflow_home import uri
-
-Connect = Callable[..., psycopg.Connection[Any]]
-FEED = CommitFeed("delays", 0)
-NAME = "pgchange-watching"
+from tests.ledger import Connect, make_ledger, writer
+from tests.watching import FEED, first, process, uri_by_name
 
 
 @pytest.fixture
 def conn_id(db: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """An Airflow connection to ``db`` that its server can tell from all others."""
-    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", f"{uri(db)}?application_name={NAME}")
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri_by_name(db))
     return "airline"
 
 
 @pytest.fixture
 def db_with_ledger(db: str, connect: Connect) -> str:
-    connect().execute(
-        "create table ledger (id bigint generated always as identity primary key);"
-        "select revision.track('ledger', branch_id => '0')"
-    )
+    make_ledger(connect())
     return db
 
 
 @pytest.fixture
 def write(db_with_ledger: str, connect: Connect) -> Callable[[int], None]:
     """Insert so many rows in one transaction."""
-    connection = connect()
-
-    def insert(rows: int) -> None:
-        connection.execute("insert into ledger select from generate_series(1, %s)", [rows])
-
-    return insert
-
-
-def process(db: str, limit: int = 1000) -> int:
-    with ConsumerTransaction(FEED, db) as transaction:
-        batch = transaction.claim(limit)
-        if batch is None:
-            return 0
-        transaction.ack()
-        return batch.count
-
-
-async def first(trigger: FeedTrigger | PointTrigger) -> Any:
-    """The payload of the first event."""
-    async with asyncio.timeout(20), contextlib.aclosing(trigger.run()) as events:  # type: ignore[type-var]
-        event = await anext(events)
-        return event.payload
-
-
-async def next_news(subscription: Subscription) -> Any:
-    async with asyncio.timeout(20):
-        return await anext(aiter(subscription))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
-def connections(connect: Connect) -> int:
-    row = (
-        connect()
-        .execute(
-            "select count(*) from pg_stat_activity where application_name = %s and datname = current_database()",
-            [NAME],
-        )
-        .fetchone()
-    )
-    return int(row[0]) if row else 0
+    return writer(connect())
 
 
 async def test_a_trigger_fires_for_a_backlog_that_was_there_before_it(
@@ -140,43 +83,6 @@ async def test_a_trigger_is_silent_while_a_consumer_is_at_work(
     assert not done
 
 
-async def test_all_that_waits_in_a_process_shares_one_connection(
-    conn_id: str, connect: Connect, write: Callable[[int], None]
-) -> None:
-    triggers: list[FeedTrigger | PointTrigger] = [
-        FeedTrigger(CommitFeed(f"consumer_{number}", 0), conn_id) for number in range(20)
-    ]
-    triggers.append(PointTrigger(FEED, conn_id, None, {"commit_id": 99}))
-    tasks = [asyncio.create_task(first(trigger)) for trigger in triggers]
-    await until(lambda: connections(connect) > 0)
-    late = asyncio.create_task(first(FeedTrigger(CommitFeed("late", 0), conn_id)))
-    write(1)
-    await late
-    assert connections(connect) == 1
-    for task in tasks:
-        task.cancel()
-
-
-async def test_the_last_one_to_leave_closes_the_connection(
-    conn_id: str, connect: Connect, write: Callable[[int], None]
-) -> None:
-    event = asyncio.create_task(first(FeedTrigger(FEED, conn_id)))
-    await until(lambda: connections(connect) > 0)
-    event.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await event
-    await until(lambda: connections(connect) == 0)
-
-
-async def test_one_bad_feed_does_not_blind_the_others(conn_id: str, write: Callable[[int], None]) -> None:
-    bad = asyncio.create_task(first(FeedTrigger(CommitFeed("delays", 999), conn_id)))
-    await asyncio.sleep(0.3)
-    write(1)
-    assert (await first(FeedTrigger(FEED, conn_id)))["ready"] == 1
-    assert not bad.done()
-    bad.cancel()
-
-
 async def test_a_deferred_sensor_on_a_branch_that_does_not_exist_is_told_so(conn_id: str) -> None:
     payload = await first(FeedTrigger(CommitFeed("delays", 999), conn_id, once=True))
     assert "999" in payload["error"]
@@ -193,140 +99,6 @@ async def test_a_deferred_sensor_on_a_database_without_our_schemas_is_told_what_
     monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))
     payload = await first(FeedTrigger(FEED, "bare", once=True))
     assert "airflow pgchange install" in payload["error"]
-
-
-@contextlib.asynccontextmanager
-async def watched(
-    db: str, clock: Clock | None = None, feed: CommitFeed = FEED
-) -> AsyncIterator[Subscription]:
-    async def opener(conn_id: str, primary: bool) -> Any:
-        return await connect_async(make_conninfo(db, application_name=NAME), primary=primary)
-
-    board = Switchboard(opener, clock)
-    async with board.subscribe(BacklogWatch(feed), "airline", "airline", 0.05) as subscription:
-        yield subscription
-
-
-async def test_a_lost_connection_is_said_and_opened_again(
-    db: str, connect: Connect, write: Callable[[int], None]
-) -> None:
-    async with watched(db) as subscription:
-        await until(lambda: connections(connect) > 0)
-        connect().execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity "
-            "where application_name = %s and datname = current_database()",
-            [NAME],
-        )
-        trouble = await next_news(subscription)
-        assert isinstance(trouble, Trouble)
-        assert isinstance(trouble.error, ServerUnavailable)
-        assert isinstance(await next_news(subscription), Recovered)
-        write(1)
-        assert (await next_news(subscription))["ready"] == 1
-
-
-async def test_a_server_that_is_down_is_asked_less_and_less_often(own_cluster: Any) -> None:
-    own_cluster.stop("immediate")
-    clock = FakeClock()
-    async with watched(own_cluster.conninfo(), clock.clock()) as subscription:
-        pauses = [(await next_news(subscription)).retry_in for _ in range(7)]
-    assert pauses == [1, 2, 4, 8, 16, 30, 30]
-
-
-async def test_a_branch_that_comes_later_is_found(
-    db: str, connect: Connect, write: Callable[[int], None]
-) -> None:
-    async with watched(db, FakeClock().clock(), CommitFeed("delays", 5)) as subscription:
-        trouble = await next_news(subscription)
-        assert isinstance(trouble.error, UnknownBranch)
-        connect().execute(
-            "insert into revision.branch (id, type) overriding system value values (5, 'stable')"
-        )
-        news = await next_news(subscription)
-        while isinstance(news, Trouble):
-            news = await next_news(subscription)
-        assert isinstance(news, Recovered)
-
-
-class FakeClock:
-    """Time that passes only while somebody sleeps; ``at`` runs things when their time has come."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.at: list[tuple[float, Callable[[], None]]] = []
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += max(seconds, 0.5)
-        while self.at and self.at[0][0] <= self.now:
-            self.at.pop(0)[1]()
-        await asyncio.sleep(0)
-
-    def clock(self) -> Clock:
-        return Clock(lambda: self.now, self.sleep)
-
-
-async def heard(db: str, clock: FakeClock, until: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When wake-ups came, in ``until`` seconds of the clock."""
-    times: list[float] = []
-    errors: list[BaseException] = []
-
-    def note(news: Any) -> None:
-        if isinstance(news, BaseException):
-            errors.append(news)
-        times.append(clock.now)
-
-    async with watched(db, clock.clock()) as subscription:
-        monkeypatch.setattr(subscription.queue, "put_nowait", note)
-        while clock.now < until and not errors:
-            await asyncio.sleep(0.001)
-    if errors:
-        raise errors[0]
-    return times
-
-
-async def test_a_batch_of_ten_minutes_gives_at_most_two_wake_ups(
-    db: str, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(10)
-    clock = FakeClock()
-    transaction = ConsumerTransaction(FEED, db)
-
-    def begin() -> None:
-        transaction.__enter__()
-        transaction.claim(1000)
-
-    def end() -> None:
-        write(5)
-        transaction.ack()
-        transaction.__exit__(None, None, None)
-
-    clock.at = [(3.0, begin), (603.0, end)]
-    times = await heard(db, clock, 610.0, monkeypatch)
-    assert not clock.at
-    assert len(times) == 2
-    assert times[1] >= 603.0
-
-
-async def test_ten_rows_in_one_transaction_leave_nothing_stranded(
-    db: str, write: Callable[[int], None]
-) -> None:
-    write(10)
-    clock = FakeClock()
-    done: list[int] = []
-    async with watched(db, clock.clock()) as subscription:
-        while sum(done) < 10:
-            await next_news(subscription)
-            done.append(await asyncio.to_thread(process, db, 4))
-    assert done == [4, 4, 2]
-
-
-async def test_a_failing_consumer_is_woken_again_but_not_in_a_hurry(
-    db: str, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(1)
-    times = await heard(db, FakeClock(), 120.0, monkeypatch)
-    assert len(times) <= 4
-    assert times[1] - times[0] >= FIRST_PAUSE
 
 
 async def test_progress_may_lie_in_another_database_than_the_changes(
@@ -367,40 +139,3 @@ async def test_an_error_that_nobody_foresaw_ends_the_trigger_instead_of_silencin
     monkeypatch.setattr(poller, "ask_all", broken)
     with pytest.raises(ZeroDivisionError):
         await first(FeedTrigger(FEED, conn_id))
-
-
-async def test_a_slow_subscriber_delays_no_fast_one(db: str, write: Callable[[int], None]) -> None:
-    async def opener(conn_id: str, primary: bool) -> Any:
-        return await connect_async(db, primary=primary)
-
-    board, slow, fast = Switchboard(opener), CommitFeed("slow", 0), CommitFeed("fast", 0)
-    async with board.subscribe(BacklogWatch(slow), "airline", "airline", 600) as first:
-        await until(lambda: first.due_at > 0)
-        write(1)
-        async with board.subscribe(BacklogWatch(fast), "airline", "airline", 0.05) as second:
-            assert (await next_news(second))["feed"] == fast.name
-        assert first.queue.empty()
-
-
-async def test_a_source_that_does_not_answer_takes_nothing_from_another(
-    db: str, other_db: str, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(poller, "ANSWER_WITHIN", 3.0)
-    servers = {"here": db, "there": other_db}
-
-    async def opener(conn_id: str, primary: bool) -> Any:
-        return await connect_async(make_conninfo(servers[conn_id], application_name=NAME), primary=primary)
-
-    board = Switchboard(opener)
-    async with (
-        board.subscribe(BacklogWatch(FEED), "here", "here", 0.05) as healthy,
-        board.subscribe(BacklogWatch(FEED), "here", "there", 0.05) as stuck,
-    ):
-        with psycopg.connect(other_db) as lock:
-            lock.execute("lock table revision.branch in access exclusive mode")
-            trouble = await next_news(stuck)
-            assert isinstance(trouble, Trouble)
-            assert "there: no answer" in str(trouble.error)
-            assert healthy.queue.empty()
-            write(1)
-            assert (await next_news(healthy))["ready"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from psycopg import errors, sql
@@ -12,6 +13,7 @@ from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, Permiss
 from airflow_pgchange.feeds.merge import Staged, merge, read_manifest, write_manifest
 from airflow_pgchange.feeds.staging import checked_mode, create
 from tests.staging import BATCH, PLACES, rows_of, stage
+from tests.waiting import until, waits
 
 COUNTS = (
     "create table public.counts (carrier text, day date, n bigint, delay numeric(12,2), "
@@ -258,6 +260,37 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path):
 def test_an_application_that_wrote_no_manifest_is_not_taken_for_one_without_results(tmp_path):
     with pytest.raises(MergeRefused, match="without saying what it staged"):
         read_manifest(tmp_path / "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows", "touched"),
+    [("add", True, False), ("replace", True, False), ("mirror", True, True), ("mirror", False, True)],
+)
+def test_keys_are_written_in_their_order_whatever_that_of_rows_is(results, connect, mode, rows, touched):
+    """Whoever waits for the first has none of the others: two merges then cannot wait for each other."""
+    holder, watcher = connect(autocommit=False), connect()
+    watcher.execute("create table public.counted (id bigint primary key, n bigint)")
+    down = list(range(20, 0, -1))
+    watcher.execute("insert into counted select unnest(%s::bigint[]), 0", [down])
+    staged = stage(
+        results,
+        "public.counted",
+        ["id"],
+        mode,
+        {"id": "bigint", "n": "bigint"},
+        [(n, 1) for n in down if rows],
+        touched=down if touched else (),
+    )
+    holder.execute("select from counted where id = 1 for update")
+    # Rows are then in an order only where the query asks for one.
+    results.execute("set enable_sort = off")
+    with ThreadPoolExecutor() as threads:
+        merged = threads.submit(merge, results, BATCH, [staged])
+        until(watcher, waits(results, behind=holder))
+        free = watcher.execute("select id from counted where id > 1 for update skip locked").fetchall()
+        holder.rollback()
+        merged.result()
+    assert sorted(free) == [(n,) for n in range(2, 21)]
 
 
 def test_a_deadlock_is_left_to_the_transaction_that_tries_again(results, monkeypatch):

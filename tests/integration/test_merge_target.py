@@ -84,6 +84,18 @@ def test_an_id_that_the_key_of_a_mirror_cannot_hold_is_of_another_table(results)
     assert rows_of(results, "select id, v from small") == [(1, 1)]
 
 
+@pytest.mark.parametrize(("kind", "bits"), [("smallint", 16), ("integer", 32), ("bigint", 64)])
+def test_the_key_of_a_mirror_holds_all_ids_of_its_type_and_no_other(results, kind, bits):
+    lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    results.execute(f"create table public.bounded (id {kind} primary key)")
+    results.execute(f"insert into bounded values ({lowest}), (0), ({highest})")
+    beyond = [] if kind == "bigint" else [lowest - 1, highest + 1]
+    touched = [lowest, highest, *beyond]
+    staged = stage(results, "public.bounded", ["id"], "mirror", {"id": "bigint"}, [], touched=touched)
+    merge(results, BATCH, [staged])
+    assert rows_of(results, "select id from bounded") == [(0,)]
+
+
 def test_rows_that_are_written_one_by_one_are_told_what_lets_values_change_places(results):
     results.execute(
         "create table public.tails (id bigint primary key, tail text unique); insert into tails values (1, 'a'), (2, 'b')"

@@ -90,6 +90,21 @@ def test_what_commits_late_is_there_until_it_is_received_and_no_maintenance_dele
     assert drain(q) == ["late"]
 
 
+def test_what_commits_late_comes_behind_older_messages_of_a_part_that_was_held(q, connect):
+    """Of four parts, a message each in turn. What is received is read as a range where it looks like one."""
+    slow, holder = connect(autocommit=False), connect(autocommit=False)
+    fill(q, range(4))
+    assert consume(holder) == "0"
+    post(q, 4)
+    post(slow, 5)
+    post(q, 6)
+    assert drain(q) == ["1", "2", "3", "6"]
+    post(q, 7)
+    slow.commit()
+    holder.commit()
+    assert consumen(q, 10) == ["4", "5", "7"]
+
+
 def test_late_messages_are_received_a_few_at_a_time(q, connect):
     slow, slower = connect(autocommit=False), connect(autocommit=False)
     fill(slow, range(50))
