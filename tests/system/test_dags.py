@@ -129,6 +129,7 @@ def test_maintenance_looks_after_the_databases_that_the_variable_names(
     assert found == [("databases", -1, "success"), ("maintain", 0, "success"), ("maintain", 1, "success")]
 
 
+@pytest.mark.hstore
 def test_maintenance_looks_after_the_databases_that_a_person_names(
     example: Example, airline: psycopg.Connection[Any]
 ) -> None:
@@ -254,6 +255,7 @@ def test_event_handlers_keep_each_change_of_a_table_once(
     ]
 
 
+@pytest.mark.hstore
 @pytest.mark.parametrize(
     ("free", "state", "bookings"), [(1, "booked", 5), (0, "cancelled: flight_back is booked up", 0)]
 )
