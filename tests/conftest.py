@@ -16,10 +16,11 @@ from psycopg.conninfo import make_conninfo
 
 from demo.postgres import Cluster
 from tests.pooler import pooler
-from tests.suite import clusters, room
+from tests.suite import clusters, java, room
 from tests.suite.clusters import TEMPLATE
 
 room.take()
+java.start_soon()
 
 pytest_plugins = ["pytester", *(f"tests.suite.{name}" for name in ("servers", "kinds", "order", "measure"))]
 

@@ -9,6 +9,7 @@ import pytest
 
 from airflow_pgchange.spark import submit
 from demo.spark import clean_environment
+from tests.suite import java
 
 APPLICATION = """
 from pyspark.sql import SparkSession
@@ -18,6 +19,8 @@ print("counted", SparkSession.builder.getOrCreate().range(10).count())
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
+    # Who starts from one archive makes no other.
+    monkeypatch.delenv(java.VARIABLE, raising=False)
     values = clean_environment() | {"PYSPARK_PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path)}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
