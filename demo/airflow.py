@@ -38,7 +38,8 @@ STOP_PATIENCE = 10.0
 
 @dataclass
 class LocalAirflow:
-    """Airflow over the PostgreSQL database at ``metadata_url``; ``connections`` are made in it, by id.
+    """Airflow over the PostgreSQL database at ``metadata_url``; ``connections`` are made in it, by id. ``settings`` are
+    its own, as ``SECTION__NAME``.
 
     Use it as a context manager: it is healthy inside and gone outside.
     """
@@ -47,6 +48,7 @@ class LocalAirflow:
     metadata_url: str
     dags: Path
     connections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
     user: str = "admin"
     password: str = field(default_factory=lambda: secrets.token_urlsafe(9), repr=False)
     port: int = field(default_factory=free_port)
@@ -168,6 +170,9 @@ class LocalAirflow:
                 )
             time.sleep(0.5)
 
+    def pause(self, dag_id: str) -> None:
+        self._request("PATCH", f"dags/{dag_id}", json={"is_paused": True})
+
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         answer = self._request(
             "POST", f"dags/{dag_id}/dagRuns", json={"conf": conf or {}, "logical_date": None}, expect=(200,)
@@ -237,6 +242,7 @@ class LocalAirflow:
             "LOGGING__BASE_LOG_FOLDER": str(self.home / "logs"),
             "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
             "USAGE_DATA_COLLECTION__ENABLED": "False",
+            **self.settings,
         }
         kept = {key: value for key, value in clean_environment().items() if not key.startswith("AIRFLOW")}
         return {

@@ -18,22 +18,16 @@ from airflow_pgchange.feeds.merge import merge
 from airflow_pgchange.spark import submit
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Request
-from airflow_pgchange.spark.startup import SHORT_RUN
+from tests.quick_spark import DAEMON, QUICK
 from tests.spark_daemon import PACKAGE
 
 ZONE = "America/New_York"
 """A session time zone that is not UTC, so that a time read or written in the wrong one shows."""
 
-UNVERIFIED = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
-"""Java checks the classes of Spark's jars as it loads them, for a quarter of the start."""
-
 
 @functools.cache
 def spark_session() -> SparkSession:
-    """One session for all tests of a process, with the package as executors get it: from the zip.
-
-    Over a few rows it costs more to compile a query than to interpret it; `tests/system` has Spark as it comes.
-    """
+    """One session for all tests of a process, with the package as executors get it: from the zip."""
     package = submit.py_files()
     os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, PACKAGE: package}
     builder = SparkSession.builder.master("local[2,3]").appName("tests")
@@ -43,14 +37,10 @@ def spark_session() -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.sql.session.timeZone": ZONE,
-        "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": "/nonexistent",
         "spark.submit.pyFiles": package,
-        "spark.driver.extraJavaOptions": " ".join([*SHORT_RUN, *UNVERIFIED]),
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.python.daemon.module": "tests.spark_daemon",
+        **QUICK,
+        **DAEMON,
     }
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -10,6 +10,14 @@ import pytest
 
 from demo.postgres import Cluster
 from tests.suite import clusters
+from tests.suite.servers import one_of
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A campaign goes one way of each of these, and in a release both."""
+    for way in ("in_order", "elsewhere"):
+        if way in metafunc.fixturenames:
+            metafunc.parametrize(way, one_of([False, True], metafunc))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ class Campaign:
     """How hard, and for how long. Times in seconds."""
 
     writers: int = 16
-    seconds: float = 60 if FULL else 4
+    seconds: float = 60 if FULL else 3
     delay: float = 2.0 if FULL else 0.5
     rollbacks: float = 0.2
     failures: float = 0.1

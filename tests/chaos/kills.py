@@ -22,6 +22,7 @@ import psycopg
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from demo.postgres import Cluster
 from demo.spark import clean_environment
+from tests import quick_spark
 from tests.airflow_home import uri
 
 ROOT = Path(__file__).parent.parent.parent
@@ -151,6 +152,7 @@ def operator(
         "folder": str(scene.folder), "step": step, "branch": scene.branch, "separately": separately,
         "source": "source" if apart else None,
     }  # fmt: skip
+    quick = quick_spark.environment(scene.folder / "conf") if master.startswith("local") else {}
     host, _, port = master.rpartition(":") if master.startswith("spark:") else (master, "", "")
     environment = clean_environment() | {
         "AIRFLOW_CONN_RESULTS": uri(scene.results.conninfo()),
@@ -160,6 +162,7 @@ def operator(
         ),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
+        **quick,
     }
     log = scene.folder / f"operator-{step}.log"
     with log.open("w") as out, subprocess.Popen(

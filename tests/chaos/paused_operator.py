@@ -22,6 +22,7 @@ import psycopg  # noqa: E402
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction  # noqa: E402
 from airflow_pgchange.feeds.connect import connect  # noqa: E402
 from airflow_pgchange.operators import spark  # noqa: E402
+from tests import quick_spark  # noqa: E402
 
 given = json.loads(sys.argv[1])
 FOLDER = Path(given["folder"])
@@ -89,6 +90,7 @@ task = spark.SparkBatchOperator(
         "spark.ui.enabled": "false",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "600m",
+        **quick_spark.QUICK,
     },
     max_batches=None,
 )

@@ -111,7 +111,6 @@ def assert_everything_happened(source, results, counts):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("elsewhere", [False, True])
 def test_each_group_gets_each_of_its_events_once_and_in_order(new_cluster, tmp_path, elsewhere):
     source = new_cluster()
     results = new_cluster().conninfo() if elsewhere else source.conninfo()

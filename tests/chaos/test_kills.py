@@ -12,8 +12,9 @@ from tests.chaos import kills
 from tests.chaos.harness import FULL
 
 NASTIEST = {"operator": "acked", "PostgreSQL": "merged", "driver": "staging", "executor": "staging"}
+IN_THE_SYSTEM_TESTS = pytest.mark.release("tests/system/test_spark_cluster.py kills an executor, too")
 CASES = [
-    (victim, step, apart)
+    pytest.param(victim, step, apart, marks=[IN_THE_SYSTEM_TESTS] if victim == "executor" else [])
     for victim, steps in kills.VICTIMS.items()
     for step in steps
     for apart in (False, True)

@@ -111,7 +111,6 @@ def assert_everything_happened(source, counts):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_mirror_equals_its_source_and_no_id_is_in_two_batches_at_once(db, other_db, tmp_path, elsewhere):
     results = other_db if elsewhere else db
     counts = run(db, results, tmp_path)

@@ -250,7 +250,7 @@ def test_asyncpg_signs_in_over_tls(db, catalogue, secured):
 
 
 def test_who_asks_for_tls_and_then_says_nothing_takes_nobodys_place(db, catalogue, secured):
-    with relay_process(db, **secured, limits={"clients": 1, "startup_seconds": 4}) as relay:
+    with relay_process(db, **secured, limits={"clients": 1, "startup_seconds": 2}) as relay:
         with socket.create_connection(("127.0.0.1", relay.port), 30) as silent:
             silent.sendall(struct.pack("!II", 8, 80877103))
             assert silent.recv(1) == b"S"

@@ -22,8 +22,10 @@ SETTINGS = {
     "shared_buffers": "64MB",
     "max_wal_size": "512MB",
     "dynamic_shared_memory_type": "mmap",
+    "jit": "off",
 }
-"""Nobody but a test draws transaction ids or holds a lock, and a killed server leaves nothing outside its folder."""
+"""Nobody but a test draws transaction ids or holds a lock, and a killed server leaves nothing outside its folder. The
+system's server would compile queries for a quarter of a second in each new session; that of the wheel cannot."""
 
 
 def new_cluster(server: str, settings: Mapping[str, str] | None = None, family: int = 1) -> Cluster:

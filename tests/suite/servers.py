@@ -13,6 +13,7 @@ import functools
 import subprocess
 import zlib
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,6 +21,7 @@ from demo.postgres import Cluster
 from tests.suite import clusters
 
 STARTED = pytest.StashKey[dict[str, Cluster]]()
+Way = TypeVar("Way")
 CHOICES = ("shared", "other", "both", *clusters.SERVERS)
 
 
@@ -61,7 +63,7 @@ def _chosen(metafunc: pytest.Metafunc) -> list[str]:
     return able if _marked(metafunc.definition, "every_server") else one_of(able, metafunc)
 
 
-def one_of(ways: list[str], metafunc: pytest.Metafunc) -> list[str]:
+def one_of(ways: list[Way], metafunc: pytest.Metafunc) -> list[Way]:
     """Of several ways that a test can go the one that a hash of its name chooses; where all are asked for, all."""
     asked = metafunc.config.getoption("--servers")
     if asked not in ("shared", "other"):
@@ -78,7 +80,7 @@ def runs_elsewhere_too(item: pytest.Item) -> bool:
     return not _marked(item, "every_server") and not _marked(item, "hstore")
 
 
-def _number(metafunc: pytest.Metafunc, ways: list[str]) -> int:
+def _number(metafunc: pytest.Metafunc, ways: list[Any]) -> int:
     """A hash of a test's name; of its file's where tests share what is dear to make."""
     fixtures = metafunc.definition._fixtureinfo.name2fixturedefs.values()
     together = any(found[-1].scope == "module" for found in fixtures)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.airflow_home import DAGS, prepare
+from tests.suite import room
 
 prepare()
 
@@ -17,8 +21,18 @@ AIRFLOW = Path(sys.executable).parent / "airflow"
 
 @pytest.fixture(scope="session")
 def metadata() -> None:
-    """Airflow's own database, migrated."""
-    subprocess.run([AIRFLOW, "db", "migrate"], check=True, capture_output=True)
+    """Airflow's own database, migrated: a copy of one that whichever process of the run comes first makes."""
+    folder = room.take() / "migrated"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            making = folder.with_suffix(".part")
+            command = [AIRFLOW, "db", "migrate"]
+            subprocess.run(
+                command, check=True, capture_output=True, env=os.environ | {"AIRFLOW_HOME": str(making)}
+            )
+            making.rename(folder)
+    shutil.copy(folder / "airflow.db", os.environ["AIRFLOW_HOME"])
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,14 @@ from demo.postgres import Cluster
 DAGS = Path(__file__).parent / "dags"
 BY_HAND = CommitFeed("by_hand", 0)
 PATIENCE = 200.0
+SETTINGS = {
+    "TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+    "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
+}
+"""What a dead triggerer waited for is another's after these seconds, not half a minute."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def airline(cluster: Cluster) -> Iterator[psycopg.Connection[Any]]:
     """A database with a tracked table that nobody has written yet, and another beside it for Airflow itself."""
     name = f"airline_{secrets.token_hex(4)}"
@@ -44,7 +49,7 @@ def airline(cluster: Cluster) -> Iterator[psycopg.Connection[Any]]:
             admin.execute(f"drop database {each} with (force)")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def airflow(
     airline: psycopg.Connection[Any], cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalAirflow]:
@@ -53,9 +58,8 @@ def airflow(
         f"postgresql+psycopg2://postgres@{server['host']}:{server['port']}/{airline.info.dbname}_airflow"
     )
     home = tmp_path_factory.mktemp("airflow")
-    with LocalAirflow(
-        home, metadata, DAGS, {"airline": airflow_connection(cluster.conninfo(airline.info.dbname))}
-    ) as running:
+    connections = {"airline": airflow_connection(cluster.conninfo(airline.info.dbname))}
+    with LocalAirflow(home, metadata, DAGS, connections, SETTINGS) as running:
         yield running
 
 
@@ -98,7 +102,7 @@ def unread(airline: psycopg.Connection[Any], feed: str) -> bool:
     return total(airline, missing.format(feed)) > 0
 
 
-def test_an_insert_starts_a_run_and_ten_rows_in_one_transaction_leave_nothing_stranded(
+def an_insert_starts_a_run_and_ten_rows_in_one_transaction_leave_nothing_stranded(
     airflow: LocalAirflow, airline: psycopg.Connection[Any]
 ) -> None:
     eventually(lambda: watched(airline), "a watcher asks the database", airflow)
@@ -115,14 +119,16 @@ def watched(airline: psycopg.Connection[Any]) -> bool:
     )
 
 
-def test_a_long_batch_gives_at_most_two_asset_events(
+def a_long_batch_gives_at_most_two_asset_events(
     airflow: LocalAirflow, airline: psycopg.Connection[Any]
 ) -> None:
+    # It has nothing to do with this, and its runs would be in the way.
+    airflow.pause("noted")
     write(airline, 1)
     eventually(lambda: at_work(airline, "slow"), "the slow consumer is at work", airflow)
     for _ in range(10):
         write(airline, 1)
-        time.sleep(1.5)
+        time.sleep(0.5)
     airline.execute("insert into go default values")
     eventually(lambda: not unread(airline, "slow/0"), "the slow consumer has caught up", airflow)
     events = Counter(event["name"] for event in airflow.asset_events())
@@ -133,7 +139,7 @@ def at_work(airline: psycopg.Connection[Any], consumer: str) -> bool:
     return airline.execute("select pubsub.locked(%s, 0)", [consumer]).fetchone() == (True,)
 
 
-def test_a_triggerer_that_restarts_keeps_the_point_of_a_sensor(
+def a_triggerer_that_restarts_keeps_the_point_of_a_sensor(
     airflow: LocalAirflow, airline: psycopg.Connection[Any]
 ) -> None:
     write(airline, 3)
@@ -155,7 +161,7 @@ def test_a_triggerer_that_restarts_keeps_the_point_of_a_sensor(
     assert process(airline, 1000) == 5
 
 
-def test_a_deferred_sensor_ends_when_a_change_comes(
+def a_deferred_sensor_ends_when_a_change_comes(
     airflow: LocalAirflow, airline: psycopg.Connection[Any]
 ) -> None:
     process(airline, 1000, CommitFeed("patient", 0))
@@ -168,9 +174,7 @@ def test_a_deferred_sensor_ends_when_a_change_comes(
     process(airline, 1000)
 
 
-def test_a_rescheduled_sensor_keeps_its_point(
-    airflow: LocalAirflow, airline: psycopg.Connection[Any]
-) -> None:
+def a_rescheduled_sensor_keeps_its_point(airflow: LocalAirflow, airline: psycopg.Connection[Any]) -> None:
     write(airline, 3)
     airflow.unpause("waits_by_reschedule")
     run = airflow.trigger("waits_by_reschedule")
@@ -182,7 +186,7 @@ def test_a_rescheduled_sensor_keeps_its_point(
     assert process(airline, 1000) == 5
 
 
-def test_a_mapped_task_works_on_each_feed(airflow: LocalAirflow, airline: psycopg.Connection[Any]) -> None:
+def a_mapped_task_works_on_each_feed(airflow: LocalAirflow, airline: psycopg.Connection[Any]) -> None:
     write(airline, 1)
     airflow.unpause("mapped")
     run = airflow.trigger("mapped")
@@ -193,3 +197,28 @@ def test_a_mapped_task_works_on_each_feed(airflow: LocalAirflow, airline: psycop
     eventually(done, "both mapped tasks have ended", airflow)
     assert not unread(airline, "left/0")
     assert not unread(airline, "right/0")
+
+
+SCENES = (
+    an_insert_starts_a_run_and_ten_rows_in_one_transaction_leave_nothing_stranded,
+    a_long_batch_gives_at_most_two_asset_events,
+    a_triggerer_that_restarts_keeps_the_point_of_a_sensor,
+    a_deferred_sensor_ends_when_a_change_comes,
+    a_rescheduled_sensor_keeps_its_point,
+    a_mapped_task_works_on_each_feed,
+)
+
+
+@pytest.mark.timeout(600)
+def test_a_whole_airflow(airflow: LocalAirflow, airline: psycopg.Connection[Any]) -> None:
+    """Minutes, as each scene waits for processes of Airflow; one test, as its start is dear and a parallel run would
+    give the scenes to several workers."""
+    failed = []
+    for scene in SCENES:
+        try:
+            scene(airflow, airline)
+        except (AssertionError, pytest.fail.Exception) as error:
+            error.add_note(f"in the scene {scene.__name__}")
+            failed.append(error)
+    if failed:
+        raise BaseExceptionGroup("scenes that failed", failed)

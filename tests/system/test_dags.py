@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,6 +14,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import SourceLostTail
 from airflow_pgchange.feeds.lag import lag
+from tests import quick_spark
 from tests.airflow_home import DAGS, uri
 from tests.commits import commits, drain
 from tests.conftest import Role
@@ -52,13 +54,17 @@ insert into offer select what, 1 from unnest(
 
 
 @pytest.fixture
-def airline(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> psycopg.Connection[Any]:
+def airline(
+    db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> psycopg.Connection[Any]:
     """A database with four movements, and Airflow's connection to it."""
     connection = connect()
     connection.execute(AIRLINE)
     monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", "spark://local%5B2%5D")
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    for name, value in quick_spark.environment(tmp_path / "conf").items():
+        monkeypatch.setenv(name, value)
     return connection
 
 

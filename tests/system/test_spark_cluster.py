@@ -24,6 +24,7 @@ from airflow_pgchange.spark.job import SMALL
 from demo.flights import DDL
 from demo.spark import StandaloneSpark, clean_environment
 from tests.airflow_home import DAGS
+from tests.quick_spark import JAVA
 from tests.spark_session import track
 
 SECRET = "hunter2-of-the-airline"
@@ -94,6 +95,8 @@ def command(master: str, application: Path, conf: dict[str, str]) -> list[str]:
         "spark.executor.memory": "600m",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.port": "0",
+        "spark.driver.extraJavaOptions": JAVA,
+        "spark.executor.extraJavaOptions": JAVA,
     }
     confs = [part for name, value in {**defaults, **conf}.items() for part in ("--conf", f"{name}={value}")]
     return ["spark-submit", "--master", master, *confs, "--py-files", submit.py_files(), str(application)]
