@@ -21,7 +21,12 @@ AIRFLOW = Path(sys.executable).parent / "airflow"
 
 @pytest.fixture(scope="session")
 def metadata() -> None:
-    """Airflow's own database, migrated: a copy of one that whichever process of the run comes first makes."""
+    """Airflow's own database, migrated: a copy of one that whichever process of the run comes first makes.
+
+    A test before may have opened an empty one, which SQLite would go on reading from its log.
+    """
+    from airflow import settings
+
     folder = room.take() / "migrated"
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -32,7 +37,12 @@ def metadata() -> None:
                 command, check=True, capture_output=True, env=os.environ | {"AIRFLOW_HOME": str(making)}
             )
             making.rename(folder)
-    shutil.copy(folder / "airflow.db", os.environ["AIRFLOW_HOME"])
+    settings.dispose_orm(do_log=False)
+    home = Path(os.environ["AIRFLOW_HOME"])
+    for empty in home.glob("airflow.db*"):
+        empty.unlink()
+    shutil.copy(folder / "airflow.db", home)
+    settings.configure_orm()
 
 
 @pytest.fixture(scope="session")
