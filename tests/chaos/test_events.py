@@ -112,6 +112,7 @@ def assert_everything_happened(source, results, counts):
 
 @pytest.mark.timeout(3600)
 def test_each_group_gets_each_of_its_events_once_and_in_order(new_cluster, tmp_path, elsewhere):
+    """Half a minute: publishers and workers are at work while one after the other is killed."""
     source = new_cluster()
     results = new_cluster().conninfo() if elsewhere else source.conninfo()
     counts, acknowledged, undone = run(source, results, tmp_path)
@@ -126,6 +127,7 @@ def test_each_group_gets_each_of_its_events_once_and_in_order(new_cluster, tmp_p
 
 
 def test_the_campaign_catches_a_cursor_by_id_alone(db, tmp_path):
+    """Seconds: a writer has to commit late for the fault to show."""
     event_log.set_up(db, db)
     with crew(db, tmp_path, consumers(db, db, "by id alone", 2)) as at_work:
         with publishing(db, CAMPAIGN):

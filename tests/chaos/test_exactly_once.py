@@ -32,12 +32,14 @@ def test_results_beside_the_commits(new_cluster, ordered):
 
 
 def test_results_in_another_cluster(new_cluster, in_order):
+    """Seconds: commits go on while consumers and both servers are killed."""
     source, results = new_cluster().conninfo(), new_cluster().conninfo()
     done = harness.run(CommitFeed("chaos", 0, in_order=in_order), results, [source], Campaign())
     assert_exactly_once(done, results, source, in_order)
 
 
 def test_a_lagging_standby_alternating_with_its_primary(new_cluster, standby_of, in_order):
+    """Seconds: a standby has to lag, more than once."""
     primary = new_cluster()
     standby = standby_of(primary, recovery_min_apply_delay="'120ms'")
     source = primary.conninfo()

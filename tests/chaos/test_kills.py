@@ -49,6 +49,7 @@ def finish(scene, master):
 
 @pytest.mark.parametrize(("victim", "step", "apart"), CASES)
 def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
+    """A minute: each batch is a JVM, and a kill needs one that is at work."""
     master, changes = "local[2]", 500
     if victim in kills.IN_A_CLUSTER:
         master, changes = request.getfixturevalue("spark").master_url, SMALL + 5_000
@@ -75,6 +76,7 @@ def test_a_kill_loses_and_doubles_nothing(request, scene, victim, step, apart):
 
 
 def test_the_campaign_catches_results_that_are_committed_before_the_progress(scene):
+    """A minute: each batch is a JVM, and a kill needs one that is at work."""
     at = scene()
     with kills.operator(at, "local[2]", "merged", separately=True) as process:
         kills.wait_for_step(at, process, "merged")

@@ -112,6 +112,7 @@ def assert_everything_happened(source, counts):
 
 @pytest.mark.timeout(3600)
 def test_a_mirror_equals_its_source_and_no_id_is_in_two_batches_at_once(db, other_db, tmp_path, elsewhere):
+    """Half a minute: writers and workers are at work while one after the other is killed."""
     results = other_db if elsewhere else db
     counts = run(db, results, tmp_path)
     assert judge(db, results) == RIGHT

@@ -277,6 +277,7 @@ def test_an_idle_client_learns_how_far_it_is(serve, connect):
 
 
 def test_many_clients_share_one_connection_and_one_subscription(serve, connect):
+    """Seconds: dozens of clients connect and read."""
     streams, address = serve()
     connection = connect()
     with ExitStack() as stack:

@@ -130,6 +130,7 @@ OTHER_PAIRS = pytest.mark.release("each of the two ways of each choice is in eve
 def test_each_commit_is_processed_once_whatever_is_given_up_and_sent_again(
     own_database, own_cluster, connect_to, in_order, apart
 ):
+    """Seconds: batches are given up and sent again while writers are at work."""
     results = own_database
     if apart:
         connect_to(own_database).execute("create database results")
@@ -144,6 +145,7 @@ def test_each_commit_is_processed_once_whatever_is_given_up_and_sent_again(
 
 
 def test_each_touch_of_a_tube_is_worked_though_batches_are_given_up_and_sent_again(own_database, connect_to):
+    """Seconds: two writers are at work while batches are given up and sent again."""
     connection = connect_to(own_database)
     connection.execute("create table item (id bigint generated always as identity primary key)")
     make(connection)

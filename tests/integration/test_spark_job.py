@@ -45,6 +45,7 @@ def test_a_limited_batch_reads_its_own_changes_and_no_others(db, planes, path):
 
 
 def test_rows_come_once_for_each_change_that_names_them(db, connect, path):
+    """Seconds where the worker's Spark session starts with it."""
     connection = connect()
     connection.execute("create table note (id bigint primary key, word text)")
     feed = track(connection, "note")
@@ -106,6 +107,7 @@ def test_options_that_make_no_sense_are_refused(arguments):
 
 
 def test_counts_that_batches_add_up_equal_the_table(db, planes, path):
+    """Seconds where the worker's Spark session starts with it: many batches."""
     connection, feed = planes
     connection.execute(COUNTS)
     for _ in range(3):
@@ -120,6 +122,7 @@ def test_counts_that_batches_add_up_equal_the_table(db, planes, path):
 
 
 def test_a_mirror_follows_inserts_deletes_and_keys_that_moved(db, planes, path):
+    """Seconds where the worker's Spark session starts with it: many batches."""
     connection, feed = planes
     connection.execute("create table mirror (id bigint primary key, tail text)")
     mirror(db, feed)

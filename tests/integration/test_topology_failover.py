@@ -39,6 +39,7 @@ def unrecorded(catalogue):
 
 
 def test_the_standby_that_has_most_of_the_log_becomes_the_master(catalogue, own_cluster, standbys):
+    """Seconds: two standbys are made, and one has to lag."""
     standbys[0].stop()
     with psycopg.connect(own_cluster.conninfo(), autocommit=True) as connection:
         connection.execute("create table late ()")

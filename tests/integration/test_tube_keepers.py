@@ -234,6 +234,7 @@ def test_settings_of_a_session_are_no_code(keeper, admin, role, connect_to):
 
 
 def test_a_tube_writes_no_table_that_its_keeper_may_not_write(ledger, keeper, db):
+    """Seconds where the worker's Spark session starts with it."""
     feed = TubeFeed("finance")
     keeper_name = one(keeper, "select current_user")
     told = f"{keeper_name}, who keeps tube finance, may not write finance.ledger"
@@ -262,6 +263,7 @@ def test_a_copy_whose_schema_the_author_of_the_dag_names_is_written(ledger, db, 
 
 @pytest.mark.parametrize("what", ["table", "schema"])
 def test_a_tube_writes_no_copy_whose_owner_could_have_code_run(ledger, keeper, db, what):
+    """Seconds where the worker's Spark session starts with it."""
     keeper_name = one(keeper, "select current_user")
     ledger.execute(f"grant select, insert, update, delete on finance.ledger to {keeper_name}")
     ledger.execute(

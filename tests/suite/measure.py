@@ -20,6 +20,8 @@ from tests.suite import order
 from tests.suite.servers import STARTED
 
 SLOWEST = 20
+SLOW = 5.0
+"""Seconds from which on a test says in its docstring why it must take them."""
 BETWEEN = 20.0
 """Seconds between two looks at how fast the machine is."""
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -34,6 +36,7 @@ class Costs:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.failed: set[str] = set()
         self.yardsticks: list[float] = []
+        self.unexplained: list[str] = []
         self._next_look = 0.0
 
     @pytest.hookimpl(wrapper=True)
@@ -42,6 +45,8 @@ class Costs:
         before = self._spent()
         result = yield
         self.cpu[item.nodeid.split("::")[0]] += self._spent() - before
+        if self.seconds[item.nodeid] > SLOW and not getattr(item, "obj", item).__doc__:
+            self.unexplained.append(item.nodeid)
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -54,19 +59,22 @@ class Costs:
         """Hand what was measured to the process that reports."""
         output = getattr(self.config, "workeroutput", None)
         if output is not None:
-            output["costs"] = (dict(self.cpu), self.yardsticks)
+            output["costs"] = (dict(self.cpu), self.yardsticks, self.unexplained)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        cpu, yardsticks = getattr(node, "workeroutput", {}).get("costs", ({}, []))
+        cpu, yardsticks, unexplained = getattr(node, "workeroutput", {}).get("costs", ({}, [], []))
         for path, seconds in cpu.items():
             self.cpu[path] += seconds
         self.yardsticks += yardsticks
+        self.unexplained += unexplained
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("slowest tests", sep="-")
         for name, seconds in sorted(self.seconds.items(), key=lambda one: -one[1])[:SLOWEST]:
             terminalreporter.line(f"{seconds:7.2f} s  {name}")
+        for name in self.unexplained:
+            terminalreporter.line(f"over {SLOW:.0f} s, and no docstring says why: {name}")
         order.note(self.config.rootpath, self.seconds, self.failed)
         path = self.config.getoption("--costs")
         if path is not None and self.yardsticks:

@@ -42,7 +42,7 @@ def main() -> int:
     )
     for command in ended.left:
         print(f"still ran, and was killed: {command}")
-    if ended.code or spent is None:
+    if ended.code or ended.left or spent is None:
         return ended.code or 1
     if options.record:
         budget.record(ROOT, spent)

@@ -96,6 +96,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_flight_delays_adds_each_movement_once(example: Example, airline: psycopg.Connection[Any]) -> None:
+    """Dozens of seconds: a run of a whole DAG by Airflow, with a JVM."""
     for _ in range(2):
         assert states(example("flight_delays").test()) == {"aggregate": "success"}
     rows = airline.execute("select * from route_delay order by carrier").fetchall()
@@ -103,6 +104,7 @@ def test_flight_delays_adds_each_movement_once(example: Example, airline: psycop
 
 
 def test_movement_audit_notes_each_movement_once(example: Example, airline: psycopg.Connection[Any]) -> None:
+    """Seconds: a run of a whole DAG by Airflow."""
     for _ in range(2):
         assert states(example("movement_audit").test()) == {"keep": "success"}
     assert airline.execute("select count(*), count(distinct batch_id) from movement_audit").fetchone() == (
@@ -129,6 +131,7 @@ def test_delay_report_waits_for_the_consumer_and_then_reads(
 def test_maintenance_looks_after_the_databases_that_the_variable_names(
     example: Example, airline: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Seconds: a run of a whole DAG by Airflow, with a mapped task for each database."""
     monkeypatch.setenv("AIRFLOW_VAR_PGCHANGE_DATABASES", '["airline", "airline"]')
     run = example("pgchange_maintenance").test()
     found = sorted((ti.task_id, ti.map_index, str(ti.state)) for ti in run.get_task_instances())
@@ -164,6 +167,7 @@ def copy_of(planes: psycopg.Connection[Any]) -> list[tuple[int, str]]:
 
 
 def test_tube_replay_mirrors_what_was_touched(example: Example, planes: psycopg.Connection[Any]) -> None:
+    """Dozens of seconds: a run of a whole DAG by Airflow, with a JVM."""
     planes.execute("insert into plane values (3, 'N3'); delete from plane where id = 2")
     run = example("tube_replay").test()
     assert set(states(run).values()) == {"success"}
@@ -173,6 +177,7 @@ def test_tube_replay_mirrors_what_was_touched(example: Example, planes: psycopg.
 def test_tube_replay_works_on_every_tube_that_has_something_to_do(
     example: Example, planes: psycopg.Connection[Any]
 ) -> None:
+    """Dozens of seconds: runs of a whole DAG by Airflow, with a JVM for each tube."""
     planes.execute(
         "create schema later; create table later.plane (id bigint primary key, tail text);"
         "select tube.tube_ensure_exists('later'); select tube.tube_table_ensure_attached('later', 'plane', 0);"
@@ -187,6 +192,7 @@ def test_tube_replay_works_on_every_tube_that_has_something_to_do(
 def test_a_backfill_from_the_form_makes_the_copy_whole_and_gives_up_what_is_gone(
     example: Example, planes: psycopg.Connection[Any]
 ) -> None:
+    """Dozens of seconds: a run of a whole DAG by Airflow, with each of its tasks."""
     planes.execute("insert into copies.plane values (99, 'gone')")
     run = example("tube_backfill").test(
         run_conf={"tube": "copies", "order_column": "tail", "chunk_size": 100}
@@ -200,6 +206,7 @@ def test_a_backfill_from_the_form_makes_the_copy_whole_and_gives_up_what_is_gone
 def test_a_backfill_from_the_form_takes_tables_of_any_name_and_whole_numbers_as_json_has_them(
     example: Example, planes: psycopg.Connection[Any]
 ) -> None:
+    """Seconds: a run of a whole DAG by Airflow."""
     planes.execute(
         'create table public."a,b.c" (id bigint primary key); insert into public."a,b.c" values (7);'
         "select tube.tube_table_ensure_attached('copies', 'public.\"a,b.c\"', 0)"
@@ -268,6 +275,7 @@ def test_event_handlers_keep_each_change_of_a_table_once(
 def test_tour_booking_books_all_or_nothing(
     example: Example, airline: psycopg.Connection[Any], free: int, state: str, bookings: int
 ) -> None:
+    """Seconds: a run of a whole DAG by Airflow, with the steps of a saga."""
     airline.execute(TOURS)
     airline.execute("update offer set free = %s where what = 'flight_back'", [free])
     assert set(states(example("tour_booking").test(run_conf={"tour_id": 7})).values()) == {"success"}

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_demo_ends_with_a_result_that_equals_the_file() -> None:
+    """Minutes: the whole demo, with Airflow, Spark and PostgreSQL of its own."""
     environment = {**os.environ, "DAYS": "1"}
     for name in ("DSN", "KEEP", "WRITERS"):
         environment.pop(name, None)

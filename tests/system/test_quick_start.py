@@ -28,6 +28,7 @@ def environment(tmp_path, monkeypatch):
 
 
 def test_the_archive_is_made_once_and_a_driver_starts_from_it(environment, tmp_path):
+    """Minutes: the archive is made as at the set-up, from a driver's whole run, and one more starts from it."""
     conf = submit.startup_conf(fast_start=True)
     options = conf["spark.driver.extraJavaOptions"]
     assert "SharedArchiveFile" in options

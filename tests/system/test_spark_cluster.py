@@ -126,6 +126,7 @@ open({out!r}, "w").write(json.dumps(seen))
 def test_the_demos_job_runs_on_a_cluster_and_the_password_appears_nowhere(
     spark_cluster, movements, db, tmp_path
 ):
+    """A minute: a master, workers, a driver and an executor are started and searched."""
     connection, feed = movements
     # As a URI: Spark redacts by itself what follows the word password.
     server = conninfo_to_dict(db)
@@ -205,6 +206,7 @@ with batch_job() as job:
 
 
 def test_an_executor_that_is_killed_loses_and_doubles_nothing(spark_cluster, movements, db, tmp_path):
+    """A minute: a cluster starts, and the executor that is killed has to be missed and replaced."""
     connection, feed = movements
     connection.execute("create table public.copied (id bigint, carrier text)")
     application = tmp_path / "slow.py"
@@ -277,6 +279,7 @@ with batch_job() as job:
 
 
 def test_a_killed_operator_leaves_no_jvm_no_driver_and_no_worker_behind(movements, db, tmp_path):
+    """Half a minute: a driver on the cluster has to be at work before its operator is killed."""
     _, feed = movements
     application, pids = tmp_path / "forever.py", tmp_path / "pids"
     pids.mkdir()
