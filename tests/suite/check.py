@@ -17,7 +17,9 @@ from tests.suite.choosing.ranking import Choice, rank, within
 from tests.suite.run import ROOT, environment
 
 WORKERS = 2
-FEED_SECONDS = 240
+SECONDS, FEED_SECONDS = 55, 200
+"""What the tests of a change, and of a feed, may take of the processor on each worker. A run takes half as long again: its
+servers start, it collects, and no two workers end at once."""
 # A file that is this much less about a change than the best one is not worth the wait.
 FAINT = 0.02
 # pytest found nothing to run: all that was chosen is of kinds that the change does not need.
@@ -67,7 +69,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         choices = [choice for choice in every if choice.score >= every[0].score * FAINT]
         own = [choice for choice in every if choice.path in {change.path for change in changed}]
         choices += [choice for choice in own if choice not in choices]
-        skipped, seconds = unneeded(graph, changed, choices), 75
+        skipped, seconds = unneeded(graph, changed, choices), SECONDS
     chosen, left = within(choices, (arguments.seconds or seconds) * WORKERS, cost)
     return Plan(changed, chosen, left, skipped)
 
