@@ -135,6 +135,7 @@ def test_the_campaign_catches_a_position_by_seq_alone(db, tmp_path):
 
 
 def test_the_campaign_catches_workers_that_take_no_lock(db, tmp_path):
+    """Seconds: workers have to meet at one id."""
     mirror.set_up(db, db, 1)
     with crew(db, tmp_path, workers(db, db, 3, fault="unlocked")), writing(db):
         until(lambda: judge(db, db).overlaps, "an id in two batches at once")

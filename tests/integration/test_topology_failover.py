@@ -237,6 +237,7 @@ def test_who_takes_writes_but_has_less_of_the_log_than_a_standby_is_not_taken_fo
 def test_an_older_master_that_came_back_with_more_of_its_own_log_does_not_become_the_master_again(
     catalogue, own_cluster, standbys, as_standby
 ):
+    """Seconds: standbys are made, promoted and brought back."""
     first, second = own_cluster, standbys[0]
     second.stop()
     with psycopg.connect(first.conninfo(), autocommit=True) as connection:

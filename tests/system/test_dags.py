@@ -116,6 +116,7 @@ def test_movement_audit_notes_each_movement_once(example: Example, airline: psyc
 def test_delay_report_waits_for_the_consumer_and_then_reads(
     example: Example, airline: psycopg.Connection[Any], db: str
 ) -> None:
+    """Seconds: a run of a whole DAG by Airflow, while its consumer works in a JVM."""
     with ConsumerTransaction(CommitFeed("route_delay", 0), db) as transaction:
         transaction.claim(100)
         transaction.ack(

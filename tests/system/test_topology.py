@@ -167,6 +167,7 @@ def states(run: Any) -> dict[str, str]:
 def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
     example: Example, cluster_of_two: Replicasets, db: str
 ) -> None:
+    """Dozens of seconds: a run of a whole DAG by Airflow, with servers that fail over."""
     found, read, consumed = cluster_of_two, list[tuple[int, int]](), list[int]()
     with psycopg.connect(db, autocommit=True) as connection:
         connection.execute("create table movement (id bigint primary key)")
@@ -221,6 +222,7 @@ def test_a_primary_that_is_killed_under_load_is_replaced_and_nothing_is_lost(
 def test_consumers_are_moved_though_another_replicaset_cannot_be_helped(
     example: Example, cluster_of_two: Replicasets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Dozens of seconds: a run of a whole DAG by Airflow, with servers that fail over."""
     found, dag = cluster_of_two, example("topology_failover")
     monkeypatch.setattr(dag.get_task("fail_over"), "retries", 0)
     monkeypatch.setitem(dag.get_task("move_consumers").partial_kwargs, "retries", 0)
@@ -238,6 +240,7 @@ def test_consumers_are_moved_though_another_replicaset_cannot_be_helped(
 def test_a_failover_that_fails_shows_in_its_run_though_all_consumers_were_moved(
     example: Example, cluster_of_two: Replicasets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Seconds: a run of a whole DAG by Airflow, with servers that fail over."""
     dag = example("topology_failover")
     monkeypatch.setattr(dag.get_task("fail_over"), "retries", 0)
     # It still takes writes, so that nothing may be promoted.
