@@ -18,8 +18,8 @@ from tests.suite.run import ROOT, environment
 
 WORKERS = 2
 SECONDS, FEED_SECONDS = 55, 200
-"""What the tests of a change, and of a feed, may take of the processor on each worker. A run takes half as long again: servers
-start, it collects, and no two workers end at once."""
+"""What the tests of a change, and of a feed, may take of the processor on each worker. A run takes half as long again, as
+servers start, tests are collected, and no two workers end at once."""
 # A file that is this much less about a change than the best one is not worth the wait.
 FAINT = 0.02
 # pytest found nothing to run: all that was chosen is of kinds that the change does not need.
