@@ -34,6 +34,7 @@ class System:
 
 
 SYSTEMS: tuple[System, ...] = (
+    System("core", "pgchange", 1),
     System("dead_letters", "dead_letter", 1),
     System("revision", "revision", 1),
     System("pubsub", "pubsub", 1),
@@ -106,11 +107,11 @@ def available(connection: psycopg.Connection[Any], system: System) -> bool:
 def install(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[Installed]:
     """Install what is missing, each system in one transaction; doing it twice does nothing.
 
-    ``systems`` names folders of ``sql/``, None means all for which the server has what they need. Raises
-    SchemaVersionMismatch where an older version is there.
+    ``systems`` names folders of ``sql/``, to which ``core`` is added; None means all for which the server has what they
+    need. Raises SchemaVersionMismatch where an older version is there.
     """
     with _as_owner():
-        for system in _chosen(systems):
+        for system in _chosen(systems and ("core", *systems)):
             if systems is None and not available(connection, system):
                 continue
             with connection.transaction():

@@ -18,3 +18,11 @@ def taken(
         changes = list(consumer.changes())
         consumer.ack(write)
     return changes
+
+
+def drained(feed: Feed, results: str, source: str | None = None, limit: int = 1000) -> list[Change]:
+    """The changes of all batches that are ready, each acked."""
+    found: list[Change] = []
+    while changes := taken(feed, results, source, limit):
+        found += changes
+    return found

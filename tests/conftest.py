@@ -37,7 +37,7 @@ def database(cluster: Cluster, template: str) -> Iterator[str]:
             )
         )
         yield cluster.conninfo(name)
-        connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+        connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
 
 @pytest.fixture

@@ -120,11 +120,15 @@ class CommitFeed:
     def point_at(self, at: datetime | str | None) -> sql.Composed:
         return select("pubsub.point", self.branch_id, at)
 
-    def move_to(self, point: Any) -> sql.Composed:
-        return select("pubsub.move_consumer", self.consumer_id, self.branch_id, point or {"snapshot": None})
+    def note_move(self, position: Position, point: Any) -> sql.Composed:
+        return select(
+            "pubsub.note_move", self.consumer_id, self.branch_id, position, point or {"snapshot": None}
+        )
 
-    def note_move(self, point: Any) -> None:
-        return None
+    def move_to(self, point: Any, version: int) -> sql.Composed:
+        return select(
+            "pubsub.move_consumer", self.consumer_id, self.branch_id, point or {"snapshot": None}, version
+        )
 
     def known(self) -> sql.Composed:
         known = sql.SQL("select exists (select from pubsub.claim where (consumer_id, branch_id) = ({}, {}))")

@@ -8,8 +8,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import BatchNotFinished, translated
+from airflow_pgchange.feeds.errors import BatchNotFinished, ConsumerBusy, translated
 from airflow_pgchange.feeds.feed import Feed, Movable, progress_at
+from airflow_pgchange.feeds.lag import position
 from airflow_pgchange.feeds.queries import ask, interval, rows
 from airflow_pgchange.feeds.remote_status import in_work
 
@@ -43,15 +44,16 @@ def move(results: Connection, source: Connection, feed: Movable, to: datetime | 
     """Move the consumer to the ``"beginning"`` of what the source still has, to ``"now"`` (all that is there counts as
     processed), or to a time (all that was written before it counts as processed).
 
-    Raises InvalidArgument for a time where the feed has none: a topology's log goes by term and index.
+    Raises ConsumerBusy while the consumer is at work, UnknownConsumer where there is none, InvalidArgument for a time
+    where the feed has none: a topology's log goes by term and index.
     """
     point = None if to == "beginning" else ask(source, feed.point_at(None if to == "now" else to))
     # Under the consumer's lock, and the source commits first: at no moment may what comes again go.
     with translated(), results.transaction():
-        ask(results, feed.move_to(point))
-        note = feed.note_move(point)
-        if note is not None:
-            ask(source, note)
+        if not ask(results, feed.lock()):
+            raise ConsumerBusy(f"{feed.name} is at work: stop it, or wait until its batch has ended")
+        version = ask(source, feed.note_move(position(results, feed), point))
+        ask(results, feed.move_to(point, version))
 
 
 def drop(results: Connection, source: Connection, feed: Movable) -> None:

@@ -119,11 +119,11 @@ class EventFeed:
     def point_at(self, at: datetime | str | None) -> sql.Composed:
         return select("pgmb.cursor_of", at)
 
-    def move_to(self, point: Any) -> sql.Composed:
-        return select("pgmb.move_group", self.group, point)
+    def note_move(self, position: Position, point: Any) -> sql.Composed:
+        return select("pgmb.note_move", self.group, position, point)
 
-    def note_move(self, point: Any) -> sql.Composed:
-        return select("pgmb.note_move", self.group, point)
+    def move_to(self, point: Any, version: int) -> sql.Composed:
+        return select("pgmb.move_group", self.group, point, version)
 
     def known(self) -> sql.Composed:
         known = sql.SQL("select exists (select from pgmb.subscription_groups where id = {})")

@@ -137,11 +137,12 @@ class Movable(Feed, Protocol):
         """source, primary: the point behind all that is there now, or was before a time. Raises InvalidArgument for a
         time where the feed has none."""
 
-    def move_to(self, point: Any) -> sql.Composed:
-        """results: go on from a point that ``point_at`` returned; None: from the beginning."""
+    def note_move(self, position: Position, point: Any) -> sql.Composed:
+        """source, primary: note a move from a position to a point that ``point_at`` returned, or with None to the
+        beginning, as a claim notes a batch; the version for ``move_to``."""
 
-    def note_move(self, point: Any) -> sql.Composed | None:
-        """source, primary: keep what a move to the point will need; None where the source needs to know nothing."""
+    def move_to(self, point: Any, version: int) -> sql.Composed:
+        """results: go on from the point of a move that ``note_move`` noted."""
 
     def known(self) -> sql.Composed:
         """source, primary: whether it knows of the consumer, whose progress may be elsewhere."""

@@ -107,11 +107,11 @@ class TopologyFeed:
             )
         return self.point()
 
-    def move_to(self, point: Any) -> sql.Composed:
-        return select("topology.move_consumer", self.consumer_id, point)
+    def note_move(self, position: Position, point: Any) -> sql.Composed:
+        return select("topology.note_move", self.consumer_id, position, point)
 
-    def note_move(self, point: Any) -> None:
-        return None
+    def move_to(self, point: Any, version: int) -> sql.Composed:
+        return select("topology.move_consumer", self.consumer_id, point, version)
 
     def known(self) -> sql.Composed:
         known = sql.SQL("select exists (select from topology.claim where consumer_id = {})")

@@ -45,14 +45,20 @@ language sql immutable
 as $$ select array(select pg_catalog.generate_series(0, parts - 1)) $$;
 comment on function mbus.numbered(integer) is 'The numbers of so many parts.';
 
-create function mbus.system_identifier() returns bigint
+create table mbus.origin (like pgchange.origin including all);
+comment on table mbus.origin is 'Where the transaction ids of the queues come from.';
+-- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
+alter table mbus.origin replica identity full;
+select pgchange.note_origin('mbus.origin');
+
+create function mbus.is_native() returns boolean
 language plpgsql stable
 as $$
 begin
-    return (pg_catalog.pg_control_system()).system_identifier;
+    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from mbus.origin as o);
 end
 $$;
-comment on function mbus.system_identifier() is 'The cluster that this database is in now.';
+comment on function mbus.is_native() is 'Whether the transaction ids of the queues are those of this cluster.';
 
 create table mbus.queue (
     id integer generated always as identity primary key,
@@ -60,14 +66,12 @@ create table mbus.queue (
     consumers_cnt integer not null check (consumers_cnt between 1 and 1024),
     is_roles_security_model boolean not null default false,
     seq regclass,
-    cluster bigint not null default mbus.system_identifier(),
     began bigint not null default 0,
     parts integer[] not null generated always as (mbus.numbered(consumers_cnt)) stored
 );
 comment on table mbus.queue is
     'Every queue: the number of its parts, which are what a consumer locks, and their numbers; the sequence that numbers its '
-    'messages, which outlives a queue that is dropped, so that no iid is given twice: one made anew began behind it; and the cluster '
-    'whose transaction ids it holds.';
+    'messages, which outlives a queue that is dropped, so that no iid is given twice: one made anew began behind it.';
 
 create table mbus.consumer (
     id integer generated always as identity primary key,

@@ -151,15 +151,15 @@ create function mbus.check_origin(known mbus.queue) returns void
 language plpgsql stable
 as $$
 begin
-    if known.cluster <> mbus.system_identifier() then
+    if not mbus.is_native() then
         raise exception using errcode = 'PC004',
-            message = format('queue %s was restored from another cluster, or upgraded: its transaction ids mean something else here',
+            message = format('queue %s was restored from a dump, or upgraded: its transaction ids mean something else here',
                              known.qname),
             hint = 'select mbus.rebase_after_restore()';
     end if;
 end
 $$;
-comment on function mbus.check_origin(mbus.queue) is 'Refuse a queue whose transaction ids come from another cluster.';
+comment on function mbus.check_origin(mbus.queue) is 'Refuse a queue whose transaction ids are not those of this cluster.';
 
 create function mbus.claim(known mbus.queue, c integer, amt integer) returns bigint[]
 language plpgsql

@@ -24,7 +24,6 @@ begin
         txid = '2'
     where p.consumer in (select c.id from mbus.consumer as c where c.qname = known.qname);
     update mbus.receipt as r set txid = '2' where r.queue = known.id;
-    update mbus.queue as q set cluster = mbus.system_identifier() where q.id = known.id;
 end
 $$;
 comment on function mbus.rebase(mbus.queue) is 'Let the log and the positions of a queue mean the same messages as before, by ids that no transaction has.';
@@ -42,13 +41,17 @@ begin
     end if;
     perform mbus.check_isolation();
     perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
-    for known in select q.* from mbus.queue as q where q.cluster <> mbus.system_identifier() order by q.qname loop
+    if mbus.is_native() then
+        return 0;
+    end if;
+    for known in select q.* from mbus.queue as q order by q.qname loop
         perform mbus.rebase(known);
         rebased := rebased + 1;
     end loop;
+    perform pgchange.note_origin('mbus.origin');
     return rebased;
 end
 $$;
 comment on function mbus.rebase_after_restore() is
-    'Let queues go on that were restored from a dump into another cluster, or upgraded, where they were: consumers are refused until '
+    'Let queues go on that were restored from a dump, or upgraded: consumers are refused until '
     'then. Returns how many there were. Who posts waits meanwhile.';

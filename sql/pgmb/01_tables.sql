@@ -114,6 +114,12 @@ create table pgmb.scheduled (
 comment on table pgmb.scheduled is 'Events whose time had not come when they were published.';
 create index scheduled_by_txid on pgmb.scheduled (txid, event_id);
 
+create table pgmb.origin (like pgchange.origin including all);
+comment on table pgmb.origin is 'Where the transaction ids of the log come from.';
+-- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
+alter table pgmb.origin replica identity full;
+select pgchange.note_origin('pgmb.origin');
+
 create table pgmb.dispatcher (
     version bigint primary key,
     snapshot pg_snapshot not null default '1:1:',
@@ -122,7 +128,6 @@ create table pgmb.dispatcher (
     last_id pgmb.event_id not null,
     scheduled_upto pgmb.event_id not null default '',
     total bigint not null default 0,
-    source bigint not null,
     restored text,
     restored_at timestamptz,
     dispatched_at timestamptz not null default clock_timestamp(),
@@ -131,11 +136,10 @@ create table pgmb.dispatcher (
 comment on table pgmb.dispatcher is
     'How far dispatching has come: the slices of every transaction that snapshot sees are dispatched, those of partial_txid up '
     'to partial_seq, and of scheduled events those up to scheduled_upto that it saw. last_id is the last dispatch, total the '
-    'number of events so far, source the cluster that the transaction ids belong to, restored what was done when it changed. '
+    'number of events so far, restored what was done when the transaction ids were not this cluster''s. '
     'Each poll puts a new row in the place of the last, so that the newest is found at once, however many dead ones there are.';
-insert into pgmb.dispatcher (version, last_id, source)
-select 0, 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || '000000000', s.system_identifier
-from pg_control_system() as s;
+insert into pgmb.dispatcher (version, last_id)
+select 0, 'pm' || to_hex((date_part('epoch', clock_timestamp()) * 1000000)::bigint) || '000000000';
 
 create table pgmb.dispatched (
     id pgmb.event_id not null,
@@ -179,14 +183,14 @@ create table pgmb.subscription_groups (
     created_at timestamptz not null default now(),
     last_read_event_id pgmb.event_id,
     version bigint not null default 0,
-    source bigint,
+    source text,
     updated_at timestamptz not null default now(),
     -- It separates them from the names of handlers.
     constraint name_has_no_slash check (strpos(id, '/') = 0)
 );
 comment on table pgmb.subscription_groups is
     'Groups and how far each has read: last_read_event_id is the cursor, null for one that has read nothing, version counts the '
-    'batches of its feed, source is the cluster that the events are in. Of a group whose results are in another database the '
+    'batches of its feed, source is the place of the events. Of a group whose results are in another database the '
     'row that counts is there.';
 
 create table pgmb.condition (
@@ -232,10 +236,10 @@ create table pgmb.claim (
     group_id pgmb.group_id primary key,
     version bigint not null,
     from_version bigint not null,
-    batch_id uuid not null,
+    batch_id uuid,
     attempt integer not null,
     error text,
-    batch jsonb not null,
+    batch jsonb,
     after pgmb.event_id not null,
     upto pgmb.event_id not null,
     elsewhere boolean not null,
@@ -246,7 +250,7 @@ comment on table pgmb.claim is
     'The batch that each group claimed last, in the database of the events: what a retry works on again, and the mark that '
     'shows whether this cluster still has all that the group saw. after is what the cursor was when it was claimed; elsewhere '
     'says that the cursor is kept in another database, so that this row tells how far the group has read; moved_to is the '
-    'lowest cursor that it has been moved to there since. error is what the attempt failed on.';
+    'lowest cursor that it has been moved to there since; such a move leaves a row without a batch. error is what the attempt failed on.';
 
 create table pgmb.fault (
     id bigint generated always as identity primary key,

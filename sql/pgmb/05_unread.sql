@@ -81,9 +81,9 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     insert into pgmb.dispatcher (
-        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, source, restored, restored_at)
+        version, snapshot, partial_txid, partial_seq, last_id, scheduled_upto, total, restored, restored_at)
     values (
-        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, at.last_id, at.scheduled_upto, at.total, at.source,
+        at.version + 1, at.snapshot, at.partial_txid, at.partial_seq, at.last_id, at.scheduled_upto, at.total,
         at.restored, at.restored_at);
     delete from pgmb.dispatcher as d where d.version = at.version;
 end

@@ -260,7 +260,7 @@ begin
         return;
     end if;
     at := pgmb.dispatcher_now();
-    if at.source <> pgmb.system_identifier() then
+    if not pgmb.is_native() then
         -- Another snapshot for another cluster: this transaction has an id now, and the next one dispatches.
         perform pgmb.restamp_undispatched();
         more := true;

@@ -1,26 +1,31 @@
 -- Lock, claim, ack. The lock, the cursor and the ack are where the results are; the claim is where the events are.
 
-create function pgmb.system_identifier() returns bigint
+create function pgmb.here() returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
+set search_path = pg_catalog, pgmb, pgchange, pg_temp
 as $$
 begin
-    return (pg_control_system()).system_identifier;
+    return (select pgchange.place(o.id, o.cluster) from pgmb.origin as o);
 end
 $$;
-comment on function pgmb.system_identifier() is 'The cluster that this database is in now.';
+comment on function pgmb.here() is 'The place where the transaction ids of this database mean something.';
 
-create function pgmb.database_here() returns text
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
+create function pgmb.is_native() returns boolean
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pgchange, pg_temp
 as $$
 begin
-    return (
-        select pgmb.system_identifier() || '/' || d.oid from pg_database as d where d.datname = current_database()
-    );
+    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from pgmb.origin as o);
 end
 $$;
-comment on function pgmb.database_here() is 'A name of this database that no other one has, in any cluster.';
+comment on function pgmb.is_native() is 'Whether the transaction ids of this database are those of its cluster.';
+
+create function pgmb.name_of(gid text) returns text
+language sql immutable
+as $$
+    select 'events:' || gid
+$$;
+comment on function pgmb.name_of(text) is 'A group''s name, as status shows it.';
 
 create function pgmb.register(gid text) returns boolean
 language sql security definer
@@ -45,7 +50,7 @@ begin
         select jsonb_build_object(
             'schema', (select max(i.version) from pgmb.installed as i),
             'group', g.id, 'version', g.version, 'cursor', coalesce(g.last_read_event_id, ''), 'source', g.source,
-            'database', pgmb.database_here())
+            'database', pgmb.here())
         from pgmb.subscription_groups as g where g.id = gid);
 end
 $$;
@@ -65,9 +70,9 @@ begin
     if coalesce(at, 0) = 0 or pg_is_in_recovery() then
         return;
     end if;
-    if ("position" ->> 'source')::bigint <> pgmb.system_identifier() and "position" ->> 'database' <> pgmb.database_here() then
+    if not pgchange.fits("position", pgmb.here()) then
         raise exception using errcode = 'PC004',
-            message = format('the cursor of group %I belongs to another cluster than this source', gid),
+            message = format('the cursor of group %I belongs to another database than this source', gid),
             hint = format(
                 'if the source was restored or upgraded: airflow pgchange repair events:%s; else check the source''s connection',
                 gid);
@@ -97,7 +102,7 @@ begin
 end
 $$;
 comment on function pgmb.check_position(text, jsonb) is
-    'Refuse a position that belongs to another cluster, that is ahead of what this source knows, or after which retention has '
+    'Refuse a position that belongs to another database, that is ahead of what this source knows, or after which retention has '
     'deleted events.';
 
 create function pgmb.pending(gid text, "position" jsonb) returns pgmb.claim
@@ -109,7 +114,7 @@ begin
         select c from pgmb.claim as c
         where c.group_id = gid
           and c.from_version = coalesce(("position" ->> 'version')::bigint, 0)
-          and c.version > c.from_version
+          and c.version > c.from_version and c.batch is not null
           and c.after = coalesce("position" ->> 'cursor', ''));
 end
 $$;
@@ -201,10 +206,6 @@ begin
         raise exception using errcode = 'PC007', message = 'this transaction has already written something',
             hint = 'claim in a transaction of its own';
     end if;
-    if current_setting('synchronous_commit') in ('off', 'local') then
-        perform set_config('synchronous_commit', 'on', true);
-    end if;
-
     mark := pgmb.pending(gid, "position");
     if mark.version is not null then
         return pgmb.claim_again(mark, max_attempts);
@@ -225,13 +226,14 @@ begin
     id := md5(concat_ws('|', gid, choice -> 'bounds', choice -> 'count', began_at))::uuid;
     batch := choice || jsonb_build_object(
         'id', id, 'attempt', 1, 'lsn', pg_current_wal_insert_lsn(),
-        'version', greatest(began_at, (select c.version from pgmb.claim as c where c.group_id = gid)) + 1,
+        'version', pgchange.next_version(
+            pgmb.name_of(gid), greatest(began_at, (select c.version from pgmb.claim as c where c.group_id = gid))),
         'bounds', choice -> 'bounds' || jsonb_build_object(
-            'from_version', began_at, 'source', pgmb.system_identifier()::text));
+            'from_version', began_at, 'source', pgmb.here()));
     insert into pgmb.claim as c (group_id, version, from_version, batch_id, attempt, batch, after, upto, elsewhere)
     values (
         gid, (batch ->> 'version')::bigint, began_at, id, 1, batch, after, choice -> 'bounds' ->> 'upto',
-        coalesce("position" ->> 'database', '') <> pgmb.database_here())
+        coalesce("position" ->> 'database', '') <> pgmb.here())
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id, attempt = 1,
         error = null,
@@ -254,7 +256,7 @@ declare
 begin
     update pgmb.subscription_groups as g set
         version = (batch ->> 'version')::bigint, last_read_event_id = bounds ->> 'upto',
-        source = (bounds ->> 'source')::bigint, updated_at = now()
+        source = bounds ->> 'source', updated_at = now()
     where g.id = gid and g.version = (bounds ->> 'from_version')::bigint
       and coalesce(g.last_read_event_id, '') = bounds ->> 'after';
     if not found then

@@ -104,7 +104,7 @@ declare
     aside boolean := pgmb.aside(due);
 begin
     return jsonb_build_object(
-        'snapshot', pgmb.visible_now(), 'source', pgmb.system_identifier(), 'until', clock_timestamp()::timestamptz(0),
+        'snapshot', pgmb.visible_now(), 'source', pgmb.here(), 'until', clock_timestamp()::timestamptz(0),
         'due', due, 'aside', aside);
 end
 $$;
@@ -120,8 +120,8 @@ declare
     aside boolean := (goal ->> 'aside')::boolean and pgmb.aside(goal ->> 'due');
 begin
     perform pgmb.check_position(gid, "position");
-    if (goal ->> 'source')::bigint <> pgmb.system_identifier() then
-        raise exception using errcode = 'PC004', message = 'the point was taken in another cluster than this source',
+    if goal ->> 'source' <> pgmb.here() then
+        raise exception using errcode = 'PC004', message = 'the point was taken in another database than this source',
             hint = 'the source has been restored, upgraded or replaced since: take a new point';
     end if;
     if (goal ->> 'aside')::boolean and not aside then
@@ -135,7 +135,7 @@ begin
         at := pgmb.dispatcher_now();
         -- All of it is dispatched when the dispatcher has left none of it: from then on only the cursor counts. What the
         -- dispatcher of another cluster has left cannot be told.
-        if at.source = pgmb.system_identifier() and not exists (
+        if pgmb.is_native() and not exists (
             select from pgmb.undispatched(
                 at.snapshot, at.partial_txid, at.partial_seq, (goal ->> 'snapshot')::pg_snapshot))
            and not pgmb.due_by(at, goal ->> 'due') and aside is not true

@@ -136,12 +136,11 @@ begin
             message = format(
                 'events that were dispatched to group %I up to %s are gone, so it cannot read them again', gid,
                 pgmb.extract_date_from_event_id(gone)),
-            hint = format(
-                'retention deletes events that every group has read; all later ones are there; in the database of its cursor: '
-                'select pgmb.%s(%L, %L)',
-                case when exists (select from pgmb.claim as c where c.group_id = gid and c.elsewhere)
-                    then 'move_group' else 'set_group_cursor' end,
-                gid, gone);
+            hint = 'retention deletes events that every group has read; all later ones are there: ' || case
+                when exists (select from pgmb.claim as c where c.group_id = gid and c.elsewhere) then format(
+                    'airflow pgchange move events:%s --to %L', gid,
+                    pgmb.extract_date_from_event_id(gone) + interval '1 microsecond')
+                else format('select pgmb.set_group_cursor(%L, %L)', gid, gone) end;
     end if;
 end
 $$;

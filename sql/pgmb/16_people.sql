@@ -21,8 +21,10 @@ begin
     waits := pgmb.waiting(upto);
     for known in
         select g.id, coalesce(c.elsewhere, false) as elsewhere, c.batch_id, c.attempt, c.claimed_at, c.version as claimed,
-               case when c.elsewhere then c.after else coalesce(g.last_read_event_id, '') end as cursor,
-               case when c.elsewhere then c.from_version else g.version end as version,
+               case when not c.elsewhere or c is null then coalesce(g.last_read_event_id, '')
+                    when c.batch is null then c.upto else c.after end as cursor,
+               case when not c.elsewhere or c is null then g.version
+                    when c.batch is null then c.version else c.from_version end as version,
                case when c.elsewhere then c.claimed_at else g.updated_at end as updated_at
         from pgmb.subscription_groups as g left join pgmb.claim as c on c.group_id = g.id
         order by g.id
@@ -162,7 +164,35 @@ as $$
 $$;
 comment on function pgmb.cursor_hint() is 'Which cursors a group can be moved to.';
 
-create function pgmb.move_group(gid text, new_cursor pgmb.event_id) returns void
+create function pgmb.note_move(gid text, "position" jsonb, new_cursor pgmb.event_id) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pgchange, pg_temp
+as $$
+declare
+    began_at bigint := "position" ->> 'version';
+    version bigint := pgchange.next_version(
+        pgmb.name_of(gid), greatest(began_at, (select c.version from pgmb.claim as c where c.group_id = gid)));
+begin
+    perform pgmb.check_group(gid);
+    perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
+    perform pgmb.check_kept(gid, new_cursor);
+    insert into pgmb.claim as c (group_id, version, from_version, attempt, after, upto, elsewhere, moved_to)
+    values (
+        gid, version, began_at, 0, coalesce("position" ->> 'cursor', ''), coalesce(new_cursor, ''),
+        "position" ->> 'database' <> pgmb.here(), coalesce(new_cursor, ''))
+    on conflict on constraint claim_pkey do update set
+        version = excluded.version, from_version = excluded.from_version, batch_id = null, attempt = 0, error = null,
+        batch = null, after = excluded.after, upto = excluded.upto, elsewhere = excluded.elsewhere,
+        moved_to = least(c.moved_to, excluded.moved_to), claimed_at = excluded.claimed_at;
+    return version;
+end
+$$;
+comment on function pgmb.note_move(text, jsonb, pgmb.event_id) is
+    'In the database of the events: note that a group is moved from its position to a cursor, as a claim notes a batch, and '
+    'return the version for pgmb.move_group(). What it is moved back to is kept until it has claimed from there; refused where '
+    'that is gone, or lies in the future.';
+
+create function pgmb.move_group(gid text, new_cursor pgmb.event_id, version bigint default null) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -171,32 +201,22 @@ begin
     if new_cursor !~ '^pm[0-9a-f]{22}$' then
         raise invalid_parameter_value using message = format('%L is not a cursor', new_cursor), hint = pgmb.cursor_hint();
     end if;
-    -- Where the events are elsewhere, the dispatcher there knows what has come: pgmb.note_move() asks it.
-    if exists (select from pgmb.subscriptions as s where s.group_id = gid) then
-        perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
+    if version is null then
+        if not exists (select from pgmb.subscriptions as s where s.group_id = gid) then
+            raise exception using errcode = 'PC004',
+                message = format('the events of group %I are in another database than this one', gid),
+                hint = 'that database notes a move first: pgmb.note_move() there gives the version for pgmb.move_group()';
+        end if;
+        version := pgmb.note_move(gid, pgmb.position(gid), new_cursor);
         new_cursor := pgmb.cursor_by_now(new_cursor);
     end if;
-    perform pgmb.check_kept(gid, new_cursor);
-    update pgmb.subscription_groups as g set last_read_event_id = new_cursor, updated_at = now() where g.id = gid;
+    update pgmb.subscription_groups as g
+    set last_read_event_id = new_cursor, version = move_group.version, updated_at = now() where g.id = gid;
 end
 $$;
-comment on function pgmb.move_group(text, pgmb.event_id) is
-    'In the database of a group''s cursor: move it to one that pgmb.cursor_of() gave, or to null, the beginning. If the events '
-    'are in another database, call pgmb.note_move() there before the commit.';
-
-create function pgmb.note_move(gid text, new_cursor pgmb.event_id) returns void
-language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
-    update pgmb.claim as c set moved_to = least(c.moved_to, coalesce(new_cursor, '')) where c.group_id = gid and c.elsewhere;
-    perform pgmb.check_kept(gid, new_cursor);
-end
-$$;
-comment on function pgmb.note_move(text, pgmb.event_id) is
-    'In the database of the events: keep what a group whose cursor is elsewhere is moved back to, until it has claimed from '
-    'there; refused where that is gone, or lies in the future.';
+comment on function pgmb.move_group(text, pgmb.event_id, bigint) is
+    'In the database of a group''s cursor: move it to one that pgmb.cursor_of() gave, or to null, the beginning. Where the events '
+    'are in another database, pgmb.note_move() there gives the version.';
 
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer

@@ -16,7 +16,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     at pgmb.dispatcher := pgmb.dispatcher_now();
-    here bigint := pgmb.system_identifier();
+    old text := pgmb.here();
     -- What an open transaction publishes meanwhile it does not see: that comes with the next poll.
     upto pg_snapshot := pgmb.visible_now();
     restored_at bigint := (select pgmb.full_xid(d.xmin) from pgmb.dispatcher as d where d.version = at.version);
@@ -39,14 +39,15 @@ begin
     update pgmb.scheduled set txid = default;
     at.restored_at := clock_timestamp();
     at.restored := format(
-        '%s: cluster %s became %s, and %s undispatched events were given a new transaction id',
-        at.restored_at::timestamptz(0), at.source, here, waiting);
+        '%s: the log was restored or upgraded, and %s undispatched events were given a new transaction id',
+        at.restored_at::timestamptz(0), waiting);
     at.snapshot := upto;
     at.partial_txid := null;
     at.partial_seq := null;
     at.scheduled_upto := '';
-    at.source := here;
     perform pgmb.move_dispatcher(at);
+    perform pgchange.note_origin('pgmb.origin');
+    update pgmb.subscription_groups as g set source = pgmb.here() where pgchange.came_along(g.source, old);
 end
 $$;
 comment on function pgmb.restamp_undispatched() is
@@ -58,7 +59,7 @@ language sql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select jsonb_build_object(
-        'source', pgmb.system_identifier()::text, 'version', c.version, 'cursor', c.upto,
+        'source', pgmb.here(), 'version', c.version, 'cursor', c.upto,
         'from_version', c.from_version, 'after', c.after)
     from pgmb.claim as c where c.group_id = gid
 $$;
@@ -87,7 +88,7 @@ begin
     update pgmb.subscription_groups as g set
         version = (mark ->> case when before then 'from_version' else 'version' end)::bigint,
         last_read_event_id = nullif(mark ->> case when before then 'after' else 'cursor' end, ''),
-        source = (mark ->> 'source')::bigint, updated_at = now()
+        source = mark ->> 'source', updated_at = now()
     where g.id = gid;
     return case when before or at = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
 end

@@ -71,7 +71,7 @@ create function pgmb.restored() returns boolean
 language sql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select (pgmb.dispatcher_now()).source <> pgmb.system_identifier()
+    select not pgmb.is_native()
 $$;
 comment on function pgmb.restored() is
     'Whether this is a copy in another cluster that has not dispatched yet: until then it cannot be told what was dispatched.';

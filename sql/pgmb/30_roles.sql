@@ -128,7 +128,7 @@ begin
             pgmb.events_alone(text, text, text, text, text), pgmb.events_shared(text, text, text, text, text),
             pgmb.some_events(text, text, text, text, text, boolean),
             pgmb.lock_key(text), pgmb.who_locks(bigint), pgmb.locked(text), pgmb.held_here(text),
-            pgmb.system_identifier(), pgmb.database_here(), pgmb.register(text), pgmb.position(text),
+            pgmb.here(), pgmb.is_native(), pgmb.register(text), pgmb.position(text),
             pgmb.claim(text, jsonb, integer, integer), pgmb.ack(text, jsonb),
             pgmb.lag(text, jsonb, integer), pgmb.point(), pgmb.passed(text, jsonb, jsonb), pgmb.mark(text),
             pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean), pgmb.release_group_lock(varchar),
@@ -183,8 +183,8 @@ begin
         grant execute on function
             pgmb.dispatcher_now(), pgmb.undispatched(pg_snapshot, xid8, bigint, pg_snapshot, xid8, bigint),
             pgmb.pending(text, jsonb), pgmb.in_work(text, jsonb), pgmb.skip(text, jsonb, text), pgmb.skip_batch(text, text),
-            pgmb.drop_group(text), pgmb.cursor_of(timestamptz), pgmb.note_move(text, pgmb.event_id),
-            pgmb.move_group(text, pgmb.event_id),
+            pgmb.drop_group(text), pgmb.cursor_of(timestamptz), pgmb.note_move(text, jsonb, pgmb.event_id),
+            pgmb.move_group(text, pgmb.event_id, bigint),
             pgmb.replay_faults(varchar), pgmb.adopt_mark(text, jsonb), pgmb.letter_rights(jsonb),
             pgmb.check_letter(jsonb, jsonb), pgmb.send_again(bigint)
             to %1$s

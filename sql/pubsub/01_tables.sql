@@ -13,17 +13,6 @@ comment on table pubsub.installed is 'One row for each version of this schema th
 alter table pubsub.installed replica identity full;
 insert into pubsub.installed (version) values (1);
 
-create table pubsub.origin (
-    system_identifier bigint not null,
-    noted_at timestamptz not null default now()
-);
-comment on table pubsub.origin is
-    'The cluster whose transaction ids this database holds. Another one means that it was restored or upgraded.';
-create unique index origin_single on pubsub.origin ((true));
--- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
-alter table pubsub.origin replica identity full;
-insert into pubsub.origin (system_identifier) select system_identifier from pg_catalog.pg_control_system();
-
 create table pubsub.watermark (
     consumer_id text not null check (consumer_id <> ''),
     branch_id bigint not null,
@@ -35,7 +24,7 @@ create table pubsub.watermark (
     partial_txid xid8,
     partial_id bigint,
     version bigint not null default 0,
-    source bigint,
+    source text,
     in_order boolean not null default false,
     updated_at timestamptz not null default now(),
     primary key (consumer_id, branch_id),
@@ -43,18 +32,18 @@ create table pubsub.watermark (
 );
 comment on table pubsub.watermark is
     'What each consumer has processed: the commits of every transaction that snapshot sees, and those of the one transaction '
-    'partial_txid up to queue id partial_id. All below txid is processed. version counts the batches, source is the cluster '
-    'that the transaction ids belong to.';
+    'partial_txid up to queue id partial_id. All below txid is processed. version counts the batches and '
+    'the moves by hand, source is the place that the transaction ids belong to.';
 
 create table pubsub.claim (
     consumer_id text not null,
     branch_id bigint not null,
     version bigint not null,
     from_version bigint not null,
-    batch_id uuid not null,
+    batch_id uuid,
     attempt integer not null,
     error text,
-    batch jsonb not null,
+    batch jsonb,
     after_snapshot pg_snapshot not null,
     after_txid xid8,
     after_id bigint,
@@ -67,8 +56,8 @@ create table pubsub.claim (
 comment on table pubsub.claim is
     'The batch that each consumer claimed last, at the source of the commits: what a retry works on again, and the mark '
     'that shows whether this cluster still has all that the consumer saw. after_* is the watermark before the batch, '
-    'snapshot and partial_* the one behind it: the same where the batch is a dead letter that is sent again. error is what '
-    'the last attempt failed on, if it could say so.';
+    'snapshot and partial_* the one behind it: the same where the batch is a dead letter that is sent again. A consumer that was '
+    'moved by hand since has none. error is what the last attempt failed on, if it could say so.';
 
 create table pubsub.trimmed (
     branch_id bigint not null,

@@ -104,7 +104,7 @@ begin
         s := pubsub.snapshot_below(s, coalesce(first_txid, pg_snapshot_xmax(s)));
     end if;
     return jsonb_build_object(
-        'snapshot', s, 'source', pubsub.system_identifier(), 'until', coalesce(at, clock_timestamp())::timestamptz(0));
+        'snapshot', s, 'source', pubsub.here(), 'until', coalesce(at, clock_timestamp())::timestamptz(0));
 end
 $$;
 comment on function pubsub.point(bigint, timestamptz) is
@@ -123,8 +123,8 @@ as $$
 declare
     at record := pubsub.cursor_of("position");
 begin
-    if (point ->> 'source')::bigint <> pubsub.system_identifier() then
-        raise exception using errcode = 'PC004', message = 'the point was taken in another cluster than this source',
+    if point ->> 'source' <> pubsub.here() then
+        raise exception using errcode = 'PC004', message = 'the point was taken in another database than this source',
             hint = 'the source was restored, upgraded or exchanged since: take a new point';
     end if;
     return jsonb_build_object('goal', point, 'passed', not exists (

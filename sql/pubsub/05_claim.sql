@@ -20,46 +20,61 @@ as $$
 $$;
 comment on function pubsub.locked(text, bigint) is 'Whether a consumer is at work.';
 
-create function pubsub.system_identifier() returns bigint
+create function pubsub.here() returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
+set search_path = pg_catalog, pubsub, pgchange, pg_temp
 as $$
 begin
-    return (pg_control_system()).system_identifier;
+    return (select pgchange.place(o.id, o.cluster) from revision.origin as o);
 end
 $$;
-comment on function pubsub.system_identifier() is 'The cluster that this database is in now.';
+comment on function pubsub.here() is 'The place where the transaction ids of this database mean something.';
 
-create function pubsub.check_origin() returns bigint
+create function pubsub.is_native() returns boolean
+language plpgsql stable security definer
+set search_path = pg_catalog, pubsub, pgchange, pg_temp
+as $$
+begin
+    return revision.is_native();
+end
+$$;
+comment on function pubsub.is_native() is 'Whether the transaction ids of this database are those of its cluster.';
+
+create function pubsub.check_origin() returns text
 language plpgsql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-declare
-    here bigint := pubsub.system_identifier();
 begin
-    if here is distinct from (select o.system_identifier from pubsub.origin as o) then
+    if not pubsub.is_native() then
         raise exception using errcode = 'PC004',
-            message = 'this database was restored from another cluster or upgraded: its transaction ids mean something else here',
+            message = 'this database was restored from a dump or upgraded: its transaction ids mean something else here',
             hint = 'select pubsub.rebase_after_restore(), or after pg_upgrade pubsub.rebase_after_restore(txids_kept => true)';
     end if;
-    return here;
+    return pubsub.here();
 end
 $$;
-comment on function pubsub.check_origin() is 'Refuse a database whose transaction ids come from another cluster.';
+comment on function pubsub.check_origin() is
+    'Refuse a database whose transaction ids are not those of its cluster; else the place where they are.';
 
-create function pubsub.check_position(consumer_id text, branch_id bigint, "position" jsonb) returns bigint
+create function pubsub.name_of(consumer_id text, branch_id bigint) returns text
+language sql immutable
+as $$
+    select consumer_id || '/' || branch_id
+$$;
+comment on function pubsub.name_of(text, bigint) is 'A consumer''s name, as status shows it.';
+
+create function pubsub.check_position(consumer_id text, branch_id bigint, "position" jsonb) returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
+set search_path = pg_catalog, pubsub, pgchange, pg_temp
 as $$
 declare
-    here bigint := pubsub.check_origin();
-    source bigint := "position" ->> 'source';
+    here text := pubsub.check_origin();
     at bigint := "position" ->> 'version';
     known bigint;
 begin
-    if source <> here then
+    if not pgchange.fits("position", here) then
         raise exception using errcode = 'PC004',
-            message = format('the watermark of %s/%s belongs to another cluster than this source', consumer_id, branch_id),
+            message = format('the watermark of %s/%s belongs to another database than this source', consumer_id, branch_id),
             hint = 'if the source was restored or upgraded: airflow pgchange repair; else check the source''s connection';
     end if;
     -- A standby may only be late.
@@ -79,7 +94,7 @@ end
 $$;
 comment on function pubsub.check_position(text, bigint, jsonb) is
     'Refuse a position whose transaction ids mean something else at this source, or that is ahead of what the source knows. '
-    'Everything that would otherwise take new commits for processed ones asks it; returns the cluster.';
+    'Everything that would otherwise take new commits for processed ones asks it; returns the place.';
 
 create function pubsub.register(consumer_id text, branch_id bigint, in_order boolean default false) returns boolean
 language sql security definer
@@ -106,6 +121,7 @@ as $$
         'partial', case when w.partial_txid is not null
                         then jsonb_build_array(w.partial_txid::text::bigint, w.partial_id) end,
         'source', w.source,
+        'database', pubsub.here(),
         'letter', (
             select jsonb_build_object('id', l.id, 'since', l.sent_at, 'batch', l.content)
             from dead_letter.letter as l
@@ -127,7 +143,7 @@ as $$
     from pubsub.claim as c, pubsub.cursor_of("position") as at
     where c.consumer_id = pending.consumer_id and c.branch_id = pending.branch_id
       and c.from_version = ("position" ->> 'version')::bigint
-      and c.version > c.from_version
+      and c.version > c.from_version and c.batch is not null
       and c.after_snapshot::text = at.after::text
       and (c.after_txid, c.after_id) is not distinct from (at.partial_txid, at.partial_id)
       and (c.batch -> 'bounds' -> 'letter' is null
@@ -163,9 +179,11 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pubsub, revision, pg_temp
 as $$
 declare
-    here bigint := pubsub.check_position(consumer_id, branch_id, "position");
+    here text := pubsub.check_position(consumer_id, branch_id, "position");
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
-    known_version bigint;
+    known bigint := (
+        select c.version from pubsub.claim as c
+        where c.consumer_id = claim.consumer_id and c.branch_id = claim.branch_id);
     mark pubsub.claim;
     at record := pubsub.cursor_of("position");
     bounds jsonb;
@@ -179,13 +197,6 @@ begin
         raise exception using errcode = 'PC007', message = 'this transaction has already written something',
             hint = 'claim in a transaction of its own: its changes would count as seen';
     end if;
-    known_version := coalesce((
-        select c.version from pubsub.claim as c
-        where c.consumer_id = claim.consumer_id and c.branch_id = claim.branch_id), 0);
-    if current_setting('synchronous_commit') in ('off', 'local') then
-        perform set_config('synchronous_commit', 'on', true);
-    end if;
-
     mark := pubsub.pending(consumer_id, branch_id, "position");
     if mark.attempt >= max_attempts then
         raise exception using errcode = 'PC010',
@@ -214,13 +225,14 @@ begin
         if choice is null then
             return null;
         end if;
-        bounds := choice -> 'bounds' || jsonb_build_object('source', here::text, 'from_version', began_at);
+        bounds := choice -> 'bounds' || jsonb_build_object('source', here, 'from_version', began_at);
         batch := (choice - 'bounds') || jsonb_build_object(
             'id', md5(concat_ws('|', consumer_id, branch_id, bounds - 'upto', choice -> 'count', choice -> 'slices' -> 0,
                                 choice -> 'slices' -> -1))::uuid,
             'bounds', bounds || jsonb_build_object('in_order', in_order));
     end if;
-    batch := batch || jsonb_build_object('version', greatest(known_version, began_at) + 1, 'attempt', 1);
+    batch := batch || jsonb_build_object(
+        'version', pgchange.next_version(pubsub.name_of(consumer_id, branch_id), greatest(known, began_at)), 'attempt', 1);
     insert into pubsub.claim as c (
         consumer_id, branch_id, version, from_version, batch_id, attempt, batch,
         after_snapshot, after_txid, after_id, snapshot, partial_txid, partial_id)
@@ -257,7 +269,7 @@ begin
         partial_txid = (bounds -> 'partial' ->> 0)::xid8,
         partial_id = (bounds -> 'partial' ->> 1)::bigint,
         commit_id = coalesce((bounds ->> 'commit_id')::bigint, w.commit_id),
-        source = (bounds ->> 'source')::bigint,
+        source = bounds ->> 'source',
         in_order = coalesce((bounds ->> 'in_order')::boolean, w.in_order),
         updated_at = now()
     where w.consumer_id = advance.consumer_id and w.branch_id = advance.branch_id

@@ -40,7 +40,7 @@ begin
         mark := null;
         told := null;
         if exists (select from revision.branch as b where b.id = w.branch_id)
-           and coalesce(w.source in (pubsub.system_identifier(), (select o.system_identifier from pubsub.origin as o)), true)
+           and coalesce(pgchange.came_along(w.source, pubsub.here()), true)
         then
             mark := pubsub.pending(w.consumer_id, w.branch_id, pubsub.position(w.consumer_id, w.branch_id));
             begin
@@ -146,7 +146,44 @@ $$;
 comment on function pubsub.skip_batch(text, bigint, text) is
     'Give up the batch that a consumer claimed and cannot finish, where commits and watermark share a database.';
 
-create function pubsub.move_consumer(consumer_id text, branch_id bigint, point jsonb) returns void
+create function pubsub.note_move(consumer_id text, branch_id bigint, "position" jsonb, point jsonb) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pubsub, pgchange, pg_temp
+as $$
+declare
+    here text := pubsub.check_origin();
+    at record := pubsub.cursor_of("position");
+    began_at bigint := "position" ->> 'version';
+    version bigint;
+begin
+    if point ->> 'source' <> here or point ->> 'snapshot' is null and not coalesce(pgchange.came_along("position" ->> 'source', here), true)
+    then
+        raise exception using errcode = 'PC004',
+            message = format('consumer %s/%s is moved to a point of another database than this one', consumer_id, branch_id),
+            hint = 'the database of the commits notes a move first: pubsub.note_move() there gives the version for pubsub.move_consumer()';
+    end if;
+    version := pgchange.next_version(
+        pubsub.name_of(consumer_id, branch_id), greatest(began_at, (
+            select c.version from pubsub.claim as c
+            where c.consumer_id = note_move.consumer_id and c.branch_id = note_move.branch_id)));
+    insert into pubsub.claim as c (
+        consumer_id, branch_id, version, from_version, attempt, after_snapshot, after_txid, after_id, snapshot)
+    values (
+        note_move.consumer_id, note_move.branch_id, version, began_at, 0, at.after, at.partial_txid, at.partial_id,
+        coalesce(point ->> 'snapshot', '1:1:')::pg_snapshot)
+    on conflict on constraint claim_pkey do update set
+        version = excluded.version, from_version = excluded.from_version, batch_id = null, attempt = 0, error = null,
+        batch = null, after_snapshot = excluded.after_snapshot, after_txid = excluded.after_txid,
+        after_id = excluded.after_id, snapshot = excluded.snapshot, partial_txid = null, partial_id = null,
+        claimed_at = excluded.claimed_at;
+    return version;
+end
+$$;
+comment on function pubsub.note_move(text, bigint, jsonb, jsonb) is
+    'In the database of the commits: note that a consumer is moved from its position to a point, as a claim notes a batch, and '
+    'return the version for pubsub.move_consumer(). A batch in work is given up as such: its commits come in a new one.';
+
+create function pubsub.move_consumer(consumer_id text, branch_id bigint, point jsonb, version bigint default null) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
@@ -155,18 +192,23 @@ begin
     if point is null or point ? 'snapshot' is not true then
         raise invalid_parameter_value using message = 'a point is what pubsub.point() returns, or {"snapshot": null} for the beginning';
     end if;
+    if version is null then
+        version := pubsub.note_move(consumer_id, branch_id, pubsub.position(consumer_id, branch_id), point);
+    end if;
     update pubsub.watermark as w set
+        version = move_consumer.version,
         snapshot = coalesce(point ->> 'snapshot', '1:1:')::pg_snapshot,
         partial_txid = null, partial_id = null,
-        source = coalesce((point ->> 'source')::bigint, w.source),
+        source = coalesce(point ->> 'source', w.source),
         updated_at = now()
     where w.consumer_id = move_consumer.consumer_id and w.branch_id = move_consumer.branch_id;
     perform pubsub.void_letters(consumer_id, branch_id, 'its consumer was moved back before it, so its changes come by themselves');
 end
 $$;
-comment on function pubsub.move_consumer(text, bigint, jsonb) is
+comment on function pubsub.move_consumer(text, bigint, jsonb, bigint) is
     'Move a consumer to a point that pubsub.point() of the source gave: what lies before it counts as processed, what lies '
-    'behind comes, again if need be. Dead letters that lie behind it are void: what they stand for comes by itself.';
+    'behind comes, again if need be. Where the commits are in another database, pubsub.note_move() there gives the version. Dead '
+    'letters that lie behind it are void: what they stand for comes by itself.';
 
 create function pubsub.drop_consumer(consumer_id text, branch_id bigint) returns void
 language plpgsql security definer

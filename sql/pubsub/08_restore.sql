@@ -5,7 +5,7 @@ language sql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
     select jsonb_build_object(
-        'source', pubsub.check_origin()::text,
+        'source', pubsub.check_origin(),
         'version', c.version,
         'snapshot', c.snapshot,
         'partial', case when c.partial_txid is not null
@@ -46,7 +46,7 @@ begin
         snapshot = (mark ->> case when before then 'after' else 'snapshot' end)::pg_snapshot,
         partial_txid = (mark -> case when before then 'after_partial' else 'partial' end ->> 0)::xid8,
         partial_id = (mark -> case when before then 'after_partial' else 'partial' end ->> 1)::bigint,
-        source = (mark ->> 'source')::bigint,
+        source = mark ->> 'source',
         updated_at = now()
     where w.consumer_id = adopt_mark.consumer_id and w.branch_id = adopt_mark.branch_id;
     perform pubsub.void_letters(
@@ -90,7 +90,7 @@ end
 $$;
 comment on function pubsub.burn_xids(bigint) is 'Use transaction ids up, so that a new cluster''s lie above a number.';
 
-create function pubsub.note_positions(old bigint) returns void
+create function pubsub.note_positions(old text) returns void
 language plpgsql
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
@@ -99,7 +99,7 @@ begin
     select row_number() over () as n, p.*
     from (
         select 'watermark' as place, consumer_id, branch_id, snapshot, partial_txid, partial_id from pubsub.watermark
-        where source is null or source = old
+        where source is null or pgchange.came_along(source, old)
         union all
         select 'after', consumer_id, branch_id, after_snapshot, after_txid, after_id from pubsub.claim
         union all
@@ -107,8 +107,8 @@ begin
     ) as p;
 end
 $$;
-comment on function pubsub.note_positions(bigint) is
-    'Note every position over the transaction ids of the old cluster: at_rest, for this transaction.';
+comment on function pubsub.note_positions(text) is
+    'Note every position over the transaction ids of the old place: at_rest, for this transaction.';
 
 create function pubsub.renumber_commits(restored_at bigint) returns bigint
 language plpgsql
@@ -198,14 +198,15 @@ language plpgsql
 set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
 declare
-    here bigint := pubsub.system_identifier();
-    old bigint := (select o.system_identifier from pubsub.origin as o);
-    restored_at bigint := (select revision.full_xid(o.xmin) from pubsub.origin as o);
+    old text := pubsub.here();
+    here text;
+    restored_at bigint := (select revision.full_xid(o.xmin) from revision.origin as o);
 begin
-    if here = old then
+    if pubsub.is_native() then
         return 'nothing to do: the transaction ids are this cluster''s own';
     end if;
     perform pubsub.check_isolation();
+    perform set_config('synchronous_commit', 'on', true);
     lock table revision.commit_queue, pubsub.watermark, pubsub.claim in access exclusive mode;
     if not txids_kept then
         perform pubsub.note_positions(old);
@@ -217,17 +218,19 @@ begin
         raise exception using errcode = 'PC004', message = 'the transaction ids were not kept: this is a restored dump',
             hint = 'select pubsub.rebase_after_restore()';
     end if;
-    update pubsub.watermark as w set source = here where w.source = old;
+    perform pgchange.note_origin('revision.origin');
+    update revision.tracked as t set since = '1:1:' where not t.existing_done and not txids_kept;
+    here := pubsub.here();
+    update pubsub.watermark as w set source = here where pgchange.came_along(w.source, old);
     update pubsub.claim as c set
-        batch = jsonb_set(c.batch, '{bounds,source}', to_jsonb(here::text)),
+        batch = jsonb_set(c.batch, '{bounds,source}', to_jsonb(here)),
         from_version = case when txids_kept then c.from_version else least(c.from_version, c.version) end;
     update dead_letter.letter as l set
-        content = case when txids_kept then jsonb_set(l.content, '{bounds,source}', to_jsonb(here::text)) else l.content end,
+        content = case when txids_kept then jsonb_set(l.content, '{bounds,source}', to_jsonb(here)) else l.content end,
         on_its_way = l.on_its_way and txids_kept
-    where l.kind = 'commit' and l.content -> 'bounds' ->> 'source' = old::text;
-    update pubsub.origin set system_identifier = here, noted_at = now();
+    where l.kind = 'commit' and pgchange.came_along(l.content -> 'bounds' ->> 'source', old);
     perform revision.maintain_partitions();
-    return format('rebased onto cluster %s', here);
+    return format('rebased onto cluster %s', pgchange.cluster());
 end
 $$;
 comment on function pubsub.rebase_after_restore(boolean) is

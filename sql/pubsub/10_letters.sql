@@ -30,7 +30,7 @@ as $$
 declare
     counted bigint;
 begin
-    if (batch -> 'bounds' ->> 'source')::bigint <> pubsub.check_origin() then
+    if not pgchange.came_along(batch -> 'bounds' ->> 'source', pubsub.check_origin()) then
         raise exception using errcode = 'PC004',
             message = format('batch %s was given up before its source was restored: its transaction ids mean something else now',
                              batch ->> 'id'),
@@ -175,7 +175,7 @@ as $$
     from pubsub.watermark as w
     where w.consumer_id = void_letters.consumer_id and w.branch_id = void_letters.branch_id
       and l.kind = 'commit' and l.address = pubsub.address(w.consumer_id, w.branch_id) and l.void is null
-      and (l.content -> 'bounds' ->> 'source' is distinct from w.source::text or not pubsub.covers(w, l.content -> 'bounds'))
+      and (l.content -> 'bounds' ->> 'source' is distinct from w.source or not pubsub.covers(w, l.content -> 'bounds'))
 $$;
 comment on function pubsub.void_letters(text, bigint, text) is
     'Never again send the letters of a consumer whose changes come by themselves, or mean something else now, as it was moved.';

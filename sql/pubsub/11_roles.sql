@@ -20,7 +20,7 @@ begin
             pubsub.faults(bigint), pubsub.point(bigint, timestamptz), pubsub.passed(bigint, jsonb, jsonb),
             pubsub.passed_point(bigint, jsonb, jsonb),
             pubsub.passed_commit(bigint, jsonb, bigint, xid8), pubsub.lock_key(text, bigint), pubsub.locked(text, bigint),
-            pubsub.system_identifier(), pubsub.check_origin(), pubsub.check_position(text, bigint, jsonb),
+            pubsub.here(), pubsub.check_origin(), pubsub.check_position(text, bigint, jsonb),
             pubsub.register(text, bigint, boolean),
             pubsub.position(text, bigint), pubsub.claim(text, bigint, jsonb, integer, boolean, boolean, jsonb, integer),
             pubsub.ack(text, bigint, jsonb), pubsub.in_work(text, bigint, jsonb), pubsub.skip(text, bigint, jsonb, text),
@@ -45,7 +45,7 @@ begin
     execute format($grants$
         grant select on pubsub.claim, pubsub.trimmed to %1$s;
         grant execute on function
-            pubsub.pending(text, bigint, jsonb), pubsub.skip_batch(text, bigint, text), pubsub.move_consumer(text, bigint, jsonb),
+            pubsub.pending(text, bigint, jsonb), pubsub.skip_batch(text, bigint, text), pubsub.note_move(text, bigint, jsonb, jsonb), pubsub.move_consumer(text, bigint, jsonb, bigint),
             pubsub.drop_consumer(text, bigint), pubsub.adopt_mark(text, bigint, jsonb),
             pubsub.trim_commit_queue(interval), pubsub.letter_rights(jsonb), pubsub.check_letter(jsonb, jsonb),
             pubsub.send_again(bigint)

@@ -21,7 +21,9 @@ begin
     end if;
     insert into revision.tracked (tbl, commit_id, key_number, branch_id, expression, function, since, key_ceiling)
     select register.tbl, register.commit_id, a.attnum, register.branch_id, register.expression, function,
-           pg_current_xact_id(), register.key_ceiling
+           -- In doubt, the queue tells what was captured.
+           case when exists (select from revision.untracked as u where u.tbl = register.tbl) then '1:1:' else pg_current_snapshot() end,
+           register.key_ceiling
     from pg_attribute as a
     where a.attrelid = register.tbl and a.attname = register.commit_id
     on conflict on constraint tracked_pkey do update
@@ -42,6 +44,7 @@ begin
         perform revision.refuse(format('%s is still captured', tbl), 'call revision.untrack');
     end if;
     delete from revision.tracked as t where t.tbl = unregister.tbl;
+    insert into revision.untracked (tbl) values (unregister.tbl) on conflict do nothing;
 end
 $$;
 comment on function revision.unregister(regclass) is 'Forget a table whose capture is gone.';
@@ -152,7 +155,11 @@ begin
     execute format('comment on function %s() is %L', function, 'Capture of ' || tbl::text || ' by revision.track.');
     execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));
     perform revision.place_triggers(tbl, function);
-    execute format('select max(%I) from %s', commit_id, tbl) into ceiling;
+    -- A transaction with a snapshot from before the lock does not see all that was written before it.
+    execute format('select coalesce(max(%I), -9223372036854775808) from %s', commit_id, tbl) into ceiling;
+    if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+        ceiling := 9223372036854775807;
+    end if;
     perform revision.register(tbl, commit_id, branch, expression, ceiling);
     return branch;
 end

@@ -11,6 +11,33 @@ $$;
 comment on function revision.full_xid(xid) is
     'A row''s xmin as the 64-bit transaction id that it most recently stood for. A frozen row may seem younger than it is.';
 
+create function revision.is_native() returns boolean
+language plpgsql stable security definer
+set search_path = pg_catalog, revision, pgchange, pg_temp
+as $$
+begin
+    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from revision.origin as o);
+end
+$$;
+comment on function revision.is_native() is 'Whether the transaction ids of the queue are those of this cluster.';
+
+create function revision.trimmed_since(branch_id bigint, since pg_snapshot) returns boolean
+language plpgsql stable security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    trimmed boolean := false;
+begin
+    if to_regclass('pubsub.trimmed') is not null then
+        execute 'select exists (select from pubsub.trimmed where branch_id = coalesce($1, branch_id) and commits > 0 and upto > $2)'
+        into trimmed using branch_id, pg_snapshot_xmin(since);
+    end if;
+    return trimmed;
+end
+$$;
+comment on function revision.trimmed_since(bigint, pg_snapshot) is
+    'Whether history of a branch, or of any, is gone that was written since.';
+
 create function revision.check_reads_no_code(known revision.tracked) returns void
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
@@ -104,6 +131,7 @@ declare
     known revision.tracked;
     key name := revision.key_column(tbl);
     table_name name := (select c.relname from pg_class as c where c.oid = tbl);
+    since pg_snapshot;
     upto bigint;
     looked bigint;
     unclear bigint;
@@ -116,15 +144,17 @@ begin
         return null;
     end if;
     perform revision.check_reads_no_code(known);
-    -- A row whose xmin is younger than the tracking was inserted since, and captured, or only updated since: the queue
-    -- tells. Above the highest key of that day everything was captured.
+    -- What was committed when the capture was put in place was not captured. A row of a transaction that was open or to come
+    -- then, or of a subtransaction that may belong to one, was inserted since, and captured, or only updated since: the queue
+    -- tells. Above the highest key of then everything was captured. In a restored dump all rows are in doubt.
+    since := case when revision.is_native() then known.since else '1:1:' end;
     execute format($chunk$
-        select count(*), max(c.key), count(*) filter (where c.young and c.key <= %4$L::bigint)
+        select count(*), max(c.key), count(*) filter (where c.young and c.key <= %4$L)
         from (
             select %1$I as key, revision.full_xid(xmin) >= %3$L::bigint as young
             from %2$s as %7$I where %1$I > %5$L::bigint order by %7$I.%1$I limit %6$s
         ) as c
-    $chunk$, key, tbl, known.since::text, known.key_ceiling, coalesce(known.existing_upto, -9223372036854775808), chunk,
+    $chunk$, key, tbl, pg_snapshot_xmin(since)::text, known.key_ceiling, coalesce(known.existing_upto, -9223372036854775808), chunk,
         table_name)
     into looked, upto, unclear;
     if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id)
@@ -134,11 +164,17 @@ begin
                    'so captured ones cannot be told from the rest', unclear, tbl),
             'track the table with a branch of its own');
     end if;
+    if unclear > 0 and revision.trimmed_since(known.branch_id, since) then
+        perform revision.refuse(
+            format('%s rows of %s may have been captured already, and the history that would tell was trimmed', unclear, tbl),
+            'put those that consumers have not had into revision.commit_queue (commit_id, branch_id) yourself');
+    end if;
     begin
         execute format($chunk$
             with captured as materialized (
                 select q.commit_id from revision.commit_queue as q
                 where %6$s > 0 and q.branch_id in (select b.id from revision.branch as b) and q.txid >= %3$L::xid8
+                  and not pg_catalog.pg_visible_in_snapshot(q.txid, %11$L)
                 union all
                 select f.commit_id from revision.fault as f where %6$s > 0 and f.tbl = %9$s
             )
@@ -151,8 +187,8 @@ begin
             ) as e
             where e.branch is not null
               and (not e.young or e.key <= %10$L::bigint and e.key not in (select c.commit_id from captured as c))
-        $chunk$, key, tbl, known.since::text, coalesce(known.existing_upto, -9223372036854775808), upto, unclear,
-            coalesce(known.expression, known.branch_id::text), table_name, tbl::oid, known.key_ceiling);
+        $chunk$, key, tbl, pg_snapshot_xmin(since)::text, coalesce(known.existing_upto, -9223372036854775808), upto, unclear,
+            coalesce(known.expression, known.branch_id::text), table_name, tbl::oid, known.key_ceiling, since);
     exception when others or assert_failure then
         if looked > 1 then
             return revision.enqueue_chunk(tbl, greatest(chunk / 10, 1));

@@ -17,7 +17,8 @@ begin
             revision.descendants(regclass), revision.key_column(oid), revision.own_branch(regclass),
             revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
             revision.register(regclass, name, bigint, text, bigint), revision.unregister(regclass),
-            revision.lock_for_capture(regclass), revision.place_triggers(regclass, text), revision.full_xid(xid),
+            revision.lock_for_capture(regclass), revision.place_triggers(regclass, text), revision.full_xid(xid), revision.is_native(),
+            revision.trimmed_since(bigint, pg_snapshot),
             revision.check_reads_no_code(revision.tracked), revision.enqueue_row(regclass, bigint), revision.enqueue_chunk(regclass, integer)
             to %1$s;
         grant execute on procedure revision.enqueue_existing(regclass, integer) to %1$s
@@ -33,6 +34,7 @@ language plpgsql
 set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
+    perform pgchange.grant_maintainer(role);
     execute format($grants$
         grant usage on schema revision to %1$s;
         grant select on revision.tracked, revision.installed to %1$s;

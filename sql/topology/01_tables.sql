@@ -98,25 +98,31 @@ create table topology.log (
 );
 comment on table topology.log is 'The events, as clients get them, in the order in which they were committed.';
 
+create table topology.origin (like pgchange.origin including all);
+comment on table topology.origin is 'What tells this catalogue from its copies.';
+-- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
+alter table topology.origin replica identity full;
+select pgchange.note_origin('topology.origin');
+
 create table topology.consumer (
     consumer_id text primary key check (consumer_id <> ''),
     term bigint not null default 0,
     index bigint not null default 0,
     version bigint not null default 0,
-    source bigint,
+    source text,
     updated_at timestamptz not null default now()
 );
 comment on table topology.consumer is
-    'Feeds of the log and the last event that each has processed, where its results are. version counts the batches, source is '
-    'the cluster of the catalogue.';
+    'Feeds of the log and the last event that each has processed, where its results are. version counts the batches '
+    'and the moves by hand, source is the place of the catalogue.';
 
 create table topology.claim (
     consumer_id text primary key,
     version bigint not null,
     from_version bigint not null,
-    batch_id uuid not null,
+    batch_id uuid,
     attempt integer not null,
-    batch jsonb not null,
+    batch jsonb,
     after_term bigint not null,
     after_index bigint not null,
     term bigint not null,
@@ -126,7 +132,7 @@ create table topology.claim (
 );
 comment on table topology.claim is
     'The batch that each feed claimed last, at the source: what a retry works on again, and the mark that shows whether this '
-    'cluster still has all that the feed saw. after_* is where the batch begins, term and index where it ends. error is what '
+    'cluster still has all that the feed saw. after_* is where the batch begins, term and index where it ends; a consumer that was moved by hand since has none. error is what '
     'the attempt failed on.';
 
 create table topology.trimmed (

@@ -44,7 +44,7 @@ declare
 begin
     select t.* into latest from topology.term as t order by t.term desc limit 1;
     here.term := latest.term;
-    here.system_identifier := topology.system_identifier();
+    here.system_identifier := pgchange.cluster();
     -- The control file names the new timeline only at the first checkpoint behind a promotion.
     here.timeline := ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint;
     here.started_at := pg_postmaster_start_time();

@@ -42,6 +42,33 @@ as $$
 $$;
 comment on function topology.register(text) is 'Make a consumer, at the beginning of the log, if it is not there yet.';
 
+create function topology.name_of(consumer_id text) returns text
+language sql immutable
+as $$
+    select 'topology:' || consumer_id
+$$;
+comment on function topology.name_of(text) is 'A consumer''s name, as status shows it.';
+
+create function topology.here() returns text
+language plpgsql stable security definer
+set search_path = pg_catalog, topology, pgchange, pg_temp
+as $$
+begin
+    return (select pgchange.place(o.id, o.cluster) from topology.origin as o);
+end
+$$;
+comment on function topology.here() is 'The place of this catalogue.';
+
+create function topology.is_native() returns boolean
+language plpgsql stable security definer
+set search_path = pg_catalog, topology, pgchange, pg_temp
+as $$
+begin
+    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from topology.origin as o);
+end
+$$;
+comment on function topology.is_native() is 'Whether this catalogue was neither restored from a dump nor upgraded.';
+
 create function topology.position(consumer_id text) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, topology, dead_letter, pg_temp
@@ -49,6 +76,7 @@ as $$
     select jsonb_build_object(
         'schema', (select max(i.version) from topology.installed as i),
         'consumer', c.consumer_id, 'version', c.version, 'term', c.term, 'index', c.index, 'source', c.source,
+        'database', topology.here(),
         'letter', (
             select jsonb_build_object('id', l.id, 'batch', l.content)
             from dead_letter.letter as l
@@ -59,16 +87,6 @@ as $$
 $$;
 comment on function topology.position(text) is 'How far a consumer has come, and the dead letter that it has before it; null for one that has not begun.';
 
-create function topology.system_identifier() returns bigint
-language plpgsql stable security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return (pg_control_system()).system_identifier;
-end
-$$;
-comment on function topology.system_identifier() is 'The cluster that this database is in now.';
-
 create function topology.check_position("position" jsonb) returns void
 language plpgsql stable security definer
 set search_path = pg_catalog, topology, pg_temp
@@ -77,8 +95,8 @@ declare
     consumer text := "position" ->> 'consumer';
     known bigint;
 begin
-    if ("position" ->> 'source')::bigint <> topology.system_identifier() then
-        raise exception using errcode = 'PC004', message = format('consumer %s belongs to another cluster than this catalogue', consumer),
+    if "position" ->> 'source' is not null and not (topology.is_native() and pgchange.fits("position", topology.here())) then
+        raise exception using errcode = 'PC004', message = format('consumer %s belongs to another catalogue than this one', consumer),
             hint = 'if the catalogue was restored: airflow pgchange repair; else check the source''s connection';
     end if;
     -- A standby may only be late.
@@ -131,7 +149,7 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
     select c from topology.claim as c
     where c.consumer_id = pending.consumer_id
-      and c.from_version = ("position" ->> 'version')::bigint
+      and c.from_version = ("position" ->> 'version')::bigint and c.batch is not null
       and (c.after_term, c.after_index) = (("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint)
       and (c.batch -> 'bounds' -> 'letter' is null
            or c.batch -> 'bounds' -> 'letter' = "position" -> 'letter' -> 'id')

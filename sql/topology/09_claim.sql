@@ -5,11 +5,11 @@ language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
     select jsonb_build_object(
-        'id', md5(concat_ws('|', 'topology', topology.system_identifier(), consumer_id, at, s.slices -> -1 -> 'upto'))::uuid,
+        'id', md5(concat_ws('|', 'topology', topology.here(), consumer_id, at, s.slices -> -1 -> 'upto'))::uuid,
         'count', (select sum((n ->> 'count')::bigint) from jsonb_array_elements(s.slices) as n),
         'slices', s.slices,
         'bounds', jsonb_build_object(
-            'after', to_jsonb(at), 'upto', s.slices -> -1 -> 'upto', 'source', topology.system_identifier()::text),
+            'after', to_jsonb(at), 'upto', s.slices -> -1 -> 'upto', 'source', topology.here()),
         'lsn', pg_current_wal_insert_lsn(),
         'oldest', (
             select l.written_at from topology.log as l where (l.term, l.index) > (at[1], at[2]) order by l.term, l.index limit 1))
@@ -37,9 +37,6 @@ begin
     if coalesce(max_changes < 1, true) then
         raise invalid_parameter_value using message = 'a batch has at least 1 change';
     end if;
-    if current_setting('synchronous_commit') in ('off', 'local') then
-        perform set_config('synchronous_commit', 'on', true);
-    end if;
     mark := topology.pending(consumer_id, "position");
     if mark.attempt >= max_attempts then
         raise exception using errcode = 'PC010',
@@ -57,18 +54,21 @@ begin
             message = format('events up to (%s, %s) were trimmed, which topology:%s has not processed', gone.term, gone.index, consumer_id),
             hint = format('move it to now: airflow pgchange move topology:%s --to now, or drop it: then it begins with what is left', consumer_id);
     end if;
-    known := greatest(began_at, coalesce((select c.version from topology.claim as c where c.consumer_id = claim.consumer_id), 0)) + 1;
     if jsonb_typeof("position" -> 'letter') = 'object' then
-        batch := topology.letter_batch("position") || jsonb_build_object('version', known, 'attempt', 1);
+        batch := topology.letter_batch("position");
         last_one := to_jsonb(at);
     else
-        batch := topology.next_batch(consumer_id, at, max_changes) || jsonb_build_object('version', known, 'attempt', 1);
+        batch := topology.next_batch(consumer_id, at, max_changes);
         if batch is null then
             return null;
         end if;
         batch := jsonb_set(batch, '{bounds,from_version}', to_jsonb(began_at));
         last_one := batch -> 'bounds' -> 'upto';
     end if;
+    known := pgchange.next_version(
+        topology.name_of(consumer_id),
+        greatest(began_at, (select c.version from topology.claim as c where c.consumer_id = claim.consumer_id)));
+    batch := batch || jsonb_build_object('version', known, 'attempt', 1);
     insert into topology.claim as c (
         consumer_id, version, from_version, batch_id, attempt, batch, after_term, after_index, term, index)
     values (claim.consumer_id, known, began_at, (batch ->> 'id')::uuid, 1, batch, at[1], at[2],
@@ -108,7 +108,7 @@ begin
         version = (batch ->> 'version')::bigint,
         term = (bounds -> 'upto' ->> 0)::bigint,
         index = (bounds -> 'upto' ->> 1)::bigint,
-        source = (bounds ->> 'source')::bigint,
+        source = bounds ->> 'source',
         updated_at = now()
     where c.consumer_id = advance.consumer_id
       and c.version = (bounds ->> 'from_version')::bigint
@@ -141,7 +141,7 @@ create function topology.point() returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select jsonb_build_object('term', n.term, 'index', n.index, 'source', topology.system_identifier()::text)
+    select jsonb_build_object('term', n.term, 'index', n.index, 'source', topology.here())
     from topology.now_at() as n
 $$;
 comment on function topology.point() is 'Everything that is committed now, as a goal.';

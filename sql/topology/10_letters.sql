@@ -24,9 +24,9 @@ as $$
 declare
     counted bigint;
 begin
-    if (batch -> 'bounds' ->> 'source')::bigint <> topology.system_identifier() then
+    if not topology.is_native() or not pgchange.came_along(batch -> 'bounds' ->> 'source', topology.here()) then
         raise exception using errcode = 'PC004',
-            message = format('batch %s was given up in another cluster than this catalogue', batch ->> 'id'),
+            message = format('batch %s was given up in another catalogue than this one', batch ->> 'id'),
             hint = 'it cannot be sent again: airflow pgchange letters drop';
     end if;
     select count(*) into counted
@@ -144,7 +144,7 @@ as $$
     from topology.consumer as c
     where c.consumer_id = void_letters.consumer_id
       and l.kind = 'topology' and l.address = topology.address(c.consumer_id) and l.void is null
-      and (l.content -> 'bounds' ->> 'source' is distinct from coalesce(c.source::text, l.content -> 'bounds' ->> 'source')
+      and (l.content -> 'bounds' ->> 'source' is distinct from coalesce(c.source, l.content -> 'bounds' ->> 'source')
            or (c.term, c.index)
               < ((l.content -> 'bounds' -> 'upto' ->> 0)::bigint, (l.content -> 'bounds' -> 'upto' ->> 1)::bigint))
 $$;

@@ -93,16 +93,23 @@ comment on function topology.skip(text, jsonb, text) is
     'it was sent from, whose number is returned; the consumer goes on behind it.';
 
 create function topology.mark(consumer_id text) returns jsonb
-language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pgchange, pg_temp
 as $$
-    select jsonb_build_object(
-        'source', topology.system_identifier()::text, 'version', c.version, 'from_version', c.from_version,
-        'term', c.term, 'index', c.index, 'after_term', c.after_term, 'after_index', c.after_index)
-    from topology.claim as c where c.consumer_id = mark.consumer_id
+begin
+    if not topology.is_native() then
+        perform pgchange.note_origin('topology.origin');
+    end if;
+    return (
+        select jsonb_build_object(
+            'source', topology.here(), 'version', c.version, 'from_version', c.from_version,
+            'term', c.term, 'index', c.index, 'after_term', c.after_term, 'after_index', c.after_index)
+        from topology.claim as c where c.consumer_id = mark.consumer_id);
+end
 $$;
 comment on function topology.mark(text) is
-    'What this catalogue knows of a consumer: where the batch that it claimed last begins and ends.';
+    'What this catalogue knows of a consumer: where the batch that it claimed last begins and ends. A restored catalogue takes its '
+    'new place with the first that is asked about.';
 
 create function topology.adopt_mark(consumer_id text, mark jsonb) returns text
 language plpgsql volatile security definer
@@ -116,7 +123,7 @@ begin
         version = coalesce((mark ->> case when unacked then 'from_version' else 'version' end)::bigint, 0),
         term = coalesce((mark ->> case when unacked then 'after_term' else 'term' end)::bigint, 0),
         index = coalesce((mark ->> case when unacked then 'after_index' else 'index' end)::bigint, 0),
-        source = (mark ->> 'source')::bigint,
+        source = mark ->> 'source',
         updated_at = now()
     where c.consumer_id = adopt_mark.consumer_id;
     perform topology.void_letters(consumer_id, 'its consumer was repaired, and its events come by themselves');
@@ -127,20 +134,57 @@ comment on function topology.adopt_mark(text, jsonb) is
     'Go on from what topology.mark() of the catalogue says, or from the beginning where it knows nothing; returns the guarantee: '
     'at least once where the catalogue lost batches that were processed.';
 
-create function topology.move_consumer(consumer_id text, point jsonb) returns void
+create function topology.note_move(consumer_id text, "position" jsonb, point jsonb) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pgchange, pg_temp
+as $$
+declare
+    began_at bigint := "position" ->> 'version';
+    version bigint := pgchange.next_version(
+        topology.name_of(consumer_id),
+        greatest(began_at, (select c.version from topology.claim as c where c.consumer_id = note_move.consumer_id)));
+begin
+    if point ->> 'source' <> topology.here() or point is null and not pgchange.fits("position", topology.here()) then
+        raise exception using errcode = 'PC004',
+            message = format('consumer topology:%s is moved to a point of another catalogue than this one', consumer_id),
+            hint = 'the catalogue notes a move first: topology.note_move() there gives the version for topology.move_consumer()';
+    end if;
+    insert into topology.claim as c (
+        consumer_id, version, from_version, attempt, after_term, after_index, term, index)
+    values (
+        note_move.consumer_id, version, began_at, 0, ("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint,
+        coalesce((point ->> 'term')::bigint, 0), coalesce((point ->> 'index')::bigint, 0))
+    on conflict on constraint claim_pkey do update set
+        version = excluded.version, from_version = excluded.from_version, batch_id = null, attempt = 0, error = null,
+        batch = null, after_term = excluded.after_term, after_index = excluded.after_index, term = excluded.term,
+        index = excluded.index, claimed_at = excluded.claimed_at;
+    return version;
+end
+$$;
+comment on function topology.note_move(text, jsonb, jsonb) is
+    'In the database of the catalogue: note that a consumer is moved from its position to a point, as a claim notes a batch, and '
+    'return the version for topology.move_consumer().';
+
+create function topology.move_consumer(consumer_id text, point jsonb, version bigint default null) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     perform topology.take_idle(consumer_id);
+    if version is null then
+        version := topology.note_move(consumer_id, topology.position(consumer_id), point);
+    end if;
     update topology.consumer as c set
-        term = coalesce((point ->> 'term')::bigint, 0), index = coalesce((point ->> 'index')::bigint, 0), updated_at = now()
+        version = move_consumer.version,
+        term = coalesce((point ->> 'term')::bigint, 0), index = coalesce((point ->> 'index')::bigint, 0),
+        source = coalesce(point ->> 'source', c.source), updated_at = now()
     where c.consumer_id = move_consumer.consumer_id;
     perform topology.void_letters(consumer_id, 'its consumer was moved before it, and its events come by themselves');
 end
 $$;
-comment on function topology.move_consumer(text, jsonb) is
-    'Move a consumer to a point, as topology.point() gives it, or with null to the beginning of the log.';
+comment on function topology.move_consumer(text, jsonb, bigint) is
+    'Move a consumer to a point, as topology.point() gives it, or with null to the beginning of the log. Where the catalogue is in '
+    'another database, topology.note_move() there gives the version.';
 
 create function topology.drop_consumer(consumer_id text) returns void
 language plpgsql volatile security definer

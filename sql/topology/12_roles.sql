@@ -28,7 +28,7 @@ begin
         grant select on topology.consumer to %1$s;
         grant execute on function
             topology.consumer_key(text), topology.take_lock(text), topology.locked(text), topology.register(text),
-            topology.position(text), topology.system_identifier(), topology.check_position(jsonb),
+            topology.position(text), topology.here(), topology.is_native(), topology.check_position(jsonb),
             topology.lag(jsonb, integer), topology.pending(text, jsonb), topology.slices(bigint, bigint, integer),
             topology.claim(text, jsonb, integer, integer), topology.changes(bigint[], bigint[]), topology.ack(text, jsonb),
             topology.point(), topology.passed(jsonb, jsonb), topology.status(integer), topology.mark(text),
@@ -49,7 +49,7 @@ begin
     execute format($grants$
         grant select on topology.claim, topology.trimmed to %1$s;
         grant execute on function
-            topology.adopt_mark(text, jsonb), topology.move_consumer(text, jsonb), topology.drop_consumer(text),
+            topology.adopt_mark(text, jsonb), topology.note_move(text, jsonb, jsonb), topology.move_consumer(text, jsonb, bigint), topology.drop_consumer(text),
             topology.trim_log(interval), topology.letter_rights(jsonb), topology.check_letter(jsonb, jsonb),
             topology.send_again(bigint)
             to %1$s

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds import consumers
 from tests.event_keeping import kept, maintain
@@ -96,7 +99,9 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_back_to_where_it_could_n
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="are gone") as refused:
         consumers.move(results, source, FEED, "beginning")
     assert work(db, source=other_db) == []
-    results.execute(refused.value.diag.message_hint.rpartition(": ")[2])
+    told = re.search(r"airflow pgchange move events:g --to '(.*)'$", refused.value.diag.message_hint)
+    assert told is not None
+    consumers.move(results, source, FEED, told[1])
     assert work(db, source=other_db) == later
 
 
@@ -174,7 +179,8 @@ def test_a_group_whose_cursor_is_elsewhere_is_not_moved_into_the_future(db, othe
     subscribe(source)
     assert work(db, source=other_db) == []
     future = one(source, "select pgmb.create_event_id(now() + interval '1 hour', 0)")
-    assert "future" in str(error(source, "select pgmb.note_move('g', %s)", future))
+    at = Jsonb(one(results, "select pgmb.position('g')"))
+    assert "future" in str(error(source, "select pgmb.note_move('g', %s, %s)", at, future))
     consumers.move(results, source, FEED, "now")
     ids = publish(source, "a")
     assert work(db, source=other_db) == ids

@@ -304,8 +304,8 @@ def test_another_source_than_the_cursors_is_told(db, other_db, connect_to):
     subscribe(source)
     publish(source, "a")
     work(db, source=other_db)
-    results.execute("update pgmb.subscription_groups set source = 1")
-    with pytest.raises(SourceRestored, match="another cluster"):
+    results.execute("update pgmb.subscription_groups set source = 'elsewhere'")
+    with pytest.raises(SourceRestored, match="another database"):
         lag(results, source, FEED)
 
 

@@ -67,7 +67,9 @@ def test_what_is_not_dispatched_is_kept_in_a_restored_log_however_old_it_is(conn
     publish(connection, "undispatched")
     wait_long(connection)
     # Of another cluster, whose transaction ids were much higher.
-    connection.execute("update pgmb.dispatcher set source = 1, snapshot = '9999999:9999999:'")
+    connection.execute(
+        "update pgmb.origin set written_in = '3'; update pgmb.dispatcher set snapshot = '9999999:9999999:'"
+    )
     assert "restored" in one(connection, "select string_agg(line, ' ') from pgmb.trim_published() as t(line)")
     assert one(connection, "select count(*) from pgmb.published") == 1
 
@@ -76,7 +78,9 @@ def test_a_point_is_not_passed_by_what_another_cluster_dispatched(connect):
     connection, other = connect(), connect(autocommit=False)
     subscribe(connection)
     publish(connection, "a")
-    connection.execute("update pgmb.dispatcher set source = 1, snapshot = '9999999:9999999:'")
+    connection.execute(
+        "update pgmb.origin set written_in = '3'; update pgmb.dispatcher set snapshot = '9999999:9999999:'"
+    )
     goal = one(connection, "select pgmb.point()")
     other.execute("select pg_advisory_xact_lock(pgmb.dispatch_key())")
     asked = "select pgmb.passed('g', pgmb.position('g'), %s)"

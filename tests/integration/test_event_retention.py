@@ -284,7 +284,7 @@ def test_a_restored_copy_lets_nothing_go_before_it_has_dispatched(log):
     dispatch(log)
     read(log)
     ids = publish(log)
-    log.execute("update pgmb.dispatcher set source = 1")
+    log.execute("update pgmb.origin set written_in = '3'")
     assert any("it was restored here" in line for line in maintain(log, LATER))
     assert kept(log)[-1:] == ids
     dispatch(log)

@@ -112,10 +112,7 @@ def test_a_claim_refuses_a_letter_that_was_trimmed_on_its_way_until_it_is_droppe
 def test_a_letter_of_a_source_that_was_restored_is_refused_and_nobody_is_held_up(db, connection):
     (first, _), (second, _) = give_up(connection, db), give_up(connection, db)
     dead_letters.again(connection, ids=[second])
-    connection.execute(
-        "update pubsub.origin set system_identifier = 1; update pubsub.watermark set source = 1;"
-        "update dead_letter.letter set content = jsonb_set(content, '{bounds,source}', '\"1\"')"
-    )
+    connection.execute("update revision.origin set written_in = '3'")
     connection.execute("select pubsub.rebase_after_restore()")
     with pytest.raises(SourceRestored, match="letters drop"):
         dead_letters.again(connection, ids=[first])
@@ -127,10 +124,7 @@ def test_a_letter_of_a_source_that_was_restored_is_refused_and_nobody_is_held_up
 def test_an_upgrade_that_keeps_transaction_ids_keeps_letters(own_database, connect_to):
     connection = connect_to(own_database)
     letter, ids = give_up(connection, own_database)
-    connection.execute(
-        "update pubsub.origin set system_identifier = 1; update pubsub.watermark set source = 1;"
-        "update dead_letter.letter set content = jsonb_set(content, '{bounds,source}', '\"1\"')"
-    )
+    connection.execute("update revision.origin set written_in = '3'")
     connection.execute("select pubsub.rebase_after_restore(txids_kept => true)")
     dead_letters.again(connection, ids=[letter])
     assert drain(own_database) == ids

@@ -23,7 +23,7 @@ QUESTIONS = pytest.mark.parametrize(
     ids=["lag", "passed", "passed a commit"],
 )
 LOST = "delete from pubsub.claim"
-RESTORED = "update pubsub.origin set system_identifier = 1"
+RESTORED = "update revision.origin set written_in = '3'"
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def test_who_asks_a_source_that_was_restored_is_told(apart, ask):
 
 @QUESTIONS
 def test_who_asks_another_source_than_the_watermarks_is_told(apart, ask):
-    apart[0].execute("update pubsub.watermark set source = 1")
-    with pytest.raises(SourceRestored, match="another cluster"):
+    apart[0].execute("update pubsub.watermark set source = 'elsewhere'")
+    with pytest.raises(SourceRestored, match="another database"):
         ask(*apart)
 
 
@@ -76,7 +76,6 @@ def test_status_and_maintenance_of_a_restored_database_say_what_to_run(db, conne
     commits(connection)
     drain(db)
     connection.execute(RESTORED)
-    connection.execute("update pubsub.watermark set source = 1")
     (shown,) = administration.status(connection)
     assert "rebase_after_restore" in shown["held_back_by"]
     assert any("rebase_after_restore" in line for line in maintain(connection).attention)

@@ -152,7 +152,7 @@ def test_maintenance_names_a_consumer_of_a_topology_whose_batch_fails_and_what_h
     assert line.startswith("topology:the router: batch ")
     assert line.endswith(" has failed 3 times; airflow pgchange skip 'topology:the router' gives it up")
     consumers.skip(connection, connection, feed, "cannot be parsed")
-    connection.execute("update topology.consumer set source = 1")
+    connection.execute("update topology.consumer set source = 'elsewhere'")
     (line, _) = maintain(connection).attention
     assert line.startswith("topology:the router: ")
     assert "airflow pgchange repair" in line

@@ -83,7 +83,7 @@ def test_an_owner_who_may_not_make_roles_has_queues_without_them(bare_db, cluste
     ]:
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not make roles"):
             connection.execute(f"select {needs_roles}")
-    schema.uninstall(connection, ["mbus", "dead_letters"])
+    schema.uninstall(connection, ["mbus", "dead_letters", "core"])
 
 
 def test_a_queue_whose_role_is_another_databases_is_refused(connect, connect_to, neighbour):

@@ -110,5 +110,5 @@ def test_a_database_that_is_ahead_of_the_package_is_not_upgraded(db, connect_to)
 def test_an_upgrade_that_the_package_lacks_is_said(db, connect_to, monkeypatch):
     systems = [replace(system, version=system.version + 1) for system in schema.SYSTEMS]
     monkeypatch.setattr(schema, "SYSTEMS", tuple(systems))
-    with pytest.raises(SchemaVersionMismatch, match="no upgrade of schema dead_letter from version 1"):
+    with pytest.raises(SchemaVersionMismatch, match="no upgrade of schema pgchange from version 1"):
         schema.upgrade(connect_to(db))

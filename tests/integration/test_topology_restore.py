@@ -41,10 +41,11 @@ def psql(cluster, db):
 
 @pytest.fixture
 def dump(cluster, db):
-    """A function that gives a catalogue as a script."""
+    """A function that gives a catalogue as a script, with what it needs where that is not there."""
 
-    def take():
-        command = [cluster.binaries / "pg_dump", "-n", "topology", "-d", db]
+    def take(*needed):
+        schemas = [word for name in (*needed, "topology") for word in ("-n", name)]
+        command = [cluster.binaries / "pg_dump", *schemas, "-d", db]
         return subprocess.run(command, text=True, check=True, capture_output=True).stdout
 
     return take
@@ -96,7 +97,7 @@ def test_a_catalogue_that_was_restored_in_its_place_begins_a_new_term(db, catalo
 def test_a_catalogue_that_was_restored_elsewhere_and_put_in_its_place_begins_a_new_term(
     db, bare_db, catalogue, dump, psql, swap
 ):
-    psql(dump(), bare_db)
+    psql(dump("pgchange"), bare_db)
     with relay_process(db) as relay, TopologyClient(relay.conninfo()) as client:
         catalogue.execute(OFFLINE)
         client.receive(30)

@@ -1,0 +1,96 @@
+-- Where the data of a database comes from. Positions count by transaction ids, which mean something in one place only.
+
+create schema pgchange;
+comment on schema pgchange is 'What all feeds share: where the data of a database comes from, and what a source knows of its consumers.';
+
+create table pgchange.installed (
+    version integer not null,
+    checksum text,
+    installed_at timestamptz not null default now()
+);
+comment on table pgchange.installed is 'One row for each version of this schema that was installed here, the newest last.';
+-- The installer notes its checksum by an update, which a publication refuses without an identity.
+alter table pgchange.installed replica identity full;
+insert into pgchange.installed (version) values (1);
+
+create function pgchange.cluster() returns bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (pg_control_system()).system_identifier;
+end
+$$;
+comment on function pgchange.cluster() is 'The cluster that this database is in now. Physical copies of a cluster share it.';
+
+create table pgchange.origin (
+    id uuid not null default gen_random_uuid(),
+    cluster bigint not null default pgchange.cluster(),
+    written_in xid,
+    noted_at timestamptz not null default clock_timestamp()
+);
+-- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
+alter table pgchange.origin replica identity full;
+create unique index origin_single on pgchange.origin ((true));
+comment on table pgchange.origin is
+    'What tells where the transaction ids in a schema come from. Each schema that keeps some has a table like this one, with one '
+    'row. A dump brings the row along as text, so that it lies in another transaction than written_in; whatever copies the files '
+    'of a cluster, as a base backup and pg_upgrade do, keeps both. Who sets a restored database right gives it another id.';
+
+create function pgchange.note_origin(origin regclass) returns void
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    execute format('delete from %s', origin);
+    execute format('insert into %s default values', origin);
+    execute format('update %s set written_in = xmin', origin);
+end
+$$;
+comment on function pgchange.note_origin(regclass) is 'Note that the transaction ids in a schema are those of this cluster from now on.';
+
+create function pgchange.is_native(cluster bigint, written_in xid, xmin xid) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    return coalesce(cluster = pgchange.cluster() and written_in = xmin, false);
+end
+$$;
+comment on function pgchange.is_native(bigint, xid, xid) is
+    'Whether the transaction ids in a schema are those of this cluster, by the row of its origin: it was neither restored from a '
+    'dump nor upgraded since they were noted.';
+
+create function pgchange.place(id uuid, cluster bigint) returns text
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (select concat_ws('/', id, cluster, d.oid) from pg_database as d where d.datname = current_database());
+end
+$$;
+comment on function pgchange.place(uuid, bigint) is
+    'The place where the transaction ids in a schema mean something, by the row of its origin: the noted id, the cluster and the '
+    'database. A database that is renamed, or goes on on a standby, stays where it is; its copies are other places.';
+
+create function pgchange.came_along(place text, here text) returns boolean
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select regexp_replace(place, '/[0-9]+$', '') = regexp_replace(here, '/[0-9]+$', '')
+$$;
+comment on function pgchange.came_along(text, text) is
+    'Whether what was noted in a place lies now, with all that it is about, in a copy of that database, or in the database itself.';
+
+create function pgchange.fits("position" jsonb, here text) returns boolean
+language sql immutable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select coalesce(
+        "position" ->> 'source' = here
+            or "position" ->> 'database' = here and pgchange.came_along("position" ->> 'source', here),
+        "position" ->> 'source' is null)
+$$;
+comment on function pgchange.fits(jsonb, text) is
+    'Whether a position is one of the changes here: it was taken here, or it lies beside them and was copied together with them, '
+    'as by `create database ... template`.';

@@ -1,0 +1,33 @@
+-- The number of a consumer's progress, by which a source knows whether it has lost what a consumer elsewhere has seen.
+
+create table pgchange.consumer (
+    name text primary key,
+    version bigint not null,
+    noted_at timestamptz not null default clock_timestamp()
+);
+comment on table pgchange.consumer is
+    'The highest number that this source has given to the progress of each consumer, by the name that status shows: one for each '
+    'batch, and one for each move by hand. It outlives the consumer: one of the same name goes on counting, so that a source '
+    'that went back to a time before a drop never takes the new one''s progress for that of the old one.';
+
+create function pgchange.next_version(name text, at bigint) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    given bigint;
+begin
+    -- Results elsewhere are not to be ahead of what this source knows after a crash.
+    if current_setting('synchronous_commit') in ('off', 'local') then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+    insert into pgchange.consumer as c (name, version) values (next_version.name, next_version.at + 1)
+    on conflict on constraint consumer_pkey do update
+        set version = greatest(c.version, next_version.at) + 1, noted_at = excluded.noted_at
+    returning c.version into given;
+    return given;
+end
+$$;
+comment on function pgchange.next_version(text, bigint) is
+    'A number for what follows a consumer''s progress at, higher than any that this source has given to its name. It lasts, '
+    'whatever the session says of synchronous_commit: unless the transaction is rolled back.';

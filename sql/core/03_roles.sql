@@ -1,0 +1,16 @@
+-- Who may do what. PUBLIC may do nothing; the functions of the feeds ask with the rights of their owner.
+
+create function pgchange.grant_maintainer(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    execute format('grant usage on schema pgchange to %s', role);
+    execute format('grant select on pgchange.installed to %s', role);
+end
+$$;
+comment on function pgchange.grant_maintainer(regrole) is 'Let a role see which version is installed.';
+
+revoke all on all functions in schema pgchange from public;
+revoke all on all tables in schema pgchange from public;
+revoke all on schema pgchange from public;

@@ -1,0 +1,123 @@
+"""Rows that were there before the tracking began: each comes once, whichever transactions were open before, during and
+after."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds import CommitFeed
+from tests.commits import drain, narrow_partitions, use_up_transactions
+from tests.tubes import one
+
+pytestmark = pytest.mark.every_server
+
+OPEN = {
+    "a transaction": ["select pg_current_xact_id()"],
+    "one with a savepoint": [
+        "select pg_current_xact_id()",
+        "savepoint s",
+        "insert into revision.commit default values",
+    ],
+    "one that has only looked": ["select 1"],
+}
+"""What a transaction may have done before the tracking begins."""
+ENDS = {
+    "committed": ["commit"],
+    "prepared": ["prepare transaction 'late'", "commit prepared 'late'"],
+}
+
+
+@pytest.fixture
+def ledger(connect):
+    connection = connect()
+    connection.execute("create table ledger (id bigint primary key, kind text not null default 'a')")
+    connection.execute("insert into ledger select generate_series(10, 30, 10)")
+    return connection
+
+
+def enqueued(connection, table="ledger"):
+    """All of a table's commits, once the rows from before are in the queue."""
+    connection.execute(f"call revision.enqueue_existing('{table}', 2)")
+    branch = one(connection, "select branch_id from revision.tracked where tbl = %s::regclass", table)
+    query = "select commit_id from revision.commit_queue where branch_id = %s order by commit_id"
+    return [row[0] for row in connection.execute(query, [branch]).fetchall()]
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("before", OPEN.values(), ids=OPEN)
+def test_what_a_transaction_inserts_that_is_older_than_the_tracking_comes_once(connect, before, end):
+    late, connection = connect(), connect()
+    late.execute("begin")
+    for statement in before:
+        late.execute(statement)
+    connection.execute("create table ledger (id bigint primary key)")
+    connection.execute("insert into ledger select generate_series(10, 30, 10)")
+    connection.execute("select revision.track('ledger')")
+    late.execute("insert into ledger values (15), (40)")
+    for statement in end:
+        late.execute(statement)
+    assert enqueued(connection) == [10, 15, 20, 30, 40]
+
+
+def test_what_is_inserted_while_the_rows_from_before_are_enqueued_comes_once(connect, ledger):
+    late = connect(autocommit=False)
+    late.execute("select pg_current_xact_id()")
+    ledger.execute("select revision.track('ledger')")
+    late.execute("insert into ledger values (15), (25)")
+    ledger.execute("select revision.enqueue_chunk('ledger', 2)")
+    late.commit()
+    ledger.execute("insert into ledger values (28)")
+    assert enqueued(ledger) == [10, 15, 20, 25, 28, 30]
+
+
+def test_what_was_captured_and_updated_since_comes_once(ledger):
+    ledger.execute("select revision.track('ledger')")
+    ledger.execute("insert into ledger values (15)")
+    ledger.execute("update ledger set kind = 'b'")
+    assert enqueued(ledger) == [10, 15, 20, 30]
+
+
+def test_a_table_that_is_tracked_again_gives_only_what_was_not_captured_before(ledger):
+    ledger.execute("select revision.track('ledger')")
+    ledger.execute("insert into ledger values (15)")
+    ledger.execute("select revision.untrack('ledger')")
+    ledger.execute("insert into ledger values (17)")
+    ledger.execute("select revision.track('ledger')")
+    ledger.execute("insert into ledger values (19), (40)")
+    assert enqueued(ledger) == [10, 15, 17, 19, 20, 30, 40]
+
+
+def test_what_was_committed_before_the_lock_comes_though_the_tracking_transaction_does_not_see_it(
+    connect, ledger
+):
+    tracking = connect()
+    tracking.execute("begin isolation level repeatable read")
+    tracking.execute("select 1")
+    tracking.execute("select count(*) from ledger")
+    ledger.execute("insert into ledger values (40)")
+    tracking.execute("select revision.track('ledger')")
+    tracking.execute("commit")
+    ledger.execute("insert into ledger values (50)")
+    assert enqueued(ledger) == [10, 20, 30, 40, 50]
+
+
+def test_rows_in_doubt_are_refused_once_the_history_that_would_tell_is_trimmed(db, ledger):
+    narrow_partitions(ledger)
+    own = one(ledger, "select revision.track('ledger')")
+    ledger.execute("insert into ledger values (15)")
+    use_up_transactions(ledger, 120)
+    assert drain(db, feed=CommitFeed("c", own)) == [15]
+    assert "trimmed 1" in str(ledger.execute("select pubsub.trim_commit_queue('0 s')").fetchall())
+    with pytest.raises(psycopg.Error, match="the history that would tell was trimmed"):
+        ledger.execute("call revision.enqueue_existing('ledger')")
+
+
+def test_a_restored_table_gives_only_what_was_not_captured_before(connect, restored, own_cluster):
+    connection = connect()
+    connection.execute("create table ledger (id bigint primary key)")
+    connection.execute("insert into ledger select generate_series(10, 30, 10)")
+    connection.execute("select revision.track('ledger')")
+    connection.execute("insert into ledger values (15)")
+    there = restored()
+    assert enqueued(there) == [10, 15, 20, 30]
