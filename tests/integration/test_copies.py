@@ -62,6 +62,13 @@ def test_all_consumers_go_on_in_a_database_that_was_renamed(source, other_db, ba
     assert len(drained(ELSEWHERE, other_db, bare_db)) == 3
 
 
+def test_no_vacuum_makes_a_database_look_restored(source):
+    with psycopg.connect(source, autocommit=True) as connection:
+        connection.execute("vacuum (freeze, full) revision.origin")
+        connection.execute("vacuum (freeze) revision.origin")
+    assert len(drained(HERE, source)) == 3
+
+
 def test_a_copy_from_a_template_is_another_place_for_consumers_elsewhere_alone(
     source, copy, other_db, connect_to
 ):
