@@ -117,7 +117,7 @@ def _awaited(process: subprocess.Popen[bytes], deadline: float, stop: threading.
 
 def _failure(lines: list[str]) -> str:
     """The first test that failed, or the last that was said."""
-    told = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    told = [line for line in lines if line.startswith(("FAILED tests/", "ERROR tests/"))]
     return told[0].split(" - ")[0].split(" ", 1)[1] if told else (lines[-1] if lines else "")
 
 
