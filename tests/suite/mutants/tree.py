@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -117,8 +118,8 @@ def _awaited(process: subprocess.Popen[bytes], deadline: float, stop: threading.
 
 def _failure(lines: list[str]) -> str:
     """The first test that failed, or the last that was said."""
-    told = [line for line in lines if line.startswith(("FAILED tests/", "ERROR tests/"))]
-    return told[0].split(" - ")[0].split(" ", 1)[1] if told else (lines[-1] if lines else "")
+    told = [found for line in lines if (found := re.match(r"(?:FAILED|ERROR) (\S.*)", line))]
+    return told[0][1].split(" - ")[0] if told else (lines[-1] if lines else "")
 
 
 def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
