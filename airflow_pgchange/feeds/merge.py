@@ -133,6 +133,19 @@ def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Tar
     null = one("select {key} from ({rows}) s where {} limit 1", is_null)
     if null is not None:
         raise MergeRefused(f"{staged.target}: the key {null} holds NULL: drop such rows before merging")
+    for name in staged.key:
+        column = target.columns[name]
+        differs = sql.SQL("{0} <> {0}::{1}").format(sql.Identifier(name), sql.SQL(column.stored))
+        rounded = (
+            None
+            if column.stored == column.type
+            else one("select {key} from ({rows}) s where {} limit 1", differs)
+        )
+        if rounded is not None:
+            raise MergeRefused(
+                f'{staged.target}: the key {rounded} would not be stored as it is, for "{name}" is {column.stored}, and '
+                "several keys could become one: round it in Spark before merging, or widen the column"
+            )
     if staged.mode == "replace":
         twice = one("select {key} from ({rows}) s group by {key} having count(*) > 1 limit 1")
         if twice is not None:

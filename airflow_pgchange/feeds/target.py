@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +19,20 @@ INTEGERS = frozenset({"smallint", "integer", "bigint"})
 FLOATS = frozenset({"real", "double precision"})
 ADDITIVE = INTEGERS | FLOATS | {"numeric", "money", "interval"}
 EXACT: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(INTEGERS, INTEGERS | FLOATS | {"numeric", "oid"}),
-    **dict.fromkeys(FLOATS, FLOATS),
-    "numeric": FLOATS | {"numeric", "money"},
+    "smallint": INTEGERS | FLOATS | {"numeric", "oid"},
+    "integer": INTEGERS | {"double precision", "numeric", "oid"},
+    "bigint": INTEGERS | {"numeric", "oid"},
+    "real": FLOATS,
+    "double precision": frozenset({"double precision"}),
+    "numeric": frozenset({"numeric", "money"}),
     "boolean": frozenset({"boolean"}),
     "bytea": frozenset({"bytea"}),
     "date": frozenset({"date"}),
     "timestamp without time zone": frozenset({"timestamp without time zone"}),
     "timestamp with time zone": frozenset({"timestamp with time zone"}),
 }
-"""The targets of each staged type that lose nothing, floats apart; text goes into every other type."""
+"""The targets of each staged type that lose nothing, or refuse the value; text goes into every other type."""
+DECIMAL = re.compile(r"numeric\(\d+,(\d+)\)")
 
 PRIVILEGES: Mapping[Mode, Sequence[str]] = {
     "append": ("insert",),
@@ -40,22 +45,31 @@ _COLUMNS = """
 select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
     'name', a.attname,
     'type', pg_catalog.format_type(base.oid, -1) || base.array,
+    'stored', pg_catalog.format_type(base.oid, base.modifier) || base.array,
+    'places', case base.oid
+        when 'pg_catalog.money'::regtype then pg_catalog.scale(0::pg_catalog.money::pg_catalog.numeric)
+        when 'pg_catalog.numeric'::regtype then
+            case when base.modifier >= 0 then ((base.modifier - 4) & 2047 # 1024) - 1024 end
+        end,
     'required', (a.attnotnull or t.typnotnull) and not a.atthasdef and a.attidentity = '' and t.typdefault is null,
     'generated', a.attgenerated <> '', 'identity', a.attidentity = 'a')), '[]')
 from pg_catalog.pg_attribute a
 join pg_catalog.pg_type t on t.oid = a.atttypid
 cross join lateral (
-    with recursive kind (oid, "array") as (
-        select t.oid, ''
+    with recursive kind (oid, modifier, "array") as (
+        select t.oid, a.atttypmod, ''
         union all
-        select case when k.typbasetype <> 0 then k.typbasetype else k.typelem end,
-               kind."array" || case when k.typbasetype <> 0 then '' else '[]' end
+        select coalesce(e.oid, k.typbasetype), case when kind.modifier >= 0 then kind.modifier else k.typtypmod end,
+               kind."array" || case when e.oid is null then '' else '[]' end
         from kind
-        join pg_catalog.pg_type k on k.oid = kind.oid and (k.typbasetype <> 0 or k.typcategory = 'A')
+        join pg_catalog.pg_type k on k.oid = kind.oid
+        left join pg_catalog.pg_type e on e.oid = k.typelem and e.typarray = k.oid
+        where k.typbasetype <> 0 or e.oid is not null
     )
-    select kind.oid, kind."array" as array
+    select kind.oid, kind.modifier, kind."array" as array
     from kind
-    join pg_catalog.pg_type k on k.oid = kind.oid and k.typbasetype = 0 and k.typcategory <> 'A'
+    join pg_catalog.pg_type k on k.oid = kind.oid and k.typbasetype = 0
+    where not exists (select from pg_catalog.pg_type e where e.oid = k.typelem and e.typarray = k.oid)
 ) base
 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 """
@@ -82,10 +96,13 @@ where c.oid = pg_catalog.to_regclass({{}})
 
 @dataclass(frozen=True)
 class Column:
-    """``type`` is without length or precision, domains looked through: casting to it cuts nothing off."""
+    """``type`` is without length or precision, domains looked through: casting to it cuts nothing off. ``stored`` is with
+    them, and ``places`` the decimal places that are kept; None: all."""
 
     name: str
     type: str
+    stored: str
+    places: int | None
     required: bool
     generated: bool
     identity: bool
@@ -153,11 +170,8 @@ def validate(
     _check_key(found, key, mode, columns)
     for name, kind in columns.items():
         _check_column(found, name, kind, is_key=name in key)
-        if mode == "add" and name not in key and found.columns[name].type not in ADDITIVE:
-            raise MergeRefused(
-                f'{target}: column "{name}" is {found.columns[name].type}, which cannot be added: put it '
-                "into the key, leave it out, or use another mode"
-            )
+        if mode == "add" and name not in key:
+            _check_sum(found, found.columns[name], kind)
     missing = [
         column.name for column in found.columns.values() if column.required and column.name not in columns
     ]
@@ -224,9 +238,47 @@ def _check_column(target: Target, name: str, kind: str, *, is_key: bool) -> None
         )
 
 
+def _check_sum(target: Target, column: Column, kind: str) -> None:
+    """A sum that is rounded where a batch ends would depend on where that is."""
+    if column.type not in ADDITIVE:
+        raise MergeRefused(
+            f'{target.name}: column "{column.name}" is {column.type}, which cannot be added: put it into the key, leave '
+            "it out, or use another mode"
+        )
+    if _adds_exactly(column, kind):
+        return
+    wider = {"real": "double precision", "money": "numeric"}.get(column.type, column.type)
+    alter = sql.SQL("alter table {} alter column {} type {}").format(
+        target.identifier, sql.Identifier(column.name), sql.SQL(wider)
+    )
+    ways = f"run `{alter.as_string(None)}`"
+    if column.places is not None and column.places >= 0:
+        ways = f"round each value in Spark before it is summed, as by cast('decimal(18,{column.places})'), or {ways}"
+    raise MergeRefused(
+        f'{target.name}: "{column.name}" comes as {kind} and its column, {column.stored}, would round the sum of each '
+        f"batch, so that the total depended on where batches end: {ways}"
+    )
+
+
+def _adds_exactly(column: Column, kind: str) -> bool:
+    """Whether no sum of such values is rounded, except for the last digits of a double precision."""
+    if column.places is None:
+        return column.stored == column.type != "real"
+    places = 0 if kind in INTEGERS else _places(kind)
+    return places is not None and places <= column.places
+
+
+def _places(staged: str) -> int | None:
+    """The decimal places of what is staged; None where they can be any number."""
+    found = DECIMAL.fullmatch(staged)
+    return None if found is None else int(found[1])
+
+
 def _fits(staged: str, target: str) -> bool:
     if staged.endswith("[]") and target.endswith("[]"):
         return _fits(staged[:-2], target[:-2])
+    if DECIMAL.fullmatch(staged):
+        return _fits("numeric", target)
     if staged == "text":
         return target not in EXACT or target == "numeric"
     return target in EXACT.get(staged, frozenset())

@@ -222,7 +222,9 @@ class Job:
         that changes name, behind other columns of theirs if there are any, such as ``["shard", "id"]``; rows are inserted
         or overwritten, and ids of the batch (with ``shard``, of that shard) that the frame lacks are deleted.
         ``append``: rows are inserted. Only the frame's columns are written, rounded to the target's scale as in any
-        insert. Raises MergeRefused, before any work is done, if the frame does not fit or the block has ended.
+        insert, but for keys and for what is added: a sum that is rounded where a batch ends depends on where that is, and
+        only the last digits of a ``double precision`` may. Raises MergeRefused, before any work is done, if the frame
+        does not fit or the block has ended.
         """
         if self.ended:
             raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")

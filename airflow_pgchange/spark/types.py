@@ -145,7 +145,6 @@ _STAGED: Mapping[type[t.DataType], str] = {
     t.LongType: "bigint",
     t.FloatType: "real",
     t.DoubleType: "double precision",
-    t.DecimalType: "numeric",
     t.StringType: "text",
     t.BinaryType: "bytea",
     t.DateType: "date",
@@ -155,10 +154,11 @@ _STAGED: Mapping[type[t.DataType], str] = {
 
 
 def _staging_type(name: str, kind: t.DataType) -> str:
-    if type(kind) in _STAGED:
-        return _STAGED[type(kind)]
-    if isinstance(kind, t.ArrayType) and type(kind.elementType) in _STAGED:
-        return _STAGED[type(kind.elementType)] + "[]"
+    inner, array = (kind.elementType, "[]") if isinstance(kind, t.ArrayType) else (kind, "")
+    if isinstance(inner, t.DecimalType):
+        return f"numeric({inner.precision},{inner.scale}){array}"
+    if type(inner) in _STAGED:
+        return _STAGED[type(inner)] + array
     advice = (
         "to_json(...)" if isinstance(kind, t.StructType | t.MapType | t.ArrayType) else "cast it to string"
     )

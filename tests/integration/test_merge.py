@@ -19,7 +19,7 @@ COUNTS = (
     "create table public.counts (carrier text, day date, n bigint, delay numeric(12,2), "
     "primary key (carrier, day))"
 )
-COLUMNS = {"carrier": "text", "day": "date", "n": "bigint", "delay": "numeric"}
+COLUMNS = {"carrier": "text", "day": "date", "n": "bigint", "delay": "numeric(10,2)"}
 
 
 def test_add_sums_what_was_staged_onto_what_is_there(results):

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import functions as f
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.spark import sink
 from airflow_pgchange.spark.wanted import Wanted
 from tests.planes import COUNTS, count_seats, make_planes
@@ -119,6 +119,26 @@ def test_counts_that_batches_add_up_equal_the_table(db, planes, path):
             "select 'mod ' || seats % 3, count(*), sum(seats) from plane group by 1 order by 1"
         ).fetchall()
     )
+
+
+@pytest.mark.parametrize("limit", [2, 10])
+def test_a_sum_does_not_depend_on_how_many_changes_a_batch_has(db, connect, path, limit):
+    """Seconds where the worker's Spark session starts with it: many batches."""
+    connection = connect()
+    connection.execute("create table fee (id bigint primary key, amount numeric(12,4))")
+    connection.execute("create table fees (k int primary key, amount numeric(12,2))")
+    feed = track(connection, "fee")
+    connection.execute("insert into fee select n, 0.0060 from generate_series(1, 10) n")
+    for _ in range(10 // limit):
+        with batch_of(feed, db, limit=limit) as job:
+            rows = job.rows("public.fee", key="id").groupBy(f.lit(1).alias("k"))
+            with pytest.raises(
+                MergeRefused, match=r"depended on where batches end.*cast\('decimal\(18,2\)'\)"
+            ):
+                job.merge(rows.agg(f.sum("amount").alias("amount")), into="fees", key="k", mode="add")
+            rounded = f.col("amount").cast("decimal(18,2)")
+            job.merge(rows.agg(f.sum(rounded).alias("amount")), into="fees", key="k", mode="add")
+    assert connection.execute("select amount::text from fees").fetchone() == ("0.10",)
 
 
 def test_a_mirror_follows_inserts_deletes_and_keys_that_moved(db, planes, path):

@@ -14,7 +14,7 @@ COLUMNS = {"id": "bigint", 'odd "name" {}': "numeric"}
 TARGET = Target(
     "public.t",
     {
-        name: Column(name, kind, required=False, generated=False, identity=False)
+        name: Column(name, kind, kind, None, required=False, generated=False, identity=False)
         for name, kind in COLUMNS.items()
     },
     [frozenset({"id"})],
@@ -83,6 +83,11 @@ def test_each_type_that_is_staged_goes_into_a_column_of_its_own_type(kind):
     [
         ("double precision", "integer"),
         ("double precision", "numeric"),
+        ("double precision", "real"),
+        ("bigint", "double precision"),
+        ("integer", "real"),
+        ("numeric(12,2)", "double precision"),
+        ("numeric(12,2)[]", "bigint[]"),
         ("numeric", "bigint"),
         ("timestamp with time zone", "timestamp without time zone"),
         ("timestamp without time zone", "timestamp with time zone"),

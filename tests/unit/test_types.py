@@ -67,8 +67,8 @@ def test_each_spark_type_has_the_postgresql_type_that_holds_it_exactly():
     schema = schema.add("x", t.BinaryType()).add("day", t.DateType()).add("at", t.TimestampType())
     schema = schema.add("clock", t.TimestampNTZType()).add("list", t.ArrayType(t.LongType()))
     assert list(staging_types(schema).values()) == [
-        "boolean", "smallint", "smallint", "integer", "bigint", "real", "double precision", "numeric", "text", "bytea",
-        "date", "timestamp with time zone", "timestamp without time zone", "bigint[]",
+        "boolean", "smallint", "smallint", "integer", "bigint", "real", "double precision", "numeric(38,18)", "text",
+        "bytea", "date", "timestamp with time zone", "timestamp without time zone", "bigint[]",
     ]  # fmt: skip
 
 
