@@ -22,7 +22,9 @@ DRIVER = -1
 
 def stage(frame: DataFrame, results: str, table: str) -> Winners:
     """Write the frame from the executors; returns the winners: task attempts, each with its number of rows."""
-    rows = frame.mapInArrow(_writer(results, table), "attempt bigint, rows bigint").collect()
+    # Spark reads a column's name as a path of names: of ours it can make one thing alone.
+    plain = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+    rows = plain.mapInArrow(_writer(results, table, frame.columns), "attempt bigint, rows bigint").collect()
     return tuple((row["attempt"], row["rows"]) for row in rows)
 
 
@@ -34,13 +36,16 @@ def stage_small(frame: DataFrame, results: str, table: str, most: int) -> Winner
     return ((DRIVER, arrow.write(results, table, DRIVER, iter(rows.to_batches()))),)
 
 
-def _writer(results: str, table: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _writer(
+    results: str, table: str, names: list[str]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("a staging table is written inside Spark's tasks only")
         attempt = context.taskAttemptId()
-        count = arrow.write(results, table, attempt, batches)
+        named = (batch.rename_columns(names) for batch in batches)
+        count = arrow.write(results, table, attempt, named)
         yield pa.RecordBatch.from_pydict({"attempt": [attempt], "rows": [count]})
 
     return write
