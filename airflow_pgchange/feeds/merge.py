@@ -26,6 +26,8 @@ AT_THE_END = (
     "deferrable initially deferred"
 )
 
+SAME_ROW = "keys that differ in Spark are one in the table, by its index's collation or a trigger: make them one in Spark"
+
 
 def merge(connection: psycopg.Connection[Any], batch: Batch, manifest: Sequence[Staged]) -> None:
     """Apply what this attempt on the batch staged, in the order of the manifest, and drop its staging tables.
@@ -202,5 +204,9 @@ def _refusals(staged: Staged) -> Iterator[None]:
     ) as error:
         said = error.diag.message_primary or str(error)
         detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
-        advice = f": {AT_THE_END}" if isinstance(error, ONE_BY_ONE) and staged.mode != "append" else ""
+        advice = ""
+        if isinstance(error, ONE_BY_ONE) and staged.mode != "append":
+            advice = f": {AT_THE_END}"
+        elif isinstance(error, errors.CardinalityViolation) and staged.key:
+            advice = f": {SAME_ROW}"
         raise MergeRefused(f"{staged.target}: {said}{detail}: nothing was written{advice}") from error

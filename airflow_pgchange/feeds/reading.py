@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 from psycopg.rows import dict_row
 
 from airflow_pgchange.feeds.batch import Batch, Change, Partition
 from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import BatchIncomplete, PermissionDenied, translated
+from airflow_pgchange.feeds.errors import BatchIncomplete, PermissionDenied, UnsupportedType, translated
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.tables import table_identifier
@@ -106,16 +106,31 @@ def expect(partition: Partition, found: int) -> None:
 
 
 def changes(connection: psycopg.Connection[Any], feed: Feed, batch: Batch) -> Generator[Change, None, None]:
-    """The batch's changes in order, streamed; raises BatchIncomplete after the last if any is missing."""
-    with translated():
+    """The batch's changes in order, streamed; raises BatchIncomplete after the last if any is missing, UnsupportedType
+    for one with bytes that are no text."""
+    last: int | str = "none"
+    with translated(), _bytes_named(lambda: f"{feed.name}: the change after {last}"):
         caught_up(connection, batch.lsn)
         for partition in partitions(feed, batch, 1):
             found = 0
             with connection.cursor(row_factory=dict_row) as cursor:
                 for row in cursor.stream(_verbatim(partition.query)):
                     found += 1
-                    yield feed.change(row)
+                    change = feed.change(row)
+                    last = change.id
+                    yield change
             expect(partition, found)
+
+
+@contextmanager
+def _bytes_named(change: Callable[[], str]) -> Iterator[None]:
+    try:
+        yield
+    except errors.CharacterNotInRepertoire as error:
+        raise UnsupportedType(
+            f"{change()} holds bytes that are no text ({error.diag.message_primary}), as a database in SQL_ASCII takes "
+            "them: mend it there"
+        ) from error
 
 
 def _verbatim(query: str) -> sql.SQL:

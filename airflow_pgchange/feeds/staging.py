@@ -21,6 +21,8 @@ ATTEMPT = "pgchange_attempt"
 """Column of every staging table: the task attempt that wrote the row, so that only winners are merged."""
 TOUCHED = "pgchange_touched"
 """Column of every staging table: true for a row that only names an id of the batch, in its key."""
+ROOM = 1600 - 2
+"""Columns that a table can have, without those two."""
 RESERVED = "pgchange_"
 
 Mode = Literal["add", "replace", "mirror", "append"]

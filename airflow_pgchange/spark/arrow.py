@@ -19,18 +19,27 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connect import complete
-from airflow_pgchange.feeds.errors import BatchIncomplete, ServerUnavailable
+from airflow_pgchange.feeds.errors import BatchIncomplete, MergeRefused, ServerUnavailable
 from airflow_pgchange.feeds.reading import connected, expect
 from airflow_pgchange.feeds.staging import ATTEMPT, SCHEMA
-from airflow_pgchange.spark.types import MISFIT, SESSION, Column, misfit_error, reading_query
+from airflow_pgchange.spark.misfits import Rows, bytes_named, nul_found, record, shown
+from airflow_pgchange.spark.types import SESSION, Column, reading_query
 
 STANDBY_TRIES = 6
 LOST = ("08", "57P", "25006")
 """SQLSTATEs of a server that goes, or that takes no writes."""
+REFUSED = ("22", "54")
+"""SQLSTATEs of rows that it does not take: data that it has no value for, limits."""
 
 
 def read(
-    source: str, lsn: str | None, partition: Partition, columns: Sequence[Column], schema: pa.Schema
+    source: str,
+    lsn: str | None,
+    partition: Partition,
+    columns: Sequence[Column],
+    schema: pa.Schema,
+    *,
+    rows: Rows,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a partition as record batches of ``schema``.
 
@@ -48,39 +57,49 @@ def read(
             **({"hostaddr": info.hostaddr} if info.hostaddr else {}),
         )
     query = reading_query(partition.query, columns)
-    batches = _read_whole(server, query) if on_standby else _stream(server, query)
     found = 0
-    for batch in batches:
-        found += batch.num_rows
-        yield _converted(batch, columns, schema)
+    with bytes_named(server, query, columns, rows):
+        for batch in _read_whole(server, query) if on_standby else _stream(server, query):
+            found += batch.num_rows
+            yield _converted(batch, columns, schema, rows)
     expect(partition, found)
 
 
-def read_whole(server: str, query: str, columns: Sequence[Column], schema: pa.Schema) -> list[pa.RecordBatch]:
+def read_whole(
+    server: str, query: str, columns: Sequence[Column], schema: pa.Schema, *, rows: Rows
+) -> list[pa.RecordBatch]:
     """All rows of a query, or none: raises ServerUnavailable where the server is lost before the last, whose error in
     the middle of a stream comes without its SQLSTATE."""
+    reading = reading_query(query, columns)
     try:
-        batches = list(_stream(server, reading_query(query, columns)))
+        with bytes_named(server, reading, columns, rows):
+            batches = list(_stream(server, reading))
     except (AdbcError, OSError) as error:
         state = getattr(error, "sqlstate", None) or ""
         if state and not state.startswith(LOST):
             raise
         raise ServerUnavailable(f"a read ended early: {str(error).strip()}") from error
-    return [_converted(batch, columns, schema) for batch in batches]
+    return [_converted(batch, columns, schema, rows) for batch in batches]
 
 
-def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBatch]) -> int:
-    """Stage record batches as rows of one task attempt, in one transaction; returns how many rows there were."""
+def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBatch], *, rows: Rows) -> int:
+    """Stage record batches as rows of one task attempt, in one transaction; returns how many rows there were.
+
+    Raises UnsupportedType for a text that PostgreSQL has no value for, MergeRefused for what it refuses otherwise.
+    """
     first = next(batches, None)
     if first is None:
         return 0
-    written = 0
+    written, refused = 0, None
 
     def marked() -> Iterator[pa.RecordBatch]:
-        nonlocal written
+        nonlocal written, refused
         batch: pa.RecordBatch | None = first
         while batch is not None:
             written += batch.num_rows
+            # What is raised in here comes out as a text of the driver's.
+            if refused := nul_found(batch, rows):
+                raise refused
             yield _marked(batch, attempt)
             batch = next(batches, None)
 
@@ -90,10 +109,17 @@ def write(results: str, table: str, attempt: int, batches: Iterator[pa.RecordBat
         StatementOptions.INGEST_TARGET_TABLE.value: table,
         StatementOptions.INGEST_MODE.value: "adbc.ingest.mode.append",
     }
-    with _transaction(complete(results, primary=True)) as statement:
-        statement.set_options(**target)
-        statement.bind_stream(reader)
-        statement.execute_update()
+    try:
+        with _transaction(complete(results, primary=True)) as statement:
+            statement.set_options(**target)
+            statement.bind_stream(reader)
+            statement.execute_update()
+    except AdbcError as error:
+        if refused is not None:
+            raise refused from None
+        if not (error.sqlstate or "").startswith(REFUSED):
+            raise
+        raise MergeRefused(f"{rows.of}: {_said(error)}: nothing was written") from error
     return written
 
 
@@ -133,20 +159,37 @@ def _read_whole(server: str, query: str) -> list[pa.RecordBatch]:
     )
 
 
-def _converted(batch: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema) -> pa.RecordBatch:
-    if MISFIT in batch.schema.names:
-        misfits = batch.column(MISFIT).drop_null()
-        if len(misfits):
-            raise misfit_error(misfits[0].as_py())
-    arrays = [_cast(batch.column(column.name), column.name, schema) for column in columns]
+def _converted(
+    batch: pa.RecordBatch, columns: Sequence[Column], schema: pa.Schema, rows: Rows
+) -> pa.RecordBatch:
+    if batch.num_columns > len(columns) and batch.column(len(columns)).null_count < batch.num_rows:
+        places = batch.column(len(columns))
+        row = pc.index(places.is_valid(), True).as_py()
+        column = columns[places[row].as_py()]
+        raise rows.unreadable(record(batch, row, rows.key), column.name, column.problem)
+    arrays = []
+    for place, column in enumerate(columns):
+        array, kind = batch.column(place), schema.field(place).type
+        try:
+            arrays.append(pc.cast(array, kind))
+        except pa.ArrowInvalid as error:
+            row = next(row for row in range(len(array)) if not _is_castable(array[row : row + 1], kind))
+            problem = f"{shown(array[row].as_py())}, of another range ({error})"
+            raise rows.unreadable(record(batch, row, rows.key), column.name, problem) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _cast(array: Any, name: str, schema: pa.Schema) -> Any:
+def _is_castable(array: Any, kind: Any) -> bool:
     try:
-        return pc.cast(array, schema.field(name).type)
-    except pa.ArrowInvalid as error:
-        raise misfit_error(f"{name}: a value of another range ({error})") from error
+        pc.cast(array, kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _said(error: AdbcError) -> str:
+    """PostgreSQL's own words, without the name of the staging table."""
+    return str(error).partition("ERROR:")[2].partition("\n")[0].strip() or str(error)
 
 
 def _marked(batch: pa.RecordBatch, attempt: int) -> pa.RecordBatch:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
+from psycopg import sql
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -25,6 +26,7 @@ from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
 from airflow_pgchange.feeds.target import look_up
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.spark import request, sink
+from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.parent import follow_parent
 from airflow_pgchange.spark.request import Request
 from airflow_pgchange.spark.source import NAME, data_source, prepare
@@ -191,9 +193,13 @@ class Job:
         frame, key = self.rows(attached, columns=columns).drop(*made), [attached.id_column]
         types = staging_types(frame.schema)
         if lacking := [name for name in types if name not in target.columns]:
-            added = ", ".join(f'add column "{name}" {types[name]}' for name in lacking)
+            added = sql.SQL(", ").join(
+                sql.SQL("add column {} {}").format(sql.Identifier(name), sql.SQL(types[name]))
+                for name in lacking
+            )
+            alter = sql.SQL("alter table {} {}").format(target.identifier, added).as_string(None)
             raise MergeRefused(
-                f"{copy} lacks columns of {attached.table}: alter table {copy} {added}, and backfill the table if they "
+                f"{copy} lacks columns of {attached.table}: run `{alter}`, and backfill the table if they "
                 "are to hold what was there before; or choose what to copy with columns="
             )
         if attached.shared or target.is_of_shards(SHARD, attached.id_column):
@@ -236,9 +242,10 @@ class Job:
             table = create(connection, self.batch, into, list(columns.items()))
         if chosen == "mirror":
             frame = self._with_touched(frame, into, keys, shard)
-        winners = sink.stage_small(frame, results, table, SMALL) if self._small else None
+        rows = Rows(into, keys)
+        winners = sink.stage_small(frame, results, table, SMALL, rows) if self._small else None
         if winners is None:
-            winners = sink.stage(frame, results, table)
+            winners = sink.stage(frame, results, table, rows)
         self.staged.append(
             Staged(
                 target=into,

@@ -22,6 +22,7 @@ from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, Serv
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import Column, describe, spark_schema
 from airflow_pgchange.spark.wanted import Rule, Wanted, explained, not_unique
 
@@ -103,8 +104,9 @@ class RoutedReading:
     def read(self, part: RoutedPart) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, in the Arrow form of ``schema``."""
         schema = _arrow(self.ids)
+        changes = Rows(f"the changes of {self.feed.name}", ("id",))
         ids = pa.Table.from_batches(
-            arrow.read(self.source, self.batch.lsn, part.changes, self.ids, schema), schema
+            arrow.read(self.source, self.batch.lsn, part.changes, self.ids, schema, rows=changes), schema
         ).column(0)
         for place in range(0, len(ids), IDS_A_QUESTION):
             yield from self._rows(ids.slice(place, IDS_A_QUESTION).to_pylist(), part.buckets)
@@ -135,7 +137,10 @@ class RoutedReading:
         with connect(server) as connection:
             reading.check_whole(connection, self.table)
         query, schema = self._query(ids, share.buckets), _arrow(self.columns)
-        rows = pa.Table.from_batches(arrow.read_whole(server, query, self.columns, schema), schema)
+        named = Rows(f"{self.table} at {share.master}", (self.key,))
+        rows = pa.Table.from_batches(
+            arrow.read_whole(server, query, self.columns, schema, rows=named), schema
+        )
         self._check(rows, share)
         return rows
 

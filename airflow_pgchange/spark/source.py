@@ -18,6 +18,7 @@ from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.routing import RoutedReading
 from airflow_pgchange.spark.types import Column, describe, spark_schema
 from airflow_pgchange.spark.wanted import CHANGE, Wanted, explained, not_unique
@@ -66,8 +67,9 @@ class Reading:
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, in the Arrow form of ``schema``."""
         read_schema = to_arrow_schema(spark_schema(self.columns), timezone="UTC")
+        rows = Rows(self.wanted.table or f"the changes of {self.feed.name}", (self.wanted.key or "id",))
         found = 0
-        for batch in arrow.read(self.source, self.batch.lsn, partition, self.columns, read_schema):
+        for batch in arrow.read(self.source, self.batch.lsn, partition, self.columns, read_schema, rows=rows):
             found += batch.num_rows
             if self.wanted.table is not None and self.wanted.key is not None and found > partition.count:
                 raise InvalidArgument(not_unique(self.wanted.table, self.wanted.key))

@@ -18,7 +18,7 @@ from pyspark.sql import types as t
 from airflow_pgchange.feeds.errors import UnsupportedType, translated
 
 MISFIT = "pgchange_misfit"
-"""Column of a reading query: NULL, or what is wrong with a value of this row that Arrow would not show."""
+"""Last column of a reading query: NULL, or the place of a column whose value in this row Arrow would not show."""
 MAX_DIGITS = 38
 DECIMAL = t.DecimalType(38, 18)
 """What a numeric without precision is read as.
@@ -104,10 +104,8 @@ def reading_query(query: str, columns: Sequence[Column]) -> str:
         for column in columns
     ]
     misfits = [
-        sql.SQL("when {} then {}").format(
-            _over(column.misfit or "", column), f"{column.name}: {column.problem}"
-        )
-        for column in columns
+        sql.SQL("when {} then {}").format(_over(column.misfit, column), place)
+        for place, column in enumerate(columns)
         if column.misfit is not None
     ]
     if misfits:
@@ -115,15 +113,6 @@ def reading_query(query: str, columns: Sequence[Column]) -> str:
         selected.append(either)
     return (
         sql.SQL("select {} from ({}) q").format(sql.SQL(", ").join(selected), sql.SQL(query)).as_string(None)
-    )
-
-
-def misfit_error(found: str) -> UnsupportedType:
-    """The error for a value of the MISFIT column, or for another ``column: problem``."""
-    column, _, problem = found.partition(": ")
-    return UnsupportedType(
-        f'column "{column}" holds {problem}, which Spark has no value for: cast the column to text in a view and '
-        "read that, or leave it out with columns=[...]"
     )
 
 
@@ -172,7 +161,8 @@ def _kinds(connection: psycopg.Connection[Any], oids: set[int]) -> dict[int, tup
     rows = connection.execute(
         sql.SQL(
             "with recursive element (oid, kind) as ("
-            "select t.oid, t.typelem from pg_catalog.pg_type t where t.oid = any({0}) and t.typcategory = 'A' "
+            "select t.oid, t.typelem from pg_catalog.pg_type t "
+            "join pg_catalog.pg_type e on e.oid = t.typelem and e.typarray = t.oid where t.oid = any({0}) "
             "union all select element.oid, t.typbasetype from element "
             "join pg_catalog.pg_type t on t.oid = element.kind and t.typtype = 'd') "
             "select t.oid, t.typname, (select e.typname from element join pg_catalog.pg_type e on e.oid = element.kind "

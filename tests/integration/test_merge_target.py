@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from psycopg import errors
 
@@ -132,11 +134,46 @@ MISFITS = {
     "mirror by text": (PLACE, ["code"], "mirror", {"code": "text"}, "ends with an integer column"),
     "mirror by two": (ODD, ["c", "d"], "mirror", {"c": "bigint", "d": "text"}, "ends with an integer column"),
     "generated": (MADE, ["id"], "replace", {"id": "bigint", "twice": "bigint"}, "always generated"),
-    "identity": (MADE, ["id"], "replace", {"id": "bigint", "no": "bigint"}, "always generated"),
+    "identity": (MADE, ["id"], "replace", {"id": "bigint", "no": "bigint"}, "leave it out .*, or run `alter"),
+    "more columns than a table has": (PLACE, ["id"], "replace", {f"c{n}": "text" for n in range(1599)},
+                                      "public.places: 1599 columns come, .*room for 1598: leave some out, or merge them"),
     "required": (MADE, ["id"], "replace", {"id": "bigint"}, '"must" must have a value'),
     "required by a domain": ("public.ruled", ["id"], "replace", {"id": "bigint"}, '"must" must have a value'),
     "reserved": (PLACE, ["id"], "replace", {"id": "bigint", "pgchange_attempt": "bigint"}, "reserved"),
 }  # fmt: skip
+
+
+def test_a_mirror_into_a_copy_that_numbers_its_rows_is_told_what_lets_it_take_the_sources_numbers(results):
+    results.execute(
+        "create table public.copy (id bigint primary key, no bigint generated always as identity); "
+        "insert into copy (id) values (1)"
+    )
+    columns, rows = {"id": "bigint", "no": "bigint"}, [(1, 7), (2, 8)]
+    staged = stage(results, "public.copy", ["id"], "mirror", columns, rows, touched=[1, 2])
+    with pytest.raises(MergeRefused, match=r'"no" is generated always as identity, .*: run `') as refused:
+        merge(results, BATCH, [staged])
+    [mending] = re.findall("`(.*)`", str(refused.value))
+    results.execute(mending)
+    merge(results, BATCH, [staged])
+    assert rows_of(results, "select id, no from copy order by id") == rows
+
+
+def test_keys_that_become_one_as_they_are_written_are_refused_with_what_to_do(results):
+    results.execute(
+        "create table public.words (word text primary key, n int); create function public.lowered() returns trigger "
+        "language plpgsql as $$ begin new.word = lower(new.word); return new; end $$; "
+        "create trigger t before insert on words for each row execute function public.lowered()"
+    )
+    columns, rows = {"word": "text", "n": "integer"}, [("a", 1), ("A", 1)]
+    with pytest.raises(MergeRefused, match="are one in the table"):
+        merge(results, BATCH, [stage(results, "public.words", ["word"], "add", columns, rows)])
+
+
+def test_a_vector_of_the_catalogue_takes_the_text_that_it_is_read_as(results):
+    results.execute("create table public.vectors (id bigint primary key, v int2vector, o oidvector)")
+    columns = {"id": "bigint", "v": "text", "o": "text"}
+    merge(results, BATCH, [stage(results, "public.vectors", ["id"], "replace", columns, [(1, "1 2", "3 4")])])
+    assert rows_of(results, "select v::text, o::text from vectors") == [("1 2", "3 4")]
 
 
 @pytest.mark.parametrize("case", MISFITS)

@@ -20,10 +20,13 @@ from airflow_pgchange.feeds.errors import BatchIncomplete, MergeRefused, ServerU
 from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.spark import arrow, sink
 from airflow_pgchange.spark.job import Job
+from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import describe, spark_schema
 from tests.planes import COUNTS, PLANES, count_seats, make_planes
 from tests.spark_session import batch_of, track
 from tests.waiting import sleeps, until
+
+PLANE = Rows("plane", ("id",))
 
 
 @pytest.fixture
@@ -64,8 +67,8 @@ def test_a_task_that_failed_after_it_had_staged_leaves_no_doubled_rows(db, plane
     connection.execute("create table log (tail text)")
     writer = sink._writer
 
-    def failing(results, table):
-        write = writer(results, table)
+    def failing(*arguments):
+        write = writer(*arguments)
 
         def write_and_fail(batches):
             yield from write(batches)
@@ -130,7 +133,9 @@ def test_a_reader_on_a_standby_waits_until_it_can_read_the_batch(own_cluster, co
             columns, read_schema = columns_of(standby.conninfo(), partition.query)
             resume = threading.Timer(0.5, replica.execute, ["select pg_wal_replay_resume()"])
             resume.start()
-            batches = list(arrow.read(standby.conninfo(), batch.lsn, partition, columns, read_schema))
+            batches = list(
+                arrow.read(standby.conninfo(), batch.lsn, partition, columns, read_schema, rows=PLANE)
+            )
             resume.join()
             consumer.ack()
         assert sum(batch.num_rows for batch in batches) == 100
@@ -151,7 +156,7 @@ def test_a_query_that_a_standby_cancels_is_read_again(own_cluster, connect_to):
         read = []
         reader = threading.Thread(
             target=lambda: read.extend(
-                arrow.read(standby.conninfo(), None, Partition(query, 1000), columns, read_schema)
+                arrow.read(standby.conninfo(), None, Partition(query, 1000), columns, read_schema, rows=PLANE)
             )
         )
         reader.start()

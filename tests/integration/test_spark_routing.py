@@ -105,12 +105,12 @@ class Reads:
         self.begun, self.lost = 0, 0
         read_whole = arrow.read_whole
 
-        def read(*arguments):
+        def read(*arguments, **named):
             self.begun += 1
             before(self.begun)
             number = self.begun
             try:
-                found = read_whole(*arguments)
+                found = read_whole(*arguments, **named)
                 after(number)
                 return found
             except ServerUnavailable:

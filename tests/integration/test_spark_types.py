@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from airflow_pgchange.feeds.errors import UnsupportedType
 from airflow_pgchange.feeds.reading import Partition
 from airflow_pgchange.spark import arrow
+from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import describe, spark_schema
 from tests.spark_session import batch_of, track
 from tests.suite.clusters import new_cluster
@@ -67,6 +68,9 @@ COLUMNS = {
     "period": ("tstzrange", "string", ["'[2024-03-10 02:30:00-05,infinity)'"]),
     "periods": ("int4multirange", "string", ["'{[1,2),[5,8)}'"]),
     "pair": ("pair", "string", ["row(1, 'a,\"b')"]),
+    "vector": ("int2vector", "string", ["'1 2 3'", "''"]),
+    "oids": ("oidvector", "string", ["'4294967295 1'"]),
+    "vectors": ("int2vector[]", "array<string>", ["array['1 2'::int2vector]"]),
     "ints": ("int[]", "array<int>", ["'{1,NULL,3}'", "'{}'"]),
     "longs": ("bigint[]", "array<bigint>", ["'{9223372036854775807}'"]),
     "flags": ("boolean[]", "array<boolean>", ["'{t,f,NULL}'"]),
@@ -182,7 +186,8 @@ def test_a_value_without_a_counterpart_is_refused_by_the_name_of_its_column(db, 
     value, problem = MISFITS[case]
     query = f"select n as id, case when n = 3 then {value} end as odd_one from generate_series(1, 5) n"
     with pytest.raises(
-        UnsupportedType, match=f'column "odd_one" .*{problem}.*cast the column to text in a view'
+        UnsupportedType,
+        match=f'^odd: column "odd_one" .*{problem}.*, where id is 3: cast the column to text in a view',
     ):
         read(db, connect(), query, 5)
 
@@ -237,6 +242,6 @@ def read(db, connection, query, count):
     schema = to_arrow_schema(spark_schema(columns), timezone="UTC")
     return [
         row
-        for batch in arrow.read(db, None, Partition(query, count), columns, schema)
+        for batch in arrow.read(db, None, Partition(query, count), columns, schema, rows=Rows("odd", ("id",)))
         for row in batch.to_pylist()
     ]

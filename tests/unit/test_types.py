@@ -6,11 +6,11 @@ import pytest
 from pyspark.sql import types as t
 
 from airflow_pgchange.feeds.errors import UnsupportedType
+from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.types import (
     MISFIT,
     Column,
     _numeric,
-    misfit_error,
     reading_query,
     spark_schema,
     staging_types,
@@ -55,9 +55,9 @@ def test_the_reading_query_quotes_what_users_named():
 
 def test_a_misfit_is_refused_by_the_name_of_its_column():
     with pytest.raises(
-        UnsupportedType, match=r'column "at" holds infinity, .*cast the column to text in a view'
+        UnsupportedType, match=r'^public.plane: column "at" holds infinity, .*where id is 7: cast the column'
     ):
-        raise misfit_error("at: infinity")
+        raise Rows("public.plane", ("id",)).unreadable({"id": 7, "at": None}, "at", "infinity")
 
 
 def test_each_spark_type_has_the_postgresql_type_that_holds_it_exactly():

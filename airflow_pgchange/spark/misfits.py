@@ -1,0 +1,125 @@
+"""Values for which one of the two systems has no counterpart, told by table, column and row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from adbc_driver_manager import Error as AdbcError
+from psycopg.conninfo import make_conninfo
+
+from airflow_pgchange.feeds.connect import connect
+from airflow_pgchange.feeds.errors import BatchIncomplete, ServerUnavailable, UnsupportedType
+from airflow_pgchange.spark.types import SESSION, Column
+
+T = TypeVar("T")
+SHOWN = 80
+"""Characters of a value that an error shows."""
+AS_TEXT = "cast the column to text in a view and read that"
+AS_BYTES = "read it as bytea, by convert_to(column, 'SQL_ASCII') in a view"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is read or written, as errors name it: rows ``of`` what, told by the columns ``key``."""
+
+    of: str
+    key: tuple[str, ...]
+
+    def unreadable(
+        self, row: Mapping[str, object], column: str, problem: str, advice: str = AS_TEXT
+    ) -> UnsupportedType:
+        """The error for a value in PostgreSQL that Spark has no counterpart for."""
+        return UnsupportedType(
+            f'{self.of}: column "{column}" holds {problem}, which Spark has no value for{self._where(row)}: '
+            f"{advice}, or leave it out with columns=[...]"
+        )
+
+    def unwritable(self, row: Mapping[str, object], column: str) -> UnsupportedType:
+        """The error for a text in Spark that PostgreSQL has no counterpart for."""
+        return UnsupportedType(
+            f'{self.of}: column "{column}" holds a text with a NUL character, {shown(row[column])}, which PostgreSQL has '
+            f"no value for{self._where(row)}: take it out in Spark, as by regexp_replace(column, '\\\\x00', '')"
+        )
+
+    def _where(self, row: Mapping[str, object]) -> str:
+        return "".join(f", where {name} is {shown(row[name])}" for name in self.key)
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it."""
+    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    printable = text if text.isprintable() else repr(text)
+    return printable if len(printable) <= SHOWN else f"{printable[:SHOWN]}..."
+
+
+def nul_found(batch: pa.RecordBatch, rows: Rows) -> UnsupportedType | None:
+    """The error for a text that holds a NUL character."""
+    for place, field in enumerate(batch.schema):
+        array = batch.column(place)
+        if not _may_hold_nul(array.flatten() if pa.types.is_list(field.type) else array):
+            continue
+        for row, value in enumerate(array.to_pylist()):
+            if any("\0" in text for text in _each(value, str)):
+                return rows.unwritable(record(batch, row, (*rows.key, field.name)), field.name)
+    return None
+
+
+def _may_hold_nul(array: Any) -> bool:
+    """By its bytes, of which some may be of no row; to look at each text takes a hundred times as long."""
+    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        return False
+    characters = array.buffers()[-1]
+    return characters is not None and b"\0" in characters.to_pybytes()
+
+
+def record(batch: pa.RecordBatch, row: int, names: Sequence[str]) -> dict[str, object]:
+    """One row of a batch, as far as it is asked for: of the rest some may be no value of Python's either."""
+    return {name: batch.column(name)[row].as_py() for name in names}
+
+
+@contextmanager
+def bytes_named(server: str, query: str, columns: Sequence[Column], rows: Rows) -> Iterator[None]:
+    """Name the column and the row where a query fails by bytes that are no UTF-8: a database in SQL_ASCII may hold them,
+    and the server's error says neither."""
+    try:
+        yield
+    except (AdbcError, OSError, BatchIncomplete):
+        with suppress(ServerUnavailable):
+            _name_bytes(server, query, columns, rows)
+        raise
+
+
+def _name_bytes(server: str, query: str, columns: Sequence[Column], rows: Rows) -> None:
+    with (
+        connect(make_conninfo(server, client_encoding="SQL_ASCII")) as connection,
+        connection.cursor() as cursor,
+    ):
+        if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
+            return
+        for setting in SESSION:
+            connection.execute(f"set {setting}".encode())
+        for values in cursor.stream(query.encode()):
+            row = dict(zip((column.name for column in columns), values, strict=False))
+            for name, value in row.items():
+                if not all(map(_is_utf8, _each(value, bytes))):
+                    problem = f"bytes that are no UTF-8, {shown(value)}"
+                    raise rows.unreadable(row, name, problem, AS_BYTES)
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _each(value: object, kind: type[T]) -> Iterator[T]:
+    """What is of a kind in a value, or in the list that it is."""
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, kind):
+            yield one
