@@ -3,7 +3,7 @@
 PYTHON := .venv/bin/python
 SETUP := scripts/bootstrap pyproject.toml constraints.txt
 
-.PHONY: demo check test release-test lint bench mutants clean
+.PHONY: demo check test install-test release-test lint bench mutants clean
 
 demo: .venv/demo-ready
 	@$(PYTHON) -m demo
@@ -13,6 +13,9 @@ check: .venv/test-ready
 
 test: .venv/test-ready
 	@$(PYTHON) -m tests.suite.run $(if $(OTHER),--servers other) $(if $(BUDGET),--record)
+
+install-test: .venv/test-ready
+	$(PYTHON) -m pytest -q --release tests/system/test_install.py
 
 release-test: .venv/test-ready
 	@$(PYTHON) -m tests.suite.release

@@ -165,6 +165,10 @@ class ExtraMissing(PgChangeError, ImportError):
     """An optional part needs packages that are not installed: the message says how to install them."""
 
 
+class VersionsDiffer(PgChangeError):
+    """Packages that share their files are installed in two versions: the message says how to make them one."""
+
+
 class MergeRefused(PgChangeError):
     """Staged results do not fit their target (columns, key, duplicates, counts). Nothing was written."""
 

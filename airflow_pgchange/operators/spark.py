@@ -1,4 +1,4 @@
-"""A batch for Spark."""
+"""A batch for Spark. Needs the extra ``spark``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-
 from airflow_pgchange.arguments import feed_of
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.bucket_owners import Cluster
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.errors import ExtraMissing, InvalidArgument
 from airflow_pgchange.feeds.merge import merge, read_manifest
 from airflow_pgchange.feeds.transaction import PING_EVERY, ConsumerTransaction
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.draining import DrainingOperator
 from airflow_pgchange.spark import submit
+from airflow_pgchange.spark.installed import check_versions
+
+try:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+except ImportError as error:
+    raise ExtraMissing(
+        f"SparkBatchOperator needs {error.name}: pip install 'airflow-provider-pgchange[spark]'"
+    ) from error
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -89,6 +95,7 @@ class SparkBatchOperator(DrainingOperator, SparkSubmitOperator):  # type: ignore
         self.fast_start = fast_start
 
     def process_batch(self, transaction: ConsumerTransaction, batch: Batch, context: Context) -> None:
+        check_versions()
         given = self.conf, self.py_files, self.env_vars
         with TemporaryDirectory(prefix="pgchange-", ignore_cleanup_errors=True) as folder:
             manifest = Path(folder) / "manifest.json"

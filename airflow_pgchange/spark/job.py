@@ -26,6 +26,7 @@ from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
 from airflow_pgchange.feeds.target import look_up
 from airflow_pgchange.feeds.tube import TubeFeed
 from airflow_pgchange.spark import request, sink
+from airflow_pgchange.spark.installed import check_versions
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.parent import follow_parent
 from airflow_pgchange.spark.request import Request
@@ -328,8 +329,10 @@ def batch_job(app_name: str = "pgchange") -> Iterator[Job]:
     """The batch that the operator handed to this application, in a Spark session.
 
     What is merged in the block counts only if the block ends without an error and the operator's transaction commits.
-    This process ends when the operator does. Raises InvalidArgument where no batch was handed over.
+    This process ends when the operator does. Raises InvalidArgument where no batch was handed over, VersionsDiffer where
+    Spark is installed in two versions over each other.
     """
+    check_versions()
     follow_parent()
     taken = request.take()
     spark = SparkSession.builder.appName(app_name).getOrCreate()

@@ -3,25 +3,91 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
-from airflow_pgchange.feeds.errors import ExtraMissing
+from airflow_pgchange.feeds.errors import ExtraMissing, VersionsDiffer
+from airflow_pgchange.spark.installed import check_versions
+from airflow_pgchange.spark.job import batch_job
 
 
 @pytest.mark.parametrize(
-    ("module", "package"),
+    ("module", "package", "extra"),
     [
-        ("airflow_pgchange.events.http", "fastapi"),
-        ("airflow_pgchange.events.webhooks", "httpcore"),
-        ("airflow_pgchange.events.webhooks", "standardwebhooks"),
+        ("airflow_pgchange.events.http", "fastapi", "http"),
+        ("airflow_pgchange.events.webhooks", "httpcore", "http"),
+        ("airflow_pgchange.events.webhooks", "standardwebhooks", "http"),
+        ("airflow_pgchange.spark", "pyspark", "spark"),
+        ("airflow_pgchange.spark", "pyarrow", "spark"),
+        ("airflow_pgchange.spark", "adbc_driver_postgresql", "spark"),
+        ("airflow_pgchange.operators.spark", "airflow.providers.apache.spark.hooks.spark_submit", "spark"),
     ],
 )
-def test_a_missing_package_is_named_with_how_to_install_it(module, package, monkeypatch):
+def test_a_missing_package_is_named_with_how_to_install_it(module, package, extra, monkeypatch):
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        ExtraMissing, match=rf"need {package}: pip install 'airflow-provider-pgchange\[http\]'"
+        ExtraMissing, match=rf"needs? {package}: pip install 'airflow-provider-pgchange\[{extra}\]'"
     ):
         importlib.import_module(module)
+
+
+WITHOUT_EXTRAS = """
+import importlib, pkgutil, sys
+for name in ("pyspark", "pyarrow", "adbc_driver_postgresql", "adbc_driver_manager", "pandas",
+             "airflow.providers.apache.spark.operators", "fastapi.routing", "httpcore", "standardwebhooks"):
+    sys.modules[name] = None
+import airflow_pgchange
+from airflow_pgchange.feeds.errors import ExtraMissing
+
+for module in pkgutil.walk_packages(airflow_pgchange.__path__, "airflow_pgchange.", lambda name: None):
+    try:
+        importlib.import_module(module.name)
+    except ExtraMissing:
+        print(module.name)
+"""
+
+
+def test_all_of_airflow_but_the_operator_for_spark_is_there_without_extras():
+    """Seconds: a process of its own imports the whole package."""
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [
+        "airflow_pgchange.events.http",
+        "airflow_pgchange.events.webhooks",
+        "airflow_pgchange.operators.spark",
+        "airflow_pgchange.spark",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("versions", "oldest"),
+    [
+        ({"pyspark": "4.3.0", "pyspark-client": "4.2.0"}, "4.2.0"),
+        ({"pyspark": "4.2.9", "pyspark-client": "4.2.10"}, "4.2.9"),
+    ],
+)
+def test_spark_in_two_versions_is_told_before_a_job_begins(versions, oldest, monkeypatch):
+    monkeypatch.setattr(metadata, "version", versions.__getitem__)
+    wanted = f"pip install --force-reinstall --no-deps pyspark=={oldest} pyspark-client=={oldest}`"
+    with (
+        pytest.raises(VersionsDiffer, match="pyspark .* and pyspark-client .* overwrite each other") as told,
+        batch_job(),
+    ):
+        pass
+    assert wanted in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "installed", [{}, {"pyspark": "4.3.0"}, {"pyspark": "4.2.1", "pyspark-client": "4.2.1"}]
+)
+def test_spark_in_one_version_or_of_a_cluster_is_left_alone(installed, monkeypatch):
+    def version(name):
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    check_versions()

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from airflow_pgchange import schema
 
@@ -85,6 +86,20 @@ def test_the_oldest_psycopg_that_is_taken_is_the_one_that_is_tested():
     needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (floor,) = (need.split(">=")[1] for need in needs if need.startswith("psycopg["))
     assert f"psycopg=={floor}" in (ROOT / "constraints.txt").read_text().split()
+
+
+def test_both_packages_of_spark_are_held_to_one_version_and_only_the_extra_needs_them():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {
+        Requirement(need).name: Requirement(need).specifier
+        for need in project["optional-dependencies"]["spark"]
+    }
+    [wanted] = needed["pyspark"]
+    assert wanted.operator == "=="
+    assert "*" not in wanted.version
+    assert needed["pyspark-client"] == needed["pyspark"]
+    assert metadata.version("pyspark") == wanted.version
+    assert needed.keys().isdisjoint(Requirement(need).name for need in project["dependencies"])
 
 
 def test_no_file_is_installed_that_differs_from_both_wheels():
