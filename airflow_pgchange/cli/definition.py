@@ -26,6 +26,11 @@ SOURCE_CONN_ID = _arg(
 )
 SOURCE_DSN = _arg("--source-dsn", help="or its libpq connection string")
 SYSTEM = _arg("--system", action="append", dest="systems", help="only this system; may be repeated")
+WITHOUT = _arg(
+    "--without",
+    action="append",
+    help="not this system, such as topology beside PostGIS; may be repeated",
+)
 CONSUMER = _arg(
     "consumer",
     help="the consumer, as status names it: delays/0, tube:copies/0, events:mails, queue:orders/default, topology:router",
@@ -108,7 +113,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
             name="pgchange",
             help="Install, look after and repair feeds of PostgreSQL changes",
             subcommands=(
-                _command("install", "Install the schemas that are missing", *WHERE, SYSTEM),
+                _command("install", "Install the schemas that are missing", *WHERE, SYSTEM, WITHOUT),
                 _command("upgrade", "Bring installed schemas to this package's version", *WHERE),
                 _command("uninstall", "Remove schemas, with what waits in them", *WHERE, SYSTEM, YES),
                 _command(
