@@ -200,7 +200,7 @@ comment on function pgmb.drop_push(regclass, text[], boolean) is
     'Take the capture of some kinds of mutation off a table, or only off the former partitions that have left it.';
 
 create function pgmb.note_push(tbl regclass) returns void
-language plpgsql security definer
+language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
