@@ -95,7 +95,9 @@ begin
             pgmb.push_guards(regclass), pgmb.push_guard(regclass), pgmb.place_guard(regclass, text),
             pgmb.drop_guards(regclass, boolean),
             pgmb.lock_for_capture(regclass, boolean), pgmb.check_pushable(regclass), pgmb.place_push_function(regclass, text),
-            pgmb.place_push(regclass, text), pgmb.drop_push(regclass, text[], boolean), pgmb.note_push(regclass), pgmb.owns(oid)
+            pgmb.place_push(regclass, text), pgmb.drop_push(regclass, text[], boolean), pgmb.note_push(regclass), pgmb.owns(oid),
+            pgmb.told_missed(regclass, regclass), pgmb.bring_missed(regclass), pgmb.note_missed(regclass, regclass[]),
+            pgmb.check_own_rows(regclass), pgmb.publish_attached(regclass)
             to %1$s
     $grants$, role);
 end
@@ -163,7 +165,8 @@ begin
             pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(timestamptz),
             pgmb.forget_dropped(),
-            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching(), pgmb.troubles(interval)
+            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching(), pgmb.troubles(interval),
+            pgmb.told_missed(regclass, regclass), pgmb.bring_missed(regclass)
             to %1$s
     $grants$, role);
 end

@@ -69,6 +69,8 @@ begin
     ) then
         perform revision.refuse(format('%s is still captured', tbl), 'call revision.untrack');
     end if;
+    delete from revision.fault as f
+    where f.kind = 'missed' and f.tbl in (select d.relid from revision.descendants(unregister.tbl) as d(relid));
     delete from revision.tracked as t where t.tbl = unregister.tbl;
 end
 $$;
@@ -90,13 +92,51 @@ $$;
 comment on function revision.lock_for_capture(regclass) is
     'Wait at most 5 s for the writers of a table: a lock that waits longer would stop everybody behind it.';
 
+create function revision.told_missed(tbl regclass, part regclass) returns text
+language sql stable
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select format('%s: rows of %s may have been there before it was captured, and are in no commit', tbl, part)
+$$;
+comment on function revision.told_missed(regclass, regclass) is 'What a partition misses that came with rows.';
+
+create function revision.bring_missed(part regclass) returns text
+language sql stable
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select format('as its owner: select revision.enqueue_attached(%L)', part)
+$$;
+comment on function revision.bring_missed(regclass) is 'What brings the rows that came with a partition.';
+
+create function revision.note_missed(tbl regclass, came regclass[]) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    part regclass;
+begin
+    for part in
+        select r from unnest(came) as r
+        -- By its size: what reads a table may run code of its owner.
+        where exists (select from revision.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
+          and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
+        order by r
+    loop
+        insert into revision.fault (tbl, kind, message) values (part, 'missed', 'its rows were there before it was captured');
+        raise notice using message = revision.told_missed(tbl, part), hint = revision.bring_missed(part);
+    end loop;
+end
+$$;
+comment on function revision.note_missed(regclass, regclass[]) is
+    'Note which of the partitions that the capture came to late have rows that may be in no commit, and say so.';
+
 create function revision.place_triggers(tbl regclass, function text) returns integer
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     part regclass;
-    placed integer := 0;
+    placed regclass[] := '{}';
 begin
     for part in
         select d.relid from revision.descendants(tbl) as d(relid)
@@ -107,9 +147,12 @@ begin
         execute format(
             'create trigger pgchange_capture after insert on %s referencing new table as added '
             'for each statement execute function %s()', part, function);
-        placed := placed + 1;
+        placed := placed || part;
     end loop;
-    return placed;
+    if exists (select from revision.tracked as t where t.tbl = place_triggers.tbl) then
+        perform revision.note_missed(tbl, array_remove(placed, tbl));
+    end if;
+    return cardinality(placed);
 end
 $$;
 comment on function revision.place_triggers(regclass, text) is

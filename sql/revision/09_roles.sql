@@ -12,12 +12,13 @@ begin
         grant insert (tbl, commit_id, branch_id, expression, key_ceiling), update (commit_id, existing_upto, existing_done), delete
             on revision.tracked to %1$s;
         grant insert (type, tbl) on revision.branch to %1$s;
-        grant insert (tbl, commit_id, message), delete on revision.fault to %1$s;
+        grant insert (tbl, kind, commit_id, message), delete on revision.fault to %1$s;
         grant execute on function
             revision.track(regclass, name, text), revision.untrack(regclass), revision.tracking(),
             revision.replay_faults(regclass), revision.refresh_tracking(), revision.refuse(text, text),
             revision.descendants(regclass), revision.key_column(oid), revision.own_branch(regclass),
-            revision.owns(oid), revision.check_owner(regclass, text),
+            revision.owns(oid), revision.check_owner(regclass, text), revision.told_missed(regclass, regclass),
+            revision.bring_missed(regclass), revision.note_missed(regclass, regclass[]), revision.enqueue_attached(regclass),
             revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
             revision.register(regclass, name, bigint, text, bigint), revision.unregister(regclass),
             revision.lock_for_capture(regclass), revision.place_triggers(regclass, text), revision.full_xid(xid), revision.is_native(),
@@ -44,7 +45,8 @@ begin
         grant execute on function
             revision.maintain_partitions(bigint, integer, boolean), revision.crowded_default(), revision.partitions(), revision.tracking(),
             revision.refresh_tracking(), revision.descendants(regclass), revision.lock_for_capture(regclass),
-            revision.place_triggers(regclass, text), revision.troubles()
+            revision.place_triggers(regclass, text), revision.troubles(), revision.told_missed(regclass, regclass),
+            revision.bring_missed(regclass)
             to %1$s
     $grants$, role);
 end
