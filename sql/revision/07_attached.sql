@@ -76,6 +76,9 @@ declare
         select t from revision.tracked as t where part in (select d.relid from revision.descendants(t.tbl) as d(relid)));
     root regclass := known.tbl;
     key name := revision.key_column(part);
+    since pg_snapshot := case when revision.is_native() then known.since else '1:1:' end;
+    came_in bigint := case when revision.is_native() then (
+        select max(revision.full_xid(i.xmin)) from pg_inherits as i where i.inhrelid = part) else 1 end;
     rows_of text;
     found_row boolean;
     enqueued bigint;
@@ -102,11 +105,16 @@ begin
                 format('call revision.enqueue_existing(%L) first', root));
         end if;
     end if;
+    if revision.trimmed_since(known.branch_id, format('%s:%s:', came_in, came_in)::pg_snapshot) then
+        perform revision.refuse(
+            format('rows of %s may have been captured already, and the history that would tell was trimmed', part),
+            'put those that consumers have not had into revision.commit_queue (commit_id, branch_id) yourself');
+    end if;
     if not exists (select from revision.branch as b where b.tbl = root and b.id = known.branch_id) then
         execute format(
             'select exists (select from (%s) as r join revision.commit_queue as q on (q.branch_id, q.commit_id) = (r.branch, r.key)
-             where q.txid >= $1)', rows_of)
-        using known.since into found_row;
+             where q.txid >= pg_snapshot_xmin($1) and not pg_visible_in_snapshot(q.txid, $1))', rows_of)
+        using since into found_row;
         if found_row then
             perform revision.refuse(
                 format('rows of %s may be in the queue, and its branch may hold other tables'' commits, so captured ones cannot be '
@@ -121,17 +129,18 @@ begin
         where r.branch is not null
           and not exists (
               select from revision.commit_queue as q
-              where (q.branch_id, q.commit_id) = (r.branch, r.key) and q.txid >= $1)
+              where (q.branch_id, q.commit_id) = (r.branch, r.key)
+                and q.txid >= pg_snapshot_xmin($1) and not pg_visible_in_snapshot(q.txid, $1))
           and not exists (
               select from revision.fault as f
               where f.commit_id = r.key and f.tbl in (select d.relid from revision.descendants($2) as d(relid)))
         order by r.key
-    $rows$, rows_of) using known.since, root;
+    $rows$, rows_of) using since, root;
     get diagnostics enqueued = row_count;
     delete from revision.fault as f where f.tbl = part and f.kind = 'missed';
     return enqueued;
 end
 $$;
 comment on function revision.enqueue_attached(regclass) is
-    'Put the rows that came with a partition in the queue, but for those that are in it; returns how many. Before history is '
-    'trimmed that is younger than the partition: what was trimmed would come again.';
+    'Put the rows that came with a partition in the queue, but for those that are in it; returns how many. Refused where history '
+    'that is younger than the partition was trimmed: what is gone would come again.';

@@ -5,7 +5,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.maintenance import maintain
+from tests.commits import drain, narrow_partitions, use_up_transactions
 from tests.tubes import one
 
 BRING = "select revision.enqueue_attached('public.high')"
@@ -135,6 +137,34 @@ def test_what_may_be_anothers_commit_is_not_taken_for_captured(connect):
     with pytest.raises(psycopg.Error, match="its branch may hold other tables' commits"):
         item.execute(BRING)
     assert troubles(item) == [CAME]
+
+
+def trim(db, item):
+    """Take all that is in the queue and trim it."""
+    own = one(item, "select branch_id from revision.tracked")
+    use_up_transactions(item, 120)
+    drain(db, feed=CommitFeed("c", own))
+    assert "trimmed" in str(item.execute("select pubsub.trim_commit_queue('0 s')").fetchall())
+
+
+def test_what_was_trimmed_since_the_partition_came_does_not_come_again(db, item):
+    narrow_partitions(item)
+    come(item)
+    item.execute("insert into item values (13)")
+    refresh(item)
+    trim(db, item)
+    with pytest.raises(psycopg.Error, match="the history that would tell was trimmed"):
+        item.execute(BRING)
+    assert troubles(item) == [CAME]
+
+
+def test_history_that_was_trimmed_before_the_partition_came_keeps_nothing_back(db, item):
+    narrow_partitions(item)
+    item.execute("insert into item values (2)")
+    trim(db, item)
+    come(item)
+    refresh(item)
+    assert one(item, BRING) == 2
 
 
 def test_what_did_not_come_with_rows_misses_none(item):
