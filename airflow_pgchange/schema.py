@@ -19,43 +19,48 @@ from airflow_pgchange.feeds.errors import (
     SchemaVersionMismatch,
     translated,
 )
+from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 from airflow_pgchange.feeds.queries import ask, rows
 
 
 @dataclass(frozen=True)
 class System:
-    """One folder of ``sql/`` and the schema that it makes; ``version`` is the one that this package needs,
-    ``extension`` what the server must have for it."""
+    """One folder of ``sql/`` and the schema that it makes; ``version`` is the one that this package needs, ``needs`` are
+    the folders of those without which it does nothing."""
 
     folder: str
     schema: str
     version: int
-    extension: str | None = None
+    needs: tuple[str, ...] = ()
 
 
 SYSTEMS: tuple[System, ...] = (
     System("core", "pgchange", 1),
-    System("dead_letters", "dead_letter", 1),
-    System("revision", "revision", 1),
-    System("pubsub", "pubsub", 1),
-    System("staging", "pgchange_staging", 1),
-    System("tube", "tube", 1),
-    System("pgmb", "pgmb", 1),
-    System("mbus", "mbus", 1, extension="hstore"),
-    System("topology", "topology", 1),
+    System("dead_letters", "dead_letter", 1, needs=("core",)),
+    System("revision", "revision", 1, needs=("core",)),
+    System("pubsub", "pubsub", 1, needs=("core", "dead_letters", "revision")),
+    System("staging", "pgchange_staging", 1, needs=("core",)),
+    System("tube", "tube", 1, needs=("core", "dead_letters")),
+    System("pgmb", "pgmb", 1, needs=("core", "dead_letters")),
+    System("mbus", "mbus", 1, needs=("core", "dead_letters")),
+    System("topology", "topology", 1, needs=("core", "dead_letters")),
 )
 """In the order in which they are installed: a later one may need an earlier one."""
+
+MARK = ["version integer", "checksum text", "installed_at timestamp with time zone"]
+"""The columns of the table ``installed``, by which a schema is ours: its name alone may be anybody's."""
 
 
 @dataclass(frozen=True)
 class Installed:
     """What a database holds of one system. ``intact`` is false where it was loaded from other files than this package's,
-    and None where that is not known, as after psql."""
+    and None where that is not known, as after psql. ``left_out``: why it was not installed; its version is 0 then."""
 
     system: str
     version: int
     needed: int
     intact: bool | None
+    left_out: str | None = None
 
 
 def sql_folder() -> Path:
@@ -76,11 +81,17 @@ def checksum(system: System) -> str:
 
 def present(connection: psycopg.Connection[Any]) -> list[str]:
     """The systems that this database holds, by their folders; whoever asks."""
-    query = (
-        "select n.nspname::text from pg_catalog.pg_class as c "
-        "join pg_catalog.pg_namespace as n on n.oid = c.relnamespace where c.relname = 'installed'"
-    )
-    schemas = {name for (name,) in rows(connection, query)}
+    query = """
+        select n.nspname::text
+        from pg_catalog.pg_class as c
+        join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
+        join pg_catalog.pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+        where c.relname = 'installed' and c.relkind = 'r'
+        group by n.nspname
+        having pg_catalog.array_agg(
+            a.attname || ' ' || pg_catalog.format_type(a.atttypid, a.atttypmod) order by a.attnum) = %s::pg_catalog.text[]
+    """
+    schemas = {name for (name,) in rows(connection, query, [MARK])}
     return [system.folder for system in SYSTEMS if system.schema in schemas]
 
 
@@ -100,29 +111,80 @@ def installed(connection: psycopg.Connection[Any]) -> list[Installed]:
 
 def available(connection: psycopg.Connection[Any], system: System) -> bool:
     """Whether the server has the extension that a system needs."""
-    query = "select exists (select from pg_catalog.pg_available_extensions where name = %s)"
-    return system.extension is None or bool(ask(connection, query, [system.extension]))
+    return _lacking(connection, system) is None
 
 
-def install(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[Installed]:
-    """Install what is missing, each system in one transaction; doing it twice does nothing.
+def install(
+    connection: psycopg.Connection[Any], systems: Sequence[str] | None = None, *, without: Sequence[str] = ()
+) -> list[Installed]:
+    """Install what is missing, all of it or, where anything fails, nothing; doing it twice does nothing.
 
-    ``systems`` names folders of ``sql/``, to which ``core`` is added; None means all for which the server has what they
-    need. Raises SchemaVersionMismatch where an older version is there.
+    ``systems`` and ``without`` name folders of ``sql/``: these with what they need, and not those. None means all; what
+    the server cannot hold of these is left out, and is among what is returned, with the reason. Raises InvalidArgument
+    for what others need, SchemaVersionMismatch where another version is there, Refused where the server cannot hold
+    what was named, or where a schema has the name of one of ours and is not.
     """
-    with _as_owner():
-        for system in _chosen(systems and ("core", *systems)):
-            if systems is None and not available(connection, system):
-                continue
-            with connection.transaction():
-                _lock(connection)
-                if _present(connection, system):
-                    _demand_version(connection, system)
-                    continue
-                for path in scripts(system):
-                    connection.execute(path.read_bytes(), prepare=False)
-                _note(connection, system)
-        return installed(connection)
+    with _as_owner(), connection.transaction():
+        _lock(connection)
+        held = present(connection)
+        chosen = _with_needs(systems, without)
+        for system in chosen:
+            if system.folder in held:
+                _demand_version(connection, system)
+        missing = [system for system in chosen if system.folder not in held]
+        left_out = _left_out(connection, missing, refuse=systems is not None)
+        made = [system for system in missing if system.folder not in {state.system for state in left_out}]
+        _refuse_foreign(connection, made)
+        for system in made:
+            for path in scripts(system):
+                connection.execute(path.read_bytes(), prepare=False)
+            _note(connection, system)
+        return installed(connection) + left_out
+
+
+def _with_needs(systems: Sequence[str] | None, without: Sequence[str]) -> list[System]:
+    """What is to be there, in the order in which it is made: others are needed by what is behind them."""
+    left_out = _chosen(without)
+    wanted: list[System] = []
+    for system in reversed(SYSTEMS):
+        needed_by = [other.folder for other in wanted if system.folder in other.needs]
+        if system in left_out:
+            if needed_by:
+                raise InvalidArgument(f"{needed_by[-1]} needs {system.folder}: leave out both, or neither")
+        elif needed_by or system in _chosen(systems):
+            wanted.append(system)
+    return wanted[::-1]
+
+
+def _left_out(
+    connection: psycopg.Connection[Any], missing: Sequence[System], *, refuse: bool
+) -> list[Installed]:
+    reasons = {system: why for system in missing if (why := _lacking(connection, system)) is not None}
+    if reasons and refuse:
+        raise Refused("; ".join(f"{system.folder}: {why}" for system, why in reasons.items()))
+    return [Installed(system.folder, 0, system.version, None, why) for system, why in reasons.items()]
+
+
+def _lacking(connection: psycopg.Connection[Any], system: System) -> str | None:
+    """Why the server cannot hold a system; None where it can."""
+    extension = EXTENSIONS.get(system.schema)
+    if extension is None or not ask(connection, is_missing(extension)):
+        return None
+    return advice(extension)
+
+
+def _refuse_foreign(connection: psycopg.Connection[Any], systems: Sequence[System]) -> None:
+    """Refuse to make a schema where somebody else's has the name. It is what ours are called by, so ours has no other."""
+    query = "select nspname::text from pg_catalog.pg_namespace where nspname = any (%s)"
+    there = {name for (name,) in rows(connection, query, [[system.schema for system in systems]])}
+    foreign = [system for system in systems if system.schema in there]
+    if foreign:
+        names = ", ".join(system.schema for system in foreign)
+        options = " ".join(f"--without {system.folder}" for system in foreign)
+        raise Refused(
+            f"schema {names} is there and is not ours: install into another database, drop or rename that schema, or "
+            f"leave ours out: `airflow pgchange install {options}`; nothing was changed"
+        )
 
 
 def upgrade(connection: psycopg.Connection[Any]) -> list[Installed]:

@@ -18,7 +18,9 @@ from airflow_pgchange.feeds.queries import interval
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
 def install(args: Namespace) -> Rows:
     with database(args) as connection:
-        return [_loaded(found) for found in schema.install(connection, args.systems)]
+        return [
+            _loaded(found) for found in schema.install(connection, args.systems, without=args.without or ())
+        ]
 
 
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
@@ -93,7 +95,7 @@ def _loaded(state: schema.Installed) -> dict[str, Any]:
         "system": state.system,
         "version": state.version,
         "needed": state.needed,
-        "loaded from": files[state.intact],
+        "loaded from": f"left out: {state.left_out}" if state.left_out else files[state.intact],
     }
 
 

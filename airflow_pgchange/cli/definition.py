@@ -26,6 +26,11 @@ SOURCE_CONN_ID = _arg(
 )
 SOURCE_DSN = _arg("--source-dsn", help="or its libpq connection string")
 SYSTEM = _arg("--system", action="append", dest="systems", help="only this system; may be repeated")
+WITHOUT = _arg(
+    "--without",
+    action="append",
+    help="not this system, such as topology beside PostGIS; may be repeated",
+)
 CONSUMER = _arg(
     "consumer",
     help="the consumer, as status names it: delays/0, tube:copies/0, events:mails, queue:orders/default, topology:router",
@@ -48,6 +53,7 @@ USERS = _arg("--users", type=Path, help="who may connect: a file of names and SC
 TRUST = _arg("--trust", action="store_true", help="or everybody may, without a password")
 TLS_CERT = _arg("--tls-cert", type=Path, help="certificate for clients that want TLS, in PEM")
 TLS_KEY = _arg("--tls-key", type=Path, help="and its key")
+REQUIRE_TLS = _arg("--require-tls", action="store_true", help="refuse clients that do not want TLS")
 MAX_CLIENTS = _arg("--max-clients", type=int, help="how many may be connected at once; default: 5000")
 
 WHERE = (CONN_ID, DSN)
@@ -108,7 +114,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
             name="pgchange",
             help="Install, look after and repair feeds of PostgreSQL changes",
             subcommands=(
-                _command("install", "Install the schemas that are missing", *WHERE, SYSTEM),
+                _command("install", "Install the schemas that are missing", *WHERE, SYSTEM, WITHOUT),
                 _command("upgrade", "Bring installed schemas to this package's version", *WHERE),
                 _command("uninstall", "Remove schemas, with what waits in them", *WHERE, SYSTEM, YES),
                 _command(
@@ -137,7 +143,17 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                     name="topology-relay",
                     help="Tell clients of the topology, until it is stopped",
                     func=lazy_load_command("airflow_pgchange.cli.topology.relay"),
-                    args=(*WHERE, LISTEN, USERS, TRUST, TLS_CERT, TLS_KEY, MAX_CLIENTS, ARG_VERBOSE),
+                    args=(
+                        *WHERE,
+                        LISTEN,
+                        USERS,
+                        TRUST,
+                        TLS_CERT,
+                        TLS_KEY,
+                        REQUIRE_TLS,
+                        MAX_CLIENTS,
+                        ARG_VERBOSE,
+                    ),
                 ),
                 _command("trim", "Remove history that every consumer has processed", *WHERE, KEEP, YES),
             ),

@@ -33,6 +33,7 @@ def relay(args: Namespace) -> None:
             trust=args.trust,
             certificate=args.tls_cert,
             key=args.tls_key,
+            require_tls=args.require_tls,
             limits=limits,
         )
     except (PgChangeError, psycopg.Error) as error:

@@ -9,6 +9,8 @@ from typing import Any
 
 import psycopg
 
+from airflow_pgchange.feeds.extensions import EXTENSIONS
+
 
 class PgChangeError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -240,13 +242,22 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
     ):
         kind = ServerUnavailable
     message = error.diag.message_primary or str(error).strip() or type(error).__name__
-    if kind is None or (kind is SchemaMissing and not OURS.search(message)):
+    if kind is None or (kind is SchemaMissing and schema_missed(message) is None):
         return None
     hint = error.diag.message_hint or (REFUSED if "FATAL:" in message else _advice(kind, message))
     return kind(f"{message}: {hint}" if hint else message)
 
 
+def schema_missed(message: str) -> str | None:
+    """Our schema that an error of PostgreSQL misses something of."""
+    found = OURS.search(message)
+    return None if found is None else found[1]
+
+
 def _advice(kind: type[PgChangeError], message: str) -> str | None:
+    extension = EXTENSIONS.get(schema_missed(message) or "") if kind is SchemaMissing else None
+    if extension is not None:
+        return f"{ADVICE[kind]}; where the server has no {extension}, install postgresql-contrib there first"
     denied = DENIED.search(message) if kind is PermissionDenied else None
     if denied is None or denied[1] not in GRANTS:
         return ADVICE.get(kind)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds.errors import InvalidArgument, translated
+from airflow_pgchange.feeds.errors import InvalidArgument, SchemaMissing, schema_missed, translated
+from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 
 Query = LiteralString | sql.SQL | sql.Composed
 
@@ -39,13 +42,19 @@ async def ask_all(connection: psycopg.AsyncConnection[Any], queries: Sequence[sq
     """The value of each query, None where it returns no row; one round trip, and all fail if one does."""
     if not queries:
         return []
-    with translated():
-        cursor = await connection.execute(sql.SQL("; ").join(queries))
-        values = []
-        for _ in queries:
-            row = await cursor.fetchone()
-            values.append(None if row is None else row[0])
-            cursor.nextset()
+    try:
+        with translated():
+            cursor = await connection.execute(sql.SQL("; ").join(queries))
+            values = []
+            for _ in queries:
+                row = await cursor.fetchone()
+                values.append(None if row is None else row[0])
+                cursor.nextset()
+    except SchemaMissing as error:
+        extension = _needed(connection.info, error)
+        if extension is not None and await ask_all(connection, [is_missing(extension)]) == [True]:
+            raise SchemaMissing(advice(extension)) from error
+        raise
     return values
 
 
@@ -53,7 +62,7 @@ def rows(
     connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
     """What a query returns, as tuples: a connection of the user's may make dicts or objects of its rows."""
-    with translated(), connection.cursor(row_factory=tuple_row) as cursor:
+    with _explained(connection), connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(query, values).fetchall()
 
 
@@ -61,8 +70,28 @@ def records(
     connection: psycopg.Connection[Any], query: Query, values: Sequence[Any] | Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """The same, as dicts by the names of the columns."""
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+    with _explained(connection), connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(query, values).fetchall()
+
+
+@contextmanager
+def _explained(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """The driver's errors as ours; of what is not here because the server cannot hold it, that it cannot."""
+    try:
+        with translated():
+            yield
+    except SchemaMissing as error:
+        extension = _needed(connection.info, error)
+        if extension is not None and ask(connection, is_missing(extension)):
+            raise SchemaMissing(advice(extension)) from error
+        raise
+
+
+def _needed(session: psycopg.ConnectionInfo, error: SchemaMissing) -> str | None:
+    """The extension without which the schema that is missed cannot be, while the session still answers."""
+    if session.transaction_status != TransactionStatus.IDLE:
+        return None
+    return EXTENSIONS.get(schema_missed(str(error)) or "")
 
 
 def _literal(argument: Any) -> sql.Literal:

@@ -9,9 +9,9 @@ import psycopg
 from airflow.sdk import BaseHook, Connection
 from psycopg.conninfo import make_conninfo
 
+from airflow_pgchange import schema
 from airflow_pgchange.feeds.connect import connect, connect_async
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
-from airflow_pgchange.schema import SYSTEMS
 
 TOKENS = frozenset({"iam", "redshift", "redshift-serverless", "azure_conn_id"})
 """Extras of Airflow's own PostgreSQL hook for signing in by a cloud's token."""
@@ -78,13 +78,10 @@ class PgChangeHook(BaseHook):
         """
         try:
             with self.get_conn() as connection:
-                rows = connection.execute(
-                    "select nspname from pg_catalog.pg_namespace where nspname = any (%s) order by 1",
-                    [[system.schema for system in SYSTEMS]],
-                ).fetchall()
+                held = schema.present(connection)
         except (PgChangeError, psycopg.Error) as error:
             return False, str(error)
-        found = ", ".join(name for (name,) in rows)
+        found = ", ".join(sorted(system.schema for system in schema.SYSTEMS if system.folder in held))
         return True, f"Connected; schemas: {found or 'none yet, run airflow pgchange install'}"
 
 

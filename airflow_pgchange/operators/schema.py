@@ -22,29 +22,37 @@ class InstallSchemaOperator(BaseOperator):
     before.
 
     :param postgres_conn_id: the database, with a role that may create schemas in it
-    :param systems: which of ``airflow_pgchange.schema.SYSTEMS``; default: all (templated)
+    :param systems: which of ``airflow_pgchange.schema.SYSTEMS``, with what they need; default: all that the server can
+        hold, and the log says what it cannot (templated)
+    :param without: which not, such as ``["topology"]`` where PostGIS has a schema of that name (templated)
     :param upgrade: bring older versions up to date; otherwise they are an error
     """
 
-    template_fields: Sequence[str] = ("postgres_conn_id", "systems")
+    template_fields: Sequence[str] = ("postgres_conn_id", "systems", "without")
 
     def __init__(
         self,
         *,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         systems: Sequence[str] | None = None,
+        without: Sequence[str] = (),
         upgrade: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.postgres_conn_id = postgres_conn_id
         self.systems = systems
+        self.without = without
         self.upgrade = upgrade
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Returns what the database now holds: ``[{system, version, needed, intact}]``."""
+        """Returns what the database now holds, and what was left out and why:
+        ``[{system, version, needed, intact, left_out}]``."""
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
             if self.upgrade:
                 schema.upgrade(connection)
-            schema.install(connection, self.systems)
-            return [asdict(found) for found in schema.installed(connection)]
+            found = schema.install(connection, self.systems, without=self.without)
+        for state in found:
+            if state.left_out:
+                self.log.warning("%s was left out: %s", state.system, state.left_out)
+        return [asdict(state) for state in found]

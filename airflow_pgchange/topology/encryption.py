@@ -14,18 +14,21 @@ from airflow_pgchange.feeds.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Encryption:
-    """``binding`` stands for the certificate, as RFC 5929's tls-server-end-point; None where that defines none."""
+    """``binding`` stands for the certificate, as RFC 5929's tls-server-end-point; None where that defines none.
+    ``required``: who does not ask for it is refused."""
 
     context: ssl.SSLContext
     binding: bytes | None
+    required: bool = False
 
 
-def load_encryption(certificate: Path, key: Path) -> Encryption:
+def load_encryption(certificate: Path, key: Path, *, required: bool = False) -> Encryption:
     """From two files in PEM. Raises InvalidArgument where they are no certificate and its key."""
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate, key)
-        return Encryption(context, _binding(x509.load_pem_x509_certificate(certificate.read_bytes())))
+        binding = _binding(x509.load_pem_x509_certificate(certificate.read_bytes()))
+        return Encryption(context, binding, required)
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"{certificate} and {key} are not a certificate and its key: {error}"

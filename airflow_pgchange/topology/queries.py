@@ -1,27 +1,23 @@
-"""The little that the relay answers: an empty query and ``select 1``, so that psql and pools find it alive."""
+"""What the relay answers to queries, so that psql and pools find it alive and give it back."""
 
 from __future__ import annotations
-
-import re
 
 from airflow_pgchange.feeds.errors import ClientRefused
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.protocol import Fields
+from airflow_pgchange.topology.statements import Statement, selected
 
-# Each matches blanks in one way only: a second would cost the square of their number, and hold up all clients.
-ONE = re.compile(r"\s*select\s+1\s*(?:;\s*)?", re.IGNORECASE)
-EMPTY = re.compile(r"[\s;]*")
 MOST_NAMES = 100
 """Statements and portals that a client may have at once."""
 NO_SQL = "this connection hears of the topology and takes no SQL but `select 1`"
 
 
 class Queries:
-    """What one client asks, by the simple and the extended protocol."""
+    """What one client asks, by the simple and the extended protocol. Of an empty query there is no statement."""
 
     def __init__(self) -> None:
-        self._statements: dict[str, bool] = {}
-        self._portals: dict[str, tuple[bool, int]] = {}
+        self._statements: dict[str, Statement | None] = {}
+        self._portals: dict[str, tuple[Statement | None, int]] = {}
         self._failed = False
 
     def answer(self, kind: bytes, body: bytes) -> bytes:
@@ -51,21 +47,21 @@ class Queries:
     def _query(self, fields: Fields) -> bytes:
         query = fields.string()
         fields.end()
-        rows = selects_one(query)
-        if rows is None:
+        statements = selected(query)
+        if statements is None:
             return replies.error("0A000", NO_SQL)
-        if rows:
-            return replies.one_described() + replies.one_row() + replies.ONE_SELECTED
-        return replies.EMPTY
+        return b"".join(_described(one) + self._run(one) for one in statements) or replies.EMPTY
 
     def _parse(self, fields: Fields) -> bytes:
         name, query = fields.name(), fields.string()
-        rows = selects_one(query)
-        if rows is None:
+        statements = selected(query)
+        if statements is None:
             return self._fail("0A000", NO_SQL)
+        if len(statements) > 1:
+            return self._fail("42601", "cannot insert multiple commands into a prepared statement")
         if len(self._statements.keys() | {name}) > MOST_NAMES:
             return self._fail("54000", f"more than {MOST_NAMES} prepared statements")
-        self._statements[name] = rows
+        self._statements[name] = statements[0] if statements else None
         return replies.PARSED
 
     def _bind(self, fields: Fields) -> bytes:
@@ -85,32 +81,36 @@ class Queries:
     def _describe(self, fields: Fields) -> bytes:
         kind, name = fields.take(1), fields.name()
         if kind == b"S" and name in self._statements:
-            described = replies.one_described() if self._statements[name] else replies.NO_DATA
-            return replies.NO_PARAMETERS + described
+            return replies.NO_PARAMETERS + (_described(self._statements[name]) or replies.NO_DATA)
         if kind == b"P" and name in self._portals:
-            rows, format = self._portals[name]
-            return replies.one_described(format) if rows else replies.NO_DATA
+            return _described(*self._portals[name]) or replies.NO_DATA
         return self._fail("26000", f"there is nothing {name!r} to describe")
 
     def _execute(self, fields: Fields) -> bytes:
         name = fields.name()
         if name not in self._portals:
             return self._fail("34000", f"there is no portal {name!r}")
-        rows, format = self._portals[name]
-        return replies.one_row(format) + replies.ONE_SELECTED if rows else replies.EMPTY
+        statement, format = self._portals[name]
+        return replies.EMPTY if statement is None else self._run(statement, format)
 
     def _close(self, fields: Fields) -> bytes:
         kind, name = fields.take(1), fields.name()
         (self._statements if kind == b"S" else self._portals).pop(name, None)
         return replies.CLOSED
 
+    def _run(self, statement: Statement, format: int = 0) -> bytes:
+        if statement.forgets:
+            self._statements.clear()
+        row = b"" if statement.column is None else replies.row(statement.column, format)
+        return row + replies.complete(statement.tag)
+
     def _fail(self, sqlstate: str, said: str) -> bytes:
         self._failed = True
         return replies.error(sqlstate, said)
 
 
-def selects_one(query: str) -> bool | None:
-    """True for ``select 1``, False for an empty query, None for any other."""
-    if EMPTY.fullmatch(query):
-        return False
-    return True if ONE.fullmatch(query) else None
+def _described(statement: Statement | None, format: int = 0) -> bytes:
+    """The columns of its row; nothing where it has none."""
+    if statement is None or statement.column is None:
+        return b""
+    return replies.described(statement.column, format)

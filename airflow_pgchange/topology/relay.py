@@ -103,6 +103,7 @@ class Relay:
             number,
             self._users,
             encrypts=self._encryption is not None,
+            demands=self._encryption is not None and self._encryption.required,
             binding=None if self._encryption is None else self._encryption.binding,
             refusal=ClientRefused("53300", f"there are {self._limits.clients} clients already")
             if full

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 STATUS = {
     "server_version": "15.0",
@@ -14,7 +15,20 @@ STATUS = {
     "standard_conforming_strings": "on",
     "TimeZone": "UTC",
 }
-INT4 = 23
+
+
+@dataclass(frozen=True)
+class Column:
+    """The only column of an answer, and its only value, as text and in the binary format."""
+
+    name: str
+    type: int
+    text: bytes
+    binary: bytes
+
+
+ONE = Column("?column?", 23, b"1", struct.pack("!i", 1))
+VOID = Column("pg_advisory_unlock_all", 2278, b"", b"")
 
 
 def message(kind: bytes, body: bytes = b"") -> bytes:
@@ -69,16 +83,19 @@ BOUND = message(b"2")
 CLOSED = message(b"3")
 NO_DATA = message(b"n")
 NO_PARAMETERS = message(b"t", struct.pack("!H", 0))
-ONE_SELECTED = message(b"C", text("SELECT 1"))
 
 
-def one_described(format: int = 0) -> bytes:
-    """The row of ``select 1``."""
+def described(column: Column, format: int = 0) -> bytes:
     return message(
-        b"T", struct.pack("!H", 1) + text("?column?") + struct.pack("!IHIhih", 0, 0, INT4, 4, -1, format)
+        b"T",
+        struct.pack("!H", 1) + text(column.name) + struct.pack("!IHIhih", 0, 0, column.type, 4, -1, format),
     )
 
 
-def one_row(format: int = 0) -> bytes:
-    value = struct.pack("!i", 1) if format else b"1"
+def row(column: Column, format: int = 0) -> bytes:
+    value = column.binary if format else column.text
     return message(b"D", struct.pack("!HI", 1, len(value)) + value)
+
+
+def complete(tag: str) -> bytes:
+    return message(b"C", text(tag))

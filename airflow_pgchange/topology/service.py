@@ -26,6 +26,7 @@ def run(
     trust: bool = False,
     certificate: Path | None = None,
     key: Path | None = None,
+    require_tls: bool = False,
     limits: Limits = Limits(),  # noqa: B008
 ) -> None:
     """Run a relay until SIGTERM or SIGINT. Raises InvalidArgument for what cannot be used, and what ``Relay.serve``
@@ -36,7 +37,7 @@ def run(
             "say who may connect: either --users with a file of verifiers, or --trust for everybody"
         )
     known = None if users is None else read_users(users)
-    encryption = _encryption(certificate, key)
+    encryption = _encryption(certificate, key, require_tls)
     _make_room(limits.clients)
     asyncio.run(_run(Relay(Catalogue(conninfo), known, encryption, limits), host, port))
 
@@ -72,9 +73,11 @@ def _make_room(clients: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _encryption(certificate: Path | None, key: Path | None) -> Encryption | None:
+def _encryption(certificate: Path | None, key: Path | None, required: bool) -> Encryption | None:
     if certificate is None and key is None:
+        if required:
+            raise InvalidArgument("--require-tls needs --tls-cert and --tls-key")
         return None
     if certificate is None or key is None:
         raise InvalidArgument("TLS needs both --tls-cert and --tls-key")
-    return load_encryption(certificate, key)
+    return load_encryption(certificate, key, required=required)

@@ -53,8 +53,9 @@ class State(Enum):
 
 
 class Session:
-    """``users`` None trusts everybody. ``encrypts`` is whether TLS is there to be asked for, ``binding`` stands for its
-    certificate. ``refusal`` is for a client that is not wanted: it is told so when it can hear it."""
+    """``users`` None trusts everybody. ``encrypts`` is whether TLS is there to be asked for, ``demands`` whether it must
+    be, ``binding`` stands for its certificate. ``refusal`` is for a client that is not wanted: it is told so when it can
+    hear it."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Session:
         users: Users | None,
         *,
         encrypts: bool = False,
+        demands: bool = False,
         binding: bytes | None = None,
         refusal: ClientRefused | None = None,
     ) -> None:
@@ -70,6 +72,7 @@ class Session:
         self._number = number
         self._users = users
         self._encrypts = encrypts
+        self._demands = demands
         self._binding = binding
         self._refusal = refusal
         self._encrypted = False
@@ -119,6 +122,12 @@ class Session:
     def _begin(self, packet: Startup) -> Iterator[Send | Wish]:
         if self._refusal is not None:
             raise self._refusal
+        if self._demands and not self._encrypted:
+            raise ClientRefused(
+                "28000",
+                "this server takes encrypted connections only",
+                "connect with sslmode=require, or a stricter one",
+            )
         check_word(packet.parameters)
         self.user = packet.parameters.get("user", "")
         if not self.user:

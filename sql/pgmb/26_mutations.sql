@@ -27,7 +27,8 @@ create table pgmb.push_fault (
 create index push_fault_by_table on pgmb.push_fault (tbl);
 comment on table pgmb.push_fault is
     'Rows that were written and could not be made an event, as they were before and after. When mended: '
-    'pgmb.replay_push_faults(tbl).';
+    'pgmb.replay_push_faults(tbl). Of op ATTACH: a partition that had rows before it was captured, until pgmb.publish_attached '
+    'has published them.';
 
 create function pgmb.descendants(tbl regclass) returns setof regclass
 language sql stable

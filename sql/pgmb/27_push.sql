@@ -200,7 +200,7 @@ comment on function pgmb.drop_push(regclass, text[], boolean) is
     'Take the capture of some kinds of mutation off a table, or only off the former partitions that have left it.';
 
 create function pgmb.note_push(tbl regclass) returns void
-language plpgsql security definer
+language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
@@ -212,6 +212,8 @@ declare
     );
 begin
     if ops = '{}' then
+        delete from pgmb.push_fault as f
+        where f.op = 'ATTACH' and f.tbl in (select d.relid from pgmb.descendants(note_push.tbl) as d(relid));
         delete from pgmb.pushed_table as t where t.tbl = note_push.tbl;
         return;
     end if;
@@ -224,6 +226,44 @@ $$;
 comment on function pgmb.note_push(regclass) is
     'Note which mutations of a table are published. It believes the triggers, not the caller.';
 
+create function pgmb.told_missed(tbl regclass, part regclass) returns text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select format('%s: rows of %s may have been there before it was captured, and are in no event', tbl, part)
+$$;
+comment on function pgmb.told_missed(regclass, regclass) is 'What a partition misses that came with rows.';
+
+create function pgmb.bring_missed(part regclass) returns text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select format('as its owner: select pgmb.publish_attached(%L)', part)
+$$;
+comment on function pgmb.bring_missed(regclass) is 'What publishes the rows that came with a partition.';
+
+create function pgmb.note_missed(tbl regclass, came regclass[]) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    part regclass;
+begin
+    for part in
+        select r from unnest(came) as r
+        -- By its size: what reads a table may run code of its owner.
+        where exists (select from pgmb.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
+          and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
+        order by r
+    loop
+        insert into pgmb.push_fault (tbl, op, message) values (part, 'ATTACH', 'its rows were there before it was captured');
+        raise notice using message = pgmb.told_missed(tbl, part), hint = pgmb.bring_missed(part);
+    end loop;
+end
+$$;
+comment on function pgmb.note_missed(regclass, regclass[]) is
+    'Note which of the partitions that the capture came to late have rows that may be in no event, and say so.';
+
 create function pgmb.push_table_mutations(
     tbl regclass, insert boolean default true, delete boolean default true, update boolean default true
 ) returns void
@@ -235,6 +275,7 @@ declare
         case when $2 then 'insert' end, case when $3 then 'delete' end, case when $4 then 'update' end], null);
     unwanted text[] := array(select o from unnest('{insert,delete,update}'::text[]) as o where o <> all (wanted));
     op text;
+    came regclass[];
 begin
     perform pgmb.check_pushable(tbl);
     if wanted = '{}' then
@@ -242,11 +283,17 @@ begin
             format('no mutation of %s is to be published', tbl), format('select pgmb.stop_table_mutations_push(%L)', tbl));
     end if;
     perform pgmb.lock_for_capture(tbl);
+    if 'insert' = any (wanted) and (select t.inserts from pgmb.pushed_table as t where t.tbl = push_table_mutations.tbl) then
+        came := array(
+            select d.relid from pgmb.descendants(tbl) as d(relid)
+            where d.relid <> tbl and d.relid not in (select p.relid from pgmb.pushes(tbl) as p where p.op = 'insert'));
+    end if;
     perform pgmb.drop_push(tbl, unwanted);
     perform pgmb.drop_push(tbl, wanted, departed_only => true);
     foreach op in array wanted loop
         perform pgmb.place_push(tbl, op);
     end loop;
+    perform pgmb.note_missed(tbl, came);
     perform pgmb.note_push(tbl);
 end
 $$;

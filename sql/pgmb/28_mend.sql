@@ -3,7 +3,7 @@
 create function pgmb.pushing()
 returns table (
     tbl regclass, inserts boolean, updates boolean, deletes boolean, untriggered regclass[], disabled regclass[], stale boolean,
-    faults bigint
+    faults bigint, missed regclass[]
 )
 language sql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -22,14 +22,18 @@ as $$
                where f.prosrc <> pgmb.push_body(t.tbl, p.op) or f.proowner <> c.relowner
                   or p.relid not in (select d.relid from pgmb.descendants(t.tbl) as d(relid))
            ) or t.updates and c.relkind = 'p' and pgmb.push_guard(t.tbl) is null,
-           (select count(*) from (select from pgmb.push_fault as f where f.tbl = t.tbl limit 1000) as bounded)
+           (select count(*) from (select from pgmb.push_fault as f where f.tbl = t.tbl limit 1000) as bounded),
+           array(
+               select distinct f.tbl from pgmb.push_fault as f
+               where f.op = 'ATTACH' and f.tbl in (select d.relid from pgmb.descendants(t.tbl) as d(relid))
+               order by f.tbl)
     from pgmb.pushed_table as t
     join pg_class as c on c.oid = t.tbl
 $$;
 comment on function pgmb.pushing() is
     'Every table whose mutations are published, with what is not captured as it should be: partitions that lack a trigger, '
     'disabled ones, a capture that no longer fits because the table was renamed, has another owner, or lost a partition; and '
-    'faults, up to 1000. pgmb.refresh() mends.';
+    'faults, up to 1000; and partitions that had rows before they were captured. pgmb.refresh() mends.';
 
 create function pgmb.to_mend() returns table (tbl regclass, name text)
 language sql stable
@@ -64,6 +68,9 @@ begin
         begin
             perform pgmb.mend(pushed.tbl);
             return next format('%s: the capture of its mutations was mended', pushed.name);
+            return query
+                select format('%s; %s', pgmb.told_missed(p.tbl, m), pgmb.bring_missed(m))
+                from pgmb.pushing() as p cross join lateral unnest(p.missed) as m where p.tbl = pushed.tbl;
         exception
             when lock_not_available then
                 return next format('%s: postponed, it is being written', pushed.name);
@@ -120,6 +127,23 @@ $$;
 comment on function pgmb.forget_dropped() is
     'Forget the tables whose mutations were published and that were dropped, with their faults and trigger functions.';
 
+create function pgmb.check_own_rows(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
+begin
+    -- Types of the table can run code of its owner, who can also put rows here: that code could do whatever the caller may.
+    if owner_name <> current_user then
+        raise insufficient_privilege using
+            message = format('rows of %s are made into events with the rights of its owner, %I, and no others', tbl, owner_name),
+            hint = format('connect as %I', owner_name);
+    end if;
+end
+$$;
+comment on function pgmb.check_own_rows(regclass) is 'Refuse to make events of rows for anybody but the owner of their table.';
+
 create function pgmb.replay_push_faults(tbl regclass) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -138,14 +162,8 @@ declare
     after pgmb.serialised;
     payload jsonb;
     replayed bigint := 0;
-    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
 begin
-    -- Types of the table can run code of its owner, who can also put rows here: that code could do whatever the caller may.
-    if owner_name <> current_user then
-        raise insufficient_privilege using
-            message = format('rows of %s are made into events with the rights of its owner, %I, and no others', tbl, owner_name),
-            hint = format('connect as %I', owner_name);
-    end if;
+    perform pgmb.check_own_rows(tbl);
     for failed in select f.* from pgmb.push_fault as f where f.tbl = replay_push_faults.tbl order by f.id for update loop
         continue when failed.before is null and failed.after is null;
         before := null;
@@ -182,3 +200,45 @@ $$;
 comment on function pgmb.replay_push_faults(regclass) is
     'Publish now the rows of a table that could not be made into events, in order; returns how many. What fails again stays. '
     'For the owner of the table only.';
+
+create function pgmb.publish_attached(part regclass) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+-- As in the trigger functions.
+set timezone = 'UTC'
+set datestyle = 'ISO, MDY'
+set intervalstyle = postgres
+set extra_float_digits = 1
+set bytea_output = hex
+set lc_monetary = 'C'
+set quote_all_identifiers = off
+as $$
+declare
+    root regclass := (
+        select t.tbl from pgmb.pushed_table as t
+        where t.inserts and part in (select d.relid from pgmb.descendants(t.tbl) as d(relid)) order by t.tbl = part desc limit 1);
+    published bigint;
+begin
+    if root is null then
+        perform pgmb.refuse(
+            format('%s is no part of a table whose inserts are published', part), 'select tbl, missed from pgmb.pushing()');
+    end if;
+    perform pgmb.check_own_rows(part);
+    delete from pgmb.push_fault as f where f.tbl = part and f.op = 'ATTACH';
+    if not found then
+        return 0;
+    end if;
+    execute format(
+        'insert into pgmb.events (topic, payload)
+         select $2, (m.s).serialised
+         from (select pgmb.serialised($1, ''INSERT'', one.*) as s from %s as one offset 0) as m
+         where case when (m.s).error is null then (m.s).emit and (m.s).serialised is not null
+                    else pgmb.note_push_fault($1, ''INSERT'', (m.s).error, null, (m.s).serialised) end', part)
+    using root::oid, pgmb.topic_of(root, 'insert');
+    get diagnostics published = row_count;
+    return published;
+end
+$$;
+comment on function pgmb.publish_attached(regclass) is
+    'Publish an event for each row that is now in a partition that came with rows, as if it were inserted; returns how many. Those '
+    'that were inserted through the table since the partition came are published again. For the owner of the partition only.';

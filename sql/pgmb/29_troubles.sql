@@ -25,6 +25,9 @@ as $$
     ) as line(holds, told)
     where line.holds
     union all
+    select format('%s; %s', pgmb.told_missed(p.tbl, m), pgmb.bring_missed(m))
+    from pgmb.pushing() as p cross join lateral unnest(p.missed) as m
+    union all
     select format('group %1$s: its conditions failed for %2$s events, see pgmb.fault; when mended: select pgmb.replay_faults(%1$L)',
                   s.group_id, s.faults)
     from pgmb.status(1) as s where s.faults > 0
@@ -44,5 +47,5 @@ as $$
 $$;
 comment on function pgmb.troubles(interval) is
     'What a person should look at, a line for each with what to do: partitions that stay although they are old or that are '
-    'made only when somebody says so, tables whose mutations are not published, conditions that fail, and an event that has '
+    'made only when somebody says so, tables whose mutations are not published or were not, conditions that fail, and an event that has '
     'waited that long for whoever dispatches.';

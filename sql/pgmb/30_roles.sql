@@ -81,7 +81,8 @@ begin
     execute format($grants$
         grant usage on sequence pgmb.event_seq to %1$s;
         grant insert (topic, payload, metadata) on pgmb.events to %1$s;
-        grant select on pgmb.pushed_table to %1$s;
+        grant select, insert (tbl, name, inserts, updates, deletes), update (name, inserts, updates, deletes), delete
+            on pgmb.pushed_table to %1$s;
         grant select, insert (tbl, op, message, before, after), update, delete on pgmb.push_fault to %1$s;
         grant execute on function
             pgmb.push_table_mutations(regclass, boolean, boolean, boolean), pgmb.stop_table_mutations_push(regclass),
@@ -94,7 +95,9 @@ begin
             pgmb.push_guards(regclass), pgmb.push_guard(regclass), pgmb.place_guard(regclass, text),
             pgmb.drop_guards(regclass, boolean),
             pgmb.lock_for_capture(regclass, boolean), pgmb.check_pushable(regclass), pgmb.place_push_function(regclass, text),
-            pgmb.place_push(regclass, text), pgmb.drop_push(regclass, text[], boolean), pgmb.note_push(regclass)
+            pgmb.place_push(regclass, text), pgmb.drop_push(regclass, text[], boolean), pgmb.note_push(regclass), pgmb.owns(oid),
+            pgmb.told_missed(regclass, regclass), pgmb.bring_missed(regclass), pgmb.note_missed(regclass, regclass[]),
+            pgmb.check_own_rows(regclass), pgmb.publish_attached(regclass)
             to %1$s
     $grants$, role);
 end
@@ -162,7 +165,8 @@ begin
             pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(timestamptz),
             pgmb.forget_dropped(),
-            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching(), pgmb.troubles(interval)
+            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching(), pgmb.troubles(interval),
+            pgmb.told_missed(regclass, regclass), pgmb.bring_missed(regclass)
             to %1$s
     $grants$, role);
 end
@@ -195,10 +199,26 @@ $$;
 comment on function pgmb.grant_keeper(regrole) is
     'Let a role look after the log and its groups: dispatch, maintain, skip, repair, drop, and try again what failed.';
 
+create function pgmb.owns(tbl oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(pg_has_role((select c.relowner from pg_class as c where c.oid = tbl), 'usage'), false)
+$$;
+comment on function pgmb.owns(oid) is 'Whether the caller is a member of the owner of a table.';
+
+alter table pgmb.pushed_table enable row level security;
+create policy seen on pgmb.pushed_table for select using (true);
+create policy owned on pgmb.pushed_table using (pgmb.owns(tbl));
+
 -- What failed shows rows of a table: to its owner only.
 alter table pgmb.push_fault enable row level security;
-create policy owned on pgmb.push_fault using (
-    pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage'));
+create policy owned on pgmb.push_fault using (pgmb.owns(tbl));
+-- The capture of a table that was handed on is still the former owner's.
+create policy noted on pgmb.push_fault for insert with check (
+    exists (
+        select from pgmb.pushes(tbl) as p join pg_catalog.pg_proc as f on f.oid = p.function
+        where p.relid = tbl and pg_has_role(f.proowner, 'usage')));
 
 -- A role of the whole cluster: it stays when this schema goes.
 do $$

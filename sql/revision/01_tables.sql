@@ -84,9 +84,11 @@ comment on table revision.untracked is
 create table revision.fault (
     id bigint generated always as identity primary key,
     tbl regclass not null,
+    kind text not null default 'capture' check (kind in ('capture', 'missed')),
     commit_id bigint,
     message text not null,
     occurred_at timestamptz not null default pg_catalog.statement_timestamp()
 );
 comment on table revision.fault is
-    'Rows that could not be placed in the queue, and why. The write itself went through; revision.replay_faults tries again.';
+    'Rows that could not be placed in the queue, and why. The write itself went through; revision.replay_faults tries again. '
+    'Of kind missed: a partition that had rows before it was captured, until revision.enqueue_attached has brought them.';

@@ -45,8 +45,38 @@ as $$
 $$;
 comment on function revision.key_column(oid) is 'Today''s name of the key column of a tracked table or of a partition of it.';
 
+create function revision.owns(rel oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with recursive line(relid) as (
+        select rel
+        union
+        select i.inhparent from line join pg_inherits as i on i.inhrelid = line.relid
+    )
+    select exists (
+        select from line join pg_class as c on c.oid = line.relid where pg_has_role(c.relowner, 'usage'))
+$$;
+comment on function revision.owns(oid) is 'Whether the caller is a member of the owner of a table, or of one that it is a partition of.';
+
+create function revision.check_owner(tbl regclass, deed text) returns void
+language plpgsql stable
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
+begin
+    if not revision.owns(tbl) then
+        raise insufficient_privilege using
+            message = format('only the owner of %s, %I, may %s', tbl, owner_name, deed),
+            hint = format('connect as %I, or set role %I', owner_name, owner_name);
+    end if;
+end
+$$;
+comment on function revision.check_owner(regclass, text) is 'Refuse to do something with a table of whose owner the caller is no member.';
+
 create function revision.own_branch(tbl regclass) returns bigint
-language plpgsql security definer
+language plpgsql
 set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
@@ -113,11 +143,7 @@ begin
         perform revision.refuse(
             format('column %I of %s is not unique', commit_id, tbl), 'add a primary key or a unique index on it');
     end if;
-    if not pg_has_role(current_user, class.relowner, 'usage') then
-        raise insufficient_privilege using
-            message = format('only the owner of %s, %I, may track it', tbl, owner_name),
-            hint = format('connect as %I, or set role %I', owner_name, owner_name);
-    end if;
+    perform revision.check_owner(tbl, 'track it');
     if not has_schema_privilege(owner_name, schema_name, 'create') then
         perform revision.refuse(
             format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, schema_name),

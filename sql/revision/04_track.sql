@@ -1,40 +1,66 @@
 -- Tracking a table: its capture is put in place under a lock that waits for the table's writers.
 
-create function revision.register(
-    tbl regclass, commit_id name, branch_id bigint, expression text, key_ceiling bigint
-) returns void
+create function revision.derive_capture() returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, revision, pg_temp
 as $$
-declare
+begin
     -- Who looks after all tables calls it by this name: it is not to be what somebody says.
-    function text := (
+    new.function := (
         select format('%I.%I', n.nspname, p.proname)
         from pg_trigger as t
         join pg_proc as p on p.oid = t.tgfoid
         join pg_namespace as n on n.oid = p.pronamespace
         join pg_class as c on c.oid = t.tgrelid
-        where t.tgrelid = register.tbl and t.tgname = 'pgchange_capture' and p.proowner = c.relowner);
-begin
-    if function is null then
-        perform revision.refuse(format('%s is not captured by its owner', tbl), 'call revision.track');
+        where t.tgrelid = new.tbl and t.tgname = 'pgchange_capture' and p.proowner = c.relowner);
+    if new.function is null then
+        perform revision.refuse(format('%s is not captured by its owner', new.tbl), 'call revision.track');
     end if;
-    insert into revision.tracked (tbl, commit_id, key_number, branch_id, expression, function, since, key_ceiling)
-    select register.tbl, register.commit_id, a.attnum, register.branch_id, register.expression, function,
-           -- In doubt, the queue tells what was captured.
-           case when exists (select from revision.untracked as u where u.tbl = register.tbl) then '1:1:' else pg_current_snapshot() end,
-           register.key_ceiling
-    from pg_attribute as a
-    where a.attrelid = register.tbl and a.attname = register.commit_id
-    on conflict on constraint tracked_pkey do update
-        set commit_id = excluded.commit_id, key_number = excluded.key_number, function = excluded.function;
+    new.key_number := (select a.attnum from pg_attribute as a where a.attrelid = new.tbl and a.attname = new.commit_id);
+    if new.key_number is null then
+        perform revision.refuse(format('%s has no column %I', new.tbl, new.commit_id), 'call revision.track with its key');
+    end if;
+    if tg_op = 'INSERT' then
+        -- In doubt, the queue tells what was captured.
+        new.since := case
+            when exists (select from revision.untracked as u where u.tbl = new.tbl) then '1:1:' else pg_current_snapshot() end;
+    end if;
+    return new;
 end
 $$;
-comment on function revision.register(regclass, name, bigint, text, bigint) is
-    'Note a table whose capture is in place. It believes the trigger, not the caller.';
+comment on function revision.derive_capture() is 'What is known of a tracked table is what its trigger and its columns say, not the caller.';
+
+create trigger derive_capture before insert or update of tbl, commit_id on revision.tracked
+    for each row execute function revision.derive_capture();
+
+create function revision.note_untracked() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    insert into revision.untracked (tbl) values (old.tbl) on conflict do nothing;
+    return null;
+end
+$$;
+comment on function revision.note_untracked() is 'Note that the queue holds rows of a table that is tracked no more.';
+
+create trigger note_untracked after delete on revision.tracked
+    for each row execute function revision.note_untracked();
+
+create function revision.register(
+    tbl regclass, commit_id name, branch_id bigint, expression text, key_ceiling bigint
+) returns void
+language sql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    insert into revision.tracked (tbl, commit_id, branch_id, expression, key_ceiling)
+    values (tbl, commit_id, branch_id, expression, key_ceiling)
+    on conflict on constraint tracked_pkey do update set commit_id = excluded.commit_id
+$$;
+comment on function revision.register(regclass, name, bigint, text, bigint) is 'Note a table whose capture is in place.';
 
 create function revision.unregister(tbl regclass) returns void
-language plpgsql security definer
+language plpgsql
 set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
@@ -43,8 +69,9 @@ begin
     ) then
         perform revision.refuse(format('%s is still captured', tbl), 'call revision.untrack');
     end if;
+    delete from revision.fault as f
+    where f.kind = 'missed' and f.tbl in (select d.relid from revision.descendants(unregister.tbl) as d(relid));
     delete from revision.tracked as t where t.tbl = unregister.tbl;
-    insert into revision.untracked (tbl) values (unregister.tbl) on conflict do nothing;
 end
 $$;
 comment on function revision.unregister(regclass) is 'Forget a table whose capture is gone.';
@@ -65,13 +92,51 @@ $$;
 comment on function revision.lock_for_capture(regclass) is
     'Wait at most 5 s for the writers of a table: a lock that waits longer would stop everybody behind it.';
 
+create function revision.told_missed(tbl regclass, part regclass) returns text
+language sql stable
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select format('%s: rows of %s may have been there before it was captured, and are in no commit', tbl, part)
+$$;
+comment on function revision.told_missed(regclass, regclass) is 'What a partition misses that came with rows.';
+
+create function revision.bring_missed(part regclass) returns text
+language sql stable
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select format('as its owner: select revision.enqueue_attached(%L)', part)
+$$;
+comment on function revision.bring_missed(regclass) is 'What brings the rows that came with a partition.';
+
+create function revision.note_missed(tbl regclass, came regclass[]) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    part regclass;
+begin
+    for part in
+        select r from unnest(came) as r
+        -- By its size: what reads a table may run code of its owner.
+        where exists (select from revision.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
+          and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
+        order by r
+    loop
+        insert into revision.fault (tbl, kind, message) values (part, 'missed', 'its rows were there before it was captured');
+        raise notice using message = revision.told_missed(tbl, part), hint = revision.bring_missed(part);
+    end loop;
+end
+$$;
+comment on function revision.note_missed(regclass, regclass[]) is
+    'Note which of the partitions that the capture came to late have rows that may be in no commit, and say so.';
+
 create function revision.place_triggers(tbl regclass, function text) returns integer
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     part regclass;
-    placed integer := 0;
+    placed regclass[] := '{}';
 begin
     for part in
         select d.relid from revision.descendants(tbl) as d(relid)
@@ -82,9 +147,12 @@ begin
         execute format(
             'create trigger pgchange_capture after insert on %s referencing new table as added '
             'for each statement execute function %s()', part, function);
-        placed := placed + 1;
+        placed := placed || part;
     end loop;
-    return placed;
+    if exists (select from revision.tracked as t where t.tbl = place_triggers.tbl) then
+        perform revision.note_missed(tbl, array_remove(placed, tbl));
+    end if;
+    return cardinality(placed);
 end
 $$;
 comment on function revision.place_triggers(regclass, text) is

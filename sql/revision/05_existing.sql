@@ -105,6 +105,7 @@ begin
     if revision.key_column(tbl) is null then
         perform revision.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
     end if;
+    perform revision.check_owner(tbl, 'have its faults tried again');
     for fault in
         with taken as (
             delete from revision.fault as f

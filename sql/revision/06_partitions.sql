@@ -1,4 +1,4 @@
--- Partitions of the queue, made ahead, and the capture on partitions that came later.
+-- Partitions of the queue, made ahead.
 
 create function revision.partitions() returns table (relid regclass, lower bigint, upper bigint)
 language sql stable
@@ -251,64 +251,5 @@ comment on function revision.maintain_partitions(bigint, integer, boolean) is
     'Keep ahead partitions of width transaction ids each in front of today''s; returns a line for each thing done. What was '
     'written without a partition stays in the default one, and of emptied partitions a few are kept. Where much was, it must be '
     'told that it may stop writers while that is read: then it waits, up to a minute, for those at work.';
-
-create function revision.refresh_tracking() returns setof text
-language plpgsql
-set search_path = pg_catalog, revision, pg_temp
-as $$
-declare
-    known revision.tracked;
-    placed integer;
-begin
-    for known in
-        select t.* from revision.tracked as t join pg_class as c on c.oid = t.tbl
-        where pg_has_role(current_user, c.relowner, 'usage')
-          and exists (select from revision.tracking() as s where s.tbl = t.tbl and s.untriggered <> '{}')
-    loop
-        begin
-            perform revision.lock_for_capture(known.tbl);
-            placed := revision.place_triggers(known.tbl, known.function);
-            return next format('%s: capture put on %s partitions', known.tbl, placed);
-        exception
-            when lock_not_available then
-                return next format('%s: postponed, it is being written', known.tbl);
-            when others then
-                return next format('%s: capture cannot be put on its partitions: %s', known.tbl, sqlerrm);
-        end;
-    end loop;
-end
-$$;
-comment on function revision.refresh_tracking() is
-    'Put the capture on partitions that were attached since, of the tables that the caller owns; returns a line for each, with '
-    'the reason where it cannot be.';
-
-create function revision.tracking()
-returns table (
-    tbl regclass, branch_id bigint, expression text, untriggered regclass[], disabled regclass[], key_renamed boolean,
-    existing_done boolean, faults bigint
-)
-language sql stable security definer
-set search_path = pg_catalog, revision, pg_temp
-as $$
-    select t.tbl, t.branch_id, t.expression,
-           array(
-               select d.relid from revision.descendants(t.tbl) as d(relid)
-               where not exists (
-                   select from pg_trigger as g where g.tgrelid = d.relid and g.tgname = 'pgchange_capture')
-           ),
-           array(
-               select g.tgrelid::regclass from pg_trigger as g
-               where g.tgname = 'pgchange_capture' and g.tgenabled not in ('O', 'A')
-                 and g.tgrelid in (select d.relid from revision.descendants(t.tbl) as d(relid))
-           ),
-           revision.key_column(t.tbl) is distinct from t.commit_id,
-           t.existing_done,
-           (select count(*) from revision.fault as f
-            where f.tbl in (select d.relid from revision.descendants(t.tbl) as d(relid)))
-    from revision.tracked as t
-    where exists (select from pg_class as c where c.oid = t.tbl)
-$$;
-comment on function revision.tracking() is
-    'Every tracked table, with what is not captured: partitions without a trigger, disabled ones, a renamed key, faults.';
 
 do $$ begin perform revision.maintain_partitions(); end $$;

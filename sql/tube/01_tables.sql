@@ -99,16 +99,16 @@ create table tube.fault (
     id bigint generated always as identity primary key,
     tube text not null,
     tbl regclass not null,
-    kind text not null default 'capture' check (kind in ('capture', 'control')),
+    kind text not null default 'capture' check (kind in ('capture', 'control', 'missed')),
     ids bigint not null,
     message text not null,
-    occurred_at timestamptz not null default pg_catalog.statement_timestamp()
+    occurred_at timestamptz not null default pg_catalog.clock_timestamp()
 );
 create index fault_by_tube on tube.fault (tube, kind);
 comment on table tube.fault is
     'Of kind capture: rows for which a predicate or the capture failed, counted by statement and message. Their ids were touched '
     'all the same, unless the message says that they could not be told, or are lost. Of kind control: a control pod that was '
-    'given up.';
+    'given up. Of kind missed: rows that came with a partition, until a backfill that began later has ended.';
 
 create table tube.backfill (
     id bigint generated always as identity primary key,

@@ -132,6 +132,39 @@ $$;
 comment on function tube.drop_capture(tube.attachment) is
     'Drop the triggers and the functions of an attachment, once nobody uses their tables.';
 
+create function tube.backfill_call(attached tube.attachment) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select format('backfill %1$s: select tube.tube_backfill_schedule(%2$L, %3$L, %4$s, %4$s), or the DAG tube_backfill',
+                  tube.full_name(attached.tbl), attached.tube, quote_ident(attached.id_column), attached.shard)
+$$;
+comment on function tube.backfill_call(tube.attachment) is 'What brings the rows of a table that are in no pod.';
+
+create function tube.note_missed(attached tube.attachment, came regclass[]) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    told text;
+begin
+    for told in
+        select format('rows of %s may have been there before it was captured, and are not in tube %s',
+                      tube.full_name(r), attached.tube)
+        from unnest(came) as r
+        -- By its size: what reads a table may run code of its owner.
+        where exists (select from tube.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
+          and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
+        order by r
+    loop
+        insert into tube.fault (tube, tbl, kind, ids, message) values (attached.tube, attached.tbl, 'missed', 0, told);
+        raise notice using message = format('%s: %s', tube.full_name(attached.tbl), told), hint = tube.backfill_call(attached);
+    end loop;
+end
+$$;
+comment on function tube.note_missed(tube.attachment, regclass[]) is
+    'Note which of the partitions that a capture came to late have rows that may be in no pod, and say so.';
+
 create function tube.attach(tube text, tbl regclass, shard integer, id_column name, agreed boolean) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -142,6 +175,7 @@ declare
     shard_before integer;
     wanted tube.attachment;
     held oid;
+    came regclass[];
 begin
     perform tube.check_level();
     perform tube.check_table(tbl);
@@ -158,6 +192,9 @@ begin
         -- It is that of a table that was dropped, whose number this one has.
         delete from tube.attachment as a where a.tube = before.tube and a.tbl = before.tbl;
         before := null;
+    end if;
+    if before.tube is not null then
+        came := tube.uncaptured(before);
     end if;
     shard_before := tube.shard_of(known.name, tbl);
     perform tube.check_rights(tbl, known);
@@ -201,6 +238,7 @@ begin
     end if;
     perform tube.place_functions(wanted);
     perform tube.place_triggers(wanted);
+    perform tube.note_missed(wanted, came);
     perform tube.place_touch(tbl);
 end
 $$;

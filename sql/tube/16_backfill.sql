@@ -254,6 +254,16 @@ $$;
 comment on function tube.tube_backfill_step2(interval) is
     'Wait for the transactions that are writing attached tables now, prepared ones too. In a transaction of its own.';
 
+create function tube.clear_missed(tube text, tbl regclass, before timestamptz) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    delete from tube.fault as f
+    where f.tube = clear_missed.tube and f.tbl = clear_missed.tbl and f.kind = 'missed' and f.occurred_at < before
+$$;
+comment on function tube.clear_missed(text, regclass, timestamptz) is
+    'Tell no more of the rows that came with partitions before a backfill began that brings them.';
+
 create function tube.tube_backfill_step3(
     step1 text, tube text, tbl regclass, order_col text, shard integer default null,
     fetch_chunk_size integer default 20000, insert_chunk_size integer default 250
@@ -291,6 +301,7 @@ begin
             format('another backfill of %s into tube %I is not finished', tbl, tube),
             'let it end, or cancel it; select * from tube.backfills() shows it');
     end if;
+    perform tube.clear_missed(known.name, tbl, clock_timestamp());
     -- Without an index each read sorts the table: then in few large ones.
     chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size
                   else greatest(fetch_chunk_size, 1000000) end;

@@ -148,6 +148,7 @@ begin
         known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size, pod_size => 900);
     if at.finished then
         perform tube.put_control(known, attached, 'B', 'backfill_end', start_seq);
+        perform tube.clear_missed(job.tube, job.tbl, job.started_at);
     end if;
     update tube.backfill as b set
         state = case when at.finished then 'done' else 'running' end,

@@ -79,9 +79,9 @@ language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
     select count(*)
-    from (select from tube.fault as f where f.tube = count_faults.tube and f.kind = 'capture' limit 1000) as bounded
+    from (select from tube.fault as f where f.tube = count_faults.tube and f.kind <> 'control' limit 1000) as bounded
 $$;
-comment on function tube.count_faults(text) is 'The faults of the capture of a tube''s tables, up to 1000.';
+comment on function tube.count_faults(text) is 'The faults of the capture of a tube''s tables, and what it missed, up to 1000.';
 
 create function tube.lag(tube text, workers integer, worker integer, "position" jsonb, upto integer default 1000) returns jsonb
 language plpgsql volatile

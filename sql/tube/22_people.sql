@@ -40,7 +40,7 @@ comment on function tube.status(integer) is
 create function tube.attachments()
 returns table (
     tube text, tbl regclass, shard integer, id_column name, untriggered regclass[], disabled regclass[], stale boolean,
-    faults bigint, predicate_waits boolean, lost text
+    faults bigint, predicate_waits boolean, lost text, missed bigint
 )
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -72,7 +72,8 @@ as $$
                               'attach %1$s to tube %2$I, and backfill', p.relid, t.name)
                 from tube.outer_parents(a.tbl) as p(relid)
                 where (tube.attachment_of(p.relid, a.tube)).tube is null
-                order by p.relid limit 1))
+                order by p.relid limit 1)),
+           (select count(*) from tube.fault as f where f.tube = a.tube and f.kind = 'missed' and f.tbl = a.tbl)
     from tube.attachment as a
     join pg_class as r on r.oid = a.tbl
     cross join lateral (select tube.id_attribute(a)) as i(key)
@@ -89,7 +90,7 @@ comment on function tube.attachments() is
     'longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; triggers that somebody '
     'disabled, and has to enable; faults of their capture, up to 1000; whether the tube has another predicate than the '
     'table''s owner agreed to by attaching it; and why changes are lost: where the table''s owner may no longer write the pods, '
-    'or the table got a parent that is not attached.';
+    'or the table got a parent that is not attached; and with how many partitions rows came that a backfill has to bring.';
 
 create function tube.to_mend() returns table (tube text, tbl regclass, name text)
 language sql stable
@@ -117,6 +118,18 @@ end
 $$;
 comment on function tube.mend(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
 
+create function tube.missed() returns table (tube text, tbl regclass, told text)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select a.tube, a.tbl, format('%s: %s; %s', tube.full_name(a.tbl), f.message, tube.backfill_call(a))
+    from tube.fault as f
+    join tube.attachment as a on (a.tube, a.tbl) = (f.tube, f.tbl)
+    where f.kind = 'missed' and not tube.is_gone(a)
+    order by f.id
+$$;
+comment on function tube.missed() is 'The rows that came with a partition and may be in no pod, with what brings them.';
+
 create function tube.refresh() returns setof text
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -128,6 +141,7 @@ begin
         begin
             perform tube.mend(each_one.tube, each_one.tbl);
             return next format('%s: its capture for tube %s was mended', each_one.tbl, each_one.tube);
+            return query select m.told from tube.missed() as m where (m.tube, m.tbl) = (each_one.tube, each_one.tbl);
         exception
             when lock_not_available then
                 return next format('%s: postponed, it is being written', each_one.tbl);

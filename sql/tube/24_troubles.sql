@@ -22,6 +22,8 @@ as $$
     ) as line(holds, told)
     where line.holds
     union all
+    select m.told from tube.missed() as m
+    union all
     select format('tube %1$s: a table that touched it was dropped, or has lost its triggers and its name; as the owner of its pods: '
                   'select tube.tube_table_ensure_detached(%1$L, %2$L)', a.tube, a.tbl::oid)
     from tube.attachment as a where tube.is_gone(a)
@@ -48,4 +50,4 @@ as $$
 $$;
 comment on function tube.troubles(integer) is
     'What a person should look at, a line for each with what to do: tables that do not touch their tube as they should or were '
-    'dropped, pods that have code of their keepers, and control pods that were given up or failed so often.';
+    'dropped, rows that are in no pod, pods that have code of their keepers, and control pods that were given up or failed so often.';

@@ -106,6 +106,8 @@ create policy lost on tube.fault for insert with check (
     pg_has_role((select c.relowner from pg_catalog.pg_class as c where c.oid = tbl), 'usage') and tube.is_attached(tube, tbl));
 create policy worked on tube.fault for delete using (
     exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
+create policy backfilled on tube.fault for delete using (
+    kind = 'missed' and exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert')));
 
 alter table tube.backfill enable row level security;
 create policy seen on tube.backfill for select using (tube in (select t.name from tube.tube as t));

@@ -14,7 +14,8 @@ from airflow_pgchange.feeds import (
     CommitFeed,
     ConsumerTransaction,
 )
-from airflow_pgchange.schema import SYSTEMS
+from airflow_pgchange.feeds.extensions import EXTENSIONS
+from airflow_pgchange.schema import SYSTEMS, present
 from tests.airflow_home import uri
 from tests.command_line import Command, command, failed
 from tests.conftest import Role
@@ -54,13 +55,23 @@ def test_one_system_can_be_installed_alone(bare_db: str, pgchange: Command) -> N
     assert [row["system"] for row in found] == ["core", "revision"]
 
 
+def test_install_says_what_it_left_out_and_why(
+    bare_db: str, pgchange: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(EXTENSIONS, "mbus", "hstore_of_another_server")
+    found = pgchange("install", "--dsn", bare_db, "--without", "topology", "--without", "pgmb")
+    assert {system.folder for system in SYSTEMS} - {row["system"] for row in found} == {"topology", "pgmb"}
+    [told] = [row["loaded from"] for row in found if row["system"] == "mbus"]
+    assert told.startswith("left out: the server has no hstore_of_another_server: install postgresql-contrib")
+
+
 def test_upgrade_of_what_is_up_to_date_changes_nothing(db: str, pgchange: Command) -> None:
     assert all(row["version"] == row["needed"] for row in pgchange("upgrade", "--dsn", db))
 
 
-@pytest.mark.hstore
-def test_uninstall_removes_the_schemas(db: str, pgchange: Command) -> None:
-    assert len(pgchange("uninstall", "--dsn", db, "--yes")) == len(SYSTEMS)
+def test_uninstall_removes_the_schemas(db: str, connect: Connect, pgchange: Command) -> None:
+    held = present(connect())
+    assert [row["removed"] for row in pgchange("uninstall", "--dsn", db, "--yes")] == held[::-1]
 
 
 def test_what_destroys_something_asks_first(ledger: str, pgchange: Command) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 
+from airflow_pgchange import schema
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.extensions import EXTENSIONS
+from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.operators.schema import InstallSchemaOperator
 from tests.airflow_home import uri
@@ -32,6 +36,30 @@ def test_installing_the_schemas_twice_does_nothing(bare_db: str, monkeypatch: py
     first = run(task)
     assert first
     assert run(task) == first
+
+
+def test_what_the_server_cannot_hold_is_in_the_log_of_the_task(
+    bare_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))
+    monkeypatch.setitem(EXTENSIONS, "mbus", "hstore_of_another_server")
+    task = InstallSchemaOperator(task_id="install", postgres_conn_id="bare", without=["topology"])
+    with patch.object(task.log, "warning") as warning:
+        found = run(task)
+    told = [call.args[1] for call in warning.call_args_list if call.args[0] == "%s was left out: %s"]
+    assert told == ["mbus"]
+    assert [state["system"] for state in found if state["left_out"]] == ["mbus"]
+    assert "topology" not in {state["system"] for state in found}
+
+
+def test_the_button_of_a_connection_names_our_schemas_only(
+    bare_db: str, connect_to: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BARE", uri(bare_db))
+    connection = connect_to(bare_db)
+    connection.execute("create schema topology")
+    schema.install(connection, ["revision"])
+    assert PgChangeHook("bare").test_connection() == (True, "Connected; schemas: pgchange, revision")
 
 
 def test_maintenance_makes_partitions_ahead(conn_id: str, connect: Connect) -> None:

@@ -126,7 +126,7 @@ def test_a_direct_message_reaches_its_subscription_alone(connection):
 
 def test_a_connection_that_makes_dicts_of_its_rows_serves_as_well(bare_db):
     with psycopg.connect(bare_db, autocommit=True, row_factory=dict_row) as connection:
-        assert schema.install(connection) == schema.installed(connection)
+        assert schema.install(connection, ["pgmb"]) == schema.installed(connection)
         mine = subscribe(connection, "g", topical("a"))
         [made] = publish(connection, Event("a", {"n": 1}), returning=True)
         assert heartbeat(connection, "g") == 0

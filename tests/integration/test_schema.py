@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import subprocess
 
 import psycopg
 import pytest
 
-from airflow_pgchange import schema
-from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, Refused, SchemaVersionMismatch
+from airflow_pgchange import administration, queues, schema
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
+from airflow_pgchange.feeds.connect import connect as feed_connect
+from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.errors import (
+    InvalidArgument,
+    PermissionDenied,
+    Refused,
+    SchemaMissing,
+    SchemaVersionMismatch,
+)
+from airflow_pgchange.feeds.extensions import EXTENSIONS
+from airflow_pgchange.feeds.queries import ask_all
+from airflow_pgchange.maintenance import maintain
 
 
 def schemas(connection):
@@ -27,8 +41,9 @@ def possible(connection):
 def test_installing_twice_does_nothing(bare_db, connect_to):
     connection = connect_to(bare_db)
     first = schema.install(connection)
-    assert [state.version for state in first] == [system.version for system in possible(connection)]
-    assert all(state.intact for state in first)
+    held = [state for state in first if not state.left_out]
+    assert [state.version for state in held] == [system.version for system in possible(connection)]
+    assert all(state.intact for state in held)
     assert schema.install(connection) == first
 
 
@@ -38,12 +53,119 @@ def test_what_was_changed_by_hand_is_told(connect):
     assert [state.system for state in schema.installed(connection) if not state.intact] == ["pubsub"]
 
 
-def test_a_failed_installation_leaves_nothing_behind(bare_db, connect_to):
+def test_a_failed_installation_leaves_nothing_behind(bare_db, connect_to, monkeypatch):
     connection = connect_to(bare_db)
-    connection.execute("create schema pubsub")
-    with pytest.raises(psycopg.errors.DuplicateSchema):
-        schema.install(connection, ["pubsub"])
-    assert connection.execute("select to_regclass('pubsub.watermark')").fetchone() == (None,)
+    monkeypatch.setattr(schema, "_note", lambda connection, system: connection.execute("select 1 / 0"))
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        schema.install(connection)
+    assert schemas(connection) == set()
+
+
+@pytest.fixture
+def geometry(bare_db, connect_to):
+    """A connection to a database in which others have a schema by the name of one of ours."""
+    connection = connect_to(bare_db)
+    connection.execute(
+        "create schema topology; create table topology.topology (id int);"
+        "create table topology.installed (version text); insert into topology.installed values ('3.5')"
+    )
+    return connection
+
+
+def of_others(connection):
+    """What is in their schema."""
+    return connection.execute("select version from topology.installed").fetchall()
+
+
+def test_a_schema_of_others_is_refused_before_anything_is_made(geometry):
+    with pytest.raises(Refused, match=r"schema topology .* is not ours: .*--without topology"):
+        schema.install(geometry)
+    assert schemas(geometry) == {"topology"}
+
+
+def test_an_empty_schema_by_one_of_our_names_is_not_taken_for_ours(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    connection.execute("create schema pgmb")
+    with pytest.raises(Refused, match="schema pgmb .* is not ours"):
+        schema.install(connection, ["pgmb"])
+    assert schemas(connection) == {"pgmb"}
+
+
+def test_the_others_are_used_beside_a_schema_of_others(geometry):
+    held = [state.system for state in schema.install(geometry, without=["topology"]) if not state.left_out]
+    assert held == [system.folder for system in possible(geometry) if system.folder != "topology"]
+    assert schema.present(geometry) == held
+    schema.upgrade(geometry)
+    report = maintain(geometry, keep="30 days")
+    assert (report.failed, report.attention) == ([], [])
+    assert administration.status(geometry) == []
+    assert schema.uninstall(geometry) == held[::-1]
+    assert schemas(geometry) == {"topology"}
+    assert of_others(geometry) == [("3.5",)]
+
+
+def test_what_a_system_needs_comes_with_it(bare_db, connect_to):
+    found = schema.install(connect_to(bare_db), ["pubsub"])
+    assert [state.system for state in found] == ["core", "dead_letters", "revision", "pubsub"]
+
+
+def test_what_others_need_is_not_left_out(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    with pytest.raises(InvalidArgument, match="pubsub needs revision"):
+        schema.install(connection, without=["revision"])
+    assert schemas(connection) == set()
+
+
+@pytest.fixture
+def without_hstore(monkeypatch):
+    """The server lacks what queues need, whichever it is."""
+    monkeypatch.setitem(EXTENSIONS, "mbus", "hstore_of_another_server")
+
+
+def test_what_the_server_cannot_hold_is_left_out_and_told(bare_db, connect_to, without_hstore):
+    connection = connect_to(bare_db)
+    found = schema.install(connection)
+    assert [state.system for state in found if state.version == 0] == ["mbus"]
+    [told] = [state.left_out for state in found if state.left_out]
+    assert re.match("the server has no hstore_of_another_server: install postgresql-contrib", told)
+    assert schema.install(connection) == found
+    assert "mbus" not in schema.present(connection)
+
+
+def test_what_was_asked_for_by_name_is_not_left_out(bare_db, connect_to, without_hstore):
+    connection = connect_to(bare_db)
+    with pytest.raises(Refused, match="mbus: the server has no hstore_of_another_server"):
+        schema.install(connection, ["mbus", "tube"])
+    assert schemas(connection) == set()
+
+
+def test_who_misses_what_the_server_cannot_hold_is_not_told_to_install(bare_db, connect_to, without_hstore):
+    schema.install(connect_to(bare_db), without=["mbus"])
+    with feed_connect(bare_db) as connection:
+        with pytest.raises(
+            SchemaMissing, match="the server has no hstore_of_another_server: install postgresql-contrib"
+        ):
+            queues.new_iid(connection, "orders")
+        with (
+            connection.transaction(force_rollback=True),
+            pytest.raises(SchemaMissing, match="postgresql-contrib"),
+        ):
+            queues.new_iid(connection, "orders")
+    with (
+        pytest.raises(SchemaMissing, match="the server has no hstore_of_another_server"),
+        ConsumerTransaction(QueueFeed("orders"), bare_db),
+    ):
+        pass
+
+
+def test_who_waits_for_what_the_server_cannot_hold_is_told_so(bare_db, connect_to, without_hstore):
+    async def wait():
+        connection = await connect_async(bare_db)
+        async with connection:
+            await ask_all(connection, [QueueFeed("orders").position()])
+
+    with pytest.raises(SchemaMissing, match="the server has no hstore_of_another_server"):
+        asyncio.run(wait())
 
 
 def test_another_version_is_not_touched(connect):
@@ -105,7 +227,7 @@ THEIRS = {
 def test_what_others_have_put_into_a_schema_is_never_dropped(connect, system):
     connection = connect()
     if not schema.available(connection, system):
-        pytest.skip(f"this server has no {system.extension}")
+        pytest.skip(f"this server cannot hold {system.folder}")
     connection.execute("create table public.item (id bigint primary key)")
     for made in filter(None, map(RUNNING.get, (each.folder for each in possible(connection)))):
         connection.execute(made)

@@ -14,13 +14,15 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import asyncpg
 import pytest
+from airflow.cli.cli_parser import get_parser
 from psycopg import sql
 
-from airflow_pgchange.feeds.errors import ServerUnavailable
-from airflow_pgchange.topology import InstanceEvent, TopologyClient
+from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
+from airflow_pgchange.topology import InstanceEvent, TopologyClient, service
 from airflow_pgchange.topology.connection import RECORD
 from airflow_pgchange.topology.replies import READY
 from tests.relay_process import relay_process
@@ -216,6 +218,35 @@ def test_the_relay_needs_no_more_than_to_read(catalogue, role):
 def test_tls_is_refused_where_the_relay_has_none(relay):
     with pytest.raises(ServerUnavailable, match="does not support SSL"):
         TopologyClient(relay.conninfo(sslmode="require")).connect()
+
+
+def test_where_tls_is_required_nobody_connects_without(db, catalogue, secured):
+    with relay_process(db, **secured, require_tls=True) as relay:
+        for password in ("secret", "wrong"):
+            with pytest.raises(ServerUnavailable, match="this server takes encrypted connections only"):
+                TopologyClient(relay.conninfo(password=password, sslmode="disable")).connect()
+        with TopologyClient(relay.conninfo(password="secret", sslmode="prefer")) as client:
+            assert len(client.topology.instances) == 4
+
+
+def test_tls_cannot_be_required_without_a_certificate(secured):
+    with pytest.raises(InvalidArgument, match="--require-tls needs --tls-cert and --tls-key"):
+        service.run("", "127.0.0.1:0", users=Path(secured["users"]), require_tls=True)
+
+
+def test_tls_is_required_on_the_command_line_too(secured):
+    command = [
+        "pgchange",
+        "topology-relay",
+        "--dsn",
+        "dbname=x",
+        "--users",
+        secured["users"],
+        "--require-tls",
+    ]
+    args = get_parser().parse_args(command)
+    with pytest.raises(SystemExit, match="--require-tls needs --tls-cert"):
+        args.func(args)
 
 
 def test_more_clients_than_there_may_be_are_told_so(db, catalogue):

@@ -106,6 +106,68 @@ async def test_asyncpg_hears_what_happens(relay, catalogue):
     await connection.close()
 
 
+async def test_a_pool_of_asyncpg_gives_connections_back(relay, catalogue):
+    heard = asyncio.Queue()
+    async with asyncpg.create_pool(
+        host="127.0.0.1",
+        port=relay.port,
+        user="ann",
+        database="any",
+        server_settings={"smart_connector": "0.1"},
+        min_size=1,
+        max_size=1,
+    ) as pool:
+        for _ in range(2):
+            async with pool.acquire() as connection:
+                backend = connection.get_server_pid()
+                assert await connection.fetchval("select 1") == 1
+        async with pool.acquire() as connection:
+            assert connection.get_server_pid() == backend
+            connection.add_log_listener(lambda _, message: heard.put_nowait(json.loads(message.message)))
+            catalogue.execute("select topology.set_state('r1-i2', 'Offline')")
+            assert (await asyncio.wait_for(heard.get(), 30))["current_state"] == "Offline"
+
+
+NO_OPS = [
+    "select pg_advisory_unlock_all()",
+    "close all",
+    "unlisten *",
+    "reset all",
+    "reset role",
+    "reset session authorization",
+    "discard all",
+    "discard temp",
+    "discard temporary",
+    "discard plans",
+    "discard sequences",
+    "deallocate all",
+    "set session authorization default",
+    "set session characteristics as transaction read only",
+    "set application_name to 'me'",
+    "set session extra_float_digits = 3",
+    "set client_encoding to 'utf-8'",
+    "set role none",
+    "rollback",
+    "abort",
+    "rollback work",
+    "",
+]
+
+
+@pytest.mark.parametrize("cursor", [psycopg.ClientCursor, psycopg.RawCursor], ids=["simple", "extended"])
+def test_what_does_nothing_is_answered_as_postgresql_answers_it(relay, catalogue, cursor):
+    with psycopg.connect(relay.conninfo(options="smart_connector=0.1"), autocommit=True) as connection:
+        asked, server = cursor(connection), cursor(catalogue)
+        for statement in NO_OPS:
+            seen = []
+            for one in (asked, server):
+                # With a parameter format that is not the default psycopg sends it by the extended protocol.
+                one.execute(statement, binary=cursor is psycopg.RawCursor or None)
+                columns = [(c.name, c.type_code) for c in one.description or ()]
+                seen.append((one.statusmessage, columns, one.fetchall() if columns else []))
+            assert seen[0] == seen[1], statement
+
+
 def test_pg8000_hears_the_snapshot_and_what_happens(relay, catalogue):
     connection = pg8000.native.Connection(
         "ann",

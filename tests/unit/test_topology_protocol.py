@@ -17,6 +17,7 @@ from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
 from airflow_pgchange.topology.auth import read_users
 from airflow_pgchange.topology.protocol import CANCEL, GSS, LONGEST_MESSAGE, SSL
 from airflow_pgchange.topology.session import EARLY, Send, Session, State, Wish
+from airflow_pgchange.topology.statements import selected
 from airflow_pgchange.topology.words import check_word, options_of
 
 WORD = {"user": "ann", "smart_connector": "0.1"}
@@ -292,11 +293,42 @@ def test_a_file_of_users_that_is_none_is_refused_with_the_line(tmp_path, text, r
         (" SELECT 1 ; ", b"TDCZ"),
         ("", b"IZ"),
         (";", b"IZ"),
+        ("-- ping", b"IZ"),
+        ("select 1; select 1", b"TDCTDCZ"),
         ("select 2", b"EZ"),
         ("drop table x", b"EZ"),
+        ("select 1; drop table x", b"EZ"),
+        ("set application_name to 'a;b'; rollback", b"CCZ"),
+        ("set client_encoding = 'latin1'", b"EZ"),
+        ("set x = 1 drop table x", b"EZ"),
+        ("'", b"EZ"),
     ],
 )
 def test_a_simple_query_is_answered(query, answer):
+    assert kinds(sent(registered().receive(message(b"Q", query.encode() + b"\0")))[0]) == answer
+
+
+RESETS = {
+    "asyncpg": ("SELECT pg_advisory_unlock_all();\nCLOSE ALL;\nUNLISTEN *;\nRESET ALL;", b"TDCCCCZ"),
+    "Npgsql": ("DISCARD ALL", b"CZ"),
+    "Npgsql with prepared statements": (
+        "SET SESSION AUTHORIZATION DEFAULT;RESET ALL;CLOSE ALL;UNLISTEN *;SELECT pg_advisory_unlock_all();"
+        "DISCARD SEQUENCES;DISCARD TEMP",
+        b"CCCCTDCCCZ",
+    ),
+    "psycopg2": ("ABORT; RESET ALL; SET SESSION AUTHORIZATION DEFAULT;", b"CCCZ"),
+    "SQLAlchemy": ("ROLLBACK", b"CZ"),
+    "HikariCP": ("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY", b"CZ"),
+    "HikariCP's levels": ("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED", b"CZ"),
+    "pgjdbc": ("SET application_name = 'PostgreSQL JDBC Driver'", b"CZ"),
+    "PgBouncer": ("DISCARD ALL; DEALLOCATE ALL", b"CCZ"),
+}
+"""What pools send when a connection is given back or taken, and the kinds of PostgreSQL's answers."""
+
+
+@pytest.mark.parametrize("pool", RESETS)
+def test_what_pools_send_of_themselves_is_answered(pool):
+    query, answer = RESETS[pool]
     assert kinds(sent(registered().receive(message(b"Q", query.encode() + b"\0")))[0]) == answer
 
 
@@ -313,7 +345,15 @@ def extended(query, result_format=0):
 
 
 @pytest.mark.parametrize(
-    ("query", "answer"), [("select 1", b"12TDC3Z"), ("", b"12nI3Z"), ("select 2", b"EZ")]
+    ("query", "answer"),
+    [
+        ("select 1", b"12TDC3Z"),
+        ("", b"12nI3Z"),
+        ("SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE", b"12nC3Z"),
+        ("select pg_advisory_unlock_all()", b"12TDC3Z"),
+        ("select 2", b"EZ"),
+        ("select 1; select 1", b"EZ"),
+    ],
 )
 def test_an_extended_query_is_answered_and_after_an_error_nothing_until_sync(query, answer):
     assert kinds(sent(registered().receive(extended(query)))[0]) == answer
@@ -336,6 +376,33 @@ def test_who_asks_too_much_before_the_snapshot_is_refused():
     few = message(b"Q", bytes(EARLY - 5))
     assert list(session.receive(few)) == []
     assert "before the snapshot" in str(refused(session, b"Q"))
+
+
+@pytest.mark.parametrize("reset", ["discard all", "deallocate all"])
+def test_what_forgets_statements_makes_room_for_others(reset):
+    session = registered()
+    list(session.receive(message(b"P", b"s\0select 1\0\0\0")))
+    list(session.receive(message(b"Q", reset.encode() + b"\0")))
+    assert kinds(sent(session.receive(message(b"D", b"Ss\0")))[0]) == b"E"
+
+
+@pytest.mark.parametrize("letter", ["'", '"', "-", " ", ";", "-- ", "a'", "set x = ''"])
+def test_no_query_takes_long_to_read(letter):
+    """As long as one may be: what took the square of that would not end."""
+    assert selected((letter * LONGEST_MESSAGE)[:LONGEST_MESSAGE]) in (None, [])
+
+
+def test_who_must_encrypt_is_told_so_before_anything_is_asked(users):
+    session = Session(1, users, encrypts=True, demands=True)
+    found = refused(session, packet({"user": "ann"}))
+    assert (found.sqlstate, str(found)) == ("28000", "this server takes encrypted connections only")
+    assert found.hint == "connect with sslmode=require, or a stricter one"
+
+
+def test_who_encrypts_where_it_must_is_asked_for_a_password(users):
+    session = Session(1, users, encrypts=True, demands=True)
+    assert sent(session.receive(request(SSL))) == (b"S", [Wish.ENCRYPT])
+    assert kinds(sent(session.receive(packet(WORD)))[0]) == b"R"
 
 
 def test_names_are_bounded():

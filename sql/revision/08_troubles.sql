@@ -18,9 +18,12 @@ as $$
     ) as line(holds, told)
     where line.holds
     union all
+    select format('%s; %s', revision.told_missed(t.tbl, m), revision.bring_missed(m))
+    from revision.tracking() as t cross join lateral unnest(t.missed) as m
+    union all
     select format('revision.commit_queue needs partitions: %s', c.reason)
     from revision.crowded_default() as c(reason) where c.reason is not null
 $$;
 comment on function revision.troubles() is
     'What a person should look at, a line for each with what to do: tables whose rows are not all captured or whose commits '
-    'could not be placed, and partitions of the queue that are made only when somebody says so.';
+    'could not be placed, partitions that came with rows, and partitions of the queue that are made only when somebody says so.';

@@ -1,0 +1,146 @@
+-- The capture on partitions that came later, and what was in them.
+
+create function revision.refresh_tracking() returns setof text
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    known revision.tracked;
+    placed integer;
+begin
+    for known in
+        select t.* from revision.tracked as t join pg_class as c on c.oid = t.tbl
+        where pg_has_role(current_user, c.relowner, 'usage')
+          and exists (select from revision.tracking() as s where s.tbl = t.tbl and s.untriggered <> '{}')
+    loop
+        begin
+            perform revision.lock_for_capture(known.tbl);
+            placed := revision.place_triggers(known.tbl, known.function);
+            return next format('%s: capture put on %s partitions', known.tbl, placed);
+            return query
+                select format('%s; %s', revision.told_missed(t.tbl, m), revision.bring_missed(m))
+                from revision.tracking() as t cross join lateral unnest(t.missed) as m where t.tbl = known.tbl;
+        exception
+            when lock_not_available then
+                return next format('%s: postponed, it is being written', known.tbl);
+            when others then
+                return next format('%s: capture cannot be put on its partitions: %s', known.tbl, sqlerrm);
+        end;
+    end loop;
+end
+$$;
+comment on function revision.refresh_tracking() is
+    'Put the capture on partitions that were attached since, of the tables that the caller owns; returns a line for each, with '
+    'the reason where it cannot be, and for each that has rows that may be in no commit.';
+
+create function revision.tracking()
+returns table (
+    tbl regclass, branch_id bigint, expression text, untriggered regclass[], disabled regclass[], key_renamed boolean,
+    existing_done boolean, faults bigint, missed regclass[]
+)
+language sql stable security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select t.tbl, t.branch_id, t.expression,
+           array(
+               select d.relid from revision.descendants(t.tbl) as d(relid)
+               where not exists (
+                   select from pg_trigger as g where g.tgrelid = d.relid and g.tgname = 'pgchange_capture')
+           ),
+           array(
+               select g.tgrelid::regclass from pg_trigger as g
+               where g.tgname = 'pgchange_capture' and g.tgenabled not in ('O', 'A')
+                 and g.tgrelid in (select d.relid from revision.descendants(t.tbl) as d(relid))
+           ),
+           revision.key_column(t.tbl) is distinct from t.commit_id,
+           t.existing_done,
+           (select count(*) from revision.fault as f
+            where f.kind = 'capture' and f.tbl in (select d.relid from revision.descendants(t.tbl) as d(relid))),
+           array(
+               select distinct f.tbl from revision.fault as f
+               where f.kind = 'missed' and f.tbl in (select d.relid from revision.descendants(t.tbl) as d(relid))
+               order by f.tbl)
+    from revision.tracked as t
+    where exists (select from pg_class as c where c.oid = t.tbl)
+$$;
+comment on function revision.tracking() is
+    'Every tracked table, with what is not captured: partitions without a trigger, disabled ones, a renamed key, faults, '
+    'and partitions that had rows before they were captured.';
+
+create function revision.enqueue_attached(part regclass) returns bigint
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    known revision.tracked := (
+        select t from revision.tracked as t where part in (select d.relid from revision.descendants(t.tbl) as d(relid)));
+    root regclass := known.tbl;
+    key name := revision.key_column(part);
+    since pg_snapshot := case when revision.is_native() then known.since else '1:1:' end;
+    came_in bigint := case when revision.is_native() then (
+        select max(revision.full_xid(i.xmin)) from pg_inherits as i where i.inhrelid = part) else 1 end;
+    rows_of text;
+    found_row boolean;
+    enqueued bigint;
+begin
+    if root is null or key is null then
+        perform revision.refuse(
+            format('%s is no part of a tracked table, or its key column is gone', part), 'call revision.track on the table first');
+    end if;
+    perform revision.check_owner(part, 'put its rows in the queue');
+    if not exists (select from revision.fault as f where f.tbl = part and f.kind = 'missed') then
+        return 0;
+    end if;
+    known.tbl := part;
+    perform revision.check_reads_no_code(known);
+    rows_of := format(
+        'select %1$I as key, pg_catalog.int8up((%2$s)) as branch from %3$s as %4$I', key,
+        coalesce(known.expression, known.branch_id::text), part, (select c.relname from pg_class as c where c.oid = root));
+    if not known.existing_done then
+        execute format('select exists (select from (%s) as r where r.key > $1 and r.key <= $2)', rows_of)
+        using coalesce(known.existing_upto, -9223372036854775808), known.key_ceiling into found_row;
+        if found_row then
+            perform revision.refuse(
+                format('rows of %s may still be put in the queue with those of %s that were there before', part, root),
+                format('call revision.enqueue_existing(%L) first', root));
+        end if;
+    end if;
+    if revision.trimmed_since(known.branch_id, format('%s:%s:', came_in, came_in)::pg_snapshot) then
+        perform revision.refuse(
+            format('rows of %s may have been captured already, and the history that would tell was trimmed', part),
+            'put those that consumers have not had into revision.commit_queue (commit_id, branch_id) yourself');
+    end if;
+    if not exists (select from revision.branch as b where b.tbl = root and b.id = known.branch_id) then
+        execute format(
+            'select exists (select from (%s) as r join revision.commit_queue as q on (q.branch_id, q.commit_id) = (r.branch, r.key)
+             where q.txid >= pg_snapshot_xmin($1) and not pg_visible_in_snapshot(q.txid, $1))', rows_of)
+        using since into found_row;
+        if found_row then
+            perform revision.refuse(
+                format('rows of %s may be in the queue, and its branch may hold other tables'' commits, so captured ones cannot be '
+                       'told from the rest', part),
+                'track the table with a branch of its own');
+        end if;
+    end if;
+    -- What was written through the table since it came is in the queue, or among the faults.
+    execute format($rows$
+        insert into revision.commit_queue (commit_id, branch_id)
+        select r.key, r.branch from (%s) as r
+        where r.branch is not null
+          and not exists (
+              select from revision.commit_queue as q
+              where (q.branch_id, q.commit_id) = (r.branch, r.key)
+                and q.txid >= pg_snapshot_xmin($1) and not pg_visible_in_snapshot(q.txid, $1))
+          and not exists (
+              select from revision.fault as f
+              where f.commit_id = r.key and f.tbl in (select d.relid from revision.descendants($2) as d(relid)))
+        order by r.key
+    $rows$, rows_of) using since, root;
+    get diagnostics enqueued = row_count;
+    delete from revision.fault as f where f.tbl = part and f.kind = 'missed';
+    return enqueued;
+end
+$$;
+comment on function revision.enqueue_attached(regclass) is
+    'Put the rows that came with a partition in the queue, but for those that are in it; returns how many. Refused where history '
+    'that is younger than the partition was trimmed: what is gone would come again.';
