@@ -144,6 +144,7 @@ begin
     if known.existing_done then
         return null;
     end if;
+    perform revision.check_owner(tbl, 'put its rows in the queue');
     perform revision.check_reads_no_code(known);
     -- What was committed when the capture was put in place was not captured. A row of a transaction that was open or to come
     -- then, or of a subtransaction that may belong to one, was inserted since, and captured, or only updated since: the queue
@@ -177,7 +178,7 @@ begin
                 where %6$s > 0 and q.branch_id in (select b.id from revision.branch as b) and q.txid >= %3$L::xid8
                   and not pg_catalog.pg_visible_in_snapshot(q.txid, %11$L)
                 union all
-                select f.commit_id from revision.fault as f where %6$s > 0 and f.tbl = %9$s
+                select f.commit_id from revision.fault as f where %6$s > 0 and f.tbl = %9$s and f.commit_id is not null
             )
             insert into revision.commit_queue (commit_id, branch_id)
             select e.key, e.branch

@@ -43,7 +43,7 @@ def raised(connection, call):
 @pytest.mark.parametrize(
     ("tool", "says"),
     [
-        (lambda c: consumers.move(c, c, NOBODY, "beginning"), "watermark lists them"),
+        (lambda c: consumers.move(c, c, NOBODY, "beginning"), "airflow pgchange status"),
         (lambda c: consumers.drop(c, c, NOBODY), "watermark lists them"),
         (lambda c: consumers.repair(c, c, NOBODY), "watermark lists them"),
         (lambda c: consumers.skip(c, c, NOBODY, "why not"), "airflow pgchange status"),

@@ -78,6 +78,13 @@ def test_what_was_captured_and_updated_since_comes_once(ledger):
     assert enqueued(ledger) == [10, 15, 20, 30]
 
 
+def test_a_fault_that_names_no_row_leaves_no_row_in_doubt_out(ledger):
+    ledger.execute("select revision.track('ledger')")
+    ledger.execute("insert into revision.fault (tbl, message) values ('ledger', 'the key column is gone')")
+    ledger.execute("update ledger set kind = 'b'")
+    assert enqueued(ledger) == [10, 20, 30]
+
+
 def test_a_table_that_is_tracked_again_gives_only_what_was_not_captured_before(ledger):
     ledger.execute("select revision.track('ledger')")
     ledger.execute("insert into ledger values (15)")
