@@ -173,7 +173,7 @@ def _converted(
         try:
             arrays.append(pc.cast(array, kind))
         except pa.ArrowInvalid as error:
-            row = next(row for row in range(len(array)) if not _is_castable(array[row : row + 1], kind))
+            row = next(row for row in range(len(array)) if not _is_castable(array.take([row]), kind))
             problem = f"{shown(array[row].as_py())}, of another range ({error})"
             raise rows.unreadable(record(batch, row, rows.key), column.name, problem) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -16,7 +16,7 @@ from demo.spark import clean_environment
 from tests.spark_session import track
 from tests.suite import java
 
-pytestmark = pytest.mark.release("make install-test downloads what the registries have on the day")
+pytestmark = pytest.mark.release("make install-test has it: it downloads what the registries have on the day")
 
 ROOT = Path(__file__).parents[2]
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
