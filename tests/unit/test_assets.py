@@ -59,6 +59,11 @@ def test_a_uri_that_names_no_feed_is_refused(uri: str) -> None:
         sanitize_uri(urlsplit(uri))
 
 
+def test_a_uri_without_a_connection_is_told_what_it_lacks() -> None:
+    with pytest.raises(ValueError, match="names a connection"):
+        sanitize_uri(urlsplit('pgchange:///commit?{"consumer_id": "a", "branch_id": 0}'))
+
+
 @pytest.mark.parametrize("arguments", [{"min_changes": 0}, {"max_wait": -1}])
 def test_limits_that_make_no_sense_are_refused(arguments: dict[str, int]) -> None:
     with pytest.raises(InvalidArgument):

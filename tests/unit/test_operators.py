@@ -17,6 +17,7 @@ from airflow_pgchange.arguments import seconds, until_of
 from airflow_pgchange.decorators.batch import BatchDecoratedOperator
 from airflow_pgchange.events import Handler
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
+from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.draining import DrainingOperator
@@ -135,3 +136,7 @@ def test_a_copy_of_what_was_asked_to_stop_is_not_asked() -> None:
     copied = copy.deepcopy(stop)
     stop.ask()
     assert (stop(), copied()) == (True, False)
+
+
+def test_a_batch_is_of_the_same_size_by_an_operator_and_by_the_library():
+    assert BatchOperator(task_id="t", **ARGUMENTS[BatchOperator]).limit == Plan(COMMITS, "").limit == 100_000
