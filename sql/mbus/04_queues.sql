@@ -24,7 +24,7 @@ begin
             delayed_until timestamptz,
             expires timestamptz,
             iid text,
-            only_for integer[],
+            not_for integer[],
             id bigint primary key default case when pg_current_xact_id() is not null then nextval(%3$L) end,
             added timestamptz not null default clock_timestamp(),
             txid xid8 not null default pg_current_xact_id(),
@@ -42,8 +42,8 @@ begin
     execute format('create index on mbus.%I (txid, id)', 'log$' || known.qname);
     execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
     execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
-        'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. only_for: '
-        'the consumers for whom a message was put back.');
+        'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. not_for: '
+        'the consumers that had a message before it was put back, or are to have it still; null for one that was not put back.');
     update mbus.queue as q set
         seq = to_regclass(sequence), began = coalesce(pg_sequence_last_value(to_regclass(sequence)), 0)
     where q.id = known.id;

@@ -12,7 +12,7 @@ declare
                p.expires::timestamp as expires, null::integer[] as received, p.headers, p.properties, p.data
         from posted as p
         -- What is put back was copied when it came.
-        where p.only_for is null)$sql$, known.qname || '.');
+        where p.not_for is null)$sql$, known.qname || '.');
 begin
     execute format('drop trigger if exists copies on mbus.%I', 'log$' || known.qname);
     for each_trigger in select t.* from mbus.trigger as t where t.src = known.qname order by t.dst loop
