@@ -163,6 +163,9 @@ as $$
 declare
     lost record;
 begin
+    if 'see' <> all (mbus.letter_rights(address)) then
+        perform mbus.deny();
+    end if;
     if not exists (select from mbus.queue as q where q.qname = address ->> 'queue') then
         raise exception using errcode = 'PC012',
             message = format('the messages belong to no queue that is here: %s', coalesce(address ->> 'queue', 'none')),
@@ -181,7 +184,11 @@ begin
         raise exception using errcode = 'PC012', message = 'the consumers that gave the message up were dropped',
             hint = 'drop the letter; mbus.dmq has the message, to post it anew if others are to have it';
     end if;
-    lost := mbus.unmatched((content ->> 'letter')::bigint, address ->> 'queue', address ->> 'consumer');
+    -- Whoever asks may write anything there: it is looked at where it is the letter of this address.
+    lost := mbus.unmatched(
+        (select l.id from dead_letter.letter as l
+         where l.id = (content ->> 'letter')::bigint and l.address = check_letter.address),
+        address ->> 'queue', address ->> 'consumer');
     if lost.iid is not null then
         raise exception using errcode = 'PC012',
             message = format('message %s does not match the selector of consumer %s, which would not receive it', lost.iid, lost.consumer),
