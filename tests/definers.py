@@ -29,8 +29,8 @@ ASKED = (
         mbus.drop_consumer mbus.drop_queue mbus.drop_trigger mbus.estimated_messages mbus.feed_ack mbus.feed_changes
         mbus.feed_claim mbus.feed_in_work mbus.feed_lag mbus.feed_note_failure mbus.feed_passed mbus.feed_point
         mbus.feed_skip mbus.get_iid mbus.is_msg_exists mbus.list mbus.peek mbus.peek_q mbus.post_dmq mbus.post_q
-        mbus.postn_q mbus.retry_faults mbus.saga_done mbus.saga_roll_back mbus.saga_turn mbus.start_saga mbus.take
-        mbus.take_from_q_by_default mbus.try_again
+        mbus.postn_q mbus.retry_faults mbus.saga_done mbus.saga_roll_back mbus.saga_state mbus.saga_turn
+        mbus.start_saga mbus.take mbus.take_from_q_by_default mbus.try_again
         """,
         by=r"mbus\.(demand|deny|may|feed_consumer)\(",
     ),
@@ -45,6 +45,12 @@ ASKED = (
         "whether who logged in may select from a view that is the owner's and depends on the function; no name",
         "mbus.seen$",
         by=r"mbus\.may_receive_through\(",
+    ),
+    Asked(
+        "public",
+        "the same of each saga, and leaves out the others",
+        "mbus.stuck_sagas",
+        by=r"mbus\.sees_saga\(",
     ),
     Asked(
         "public",
@@ -110,8 +116,8 @@ ASKED = (
     ),
     Asked(
         "mbus.maintainer",
-        "nothing: a maintainer sees what is wrong with every queue, and deletes what nobody is to receive",
-        "mbus.forget_sagas mbus.maintain mbus.saga_trouble mbus.troubles",
+        "nothing: a maintainer sees what is wrong with every queue, and ends what is over",
+        "mbus.forget_sagas mbus.roll_back_overdue mbus.maintain mbus.saga_trouble mbus.troubles",
     ),
     Asked(
         "pgchange_staging.keeper",

@@ -209,7 +209,7 @@ begin
         mbus.feed_note_failure(text, text, jsonb, text), mbus.feed_lag(text, text, integer), mbus.feed_point(text),
         mbus.feed_passed(text, text, jsonb), mbus.feed_skip(text, text, jsonb, text), mbus.skip_batch(text, text, text),
         mbus.list(), mbus.retry_faults(text, text), mbus.try_again(text, interval, text), mbus.start_saga, mbus.saga_turn(text), mbus.saga_done(text),
-        mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text)
+        mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text), mbus.saga_state(bigint), mbus.stuck_sagas()
         to public;
 end
 $$;

@@ -187,7 +187,7 @@ begin
     -- Whoever asks may write anything there: it is looked at where it is the letter of this address.
     lost := mbus.unmatched(
         (select l.id from dead_letter.letter as l
-         where l.id = (content ->> 'letter')::bigint and l.address = check_letter.address),
+         where l.id = (check_letter.content ->> 'letter')::bigint and l.address = check_letter.address),
         address ->> 'queue', address ->> 'consumer');
     if lost.iid is not null then
         raise exception using errcode = 'PC012',
