@@ -109,6 +109,7 @@ set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
+    consumers mbus.consumer[];
     each_name text;
     each_function regprocedure;
 begin
@@ -116,6 +117,11 @@ begin
         perform mbus.deny();
     end if;
     known := mbus.queue_to_change(qname);
+    consumers := array(select c from mbus.consumer as c where c.qname = known.qname);
+    perform mbus.refuse_users(
+        'queue ' || known.qname, consumers,
+        mbus.queue_functions(known) || array(select f from unnest(consumers) as c, unnest(mbus.consumer_functions(known, c)) as f),
+        array(select kind || known.qname from unnest(array['qt$', 'all$', 'log$']) as kind));
     -- First, as who posts locks the queue that is copied from before this one.
     for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
         perform mbus.drop_trigger(each_name, known.qname);

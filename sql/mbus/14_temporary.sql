@@ -138,6 +138,8 @@ begin
         exception when lock_not_available then
             -- Whoever takes would wait behind this for a transaction that has taken and is open: another time.
             null;
+        when dependent_objects_still_exist then
+            raise warning '%', sqlerrm;
         end;
     end loop;
     delete from mbus.tempq as t

@@ -4,16 +4,11 @@ create function mbus.may_receive_through(receiver regprocedure) returns boolean
 language sql stable
 set search_path from current
 as $$
-    -- No name is trusted: anybody may make something else in a view's place, or a view of his own over the function.
-    select coalesce(bool_or(has_table_privilege(session_user, v.oid, 'select')), false)
-    from pg_depend as d
-    join pg_rewrite as r on d.classid = 'pg_rewrite'::regclass and r.oid = d.objid
-    join pg_class as v on v.oid = r.ev_class and v.relkind = 'v'
-    join pg_proc as p on p.oid = d.refobjid and p.proowner = v.relowner
-    where d.refclassid = 'pg_proc'::regclass and d.refobjid = receiver
+    select coalesce(bool_or(has_table_privilege(session_user, v, 'select')), false)
+    from mbus.receiving_views(array[receiver]) as v
 $$;
 comment on function mbus.may_receive_through(regprocedure) is
-    'Whether the session may select from a view that has the owner of this function, and calls it.';
+    'Whether who logged in may select from a view that receives by this function.';
 
 create function mbus.create_view(qname text, cname text default 'default', sname text default 'public', viewname text default null)
 returns void
