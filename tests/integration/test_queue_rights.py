@@ -87,6 +87,8 @@ FREE = {
     "mbus.feed_lock('q', 'default')",
     "mbus.feed_locked('q', 'default')",
     "mbus.feed_position('q', 'default')",
+    "mbus.saga_state(7)",
+    "mbus.stuck_sagas()",
 }
 """For everybody: they tell of nothing, or want a name that nobody can guess."""
 
