@@ -11,12 +11,39 @@ begin
     -- Where it will stand, and between brackets of two kinds, so that its own are in pairs.
     execute format(
         E'select from (select (null::mbus.qt_model).*) as t where false and (%1$s\n) and (array[%1$s\n])[1]', selector);
+    perform mbus.check_depends_on_message(selector);
 exception when others then
-    raise syntax_error using message = format('Wrong selector:%s', selector), detail = sqlerrm,
-        hint = 'a selector is an expression over a message t, such as (t.properties->''STATE'') = ''DONE''';
+    raise syntax_error using message = format('Wrong selector:%s', selector),
+        detail = case when sqlstate in ('42P17', '0A000') then
+            'It is asked about a message when it is posted and when it is read, then and again, in other sessions: so it may depend '
+            'on the message alone. ' else '' end || sqlerrm,
+        hint = case sqlstate
+            when '42P17' then 'now(), current_user, times out of texts and the like are other ones then: post what they depend on with '
+                              'the message; a function of your own that always answers the same is to be marked immutable'
+            when '0A000' then 'a query of its own looks at more than the message: post what it would find with it; '
+                              'of an hstore there are akeys() and avals()'
+            else 'a selector is an expression over a message t, such as (t.properties->''STATE'') = ''DONE''' end;
 end
 $$;
-comment on function mbus.check_selector(text) is 'Refuse what is not an expression over a message, with PostgreSQL''s reason.';
+comment on function mbus.check_selector(text) is
+    'Refuse what is not an expression over a message, or does not depend on that alone, with PostgreSQL''s reason. To be called by who '
+    'has the lock of mbus.queue_to_change().';
+
+create function mbus.check_depends_on_message(selector text) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    -- What PostgreSQL asks of the condition of an index: nothing of it stays.
+    create table mbus.t of mbus.qt_model;
+    execute format(E'create index on mbus.t (id) where (%s\n)', selector);
+    raise exception using errcode = 'PCUND', message = 'made';
+exception when sqlstate 'PCUND' then
+    null;
+end
+$$;
+comment on function mbus.check_depends_on_message(text) is
+    'Fail for a condition that can give another answer for the same message: that calls what is not immutable, or has a query of its own.';
 
 create function mbus.make_consumer_functions(known mbus.queue, c mbus.consumer) returns void
 language plpgsql

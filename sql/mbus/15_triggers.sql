@@ -65,9 +65,9 @@ begin
     if not mbus.is_admin() or selector is not null and not mbus.is_owner() then
         perform mbus.deny();
     end if;
-    perform mbus.check_selector(selector);
     source := mbus.queue_to_change(src);
     target := mbus.queue_named(dst);
+    perform mbus.check_selector(selector);
     if exists (
         with recursive reached as (
             select create_trigger.dst as qname
