@@ -32,6 +32,7 @@ class Kind:
 
     ``pattern`` matches their names; ``feed`` takes the database of the changes and the pattern's groups. ``status`` takes
     the database of their progress, and that of the changes or None. ``instead``: what to do where they cannot be moved.
+    ``troubles``: what else of the database of the changes a person should look at.
     """
 
     system: str
@@ -40,6 +41,7 @@ class Kind:
     feed: Callable[..., Feed]
     status: Callable[[Connection, Connection | None], list[Row]]
     instead: str = ""
+    troubles: Callable[[Connection], list[str]] = lambda changes: []
 
 
 def named(name: str) -> Callable[[Connection], Feed]:
@@ -76,8 +78,8 @@ def status(
 
     ``results`` holds their progress, ``source`` the changes of those whose changes are elsewhere. The lag is None where
     the source was not asked, or where a person must decide first, which ``held_back_by`` then says. Kinds that the role
-    may not see are left out, and ``warn`` is told. Raises SchemaMissing where neither has any of our schemas,
-    PermissionDenied where the role may see no kind.
+    may not see are left out, and ``warn`` is told; so it is of sagas that are stuck. Raises SchemaMissing where neither
+    has any of our schemas, PermissionDenied where the role may see no kind.
     """
     held = {system for connection in {results, source or results} for system in schema.present(connection)}
     if not held:
@@ -91,6 +93,9 @@ def status(
         except PermissionDenied as error:
             denied.append(error)
             warn(f"consumers such as {kind.example} are left out: {error}")
+        else:
+            for line in kind.troubles(source or results):
+                warn(line)
     if denied and len(denied) == len(kinds):
         raise denied[0]
     return found
@@ -160,6 +165,7 @@ KINDS = (
         lambda _, queue, reader: QueueFeed(queue, reader),
         _readers,
         "`airflow pgchange skip` gives up its batch, mbus.drop_consumer() removes it",
+        queues.stuck_sagas,
     ),
     Kind("topology", "topology:(.+)", "topology:watcher", lambda _, name: TopologyFeed(name), _watchers),
     Kind(

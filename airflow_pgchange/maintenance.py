@@ -107,6 +107,7 @@ def maintain(
         _keep_log(report, connection)
     if "mbus" in held:
         report.add(report.done, lambda: queues.look_after(connection))
+        report.add(report.done, lambda: queues.roll_back_overdue(connection))
         if keep_sagas is not None:
             report.add(report.done, lambda: queues.forget_sagas(connection, keep_sagas))
     if "staging" in held:

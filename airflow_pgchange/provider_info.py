@@ -29,7 +29,7 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.sagas",
             )
         ],
-        "sensors": [_modules("sensors.pgchange", "sensors.topology")],
+        "sensors": [_modules("sensors.pgchange", "sensors.topology", "sensors.sagas")],
         "triggers": [_modules("triggers.feed")],
         "connection-types": [_connection_type()],
         "asset-uris": [

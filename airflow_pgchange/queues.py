@@ -231,6 +231,16 @@ def look_after(connection: psycopg.Connection[Any]) -> list[str]:
     return [f"queues: deleted {deleted} messages that were received or expired"] if deleted else []
 
 
+def roll_back_overdue(connection: psycopg.Connection[Any]) -> list[str]:
+    """Roll back the sagas whose deadline has passed before all their steps were done; a line for each."""
+    return [f"sagas: {line}" for (line,) in rows(connection, "select mbus.roll_back_overdue()")]
+
+
+def stuck_sagas(connection: psycopg.Connection[Any]) -> list[str]:
+    """The sagas that do not get on without a person, of those in whose queues this role may do something."""
+    return [line for (line,) in rows(connection, "select mbus.stuck_sagas()")]
+
+
 def forget_sagas(connection: psycopg.Connection[Any], older_than: str) -> list[str]:
     """Forget the sagas that ended longer ago than a PostgreSQL interval; says how many. Raises InvalidArgument."""
     query = sql.SQL("select mbus.forget_sagas({})").format(interval(connection, "keep_sagas", older_than))

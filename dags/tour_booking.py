@@ -1,21 +1,26 @@
 """A tour is booked, or nothing of it: a room, then the flights there and back in parallel, then a transfer for each.
 
-Trigger it by hand with the id of a tour. If something is booked up, all that was booked is cancelled. The DAG makes its
-queues itself.
+Trigger ``tour_booking`` by hand with the id of a tour: it starts a saga and waits for its end, so its run succeeds if all
+is booked, and fails, saying why, if all was cancelled. ``tour_handlers`` does the steps: it runs whenever a message of
+one of their queues is due, so a step that is tried again later goes on by itself. What is not booked within an hour is
+cancelled, by the maintenance DAG if by nobody else. ``tour_booking`` makes the queues itself.
 
 Needs the connection ``airline``, and tables: ``create table tour (id bigint primary key, state text not null)``,
 ``create table offer (what text primary key, free integer not null)``, and ``create table booking (tour_id bigint, what
 text, primary key (tour_id, what))``.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import psycopg
-from airflow.sdk import Param, chain, cross_downstream, dag, task
+from airflow.sdk import Param, chain, dag, task
 
+from airflow_pgchange.assets.sagas import saga_schedule
 from airflow_pgchange.hooks.pgchange import PgChangeHook
 from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
-from airflow_pgchange.sagas import RollBack, Saga, Step, Work, create_queues
+from airflow_pgchange.sagas import RollBack, Saga, Step, TryAgain, Work, create_queues
+from airflow_pgchange.sensors.sagas import SagaSensor
 
 Connection = psycopg.Connection[Any]
 
@@ -28,14 +33,19 @@ TOUR = Saga(
         Step("transfer_to_hotel", "transfers", "cancel_transfers", after=("flight_there",)),
         Step("transfer_from_hotel", "transfers", "cancel_transfers", after=("flight_back",)),
     ),
+    within=timedelta(hours=1),
 )
 
 
-def book(work: Work, connection: Connection) -> RollBack | None:
+def book(work: Work, connection: Connection) -> TryAgain | RollBack | None:
     """What is written here is kept with the step, or not at all."""
-    taken = "update offer set free = free - 1 where what = %s and free > 0 returning what"
-    if connection.execute(taken, [work.step]).fetchone() is None:
+    offer = "select free from offer where what = %s for update skip locked"
+    found = connection.execute(offer, [work.step]).fetchone()
+    if found is None:
+        return TryAgain(f"{work.step} is in other hands", after=timedelta(seconds=10))
+    if found[0] == 0:
         return RollBack(f"{work.step} is booked up")
+    connection.execute("update offer set free = free - 1 where what = %s", [work.step])
     connection.execute("insert into booking values (%s, %s)", [work.data["tour_id"], work.step])
     return None
 
@@ -64,25 +74,30 @@ def tour_booking() -> None:
         with PgChangeHook("airline").get_conn(primary=True) as connection:
             create_queues(connection, TOUR)
 
-    def handler(name: str, queue: str, do: Any) -> SagaHandlerOperator:
-        return SagaHandlerOperator(task_id=name, queue=queue, do=do, max_tries=5, postgres_conn_id="airline")
-
     start = StartSagaOperator(
         task_id="start", saga=TOUR, data={"tour_id": "{{ params.tour_id }}"}, postgres_conn_id="airline"
     )
-    room = handler("room", "rooms", book)
-    # Two tasks work off one queue at once: none gets what the other has.
-    flights = [handler(f"flights_{n}", "flights", book) for n in (1, 2)]
-    transfers = [handler(f"transfers_{n}", "transfers", book) for n in (1, 2)]
-    booked = handler("booked", TOUR.end, conclude)
-    cancels = [
-        handler(f"cancel_{what}", f"cancel_{what}", cancel) for what in ("rooms", "flights", "transfers")
-    ]
-    cancelled = handler("cancelled", TOUR.rolled_back, conclude)
+    booked = SagaSensor(task_id="booked", saga=start.output, postgres_conn_id="airline", retries=2)
+    chain(make_queues(), start, booked)
 
-    chain(make_queues(), start, room, flights)
-    cross_downstream(flights, transfers)
-    chain(transfers, booked, cancels, cancelled)
+
+@dag(schedule=saga_schedule(TOUR, "airline"), catchup=False, tags=["pgchange"], doc_md=__doc__)
+def tour_handlers() -> None:
+    def handler(queue: str, do: Any, name: str = "") -> None:
+        SagaHandlerOperator(
+            task_id=name or queue, queue=queue, do=do, max_tries=5, postgres_conn_id="airline"
+        )
+
+    handler("rooms", book)
+    # Two tasks work off one queue at once: none gets what the other has.
+    for n in (1, 2):
+        handler("flights", book, f"flights_{n}")
+        handler("transfers", book, f"transfers_{n}")
+    for what in ("rooms", "flights", "transfers"):
+        handler(f"cancel_{what}", cancel)
+    handler(TOUR.end, conclude)
+    handler(TOUR.rolled_back, conclude)
 
 
 tour_booking()
+tour_handlers()

@@ -10,6 +10,16 @@ import psycopg
 
 Connection = psycopg.Connection[Any]
 
+BOUNDS = """
+create table public.bounds (b integer);
+create function public.bound(text) returns integer language plpgsql immutable as $$
+begin
+    return (select sum(b) from public.bounds);
+end
+$$;
+"""
+"""For selectors that fail until they no longer do: a function that is not what it is said to be."""
+
 
 def one(connection: Connection, query: str, *parameters: Any) -> Any:
     row = connection.execute(query, parameters or None).fetchone()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowException
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.batch import Batch
@@ -65,7 +66,9 @@ class SagaHandlerOperator(DrainingOperator):
 
     ``do(work, connection)`` does a step, or undoes it: ``work`` says which. It answers None when it is done,
     ``TryAgain(reason, after)`` or ``RollBack(reason)``; what it wrote through ``connection`` is kept in the first case
-    alone. Several tasks may work off one queue at once.
+    alone. Where it raises, the message is tried again after a minute, and the task fails once it has worked off the
+    others. Several tasks may work off one queue at once. It does not wait for what is tried again later, nor for the
+    steps behind: schedule its DAG by ``airflow_pgchange.assets.sagas.saga_schedule``, and it runs whenever one is due.
 
     Guarantee: each step is done once and before those that come after it, or not at all; once a saga is rolled back, each
     compensation is done once. For what is done through ``connection``, that is; what is done elsewhere may be done again
@@ -74,7 +77,8 @@ class SagaHandlerOperator(DrainingOperator):
     :param queue: the queue
     :param do: the callable; None for the queues of the ends, where there is nothing to do but to note it
     :param consumer: the queue's consumer
-    :param max_tries: roll a saga back instead of trying a step again, the last time being this one; None: never
+    :param max_tries: roll a saga back instead of trying a step again, the last time being this one, however the tries
+        ended, also by the death of their process; None: never, but for the saga's deadline
     """
 
     shallow_copy_attrs: Sequence[str] = ("do",)
@@ -110,9 +114,14 @@ class SagaHandlerOperator(DrainingOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Returns what the batch operators return, and under ``answers`` how many messages were ``done``, are tried
-        ``again``, ``rolled back`` their saga, or were ``over``."""
+        ``again``, ``rolled back`` their saga, or were ``over``. Raises AirflowException where any ``failed``."""
         self._answers = Counter()
-        return {**super().execute(context), "answers": dict(self._answers)}
+        done = {**super().execute(context), "answers": dict(self._answers)}
+        if failed := self._answers["failed"]:
+            raise AirflowException(
+                f"{done['feed']}: {failed} of {done['changes']} messages failed, as logged above, and are tried again"
+            )
+        return done
 
 
 def _nothing(work: Work, connection: psycopg.Connection[Any]) -> None:

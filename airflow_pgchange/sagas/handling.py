@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,11 +12,14 @@ from typing import Any, Literal
 import psycopg
 
 from airflow_pgchange.feeds.batch import Change
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.errors import InvalidArgument, Stopped
+from airflow_pgchange.feeds.failures import LONGEST, described
 from airflow_pgchange.feeds.queries import ask, select
 
 Kind = Literal["step", "end", "compensation", "rolled back"]
 MINUTE = timedelta(minutes=1)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -22,9 +27,9 @@ class Work:
     """What a handler is called for.
 
     ``kind`` says whether to do ``step``, to undo it (``compensation``), or that all is done (``end``) or undone
-    (``rolled back``). ``tries`` counts from 1. ``was_done``: the step was committed; a compensation is called for where
-    it was not too, as a handler may have been killed between what it did elsewhere and its commit. ``reason`` is why the
-    saga is rolled back.
+    (``rolled back``). ``tries`` counts from 1, those too that failed or whose process died. ``was_done``: the step was
+    committed; a compensation is called for where it was not too, as a handler may have been killed between what it did
+    elsewhere and its commit. ``reason`` is why the saga is rolled back.
     """
 
     saga: int
@@ -35,6 +40,10 @@ class Work:
     tries: int
     was_done: bool
     reason: str | None
+
+    @property
+    def can_roll_back(self) -> bool:
+        return self.kind in ("step", "end")
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,11 @@ class RollBack:
 Answer = TryAgain | RollBack | None
 
 
+@dataclass(frozen=True)
+class _Failed(TryAgain):
+    """Not an answer: the handler raised."""
+
+
 class _NotKept(Exception):
     """What a handler wrote is rolled back; not psycopg.Rollback, which a lost connection would let through."""
 
@@ -71,11 +85,12 @@ def handle(
     """Do what the message of a saga asks for, in the transaction that receives it; returns what became of it.
 
     ``do(work, connection)`` answers None where it is done: what it wrote through ``connection`` is kept with that. What
-    it wrote before another answer is rolled back. ``TryAgain`` puts the message back, ``RollBack`` undoes the saga, and
-    so does a step's ``TryAgain`` at its ``max_tries``-th try. A compensation cannot be rolled back, only tried again.
-    What nobody waits for any more is not done, or not kept: then the answer is ``over``. Raises Refused where a message
-    before this one was lost, received by somebody who did not do it: its step is not skipped; InvalidArgument for another
-    answer.
+    it wrote before another answer is rolled back. ``TryAgain`` puts the message back, ``RollBack`` undoes the saga. Where
+    it raises, or answers something else, that is logged, and the message put back: then this is ``failed``. A step's
+    ``max_tries``-th try is its last, however it ends: what is not done then is rolled back, as is a step that comes
+    after the saga's deadline. A compensation cannot be rolled back, only tried again. What nobody waits for any more is
+    not done, or not kept: then this is ``over``. Raises Refused where a message before this one was lost, received by
+    somebody who did not do it: its step is not skipped.
 
     Guarantee: what is written through ``connection`` is there exactly once for a step that is done, and not at all for
     one that is not. What is done elsewhere is done at least once.
@@ -83,38 +98,57 @@ def handle(
     turn = ask(connection, select("mbus.saga_turn", change.id))
     if turn is None:
         return "over"
+    overdue = turn.pop("overdue")
     work = Work(data=dict(change.data["data"] or {}), **turn)
+    most = max_tries if max_tries is not None and work.can_roll_back else math.inf
+    if overdue is not None:
+        end: str | TryAgain | RollBack = RollBack(overdue)
+    elif work.tries > most:
+        end = RollBack(f"tried {work.tries - 1} times, and the last handler died")
+    else:
+        end = _tried(connection, change, do, work)
+    if isinstance(end, str):
+        return end
+    if isinstance(end, RollBack) or work.tries >= most:
+        rolled_back = ask(connection, select("mbus.saga_roll_back", change.id, end.reason))
+        return "rolled back" if rolled_back else "over"
+    if ask(connection, select("mbus.saga_try_again", change.id, end.after, end.reason)):
+        return "failed" if isinstance(end, _Failed) else "again"
+    return "over"
+
+
+def _tried(
+    connection: psycopg.Connection[Any], change: Change, do: Do, work: Work
+) -> str | TryAgain | RollBack:
+    """What became of a try: ``done`` or ``over``, or why it is put off, and then nothing that it wrote is kept."""
     try:
         with connection.transaction():
-            answer = do(work, connection)
-            if not isinstance(answer, Answer):
-                raise InvalidArgument(
-                    f"saga {work.saga}: the handler answered {answer!r}: None says that it is done, "
-                    "TryAgain(...) that it is not yet, RollBack(...) that it cannot be"
-                )
+            answer = _answer(do, work, connection)
             if answer is None and ask(connection, select("mbus.saga_done", change.id)):
                 return "done"
             raise _NotKept(answer)
     except _NotKept as end:
-        return "over" if end.answer is None else _put_off(connection, change, work, end.answer, max_tries)
+        return end.answer or "over"
+    except (Stopped, psycopg.errors.DeadlockDetected):
+        raise
+    except Exception as error:
+        if connection.closed:
+            raise
+        what = work.step or work.kind
+        log.exception("saga %s %d: try %d of %s failed", work.name, work.saga, work.tries, what)
+        return _Failed(described(error)[:LONGEST])
 
 
-def _put_off(
-    connection: psycopg.Connection[Any],
-    change: Change,
-    work: Work,
-    answer: TryAgain | RollBack,
-    most: int | None,
-) -> str:
-    can_roll_back = work.kind in ("step", "end")
-    if isinstance(answer, RollBack) and not can_roll_back:
+def _answer(do: Do, work: Work, connection: psycopg.Connection[Any]) -> Answer:
+    answer = do(work, connection)
+    if not isinstance(answer, Answer):
+        raise InvalidArgument(
+            f"saga {work.saga}: the handler answered {answer!r}: None says that it is done, "
+            "TryAgain(...) that it is not yet, RollBack(...) that it cannot be"
+        )
+    if isinstance(answer, RollBack) and not work.can_roll_back:
         raise InvalidArgument(
             f"saga {work.saga}: a {work.kind} cannot be rolled back, as its handler asked ({answer.reason}): "
             "let it answer TryAgain"
         )
-    is_last = can_roll_back and most is not None and work.tries >= most
-    if isinstance(answer, TryAgain) and not is_last:
-        again = select("mbus.saga_try_again", change.id, answer.after, answer.reason)
-        return "again" if ask(connection, again) else "over"
-    rolled_back = ask(connection, select("mbus.saga_roll_back", change.id, answer.reason))
-    return "rolled back" if rolled_back else "over"
+    return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -13,6 +14,7 @@ from airflow_pgchange.feeds.errors import InvalidArgument, translated
 from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.queues import Texts, as_hstore
 
+DAY = timedelta(days=1)
 QUEUE_NAME = re.compile(r"[a-z_0-9]{1,32}")
 
 
@@ -37,7 +39,8 @@ class Saga:
 
     The queue ``bungs`` holds the message behind which the compensations wait: nobody may consume from it.
     ``end`` gets a message when all steps are done, ``rolled_back`` when all are undone; default: ``<name>_end`` and
-    ``<name>_rolled_back``. Raises InvalidArgument for steps that wait for each other, or for one that nothing undoes.
+    ``<name>_rolled_back``. It is rolled back where its steps are not all done ``within`` a time; None: whatever it takes.
+    Raises InvalidArgument for steps that wait for each other, or for one that nothing undoes.
     """
 
     name: str
@@ -45,10 +48,15 @@ class Saga:
     bungs: str = "bungs"
     end: str = ""
     rolled_back: str = ""
+    within: timedelta | None = DAY
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "end", self.end or f"{self.name}_end")
         object.__setattr__(self, "rolled_back", self.rolled_back or f"{self.name}_rolled_back")
+        if self.within is not None and not (isinstance(self.within, timedelta) and self.within > timedelta()):
+            raise InvalidArgument(
+                f"saga {self.name}: within must be a timedelta above zero, or None, not {self.within!r}"
+            )
         names = [step.name for step in self.steps]
         if not names or len(set(names)) < len(names):
             raise InvalidArgument(
@@ -88,6 +96,11 @@ class Saga:
         return tuple(dict.fromkeys([self.bungs, *self._of_steps, self.end, self.rolled_back]))
 
     @property
+    def worked(self) -> tuple[str, ...]:
+        """The queues that somebody consumes from: all but that of the bungs."""
+        return tuple(queue for queue in self.queues if queue != self.bungs)
+
+    @property
     def _of_steps(self) -> list[str]:
         return [queue for step in self.steps for queue in (step.queue, step.compensation) if queue]
 
@@ -119,6 +132,7 @@ class Saga:
             "bungs": self.bungs,
             "end": self.end,
             "rolled_back": self.rolled_back,
+            "within": None if self.within is None else self.within.total_seconds(),
             "steps": steps,
         }
 

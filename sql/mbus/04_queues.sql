@@ -24,7 +24,7 @@ begin
             delayed_until timestamptz,
             expires timestamptz,
             iid text,
-            only_for integer[],
+            not_for integer[],
             id bigint primary key default case when pg_current_xact_id() is not null then nextval(%3$L) end,
             added timestamptz not null default clock_timestamp(),
             txid xid8 not null default pg_current_xact_id(),
@@ -42,8 +42,8 @@ begin
     execute format('create index on mbus.%I (txid, id)', 'log$' || known.qname);
     execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
     execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
-        'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. only_for: '
-        'the consumers for whom a message was put back.');
+        'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. not_for: '
+        'the consumers that had a message before it was put back, or are to have it still; null for one that was not put back.');
     update mbus.queue as q set
         seq = to_regclass(sequence), began = coalesce(pg_sequence_last_value(to_regclass(sequence)), 0)
     where q.id = known.id;
@@ -109,6 +109,7 @@ set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);
+    consumers mbus.consumer[];
     each_name text;
     each_function regprocedure;
 begin
@@ -116,6 +117,11 @@ begin
         perform mbus.deny();
     end if;
     known := mbus.queue_to_change(qname);
+    consumers := array(select c from mbus.consumer as c where c.qname = known.qname);
+    perform mbus.refuse_users(
+        'queue ' || known.qname, consumers,
+        mbus.queue_functions(known) || array(select f from unnest(consumers) as c, unnest(mbus.consumer_functions(known, c)) as f),
+        array(select kind || known.qname from unnest(array['qt$', 'all$', 'log$']) as kind));
     -- First, as who posts locks the queue that is copied from before this one.
     for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
         perform mbus.drop_trigger(each_name, known.qname);
@@ -209,7 +215,7 @@ begin
         mbus.feed_note_failure(text, text, jsonb, text), mbus.feed_lag(text, text, integer), mbus.feed_point(text),
         mbus.feed_passed(text, text, jsonb), mbus.feed_skip(text, text, jsonb, text), mbus.skip_batch(text, text, text),
         mbus.list(), mbus.retry_faults(text, text), mbus.try_again(text, interval, text), mbus.start_saga, mbus.saga_turn(text), mbus.saga_done(text),
-        mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text)
+        mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text), mbus.saga_state(bigint), mbus.stuck_sagas()
         to public;
 end
 $$;

@@ -98,7 +98,38 @@ begin
 end
 $$;
 comment on function mbus.got_now(mbus.queue, text) is
-    'The consumers by whom this transaction received a message, to whom it is put back; null for a message that is not there: it goes to all.';
+    'The consumers by whom this transaction received a message, which it can put back; null for a message that is not there: it goes to all.';
+
+create function mbus.had_before(known mbus.queue, iid text, got_now integer[]) returns integer[]
+language plpgsql stable
+set search_path from current
+as $$
+begin
+    return case when got_now is not null then array(
+        select distinct c from mbus.entries(known, iid) as e, unnest(e.wanted || coalesce(e.not_for, '{}')) as c
+        where c <> all (got_now)
+        order by c) end;
+end
+$$;
+comment on function mbus.had_before(mbus.queue, text, integer[]) is
+    'To whom a message that others received now is not put back: who received it before, or is to receive it still; null where nobody did '
+    'now.';
+
+create function mbus.check_comes_back(known mbus.queue, number bigint, iid text) returns void
+language plpgsql stable
+set search_path from current
+as $$
+begin
+    if not exists (select from mbus.entries(known, iid) as e where e.id = number and e.wanted <> '{}') then
+        raise invalid_parameter_value using
+            message = format('nobody would receive message %s again: it matches no selector as it is put back', iid),
+            hint = 'keep its properties, and what else the selectors look at; or post it without its iid, as a message of its own';
+    end if;
+end
+$$;
+comment on function mbus.check_comes_back(mbus.queue, bigint, text) is
+    'Refuse a message that was put back, for the place in the log that it has now, if it comes to no consumer: who received it would lose '
+    'it.';
 
 create function mbus.make_post_functions(known mbus.queue) returns void
 language plpgsql
@@ -116,21 +147,24 @@ begin
 #variable_conflict use_variable
 declare
     number bigint;
-    recipients integer[];
+    had integer[];
 begin
     %1$s
     if iid is not null then
         perform mbus.check_iid(mbus.queue_named(%2$L), iid);
-        recipients := mbus.got_now(mbus.queue_named(%2$L), iid);
+        had := mbus.had_before(mbus.queue_named(%2$L), iid, mbus.got_now(mbus.queue_named(%2$L), iid));
     end if;
     if headers is null then
-        insert into mbus.%3$I (data, properties, delayed_until, expires, iid, only_for)
-        values (data, properties, delayed_until::timestamptz, expires::timestamptz, iid, recipients)
+        insert into mbus.%3$I (data, properties, delayed_until, expires, iid, not_for)
+        values (data, properties, delayed_until::timestamptz, expires::timestamptz, iid, had)
         returning id into number;
     else
-        insert into mbus.%3$I (data, headers, properties, delayed_until, expires, iid, only_for)
-        values (data, mbus.headers_for(headers, %2$L), properties, delayed_until::timestamptz, expires::timestamptz, iid, recipients)
+        insert into mbus.%3$I (data, headers, properties, delayed_until, expires, iid, not_for)
+        values (data, mbus.headers_for(headers, %2$L), properties, delayed_until::timestamptz, expires::timestamptz, iid, had)
         returning id into number;
+    end if;
+    if had is not null then
+        perform mbus.check_comes_back(mbus.queue_named(%2$L), number, iid);
     end if;
     return coalesce(iid, %4$L || number);
 end

@@ -47,7 +47,7 @@ begin
     return mbus.as_message(known) || format($sql$
         cross join lateral (select array_remove(array[%s]::integer[], null) as wanted offset 0) as w$sql$, (
             select string_agg(format(
-                'case when (l.only_for is null or %1$s = any (l.only_for)) and %2$s then %1$s end', c.id,
+                'case when (l.not_for is null or %1$s <> all (l.not_for)) and %2$s then %1$s end', c.id,
                 case when c.selector is null then 'true' else format('coalesce(mbus.%I(m.message), true)', 'match$' || c.id) end),
                 ', ' order by c.id)
             from mbus.consumer as c where c.qname = known.qname));
@@ -90,7 +90,7 @@ begin
         select l.id, l.added::timestamp as added, coalesce(l.iid, %4$L || l.id) as iid,
                l.delayed_until::timestamp as delayed_until, l.expires::timestamp as expires, s.received,
                l.headers, l.properties, l.data, l.txid, w.wanted,
-               r.taken or case when w.wanted = '{}' then l.only_for is not null else w.wanted <@ s.received end as gone
+               r.taken or case when w.wanted = '{}' then coalesce(l.not_for <> '{}', false) else w.wanted <@ s.received end as gone
         from mbus.%2$I as l%6$s
         cross join lateral (
             select coalesce(array_agg(r.consumer), '{}') as receipts, coalesce(bool_or(r.consumer is null), false) as taken
@@ -151,7 +151,7 @@ declare
 begin
     -- One session after another asks these, often: a query of the view would be planned anew each time.
     perform mbus.place('entries$' || known.id, 'number bigint, iid text',
-        'table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean)',
+        'table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean, not_for integer[])',
         options,
         format($body$
 #variable_conflict use_column
@@ -159,8 +159,8 @@ begin
     return query
     select l.id, l.txid, w.wanted, s.received,
            exists (select from mbus.receipt as r where r.queue = %2$s and r.id = l.id and r.consumer is null offset 0)
-           or case when w.wanted = '{}' then l.only_for is not null else w.wanted <@ s.received end,
-           coalesce(l.expires < clock_timestamp(), false)
+           or case when w.wanted = '{}' then coalesce(l.not_for <> '{}', false) else w.wanted <@ s.received end,
+           coalesce(l.expires < clock_timestamp(), false), l.not_for
     from %1$s as l%4$s
     cross join lateral (
         select array(
@@ -185,7 +185,7 @@ begin
         from (
             select x.consumer from mbus.reception(%2$s, %5$L, mod(l.id, %3$s)::integer, l.id, l.txid) as x where not x.received offset 0
         ) as r
-        where (l.only_for is null or r.consumer = any (l.only_for))
+        where (l.not_for is null or r.consumer <> all (l.not_for))
           and (r.consumer = any (%6$L) or mbus.matches(r.consumer, m.message))
           -- Who claimed it before it expired goes on with it.
           and (l.expires is null or l.expires >= clock_timestamp() or exists (
@@ -209,7 +209,7 @@ as $$ select case when starts_with(iid, qname || '.') then substring(iid from '[
 comment on function mbus.number_in(text, text) is 'The number that an id has which was given to a message of a queue, not by who posted it.';
 
 create function mbus.entries(known mbus.queue, iid text)
-returns table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean)
+returns table (id bigint, txid xid8, wanted integer[], received integer[], gone boolean, expired boolean, not_for integer[])
 language plpgsql stable
 set search_path from current
 as $$

@@ -184,11 +184,11 @@ declare
             select l.id, l.added::timestamp as added, coalesce(l.iid, %2$L || l.id) as iid, l.delayed_until::timestamp as delayed_until,
                    l.expires::timestamp as expires, null::integer[] as received, l.headers, l.properties, l.data,
                    l.expires as pgchange_expires, l.delayed_until as pgchange_due, l.txid as pgchange_txid,
-                   l.special as pgchange_special, l.only_for as pgchange_only
+                   l.special as pgchange_special, l.not_for as pgchange_not_for
             from mbus.%1$I as l)$sql$, 'log$' || known.qname, known.qname || '.');
     wanted text := format($sql$
             (t.pgchange_expires is null or t.pgchange_expires > clock_timestamp())
-            and (t.pgchange_only is null or %s = any (t.pgchange_only))%s$sql$, c.id,
+            and (t.pgchange_not_for is null or %s <> all (t.pgchange_not_for))%s$sql$, c.id,
         case when c.selector is null or safe then '' else format(E' and (%s\n)', c.selector) end);
     verdict text := case when safe then format(
         'mbus.%I((t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data)::mbus.qt_model)',

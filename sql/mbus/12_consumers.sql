@@ -11,12 +11,39 @@ begin
     -- Where it will stand, and between brackets of two kinds, so that its own are in pairs.
     execute format(
         E'select from (select (null::mbus.qt_model).*) as t where false and (%1$s\n) and (array[%1$s\n])[1]', selector);
+    perform mbus.check_depends_on_message(selector);
 exception when others then
-    raise syntax_error using message = format('Wrong selector:%s', selector), detail = sqlerrm,
-        hint = 'a selector is an expression over a message t, such as (t.properties->''STATE'') = ''DONE''';
+    raise syntax_error using message = format('Wrong selector:%s', selector),
+        detail = case when sqlstate in ('42P17', '0A000') then
+            'It is asked about a message when it is posted and when it is read, then and again, in other sessions: so it may depend '
+            'on the message alone. ' else '' end || sqlerrm,
+        hint = case sqlstate
+            when '42P17' then 'now(), current_user, times out of texts and the like are other ones then: post what they depend on with '
+                              'the message; a function of your own that always answers the same is to be marked immutable'
+            when '0A000' then 'a query of its own looks at more than the message: post what it would find with it; '
+                              'of an hstore there are akeys() and avals()'
+            else 'a selector is an expression over a message t, such as (t.properties->''STATE'') = ''DONE''' end;
 end
 $$;
-comment on function mbus.check_selector(text) is 'Refuse what is not an expression over a message, with PostgreSQL''s reason.';
+comment on function mbus.check_selector(text) is
+    'Refuse what is not an expression over a message, or does not depend on that alone, with PostgreSQL''s reason. To be called by who '
+    'has the lock of mbus.queue_to_change().';
+
+create function mbus.check_depends_on_message(selector text) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    -- What PostgreSQL asks of the condition of an index: nothing of it stays.
+    create table mbus.t of mbus.qt_model;
+    execute format(E'create index on mbus.t (id) where (%s\n)', selector);
+    raise exception using errcode = 'PCUND', message = 'made';
+exception when sqlstate 'PCUND' then
+    null;
+end
+$$;
+comment on function mbus.check_depends_on_message(text) is
+    'Fail for a condition that can give another answer for the same message: that calls what is not immutable, or has a query of its own.';
 
 create function mbus.make_consumer_functions(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
@@ -149,6 +176,31 @@ comment on function mbus.create_consumer(text, text, text, boolean) is
     'Make a consumer of a queue. Its selector, SQL that only the owner of the queues may set, runs with that owner''s rights. No index is '
     'made for it; with noindex a NOTICE gives the text of one, for a selector that few messages match.';
 
+create function mbus.receiving_views(receivers regprocedure[]) returns setof regclass
+language sql stable
+set search_path from current
+as $$
+    -- No name is trusted: anybody may make something else in a view's place, or a view of his own over the function.
+    select distinct v.oid::regclass
+    from unnest(receivers) as receiver
+    join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = receiver and d.classid = 'pg_rewrite'::regclass
+    join pg_rewrite as r on r.oid = d.objid
+    join pg_proc as p on p.oid = d.refobjid
+    join pg_class as v on v.oid = r.ev_class and v.relkind = 'v' and v.relowner = p.proowner
+$$;
+comment on function mbus.receiving_views(regprocedure[]) is
+    'The views that mbus.create_view() made and that call one of these functions: whatever they are named now, they have its owner.';
+
+create function mbus.receivers(c mbus.consumer) returns regprocedure[]
+language sql stable
+set search_path from current
+as $$
+    select array(
+        select p.oid::regprocedure from pg_proc as p
+        where p.pronamespace = 'mbus'::regnamespace and p.proname like 'seen$' || c.id || '$%')
+$$;
+comment on function mbus.receivers(mbus.consumer) is 'The functions by which views receive for a consumer.';
+
 create function mbus.drop_views(c mbus.consumer) returns void
 language plpgsql
 set search_path from current
@@ -156,18 +208,59 @@ as $$
 declare
     each_view regclass;
 begin
-    for each_view in
-        select distinct r.ev_class::regclass
-        from pg_depend as d join pg_rewrite as r on r.oid = d.objid and d.classid = 'pg_rewrite'::regclass
-        where d.refclassid = 'pg_proc'::regclass
-          and d.refobjid in (
-              select p.oid from pg_proc as p where p.pronamespace = 'mbus'::regnamespace and p.proname like 'seen$' || c.id || '$%')
-    loop
+    for each_view in select v from mbus.receiving_views(mbus.receivers(c)) as v loop
         execute format('drop view %s', each_view);
     end loop;
 end
 $$;
 comment on function mbus.drop_views(mbus.consumer) is 'Drop the views that receive for a consumer.';
+
+create function mbus.refuse_users(used text, consumers mbus.consumer[], functions text[], relations text[]) returns void
+language plpgsql stable
+set search_path from current
+as $$
+declare
+    users text;
+begin
+    with own(class, id) as (
+        select 'pg_proc'::regclass::oid, p.oid from pg_proc as p
+        where p.pronamespace = 'mbus'::regnamespace
+          and (p.proname = any (functions) or exists (
+              select from unnest(consumers) as c where p.proname ~ format('^(seen|view)[$]%s[$]', c.id)))
+        union all
+        select 'pg_class'::regclass, c.oid from pg_class as c
+        where c.relnamespace = 'mbus'::regnamespace and c.relname = any (relations)
+        union all
+        select 'pg_class'::regclass, v from unnest(consumers) as c, mbus.receiving_views(mbus.receivers(c)) as v
+    ), parts(class, id) as (
+        select o.class, o.id from own as o
+        union all
+        select 'pg_type'::regclass, t.oid
+        from own as o join pg_type as r on o.class = 'pg_class'::regclass and r.typrelid = o.id
+        join pg_type as t on t.oid in (r.oid, r.typarray)
+    ), theirs(class, id) as (
+        select case when r.oid is null then d.classid else 'pg_class'::regclass end, coalesce(r.ev_class, d.objid)
+        from parts as p
+        join pg_depend as d on d.refclassid = p.class and d.refobjid = p.id and d.deptype = 'n'
+        left join pg_rewrite as r on d.classid = 'pg_rewrite'::regclass and r.oid = d.objid
+        -- Parts of what is dropped, such as its defaults and triggers, go with it.
+        where not exists (
+            select from pg_depend as w join own as o on w.refclassid = o.class and w.refobjid = o.id
+            where w.classid = d.classid and w.objid = d.objid and w.deptype in ('a', 'i') and r.oid is null)
+        except
+        select o.class, o.id from own as o
+    )
+    select string_agg(i.type || ' ' || i.identity, ', ' order by i.type, i.identity) into users
+    from theirs as t cross join lateral pg_identify_object(t.class, t.id, 0) as i;
+    if users is not null then
+        raise dependent_objects_still_exist using message = format('%s is used by others: %s', used, users),
+            hint = 'they would go with it: drop them first, or have them name it in a text only, as a function in plpgsql does';
+    end if;
+end
+$$;
+comment on function mbus.refuse_users(text, mbus.consumer[], text[], text[]) is
+    'Refuse to drop a queue or a consumer, given its functions and relations, upon which others have built views, or functions with a '
+    'body that PostgreSQL has read.';
 
 create function mbus.forget_consumer(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
@@ -208,6 +301,9 @@ begin
     perform mbus.sweep(known, false);
     delete from mbus.consumer as x where x.id = c.id;
     perform mbus.make_views(known);
+    -- Only now: the views of the queue do without its selector.
+    perform mbus.refuse_users(
+        format('consumer %s of queue %s', c.name, known.qname), array[c], mbus.consumer_functions(known, c), '{}');
     perform mbus.drop_views(c);
     perform mbus.forget_consumer(known, c);
 end

@@ -89,6 +89,23 @@ end
 $$;
 comment on function mbus.consume_temp(text) is 'Receive a message of a temporary queue.';
 
+create function mbus.bound_to(known mbus.queue) returns text
+language sql stable
+set search_path from current
+as $$
+    -- What a temporary consumer has was one's own before: it counts where nothing else is left.
+    with mine as (
+        select c.selector, rank() over (order by c.temporary) as n
+        from mbus.consumer as c where c.qname = known.qname and mbus.may('consume', known.qname, c.name)
+    )
+    select case when bool_and(m.selector is not null) and not mbus.is_admin() and not mbus.has_role('admin', known.qname)
+                then string_agg(distinct format(E'(%s\n)', m.selector), ' or ') end
+    from mine as m where m.n = 1
+$$;
+comment on function mbus.bound_to(mbus.queue) is
+    'The selectors of the consumers by whom the session may consume from a queue, as one; null where one of them receives everything, as '
+    'for an admin.';
+
 create function mbus.create_temporary_consumer(qname text, p_selector text default null) returns text
 language plpgsql security definer
 set search_path from current
@@ -103,7 +120,7 @@ begin
         perform mbus.deny();
     end if;
     known := mbus.queue_to_change(qname);
-    perform mbus.add_consumer(known, cname, p_selector, true);
+    perform mbus.add_consumer(known, cname, coalesce(p_selector, mbus.bound_to(known)), true);
     if not known.is_roles_security_model then
         perform mbus.let_call((mbus.consumer_functions(known, mbus.consumer_named(qname, cname)))[1:3], quote_ident(session_user));
     end if;
@@ -113,8 +130,8 @@ begin
 end
 $$;
 comment on function mbus.create_temporary_consumer(text, text) is
-    'Make a consumer that lives as long as this session, whose user may consume by it; returns its name. A selector may be set by the '
-    'owner of the queues only.';
+    'Make a consumer that lives as long as this session, whose user may consume by it; returns its name. It receives what its maker '
+    'may: who consumes by selectors only is bound to them here too. A selector may be set by the owner of the queues only.';
 
 create function mbus.clear_tempq() returns void
 language plpgsql security definer
@@ -138,6 +155,8 @@ begin
         exception when lock_not_available then
             -- Whoever takes would wait behind this for a transaction that has taken and is open: another time.
             null;
+        when dependent_objects_still_exist then
+            raise warning '%', sqlerrm;
         end;
     end loop;
     delete from mbus.tempq as t

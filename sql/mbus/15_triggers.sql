@@ -12,7 +12,7 @@ declare
                p.expires::timestamp as expires, null::integer[] as received, p.headers, p.properties, p.data
         from posted as p
         -- What is put back was copied when it came.
-        where p.only_for is null)$sql$, known.qname || '.');
+        where p.not_for is null)$sql$, known.qname || '.');
 begin
     execute format('drop trigger if exists copies on mbus.%I', 'log$' || known.qname);
     for each_trigger in select t.* from mbus.trigger as t where t.src = known.qname order by t.dst loop
@@ -65,9 +65,9 @@ begin
     if not mbus.is_admin() or selector is not null and not mbus.is_owner() then
         perform mbus.deny();
     end if;
-    perform mbus.check_selector(selector);
     source := mbus.queue_to_change(src);
     target := mbus.queue_named(dst);
+    perform mbus.check_selector(selector);
     if exists (
         with recursive reached as (
             select create_trigger.dst as qname

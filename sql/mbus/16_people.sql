@@ -1,5 +1,15 @@
 -- Views for people and other roles, what is done with messages by SQL, putting them back, and the queue of dead messages.
 
+create function mbus.may_receive_through(receiver regprocedure) returns boolean
+language sql stable
+set search_path from current
+as $$
+    select coalesce(bool_or(has_table_privilege(session_user, v, 'select')), false)
+    from mbus.receiving_views(array[receiver]) as v
+$$;
+comment on function mbus.may_receive_through(regprocedure) is
+    'Whether who logged in may select from a view that receives by this function.';
+
 create function mbus.create_view(qname text, cname text default 'default', sname text default 'public', viewname text default null)
 returns void
 language plpgsql security definer
@@ -20,12 +30,12 @@ begin
     perform mbus.place(seen, '', 'setof mbus.qt_model', 'language plpgsql security definer',
         format($body$
 begin
-    if not has_table_privilege(session_user, %1$L, 'select') then
+    if not mbus.may_receive_through('mbus.%1$I()') then
         perform mbus.deny();
     end if;
     return query select * from mbus.%2$I(1);
 end
-$body$, format('%I.%I', coalesce(sname, 'public'), named), 'receive$' || c.id),
+$body$, seen, 'receive$' || c.id),
         format('Receives a message for who selects from view %s.', named));
     execute format('grant execute on function mbus.%I() to public', seen);
     execute format(
@@ -35,16 +45,20 @@ $body$, format('%I.%I', coalesce(sname, 'public'), named), 'receive$' || c.id),
     perform mbus.place(function, '', 'trigger', 'language plpgsql security definer',
         format($body$
 declare
-    recipients integer[];
+    known mbus.queue := mbus.queue_named(%2$L);
+    had integer[];
 begin
     if new.iid is not null then
-        perform mbus.check_iid(mbus.queue_named(%2$L), new.iid);
-        recipients := mbus.got_now(mbus.queue_named(%2$L), new.iid);
+        perform mbus.check_iid(known, new.iid);
+        had := mbus.had_before(known, new.iid, mbus.got_now(known, new.iid));
     end if;
-    insert into mbus.%1$I (data, headers, properties, delayed_until, expires, iid, only_for)
+    insert into mbus.%1$I (data, headers, properties, delayed_until, expires, iid, not_for)
     values (new.data, mbus.headers_for(coalesce(new.headers, ''), %2$L), new.properties, new.delayed_until::timestamptz,
-            new.expires::timestamptz, new.iid, recipients)
+            new.expires::timestamptz, new.iid, had)
     returning id into new.id;
+    if had is not null then
+        perform mbus.check_comes_back(known, new.id, new.iid);
+    end if;
     new.iid := coalesce(new.iid, %3$L || new.id);
     return new;
 end
@@ -140,7 +154,8 @@ as $$
 declare
     known mbus.queue := mbus.queue_of(msgiid);
     message record;
-    recipients integer[];
+    got_now integer[];
+    number bigint;
     tries integer;
 begin
     if known.id is null then
@@ -149,20 +164,21 @@ begin
     perform mbus.demand('consume', known.qname);
     execute format('select l.data, l.headers, l.properties, l.expires from mbus.%I as l where l.id = $1', 'log$' || known.qname)
     into message using (select max(e.id) from mbus.entries(known, msgiid) as e);
-    recipients := mbus.got_now(known, msgiid);
+    got_now := mbus.got_now(known, msgiid);
     -- One that was received before is not put back: it would come to everybody again.
-    if recipients is null then
+    if got_now is null then
         raise undefined_object using message = format('there is no message %s', msgiid), hint = 'put it back in the transaction that received it';
     end if;
     -- Who posted it may have written anything there.
     tries := coalesce(substring(message.properties -> 'tries' from '^[0-9]{1,8}$')::integer, 1) + 1;
     -- Who may receive it may put it back, also without the right to post.
     execute format(
-        'insert into mbus.%I (data, headers, properties, delayed_until, expires, iid, only_for) values ($1, $2, $3, $4, $5, $6, $7)',
-        'log$' || known.qname)
-    using message.data, message.headers,
+        'insert into mbus.%I (data, headers, properties, delayed_until, expires, iid, not_for) values ($1, $2, $3, $4, $5, $6, $7) '
+        'returning id', 'log$' || known.qname)
+    into number using message.data, message.headers,
         coalesce(message.properties, '') || hstore('tries', tries::text) || case when error is null then '' else hstore('error', error) end,
-        clock_timestamp() + delay, message.expires, msgiid, recipients;
+        clock_timestamp() + delay, message.expires, msgiid, mbus.had_before(known, msgiid, got_now);
+    perform mbus.check_comes_back(known, number, msgiid);
     return tries;
 end
 $$;

@@ -97,8 +97,9 @@ set search_path from current
 set enable_seqscan = off
 set jit = off
 as $$
+declare
+    c mbus.consumer := mbus.feed_consumer(qname, cname);
 begin
-    perform mbus.feed_consumer(qname, cname);
     return query execute format($query$
         select coalesce(l.iid, %2$L || l.id), l.id, hstore_to_jsonb(l.data), hstore_to_jsonb(l.properties),
                hstore_to_jsonb(l.headers || hstore('destination', %3$L)), l.added
@@ -106,7 +107,7 @@ begin
         where a.consumer = $1 and a.batch = $2 and a.id > $3 and a.id <= $4
         order by a.id
         $query$, 'log$' || qname, qname || '.', qname)
-    using (batch ->> 'consumer')::integer, (batch ->> 'number')::bigint, "after", upto;
+    using c.id, (batch ->> 'number')::bigint, "after", upto;
 end
 $$;
 comment on function mbus.feed_changes(text, text, jsonb, bigint, bigint) is

@@ -6,6 +6,17 @@ insert into dead_letter.kind (kind, schema) values ('queue', 'mbus');
 alter table mbus.dmq add column letter bigint references dead_letter.letter on delete cascade;
 create index on mbus.dmq (letter);
 
+create function mbus.named_by_itself(letter bigint) returns bigint
+language sql
+set search_path from current
+as $$
+    update dead_letter.letter as l set content = l.content || jsonb_build_object('letter', l.id)
+    where l.id = named_by_itself.letter
+    returning l.id
+$$;
+comment on function mbus.named_by_itself(bigint) is
+    'A new letter, whose content then says which it is: so its messages can be looked at before it is sent again.';
+
 create function mbus.write_letters() returns trigger
 language plpgsql security definer
 set search_path from current
@@ -16,9 +27,9 @@ begin
     for message in
         select p.id, p.headers, p.received, (mbus.queue_of(p.iid)).qname as qname from posted as p where p.letter is null order by p.id
     loop
-        update mbus.dmq as d set letter = dead_letter.write(
+        update mbus.dmq as d set letter = mbus.named_by_itself(dead_letter.write(
             'queue', 'queue:' || coalesce(message.qname, 'dmq'), jsonb_build_object('queue', message.qname),
-            jsonb_build_object('messages', 1, 'consumers', message.received), 1, 'posted to the dmq', message.headers -> 'dmq.error')
+            jsonb_build_object('messages', 1, 'consumers', message.received), 1, 'posted to the dmq', message.headers -> 'dmq.error'))
         where d.id = message.id;
     end loop;
     return null;
@@ -64,9 +75,9 @@ begin
         raise exception using errcode = 'PC006', message = format('batch %s of queue:%s/%s is at work, or acked', batch ->> 'id', qname, cname),
             hint = 'look again: only a batch that was claimed and not acked can be skipped';
     end if;
-    letter := dead_letter.write(
+    letter := mbus.named_by_itself(dead_letter.write(
         'queue', format('queue:%s/%s', qname, cname), jsonb_build_object('queue', qname, 'consumer', cname),
-        jsonb_build_object('messages', mark.count), mark.count, reason, batch ->> 'error', mark.attempt, (batch ->> 'id')::uuid);
+        jsonb_build_object('messages', mark.count), mark.count, reason, batch ->> 'error', mark.attempt, (batch ->> 'id')::uuid));
     execute format($query$
         insert into mbus.dmq (iid, delayed_until, expires, headers, properties, data, letter)
         select coalesce(l.iid, %2$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, l.headers, l.properties, l.data, $4
@@ -113,11 +124,48 @@ as $$
 $$;
 comment on function mbus.letter_rights(jsonb) is 'Who may consume from a queue may see and keep its dead letters.';
 
+create function mbus.unmatched(letter bigint, qname text, cname text, out iid text, out consumer text)
+language plpgsql stable
+set search_path from current
+as $$
+declare
+    c mbus.consumer;
+begin
+    for c in
+        select x.* from mbus.consumer as x
+        where x.qname = unmatched.qname and x.selector is not null and coalesce(x.name = cname, true)
+        order by x.id
+    loop
+        execute format($query$
+            select d.iid from mbus.dmq as d
+            where d.letter = $1 and ($2 or $3 = any (d.received))
+              and not coalesce(mbus.%I((
+                  d.id, d.added, d.iid, null, null, d.received, d.headers - array['dmq.added', 'dmq.error'], d.properties, d.data
+              )::mbus.qt_model), true)
+            order by d.id limit 1
+            $query$, 'match$' || c.id)
+        into iid using letter, cname is not null, c.id;
+        if iid is not null then
+            consumer := c.name;
+            return;
+        end if;
+    end loop;
+end
+$$;
+comment on function mbus.unmatched(bigint, text, text) is
+    'The first message of a dead letter that does not match the selector of a consumer to which it would go: of this one, or of those that '
+    'gave it up.';
+
 create function mbus.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable security definer
 set search_path from current
 as $$
+declare
+    lost record;
 begin
+    if 'see' <> all (mbus.letter_rights(address)) then
+        perform mbus.deny();
+    end if;
     if not exists (select from mbus.queue as q where q.qname = address ->> 'queue') then
         raise exception using errcode = 'PC012',
             message = format('the messages belong to no queue that is here: %s', coalesce(address ->> 'queue', 'none')),
@@ -136,9 +184,19 @@ begin
         raise exception using errcode = 'PC012', message = 'the consumers that gave the message up were dropped',
             hint = 'drop the letter; mbus.dmq has the message, to post it anew if others are to have it';
     end if;
+    -- Whoever asks may write anything there: it is looked at where it is the letter of this address.
+    lost := mbus.unmatched(
+        (select l.id from dead_letter.letter as l
+         where l.id = (check_letter.content ->> 'letter')::bigint and l.address = check_letter.address),
+        address ->> 'queue', address ->> 'consumer');
+    if lost.iid is not null then
+        raise exception using errcode = 'PC012',
+            message = format('message %s does not match the selector of consumer %s, which would not receive it', lost.iid, lost.consumer),
+            hint = 'set right what the selector looks at, in mbus.dmq; or drop the letter';
+    end if;
 end
 $$;
-comment on function mbus.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose queue or consumer is gone.';
+comment on function mbus.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose queue or consumer is gone, or that nobody would receive.';
 
 create function mbus.send_again(letter bigint) returns void
 language plpgsql security definer
@@ -160,10 +218,11 @@ begin
         with moved as (
             delete from mbus.dmq as d where d.letter = $1 returning d.*
         )
-        insert into mbus.%I (data, headers, properties, iid, only_for)
+        insert into mbus.%I (data, headers, properties, iid, not_for)
         select m.data, mbus.headers_for(m.headers - array['dmq.added', 'dmq.error'], $2), m.properties, m.iid,
-               (select array_agg(c.id) from mbus.consumer as c
-                where c.qname = $2 and case when $3 is null then c.id = any (m.received) else c.name = $3 end)
+               case when coalesce($3, m.received::text) is not null then array(
+                   select c.id from mbus.consumer as c
+                   where c.qname = $2 and not case when $3 is null then c.id = any (m.received) else c.name = $3 end) end
         from moved as m order by m.id
         $query$, 'log$' || (address ->> 'queue'))
     using letter, address ->> 'queue', address ->> 'consumer';

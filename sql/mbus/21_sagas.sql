@@ -11,11 +11,14 @@ create table mbus.saga (
     state text not null default 'forward' check (state in ('forward', 'complete', 'rolling back', 'rolled back')),
     reason text,
     started_at timestamptz not null default clock_timestamp(),
-    changed_at timestamptz not null default clock_timestamp()
+    changed_at timestamptz not null default clock_timestamp(),
+    deadline timestamptz check (deadline > started_at)
 );
 create index on mbus.saga (id) where state in ('forward', 'rolling back');
 create index on mbus.saga (changed_at) where state in ('complete', 'rolled back');
-comment on table mbus.saga is 'Every saga that was started, and what has become of it. mbus.sagas shows them with their steps.';
+comment on table mbus.saga is
+    'Every saga that was started, and what has become of it: one whose steps are not all done at its deadline is rolled back. mbus.sagas '
+    'shows them with their steps.';
 
 create table mbus.saga_message (
     saga bigint not null references mbus.saga on delete cascade,
@@ -31,7 +34,7 @@ create table mbus.saga_message (
 create index on mbus.saga_message (saga);
 comment on table mbus.saga_message is
     'The messages of sagas. kind: a step, the end of the steps, the bung, a compensation, the end of the compensations. after: the '
-    'messages behind which it waits.';
+    'messages behind which it waits. tries: which one the next is, but for those whose handler died, which its claim counts.';
 
 create function mbus.check_saga(description jsonb) returns void
 language plpgsql stable
@@ -84,7 +87,9 @@ begin
         union select s ->> k from jsonb_array_elements(description -> 'steps') as s, unnest(array['queue', 'compensation']) as k
     ) as queues where q is not null;
     perform mbus.check_saga(description);
-    insert into mbus.saga (name) values (description ->> 'name') returning id into known;
+    insert into mbus.saga (name, deadline)
+    values (description ->> 'name', clock_timestamp() + make_interval(secs => (description ->> 'within')::double precision))
+    returning id into known;
     for each_step in
         select s ->> 'name' as name, s ->> 'queue' as queue, s ->> 'compensation' as compensation,
                array(select jsonb_array_elements_text(s -> 'after')) as "after"
@@ -114,7 +119,7 @@ end
 $$;
 comment on function mbus.start_saga(jsonb, hstore) is
     'Post the messages of a saga, each with data; returns its number. The description is {name, bungs, end, rolled_back: queues, '
-    'steps: [{name, queue, compensation: queue or null, after: [names]}]}, each step behind those that it comes after.';
+    'within: seconds or null, steps: [{name, queue, compensation: queue or null, after: [names]}]}, each step behind those that it comes after.';
 
 create function mbus.saga_post(
     known bigint, kind text, step text, qname text, data hstore, "after" text[], properties hstore default '', iid text default null

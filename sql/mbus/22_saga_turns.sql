@@ -34,6 +34,34 @@ $$;
 comment on function mbus.check_turn(mbus.saga_message) is
     'Refuse to go on with a saga where the message before was lost: it would be complete without a step.';
 
+create function mbus.tries_of(message mbus.saga_message) returns integer
+language plpgsql stable
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_of(message.iid);
+begin
+    -- A claim is recorded before its handler runs: so a try counts however it ends.
+    return message.tries - 1 + case when known.id is null then 1 else coalesce((
+        select max(b.attempt)
+        from mbus.entries(known, message.iid) as e
+        join mbus.apart as a on a.consumer = any (e.wanted) and a.id = e.id
+        join mbus.batch as b on b.number = a.batch
+        where not e.gone), 1) end;
+end
+$$;
+comment on function mbus.tries_of(mbus.saga_message) is
+    'At which try the message of a saga is, or the next one of it: those of handlers that died while they had it count.';
+
+create function mbus.overdue(known mbus.saga) returns text
+language sql stable
+set search_path from current
+as $$
+    select format('its time was over at %s', known.deadline::timestamptz(0))
+    where known.state = 'forward' and known.deadline < clock_timestamp()
+$$;
+comment on function mbus.overdue(mbus.saga) is 'Why a saga is to be rolled back, if steps of it are not done; null before its deadline.';
+
 create function mbus.saga_turn(msgiid text) returns jsonb
 language plpgsql stable security definer
 set search_path from current
@@ -50,8 +78,9 @@ begin
     end if;
     perform mbus.check_turn(message);
     return jsonb_build_object(
-        'saga', known.id, 'name', known.name, 'kind', message.kind, 'step', message.step, 'tries', message.tries,
-        'reason', known.reason, 'was_done', exists (
+        'saga', known.id, 'name', known.name, 'kind', message.kind, 'step', message.step,
+        'tries', mbus.tries_of(message), 'reason', known.reason,
+        'overdue', case when message.kind = 'step' then mbus.overdue(known) end, 'was_done', exists (
             select from mbus.saga_message as x
             where x.saga = known.id and x.kind = 'step' and x.step = message.step and x.done));
 end
@@ -102,8 +131,9 @@ begin
         return false;
     end if;
     update mbus.saga_message as m set
-        tries = mbus.try_again(msgiid, delay, saga_try_again.error), error = saga_try_again.error, changed_at = clock_timestamp()
+        tries = mbus.tries_of(m) + 1, error = saga_try_again.error, changed_at = clock_timestamp()
     where m.iid = msgiid;
+    perform mbus.try_again(msgiid, delay, saga_try_again.error);
     return true;
 end
 $$;
@@ -133,6 +163,31 @@ $$;
 comment on function mbus.saga_roll_back(text, text) is
     'Roll back the saga of a step''s message: take the bung, which starts the compensations, and the rest of its steps, but for that '
     'message, which was received. False where somebody else has done it, or the saga is complete.';
+
+create function mbus.roll_back_overdue() returns setof text
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.saga;
+begin
+    for known in
+        select s.* from mbus.saga as s
+        where s.state = 'forward' and s.deadline < clock_timestamp()
+          -- What is all done has but to be told so.
+          and exists (select from mbus.saga_message as m where m.saga = s.id and m.kind = 'step' and not m.done)
+        order by s.id
+        for update skip locked
+    loop
+        update mbus.saga as s set state = 'rolling back', reason = mbus.overdue(known), changed_at = clock_timestamp()
+        where s.id = known.id;
+        perform mbus.take_rest(known.id, array['step', 'end'], '');
+        return next format('rolled back %s %s: %s', known.name, known.id, mbus.overdue(known));
+    end loop;
+end
+$$;
+comment on function mbus.roll_back_overdue() is
+    'Roll back the sagas whose deadline has passed before all their steps were done; a line for each.';
 
 create function mbus.take_rest(known bigint, kinds text[], but text) returns void
 language plpgsql

@@ -1,10 +1,22 @@
 -- Where every saga is, and what a person should look at.
 
+create function mbus.lateness(known mbus.saga) returns text
+language sql stable
+set search_path from current
+as $$
+    -- To undo it may take as long as to do it.
+    select coalesce(mbus.overdue(known), (
+        select format('it is not undone after %s', (clock_timestamp() - known.changed_at)::interval(0))
+        where known.state = 'rolling back' and clock_timestamp() - known.changed_at > known.deadline - known.started_at))
+$$;
+comment on function mbus.lateness(mbus.saga) is 'That a saga is neither done nor undone in its time; null where it is, or still may be.';
+
 create function mbus.saga_trouble(known mbus.saga) returns text
 language sql stable security definer
 set search_path from current
 as $$
-    select string_agg(format('%s: message %s %s', concat_ws(' of ', m.kind, m.step), m.iid, t.trouble), '; ' order by m.iid)
+    select nullif(concat_ws('; ', mbus.lateness(known), string_agg(
+        format('%s: message %s %s', concat_ws(' of ', m.kind, m.step), m.iid, t.trouble), '; ' order by m.iid)), '')
     from mbus.saga_message as m
     cross join lateral (
         select case
@@ -14,7 +26,8 @@ as $$
             when (mbus.queue_of(m.iid)).id is null then 'has lost its queue'
             when not exists (select from mbus.entries(mbus.queue_of(m.iid), m.iid) as e where not e.gone)
                 then 'was received by somebody who did not say what became of it: ' || mbus.way_out(m)
-            when m.tries > 3 then format('is at try %s: %s', m.tries, m.error)
+            when mbus.tries_of(m) > 3
+                then format('is at try %s: %s', mbus.tries_of(m), coalesce(m.error, 'its handler ended without a word'))
         end as trouble
     ) as t
     where m.saga = known.id and not m.done and m.kind <> 'bung' and known.state = mbus.turn_of(m.kind) and t.trouble is not null
@@ -31,11 +44,50 @@ select s.id, s.name, s.state, s.reason,
        array(select m.step from mbus.saga_message as m
              where m.saga = s.id and m.kind = 'compensation' and not m.done and s.state = 'rolling back' order by m.iid) as to_undo,
        s.started_at, greatest(s.changed_at, (select max(m.changed_at) from mbus.saga_message as m where m.saga = s.id)) as changed_at,
-       mbus.saga_trouble(s) as stuck
+       s.deadline, mbus.saga_trouble(s) as stuck
 from mbus.saga as s;
 comment on view mbus.sagas is
     'Every saga with its steps that are done, to be done, undone and to be undone; stuck is why it does not get on without a person, and '
     'null where it does.';
+
+create function mbus.sees_saga(known bigint) returns boolean
+language sql stable
+set search_path from current
+as $$
+    select mbus.is_admin() or exists (
+        select from (
+            select distinct (mbus.queue_of(m.iid)).qname from mbus.saga_message as m where m.saga = known offset 0
+        ) as q
+        where mbus.may('post', q.qname) or mbus.may('consume', q.qname))
+$$;
+comment on function mbus.sees_saga(bigint) is 'Whether the session may post to one of the queues of a saga, or consume from it.';
+
+create function mbus.saga_state(saga bigint) returns jsonb
+language plpgsql stable security definer
+set search_path from current
+as $$
+declare
+    known mbus.sagas := (select s from mbus.sagas as s where s.id = saga);
+begin
+    if known.id is not null and not mbus.sees_saga(saga) then
+        perform mbus.deny();
+    end if;
+    return case when known.id is not null then to_jsonb(known) end;
+end
+$$;
+comment on function mbus.saga_state(bigint) is
+    'A saga, as mbus.sagas has it, for who may use a queue of it; null where there is none, or it was forgotten.';
+
+create function mbus.stuck_sagas() returns setof text
+language sql stable security definer
+set search_path from current
+as $$
+    select format('saga %s %s is stuck: %s', s.name, s.id, s.stuck)
+    from mbus.sagas as s
+    where s.state in ('forward', 'rolling back') and s.stuck is not null and mbus.sees_saga(s.id)
+    order by s.id
+$$;
+comment on function mbus.stuck_sagas() is 'The sagas that do not get on without a person, of those in whose queues the session may do something; a line for each.';
 
 create function mbus.forget_sagas(older_than interval) returns bigint
 language plpgsql security definer

@@ -15,7 +15,7 @@ as $$
 begin
     execute format(
         'grant usage on schema mbus to %1$s; grant select on mbus.installed, mbus.sagas to %1$s; '
-        'grant execute on function mbus.maintain(), mbus.forget_sagas(interval), mbus.troubles(integer), mbus.saga_trouble(mbus.saga) '
+        'grant execute on function mbus.maintain(), mbus.roll_back_overdue(), mbus.forget_sagas(interval), mbus.troubles(integer), mbus.saga_trouble(mbus.saga) '
         'to %1$s', role);
 end
 $$;

@@ -93,6 +93,11 @@ begin
         raise exception using errcode = 'PC006',
             message = format('worker %s of tube %I is not where batch %s began', worker, tube, batch ->> 'id'),
             hint = 'somebody moved it; roll back and claim again';
+    elsif (ack.batch ->> 'version')::bigint is distinct from (at.batch ->> 'version')::bigint then
+        raise exception using errcode = 'PC006',
+            message = format('batch %s of worker %s of tube %I was not claimed as version %s', batch ->> 'id', worker, tube,
+                             coalesce(ack.batch ->> 'version', 'null')),
+            hint = 'ack a batch as its claim returned it; roll back and claim again';
     end if;
     execute format(
         'with gone as (delete from %s where ctid = any (array(select u.place from (%s) as u)) returning 1) select count(*) from gone',

@@ -8,9 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, TaskDeferred
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from structlog.testing import capture_logs
 
 from airflow_pgchange import queues
+from airflow_pgchange.assets.sagas import saga_schedule
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.maintenance import maintain
@@ -18,7 +20,8 @@ from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.operators.queues import ClearQueuesOperator, PostMessageOperator, RequestOperator
 from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
 from airflow_pgchange.queues import Message
-from airflow_pgchange.sagas import RollBack
+from airflow_pgchange.sagas import RollBack, TryAgain
+from airflow_pgchange.sensors.sagas import SagaSensor
 from airflow_pgchange.triggers.feed import ReplyTrigger
 from tests.airflow_home import uri
 from tests.queues import consume, consumer, fill, make, post, there
@@ -275,3 +278,75 @@ def test_a_saga_is_started_and_worked_off_by_tasks(conn_id, connection, refused,
             answers.append(run(task)["answers"])
     assert connection.execute("select id, state from mbus.sagas").fetchall() == [(number, ended)]
     assert sum(found.get("rolled back", 0) for found in answers) == (refused is not None)
+
+
+def handling(queue, do, **given):
+    return SagaHandlerOperator(task_id=queue, queue=queue, do=do, postgres_conn_id="shop", **given)
+
+
+def test_a_task_whose_handler_raised_works_off_the_others_and_fails(conn_id, connection):
+    prepare(connection)
+    for tour in ("1", "2", "3"):
+        run(StartSagaOperator(task_id="start", saga=TOUR, data={"tour": tour}, postgres_conn_id="shop"))
+
+    def do(work, kept):
+        if work.data["tour"] == "2":
+            raise ValueError("no answer")
+
+    with pytest.raises(AirflowException, match="queue:rooms/default: 1 of 3 messages failed"):
+        run(handling("rooms", do))
+    assert connection.execute("select id from mbus.sagas where done = '{room}'").fetchall() == [(1,), (3,)]
+    assert run(handling("rooms", do))["answers"] == {}
+
+
+@pytest.fixture
+def saga(conn_id, connection):
+    prepare(connection)
+    return run(StartSagaOperator(task_id="start", saga=TOUR, data={}, postgres_conn_id="shop"))
+
+
+def ends(saga):
+    return SagaSensor(task_id="ends", saga=str(saga), postgres_conn_id="shop").poke({})
+
+
+def test_a_sensor_waits_until_a_saga_is_complete(saga, connection):
+    assert not ends(saga).is_done
+    connection.execute("select mbus.consume('rooms')")
+    with capture_logs() as logged:
+        assert not ends(saga).is_done
+    assert [line["log_level"] for line in logged] == ["warning"]
+    connection.execute("update mbus.saga set state = 'complete'")
+    assert ends(saga).is_done
+
+
+def test_a_sensor_fails_for_a_saga_that_was_rolled_back_or_is_none(saga, connection):
+    connection.execute("select mbus.saga_roll_back('rooms.1', 'no room')")
+    assert not ends(saga).is_done
+    connection.execute("update mbus.saga set state = 'rolled back'")
+    with pytest.raises(AirflowFailException, match="saga tour 1 was rolled back: no room"):
+        ends(saga)
+    with pytest.raises(AirflowFailException, match="there is no saga 7"):
+        ends(7)
+    with pytest.raises(InvalidArgument, match="saga must be the number of one"):
+        ends("a tour")
+
+
+def watchers():
+    """What watches the queues of a saga, by their names."""
+    triggers = [asset.watchers[0].trigger for asset in saga_schedule(TOUR, "shop").objects]
+    return {trigger.feed.queue: trigger for trigger in triggers}
+
+
+def test_the_handlers_of_a_saga_run_when_something_is_due_in_any_of_its_queues():
+    assert watchers().keys() == set(WORKED)
+
+
+async def test_what_is_tried_again_later_wakes_the_handlers_when_it_is_due(conn_id, connection, saga):
+    def put_off(work, kept):
+        return TryAgain("engaged", timedelta(seconds=1))
+
+    assert run(handling("rooms", put_off))["answers"] == {"again": 1}
+    async for event in watchers()["rooms"].run():
+        assert event.payload["ready"] == 1
+        break
+    assert run(handling("rooms", note))["answers"] == {"done": 1}

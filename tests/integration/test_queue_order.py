@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
-from tests.queues import consume, consumen, consumer, drain, make, one, post, take
+from tests.queues import BOUNDS, consume, consumen, consumer, drain, make, one, post, take
 
 pytestmark = pytest.mark.hstore
 
@@ -145,8 +145,8 @@ def test_a_new_consumer_has_a_message_behind_another_not_before_its_time(q):
 
 
 def test_what_a_selector_failed_on_comes_not_before_its_time(q):
-    q.execute("create table bounds (b integer); insert into bounds values (0)")
-    consumer(q, "number", "1 / (select sum(b) from public.bounds) = 1")
+    q.execute(BOUNDS + "insert into bounds values (0)")
+    consumer(q, "number", "1 / public.bound(t.data->'n') = 1")
     post(q, 1, delay="1h")
     assert drain(q, "number") == []
     q.execute("update bounds set b = 1")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from tests.queues import drain, post, there, under_roles
 
 pytestmark = pytest.mark.hstore
@@ -85,6 +87,8 @@ FREE = {
     "mbus.feed_lock('q', 'default')",
     "mbus.feed_locked('q', 'default')",
     "mbus.feed_position('q', 'default')",
+    "mbus.saga_state(7)",
+    "mbus.stuck_sagas()",
 }
 """For everybody: they tell of nothing, or want a name that nobody can guess."""
 
@@ -205,3 +209,15 @@ def test_run_on_runs_what_its_caller_could_run(owner, role, connect_to):
     done = "select mbus.run_on_q('insert into pieces select (each($1.data)).*')"
     assert connect_to(caller.conninfo).execute(done).fetchall() == [(1,)]
     assert owner.execute("table public.pieces").fetchall() == [("n", "1")]
+
+
+def test_who_consumes_by_one_consumer_does_not_read_the_batch_of_another(owner, role, connect_to, db):
+    who = role("user")
+    owner.execute(f"grant mbus_{owner.info.dbname}_consume_q_by_other to {who.name}")
+    post(owner, 1)
+    with ConsumerTransaction(QueueFeed("q"), db) as consumer:
+        batch = consumer.claim(10)
+        assert len(list(consumer.changes())) == 1
+        theirs = "select * from mbus.feed_changes('q', 'other', %s, 0, 9)"
+        assert connect_to(who.conninfo).execute(theirs, [Jsonb(dict(batch.bounds))]).fetchall() == []
+        consumer.ack()

@@ -11,10 +11,11 @@ from airflow_pgchange.feeds.draining import Plan
 from airflow_pgchange.feeds.draining import drain as drain_feed
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.sagas import Saga, Step, create_queues
-from tests.queues import drain, make, post, under_roles
+from tests.queues import consumer, drain, make, post, under_roles
 
 pytestmark = pytest.mark.hstore
 
+TEMPORARY = "select mbus.create_temporary_consumer('q')"
 DENIED = "Access denied"
 
 
@@ -97,6 +98,47 @@ def test_nobody_makes_a_dead_letter_of_the_message_of_a_queue_that_is_not_its_ow
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=DENIED):
         session.execute("select mbus.post_dmq('n=>1', iid => 'r.1')")
     assert dead_letters.listed(owner) == []
+
+
+@pytest.mark.parametrize(
+    ("rights", "seen"),
+    [
+        (["a"], ["1"]),
+        (["a", "b"], ["1", "2"]),
+        (["a", "other"], ["1", "2", "3"]),
+        (["admin"], ["1", "2", "3"]),
+    ],
+)
+def test_a_temporary_consumer_does_not_read_past_the_selectors_of_its_maker(
+    owner, role, connect_to, rights, seen
+):
+    who = role("user")
+    for name, n in (("a", 1), ("b", 2)):
+        consumer(owner, name, f"(t.data->'n') = '{n}' -- a comment")
+    for right in rights:
+        kind = "admin_q" if right == "admin" else f"consume_q_by_{right}"
+        owner.execute(f"grant mbus_{owner.info.dbname}_{kind} to {who.name}")
+    for n in (1, 2, 3):
+        post(owner, n)
+    session = connect_to(who.conninfo)
+    names = [session.execute(TEMPORARY).fetchone()[0] for _ in range(2)]
+    assert [drain(session, name) for name in names] == [seen, seen]
+
+
+def test_a_temporary_consumer_is_bound_without_roles_too_and_for_good(connect, role, connect_to):
+    connection, who = connect(), role("user")
+    make(connection)
+    consumer(connection, "a", "(t.data->'n') = '1'")
+    connection.execute(f"grant usage on schema mbus to {who.name}")
+    can = "execute on function mbus.consume_q_by_a, mbus.create_temporary_consumer"
+    connection.execute(f"grant {can} to {who.name}")
+    session = connect_to(who.conninfo)
+    session.execute(TEMPORARY)
+    connection.execute(f"revoke execute on function mbus.consume_q_by_a from {who.name}")
+    (name,) = session.execute(TEMPORARY).fetchone()
+    post(connection, 1)
+    post(connection, 2)
+    assert drain(session, name) == ["1"]
 
 
 def test_who_may_consume_has_temporary_consumers_of_its_own(owner, role, connect_to):

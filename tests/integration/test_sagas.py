@@ -13,6 +13,7 @@ from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.sagas import RollBack, Saga, Step, TryAgain, create_queues, handle, start
 from tests import queues
 from tests.conftest import database
+from tests.queues import one
 from tests.sagas import STEPS, TOUR, WORKED, acts, note, run, state
 
 pytestmark = pytest.mark.hstore
@@ -237,18 +238,21 @@ def test_a_compensation_cannot_be_rolled_back(db, connection):
         return RollBack("never")
 
     start(connection, TOUR, {})
-    with pytest.raises(InvalidArgument, match="cannot be rolled back"):
-        run(db, do)
+    assert set(run(db, do)) == {"rolled back", "failed"}
+    assert state(connection)["state"] == "rolling back"
+    errors = "select distinct error from mbus.saga_message where kind = 'compensation'"
+    assert "a compensation cannot be rolled back, as its handler asked (never)" in one(connection, errors)
 
 
-def test_another_answer_than_those_that_there_are_is_refused_and_keeps_nothing(db, connection):
+def test_another_answer_than_those_that_there_are_is_a_failure_and_keeps_nothing(db, connection):
     def do(work, kept):
         note(work, kept)
         return True
 
     start(connection, TOUR, {})
-    with pytest.raises(InvalidArgument, match="the handler answered True: None says that it is done"):
-        run(db, do)
+    assert run(db, do) == ["failed"]
+    error = one(connection, "select error from mbus.saga_message where tries = 2")
+    assert "the handler answered True: None says that it is done" in error
     assert connection.execute("select count(*) from act").fetchone() == (0,)
 
 

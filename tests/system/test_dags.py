@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.errors import SourceLostTail
 from airflow_pgchange.feeds.lag import lag
-from tests import quick_spark
+from tests import queues, quick_spark
 from tests.airflow_home import DAGS, uri
 from tests.commits import commits, drain
 from tests.conftest import Role
@@ -91,6 +91,7 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
         "tube_backfill",
         "event_handlers",
         "tour_booking",
+        "tour_handlers",
         "topology_failover",
     }
 
@@ -269,6 +270,18 @@ def test_event_handlers_keep_each_change_of_a_table_once(
     ]
 
 
+def is_due(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a watcher would have the handlers run."""
+    due = "select bool_or(mbus.feed_lag(qname, 'default', 1) ->> 'ready' <> '0') from mbus.queue where qname <> 'bungs'"
+    return bool(queues.one(connection, due))
+
+
+def handle_tours(example: Example, connection: psycopg.Connection[Any]) -> None:
+    """Run the handlers as long as something is due."""
+    while is_due(connection):
+        assert set(states(example("tour_handlers").test()).values()) == {"success"}
+
+
 @pytest.mark.hstore
 @pytest.mark.parametrize(
     ("free", "state", "bookings"), [(1, "booked", 5), (0, "cancelled: flight_back is booked up", 0)]
@@ -276,13 +289,35 @@ def test_event_handlers_keep_each_change_of_a_table_once(
 def test_tour_booking_books_all_or_nothing(
     example: Example, airline: psycopg.Connection[Any], free: int, state: str, bookings: int
 ) -> None:
-    """Seconds: a run of a whole DAG by Airflow, with the steps of a saga."""
+    """Seconds: runs of whole DAGs by Airflow, with the steps of a saga."""
     airline.execute(TOURS)
     airline.execute("update offer set free = %s where what = 'flight_back'", [free])
-    assert set(states(example("tour_booking").test(run_conf={"tour_id": 7})).values()) == {"success"}
+    started = example("tour_booking").test(run_conf={"tour_id": 7}, mark_success_pattern="booked")
+    assert set(states(started).values()) == {"success"}
+    handle_tours(example, airline)
     assert airline.execute("select state from tour").fetchone() == (state,)
     assert airline.execute("select count(*) from booking where tour_id = 7").fetchone() == (bookings,)
     assert airline.execute("select sum(free) from offer").fetchone() == (4 + free - bookings,)
+
+
+@pytest.mark.hstore
+def test_a_tour_of_which_a_step_has_to_wait_is_booked_at_last(
+    example: Example, airline: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """Seconds: runs of whole DAGs by Airflow, with the steps of a saga."""
+    airline.execute(TOURS)
+    example("tour_booking").test(run_conf={"tour_id": 7}, mark_success_pattern="booked")
+    other = connect(autocommit=False)
+    other.execute("select from offer where what = 'room' for update")
+    handle_tours(example, airline)
+    assert airline.execute(
+        "select state, error from mbus.saga, mbus.saga_message where tries > 1"
+    ).fetchall() == [("forward", "room is in other hands")]
+    other.rollback()
+    airline.execute("update mbus.apart set due = now() where due > now()")
+    assert is_due(airline)
+    handle_tours(example, airline)
+    assert airline.execute("select state from tour").fetchone() == ("booked",)
 
 
 def test_topology_failover_lets_consumers_go_on_that_have_seen_what_a_new_master_never_got(

@@ -42,6 +42,7 @@ from airflow_pgchange.operators.tube import (
 )
 from airflow_pgchange.sagas import Saga, Step
 from airflow_pgchange.sensors.pgchange import FeedSensor, WatermarkSensor
+from airflow_pgchange.sensors.sagas import SagaSensor
 from airflow_pgchange.sensors.topology import TopologySensor
 from airflow_pgchange.stopping import Stop
 
@@ -67,6 +68,7 @@ ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
     ReplayEventsOperator: {"group": "g", "since": "2026-01-31T12:00:00+00:00"},
     RequestOperator: {"queue": "q", "data": {}},
     SagaHandlerOperator: {"queue": "q", "do": nothing},
+    SagaSensor: {"saga": 1},
     SparkBatchOperator: {"feed": COMMITS, "application": "job.py"},
     StartSagaOperator: {"saga": Saga("tour", (Step("hotel", "hotels", lasting=True),)), "data": {}},
     SubscribeOperator: {"group": "g", "topics": "a"},
