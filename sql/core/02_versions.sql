@@ -31,3 +31,23 @@ $$;
 comment on function pgchange.next_version(text, bigint) is
     'A number for what follows a consumer''s progress at, higher than any that this source has given to its name. It lasts, '
     'whatever the session says of synchronous_commit: unless the transaction is rolled back.';
+
+create function pgchange.check_version(batch jsonb, claimed bigint) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    version bigint := batch ->> 'version';
+    began_at bigint := batch -> 'bounds' ->> 'from_version';
+begin
+    -- Where the claim is in another database, it is one of those that could follow.
+    if coalesce(version = claimed, version > began_at and version - began_at <= 2147483647) is not true then
+        raise exception using errcode = 'PC006',
+            message = format('batch %s was not claimed as version %s', batch ->> 'id', coalesce(version::text, 'null')),
+            hint = 'ack a batch as its claim returned it; roll back and claim again';
+    end if;
+end
+$$;
+comment on function pgchange.check_version(jsonb, bigint) is
+    'Refuse a batch of another version than was claimed, which is null where the claim is in another database: a consumer at one '
+    'that nobody claimed could not go on.';

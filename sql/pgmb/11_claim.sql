@@ -247,27 +247,6 @@ comment on function pgmb.claim(text, jsonb, integer, integer) is
     'when nothing is ready. Where too little is ready it dispatches first. Call it on the primary of the source, in a '
     'transaction of its own, holding the lock.';
 
-create function pgmb.check_version(gid text, batch jsonb, from_version bigint) returns void
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    version bigint := batch ->> 'version';
-    claimed bigint := (
-        select c.version from pgmb.claim as c
-        where c.group_id = gid and c.batch_id = (check_version.batch ->> 'id')::uuid);
-begin
-    -- Where the claim is in another database, it is one of those that could follow.
-    if coalesce(version = claimed, version > from_version and version - from_version <= 2147483647) is not true then
-        raise exception using errcode = 'PC006',
-            message = format('batch %s was not claimed as version %s', batch ->> 'id', coalesce(version::text, 'null')),
-            hint = 'ack a batch as its claim returned it; roll back and claim again';
-    end if;
-end
-$$;
-comment on function pgmb.check_version(text, jsonb, bigint) is
-    'Refuse a batch of another version than was claimed: a consumer at one that nobody claimed could not go on.';
-
 create function pgmb.ack(gid text, batch jsonb) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -275,7 +254,8 @@ as $$
 declare
     bounds jsonb := batch -> 'bounds';
 begin
-    perform pgmb.check_version(gid, batch, (bounds ->> 'from_version')::bigint);
+    perform pgchange.check_version(batch, (
+        select c.version from pgmb.claim as c where c.group_id = gid and c.batch_id = (ack.batch ->> 'id')::uuid));
     update pgmb.subscription_groups as g set
         version = (batch ->> 'version')::bigint, last_read_event_id = bounds ->> 'upto',
         source = bounds ->> 'source', updated_at = now()

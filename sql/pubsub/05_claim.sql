@@ -253,27 +253,6 @@ comment on function pubsub.claim(text, bigint, jsonb, integer, boolean, boolean,
     'that of a dead letter that is to be sent again, as it was recorded; null when nothing is ready. Call it on the primary of '
     'the source, in a transaction of its own, holding the lock.';
 
-create function pubsub.check_version(consumer_id text, branch_id bigint, batch jsonb, from_version bigint) returns void
-language plpgsql stable
-set search_path = pg_catalog, pubsub, pg_temp
-as $$
-declare
-    version bigint := batch ->> 'version';
-    claimed bigint := (
-        select c.version from pubsub.claim as c
-        where c.consumer_id = check_version.consumer_id and c.branch_id = check_version.branch_id and c.batch_id = (check_version.batch ->> 'id')::uuid);
-begin
-    -- Where the claim is in another database, it is one of those that could follow.
-    if coalesce(version = claimed, version > from_version and version - from_version <= 2147483647) is not true then
-        raise exception using errcode = 'PC006',
-            message = format('batch %s was not claimed as version %s', batch ->> 'id', coalesce(version::text, 'null')),
-            hint = 'ack a batch as its claim returned it; roll back and claim again';
-    end if;
-end
-$$;
-comment on function pubsub.check_version(text, bigint, jsonb, bigint) is
-    'Refuse a batch of another version than was claimed: a consumer at one that nobody claimed could not go on.';
-
 create function pubsub.advance(consumer_id text, branch_id bigint, batch jsonb) returns bigint
 language plpgsql
 set search_path = pg_catalog, pubsub, pg_temp
@@ -284,7 +263,9 @@ begin
     if bounds ? 'letter' then
         bounds := bounds || pubsub.unmoved(bounds -> 'at');
     end if;
-    perform pubsub.check_version(consumer_id, branch_id, batch, (bounds ->> 'from_version')::bigint);
+    perform pgchange.check_version(batch, (
+        select c.version from pubsub.claim as c
+        where c.consumer_id = advance.consumer_id and c.branch_id = advance.branch_id and c.batch_id = (advance.batch ->> 'id')::uuid));
     update pubsub.watermark as w set
         version = (batch ->> 'version')::bigint,
         snapshot = (bounds ->> 'snapshot')::pg_snapshot,

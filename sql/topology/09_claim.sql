@@ -97,27 +97,6 @@ as $$
 $$;
 comment on function topology.changes(bigint[], bigint[]) is 'The events behind one, {term, index}, up to another, in order.';
 
-create function topology.check_version(consumer_id text, batch jsonb, from_version bigint) returns void
-language plpgsql stable
-set search_path = pg_catalog, topology, pg_temp
-as $$
-declare
-    version bigint := batch ->> 'version';
-    claimed bigint := (
-        select c.version from topology.claim as c
-        where c.consumer_id = check_version.consumer_id and c.batch_id = (check_version.batch ->> 'id')::uuid);
-begin
-    -- Where the claim is in another database, it is one of those that could follow.
-    if coalesce(version = claimed, version > from_version and version - from_version <= 2147483647) is not true then
-        raise exception using errcode = 'PC006',
-            message = format('batch %s was not claimed as version %s', batch ->> 'id', coalesce(version::text, 'null')),
-            hint = 'ack a batch as its claim returned it; roll back and claim again';
-    end if;
-end
-$$;
-comment on function topology.check_version(text, jsonb, bigint) is
-    'Refuse a batch of another version than was claimed: a consumer at one that nobody claimed could not go on.';
-
 create function topology.advance(consumer_id text, batch jsonb) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
@@ -125,7 +104,9 @@ as $$
 declare
     bounds jsonb := batch -> 'bounds';
 begin
-    perform topology.check_version(consumer_id, batch, (bounds ->> 'from_version')::bigint);
+    perform pgchange.check_version(batch, (
+        select c.version from topology.claim as c
+        where c.consumer_id = advance.consumer_id and c.batch_id = (advance.batch ->> 'id')::uuid));
     update topology.consumer as c set
         version = (batch ->> 'version')::bigint,
         term = (bounds -> 'upto' ->> 0)::bigint,
