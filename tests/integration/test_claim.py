@@ -18,6 +18,7 @@ from airflow_pgchange.feeds.errors import (
     UnknownBranch,
 )
 from airflow_pgchange.feeds.lag import lag, position
+from tests.acks import only_the_claimed_version_is_acked
 from tests.batches import taken
 from tests.commits import narrow_partitions, use_up_transactions
 from tests.waiting import locks
@@ -395,3 +396,10 @@ def test_a_published_queue_is_claimed_retried_and_trimmed(db, connect):
     use_up_transactions(connection, 200)
     drain(db)
     connection.execute("select pubsub.trim_commit_queue('0')")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_batch_is_acked_as_the_version_that_was_claimed(db, other_db, connect, elsewhere):
+    connection = connect()
+    results, source = (other_db, db) if elsewhere else (db, None)
+    only_the_claimed_version_is_acked(lambda: commits(connection), FEED, results, source)

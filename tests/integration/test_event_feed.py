@@ -22,6 +22,7 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
+from tests.acks import only_the_claimed_version_is_acked
 from tests.event_keeping import maintain, narrow
 from tests.events import (
     FEED,
@@ -342,3 +343,11 @@ def test_a_claim_that_could_not_dispatch_says_so_instead_of_finding_nothing(conn
     with pytest.raises(psycopg.Error, match="read committed") as refused:
         claim(connection)
     assert refused.value.sqlstate == "PC007"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_batch_is_acked_as_the_version_that_was_claimed(db, other_db, connect, elsewhere):
+    connection = connect()
+    subscribe(connection, "g")
+    results, source = (other_db, db) if elsewhere else (db, None)
+    only_the_claimed_version_is_acked(lambda: publish(connection, "t"), EventFeed("g"), results, source)

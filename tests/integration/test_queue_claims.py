@@ -5,6 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from airflow_pgchange.feeds import QueueFeed
+from tests.acks import only_the_claimed_version_is_acked
 from tests.queues import consume, consumen, consumer, drain, fill, make, one, post, take, there
 from tests.waiting import locks
 
@@ -287,3 +289,7 @@ def test_trimming_does_not_walk_along_messages_that_all_wait(crowd):
     assert one(crowd, "select mbus.trim(q, 2000) from mbus.queue as q where qname = 'q'") == 0
     assert rows_read(crowd, "log$q") - before < 300
     assert one(crowd, "select max(done) from mbus.position where consumer < 0") == 2000
+
+
+def test_a_batch_is_acked_as_the_version_that_was_claimed(q, db):
+    only_the_claimed_version_is_acked(lambda: post(q, 1), QueueFeed("q"), db)

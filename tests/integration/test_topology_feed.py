@@ -16,6 +16,7 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, partitions, to_json, to_uri
 from airflow_pgchange.feeds.lag import lag
+from tests.acks import only_the_claimed_version_is_acked
 from tests.batches import taken
 
 FEED = TopologyFeed("router")
@@ -170,3 +171,14 @@ def test_a_consumer_before_events_that_were_trimmed_is_told_what_helps(db, catal
     catalogue.execute("select topology.drop_consumer('router')")
     catalogue.execute("select topology.set_master('r1', 'i1')")
     assert [change.id for change in work(db)] == ["1/4"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_batch_is_acked_as_the_version_that_was_claimed(db, other_db, catalogue, elsewhere):
+    names = iter("abc")
+    results, source = (other_db, db) if elsewhere else (db, None)
+
+    def write():
+        catalogue.execute("select topology.add_replicaset(%s)", [next(names)])
+
+    only_the_claimed_version_is_acked(write, TopologyFeed("t"), results, source)

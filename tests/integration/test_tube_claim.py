@@ -8,6 +8,8 @@ import random
 import psycopg
 import pytest
 
+from airflow_pgchange.feeds import TubeFeed
+from tests.acks import only_the_claimed_version_is_acked
 from tests.tubes import ack, attach, changes, claim, drain, make, one, pods, take, touch
 
 pytestmark = pytest.mark.every_server
@@ -297,3 +299,7 @@ def test_a_published_tube_is_worked_and_changed(connect, publication):
     touch(connection, 5)
     assert take(connection) == [5]
     assert pods(connection) == []
+
+
+def test_a_batch_is_acked_as_the_version_that_was_claimed(q, db):
+    only_the_claimed_version_is_acked(lambda: touch(q, 1), TubeFeed("q"), db)
