@@ -15,8 +15,13 @@ language plpgsql
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
-    given bigint;
+    given bigint := (select c.version from pgchange.consumer as c where c.name = next_version.name);
 begin
+    if at is null or at - coalesce(given, 0) > 2147483647 then
+        raise invalid_parameter_value using
+            message = format('consumer %s cannot be at batch %s: this source has given numbers up to %s', name, at, coalesce(given, 0)),
+            hint = 'give its position as it is recorded; where it comes from another source, drop the consumer and let it begin anew';
+    end if;
     -- Results elsewhere are not to be ahead of what this source knows after a crash.
     if current_setting('synchronous_commit') in ('off', 'local') then
         perform set_config('synchronous_commit', 'on', true);
@@ -29,8 +34,9 @@ begin
 end
 $$;
 comment on function pgchange.next_version(text, bigint) is
-    'A number for what follows a consumer''s progress at, higher than any that this source has given to its name. It lasts, '
-    'whatever the session says of synchronous_commit: unless the transaction is rolled back.';
+    'A number for what follows a consumer''s progress at, higher than any that this source has given to its name, and never so far '
+    'above them that there would soon be none left. It lasts, whatever the session says of synchronous_commit: unless the '
+    'transaction is rolled back.';
 
 create function pgchange.check_version(batch jsonb, claimed bigint) returns void
 language plpgsql immutable

@@ -91,6 +91,15 @@ def test_a_consumer_is_moved_to_another_database_by_a_point_of_it(copy, other_db
     assert len(drained(ELSEWHERE, other_db, copy)) == 2
 
 
+@pytest.mark.parametrize("version", [2**63 - 1, 2**40])
+def test_no_move_takes_the_numbers_of_a_consumer_to_their_end(source, connect_to, version):
+    connection = connect_to(source)
+    at = Jsonb({"version": version, "snapshot": "1:1:"})
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="cannot be at batch"):
+        connection.execute("select pubsub.note_move('here', 0, %s, pubsub.point(0))", [at])
+    assert len(drained(HERE, source)) == 3
+
+
 def test_a_watermark_that_came_without_its_commits_is_refused(source, other_db, connect_to):
     rows = connect_to(source).execute("select to_jsonb(w) - 'txid' from pubsub.watermark as w").fetchall()
     replica = connect_to(other_db)
