@@ -5,7 +5,7 @@ from __future__ import annotations
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
+from airflow_pgchange.feeds import Change, ConsumerTransaction, EventFeed
 from airflow_pgchange.feeds.feed import partitions
 from tests.batches import taken
 from tests.events import (
@@ -41,7 +41,7 @@ class Asking(EventFeed):
         return sql.SQL("(select current_setting('jit') as jit) as asked")
 
     def change(self, row):
-        return row["jit"]
+        return Change(id=row["jit"], position="", created_at=None)
 
 
 def test_a_batch_of_many_partitions_is_read_without_compiling_a_plan_for_each(db, connect):
@@ -50,7 +50,7 @@ def test_a_batch_of_many_partitions_is_read_without_compiling_a_plan_for_each(db
     publish(connection, "a")
     with ConsumerTransaction(Asking("g"), make_conninfo(db, options="-c jit=on")) as consumer:
         assert consumer.claim(1) is not None
-        assert list(consumer.changes()) == ["off"]
+        assert [change.id for change in consumer.changes()] == ["off"]
         consumer.ack()
 
 
