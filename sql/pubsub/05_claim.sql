@@ -30,22 +30,12 @@ end
 $$;
 comment on function pubsub.here() is 'The place where the transaction ids of this database mean something.';
 
-create function pubsub.is_native() returns boolean
-language plpgsql stable security definer
-set search_path = pg_catalog, pubsub, pgchange, pg_temp
-as $$
-begin
-    return revision.is_native();
-end
-$$;
-comment on function pubsub.is_native() is 'Whether the transaction ids of this database are those of its cluster.';
-
 create function pubsub.check_origin() returns text
 language plpgsql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
-    if not pubsub.is_native() then
+    if not revision.is_native() then
         raise exception using errcode = 'PC004',
             message = 'this database was restored from a dump or upgraded: its transaction ids mean something else here',
             hint = 'select pubsub.rebase_after_restore(), or after pg_upgrade pubsub.rebase_after_restore(txids_kept => true)';

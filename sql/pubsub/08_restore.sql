@@ -202,7 +202,7 @@ declare
     here text;
     restored_at bigint := (select revision.full_xid(o.xmin) from revision.origin as o);
 begin
-    if pubsub.is_native() then
+    if revision.is_native() then
         return 'nothing to do: the transaction ids are this cluster''s own';
     end if;
     perform pubsub.check_isolation();
