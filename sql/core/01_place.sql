@@ -27,14 +27,15 @@ create table pgchange.origin (
     id uuid not null default gen_random_uuid(),
     cluster bigint not null default pgchange.cluster(),
     written_in xid,
+    written_as oid,
     noted_at timestamptz not null default clock_timestamp()
 );
 -- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
 alter table pgchange.origin replica identity full;
-create unique index origin_single on pgchange.origin ((true));
 comment on table pgchange.origin is
     'What tells where the transaction ids in a schema come from. Each schema that keeps some has a table like this one, with one '
-    'row. A dump brings the row along as text, so that it lies in another transaction than written_in; whatever copies the files '
+    'row. A dump brings the row along as text, so that it lies in another transaction than written_in, or in another table than '
+    'written_as; where the data alone are restored into a schema that is there, it comes as a second row. Whatever copies the files '
     'of a cluster, as a base backup and pg_upgrade do, keeps both. Who sets a restored database right gives it another id.';
 
 create function pgchange.note_origin(origin regclass) returns void
@@ -42,24 +43,41 @@ language plpgsql
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
+    execute format('lock table %s in share row exclusive mode', origin);
     execute format('delete from %s', origin);
     execute format('insert into %s default values', origin);
-    execute format('update %s set written_in = xmin', origin);
+    execute format('update %s set written_in = xmin, written_as = tableoid', origin);
 end
 $$;
 comment on function pgchange.note_origin(regclass) is 'Note that the transaction ids in a schema are those of this cluster from now on.';
 
-create function pgchange.is_native(cluster bigint, written_in xid, xmin xid) returns boolean
+create function pgchange.is_native(cluster bigint, written_in xid, xmin xid, written_as oid, tableoid oid) returns boolean
 language plpgsql stable
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
 begin
-    return coalesce(cluster = pgchange.cluster() and written_in = xmin, false);
+    -- Once the table was rewritten, as by `set unlogged`, its row lies in the transaction that did that.
+    return coalesce(
+        cluster = pgchange.cluster() and written_as = tableoid
+        and (written_in = xmin or pg_relation_filenode(tableoid) <> tableoid), false);
 end
 $$;
-comment on function pgchange.is_native(bigint, xid, xid) is
-    'Whether the transaction ids in a schema are those of this cluster, by the row of its origin: it was neither restored from a '
+comment on function pgchange.is_native(bigint, xid, xid, oid, oid) is
+    'Whether the transaction ids in a schema are those of this cluster, by a row of its origin: it was neither restored from a '
     'dump nor upgraded since they were noted.';
+
+create function pgchange.refuse_empty(schema text) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC004',
+        message = format('schema %s came without its data, as from pg_dump --schema-only', schema),
+        hint = 'airflow pgchange uninstall, then airflow pgchange install; or restore the data with it';
+end
+$$;
+comment on function pgchange.refuse_empty(text) is
+    'Refuse a schema whose origin has no row. Volatile, so that it is called where it stands and not when that is planned.';
 
 create function pgchange.place(id uuid, cluster bigint) returns text
 language plpgsql stable

@@ -55,7 +55,9 @@ create function mbus.is_native() returns boolean
 language plpgsql stable
 as $$
 begin
-    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from mbus.origin as o);
+    return coalesce(
+        (select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from mbus.origin as o),
+        pgchange.refuse_empty('mbus'));
 end
 $$;
 comment on function mbus.is_native() is 'Whether the transaction ids of the queues are those of this cluster.';

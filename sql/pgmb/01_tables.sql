@@ -84,8 +84,9 @@ create table pgmb.later_from (
     id pgmb.event_id not null
 );
 comment on table pgmb.later_from is
-    'One row: below this id pgmb.later holds nothing. It spares polls a look through the rows that were already published, which '
-    'stay there, dead, as long as an old snapshot is open. Only maintenance writes it, one run at a time.';
+    'Below the lowest id here pgmb.later holds nothing: one row, and another where a dump brought its own. It spares polls a '
+    'look through the rows that were already published, which stay there, dead, as long as an old snapshot is open. Only '
+    'maintenance writes it, one run at a time.';
 -- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
 alter table pgmb.later_from replica identity full;
 insert into pgmb.later_from (id) values ('pmg');

@@ -125,7 +125,7 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 begin
-    return exists (select from pgmb.later as x where x.id >= (select m.id from pgmb.later_from as m) and x.id < before);
+    return exists (select from pgmb.later as x where x.id >= (select min(m.id) from pgmb.later_from as m) and x.id < before);
 end
 $$;
 comment on function pgmb.aside(text) is 'Whether events with ids below this one are set aside.';
@@ -167,7 +167,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
-    lowest text := (select m.id from pgmb.later_from as m);
+    lowest text := (select min(m.id) from pgmb.later_from as m);
     one text;
     n bigint := 0;
     busy integer := 0;
@@ -208,7 +208,7 @@ as $$
 begin
     update pgmb.later_from as m set id = f.id
     from (
-        select coalesce(min(x.id), 'pmg') from pgmb.later as x where x.id >= (select n.id from pgmb.later_from as n)) as f(id)
+        select coalesce(min(x.id), 'pmg') from pgmb.later as x where x.id >= (select min(n.id) from pgmb.later_from as n)) as f(id)
     where m.id <> f.id;
 end
 $$;

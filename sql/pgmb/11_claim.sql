@@ -5,7 +5,10 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pgchange, pg_temp
 as $$
 begin
-    return (select pgchange.place(o.id, o.cluster) from pgmb.origin as o);
+    -- Of what came along first, if anything did.
+    return (
+        select pgchange.place(o.id, o.cluster) from pgmb.origin as o
+        order by o.written_as = o.tableoid, o.written_in = o.xmin limit 1);
 end
 $$;
 comment on function pgmb.here() is 'The place where the transaction ids of this database mean something.';
@@ -15,7 +18,9 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pgchange, pg_temp
 as $$
 begin
-    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from pgmb.origin as o);
+    return coalesce(
+        (select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from pgmb.origin as o),
+        pgchange.refuse_empty('pgmb'));
 end
 $$;
 comment on function pgmb.is_native() is 'Whether the transaction ids of this database are those of its cluster.';

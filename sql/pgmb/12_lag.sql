@@ -44,7 +44,7 @@ begin
         union all
         (select l.event_id from pgmb.late(at.snapshot, at.scheduled_upto, 'pmg') as l limit greatest(upto - counted, 0) + 1)
         union all
-        (select x.id from pgmb.later as x where x.id >= (select m.id from pgmb.later_from as m) order by x.id
+        (select x.id from pgmb.later as x where x.id >= (select min(m.id) from pgmb.later_from as m) order by x.id
          limit greatest(upto - counted, 0) + 1)
     ) as s;
     counted := counted + later;

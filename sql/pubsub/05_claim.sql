@@ -25,7 +25,10 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pubsub, pgchange, pg_temp
 as $$
 begin
-    return (select pgchange.place(o.id, o.cluster) from revision.origin as o);
+    -- Of what came along first, if anything did.
+    return (
+        select pgchange.place(o.id, o.cluster) from revision.origin as o
+        order by o.written_as = o.tableoid, o.written_in = o.xmin limit 1);
 end
 $$;
 comment on function pubsub.here() is 'The place where the transaction ids of this database mean something.';
@@ -53,6 +56,34 @@ as $$
 $$;
 comment on function pubsub.name_of(text, bigint) is 'A consumer''s name, as status shows it.';
 
+create function pubsub.restored_in_part(consumer_id text, branch_id bigint) returns text
+language sql immutable
+as $$
+    select pg_catalog.format(
+        'restore the whole dump, then select pubsub.rebase_after_restore(); or choose a point: airflow pgchange move %s/%s',
+        consumer_id, branch_id)
+$$;
+comment on function pubsub.restored_in_part(text, bigint) is 'What to do where the progress of a consumer came without its commits.';
+
+create function pubsub.check_mark(mark pubsub.claim, here text) returns bigint
+language plpgsql stable
+set search_path = pg_catalog, pubsub, pgchange, pg_temp
+as $$
+begin
+    if not pgchange.came_along(mark.source, here)
+       or not pg_is_in_recovery() and pg_snapshot_xmax(mark.snapshot) > pg_snapshot_xmax(pg_current_snapshot())
+    then
+        raise exception using errcode = 'PC004',
+            message = format('what this database knows of %s/%s was restored from another one, without its place',
+                             mark.consumer_id, mark.branch_id),
+            hint = pubsub.restored_in_part(mark.consumer_id, mark.branch_id);
+    end if;
+    return mark.version;
+end
+$$;
+comment on function pubsub.check_mark(pubsub.claim, text) is
+    'Refuse a claim of another place, or of transactions that this cluster has not reached; else its version.';
+
 create function pubsub.check_position(consumer_id text, branch_id bigint, "position" jsonb) returns text
 language plpgsql stable security definer
 set search_path = pg_catalog, pubsub, pgchange, pg_temp
@@ -60,7 +91,9 @@ as $$
 declare
     here text := pubsub.check_origin();
     at bigint := "position" ->> 'version';
-    known bigint;
+    known bigint := (
+        select pubsub.check_mark(c, here) from pubsub.claim as c
+        where c.consumer_id = check_position.consumer_id and c.branch_id = check_position.branch_id);
 begin
     if not pgchange.fits("position", here) then
         raise exception using errcode = 'PC004',
@@ -69,14 +102,17 @@ begin
     end if;
     -- A standby may only be late.
     if at > 0 and not pg_is_in_recovery() then
-        known := coalesce((
-            select c.version from pubsub.claim as c
-            where c.consumer_id = check_position.consumer_id and c.branch_id = check_position.branch_id), 0);
-        if at > known then
+        if at > coalesce(known, 0) then
             raise exception using errcode = 'PC003',
                 message = format('the watermark of %s/%s is at batch %s, but this source knows only %s: it lost its latest '
-                                 'transactions', consumer_id, branch_id, at, known),
+                                 'transactions', consumer_id, branch_id, at, coalesce(known, 0)),
                 hint = 'airflow pgchange repair starts again from what survived; changes then come at least once';
+        end if;
+        if pg_snapshot_xmax(("position" ->> 'snapshot')::pg_snapshot) > pg_snapshot_xmax(pg_current_snapshot()) then
+            raise exception using errcode = 'PC004',
+                message = format('the watermark of %s/%s is beyond the transactions of this cluster: it was restored from '
+                                 'another one', consumer_id, branch_id),
+                hint = pubsub.restored_in_part(consumer_id, branch_id);
         end if;
     end if;
     return here;
@@ -225,16 +261,17 @@ begin
         'version', pgchange.next_version(pubsub.name_of(consumer_id, branch_id), greatest(known, began_at)), 'attempt', 1);
     insert into pubsub.claim as c (
         consumer_id, branch_id, version, from_version, batch_id, attempt, batch,
-        after_snapshot, after_txid, after_id, snapshot, partial_txid, partial_id)
+        after_snapshot, after_txid, after_id, snapshot, partial_txid, partial_id, source)
     values (
         claim.consumer_id, claim.branch_id, (batch ->> 'version')::bigint, began_at, (batch ->> 'id')::uuid, 1, batch,
         at.after, at.partial_txid, at.partial_id, (bounds ->> 'snapshot')::pg_snapshot,
-        (bounds -> 'partial' ->> 0)::xid8, (bounds -> 'partial' ->> 1)::bigint)
+        (bounds -> 'partial' ->> 0)::xid8, (bounds -> 'partial' ->> 1)::bigint, here)
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id,
         attempt = 1, error = null, batch = excluded.batch, after_snapshot = excluded.after_snapshot,
         after_txid = excluded.after_txid, after_id = excluded.after_id, snapshot = excluded.snapshot,
-        partial_txid = excluded.partial_txid, partial_id = excluded.partial_id, claimed_at = excluded.claimed_at;
+        partial_txid = excluded.partial_txid, partial_id = excluded.partial_id, source = excluded.source,
+        claimed_at = excluded.claimed_at;
     return batch;
 end
 $$;

@@ -146,6 +146,22 @@ $$;
 comment on function pubsub.skip_batch(text, bigint, text) is
     'Give up the batch that a consumer claimed and cannot finish, where commits and watermark share a database.';
 
+create function pubsub.check_point(point jsonb) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if point is null or point ? 'snapshot' is not true then
+        raise invalid_parameter_value using message = 'a point is what pubsub.point() returns, or {"snapshot": null} for the beginning';
+    end if;
+    if point ->> 'snapshot' is not null and point ->> 'source' is null then
+        raise invalid_parameter_value using message = 'the point does not say where it was taken',
+            hint = 'give what pubsub.point() returned, whole';
+    end if;
+end
+$$;
+comment on function pubsub.check_point(jsonb) is 'Refuse what is no point to move a consumer to.';
+
 create function pubsub.note_move(consumer_id text, branch_id bigint, "position" jsonb, point jsonb) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pubsub, pgchange, pg_temp
@@ -156,26 +172,32 @@ declare
     began_at bigint := "position" ->> 'version';
     version bigint;
 begin
+    perform pubsub.check_point(point);
     if point ->> 'source' <> here or point ->> 'snapshot' is null and not coalesce(pgchange.came_along("position" ->> 'source', here), true)
     then
         raise exception using errcode = 'PC004',
             message = format('consumer %s/%s is moved to a point of another database than this one', consumer_id, branch_id),
             hint = 'the database of the commits notes a move first: pubsub.note_move() there gives the version for pubsub.move_consumer()';
     end if;
+    if pg_snapshot_xmax((point ->> 'snapshot')::pg_snapshot) > pg_snapshot_xmax(pg_current_snapshot()) then
+        raise invalid_parameter_value using
+            message = format('the point %s lies in the future: it is beyond the transactions of this cluster', point ->> 'snapshot'),
+            hint = 'pubsub.point() gives the point of now, pubsub.point(<branch>, <timestamp>) that of a time';
+    end if;
     version := pgchange.next_version(
         pubsub.name_of(consumer_id, branch_id), greatest(began_at, (
             select c.version from pubsub.claim as c
             where c.consumer_id = note_move.consumer_id and c.branch_id = note_move.branch_id)));
     insert into pubsub.claim as c (
-        consumer_id, branch_id, version, from_version, attempt, after_snapshot, after_txid, after_id, snapshot)
+        consumer_id, branch_id, version, from_version, attempt, after_snapshot, after_txid, after_id, snapshot, source)
     values (
         note_move.consumer_id, note_move.branch_id, version, began_at, 0, at.after, at.partial_txid, at.partial_id,
-        coalesce(point ->> 'snapshot', '1:1:')::pg_snapshot)
+        coalesce(point ->> 'snapshot', '1:1:')::pg_snapshot, here)
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = null, attempt = 0, error = null,
         batch = null, after_snapshot = excluded.after_snapshot, after_txid = excluded.after_txid,
         after_id = excluded.after_id, snapshot = excluded.snapshot, partial_txid = null, partial_id = null,
-        claimed_at = excluded.claimed_at;
+        source = excluded.source, claimed_at = excluded.claimed_at;
     return version;
 end
 $$;
@@ -189,9 +211,7 @@ set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     perform pubsub.take_idle(consumer_id, branch_id);
-    if point is null or point ? 'snapshot' is not true then
-        raise invalid_parameter_value using message = 'a point is what pubsub.point() returns, or {"snapshot": null} for the beginning';
-    end if;
+    perform pubsub.check_point(point);
     if version is null then
         version := pubsub.note_move(consumer_id, branch_id, pubsub.position(consumer_id, branch_id), point);
     end if;

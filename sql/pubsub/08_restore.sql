@@ -5,8 +5,8 @@ language sql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
     select jsonb_build_object(
-        'source', pubsub.check_origin(),
-        'version', c.version,
+        'source', here.place,
+        'version', pubsub.check_mark(c, here.place),
         'snapshot', c.snapshot,
         'partial', case when c.partial_txid is not null
                         then jsonb_build_array(c.partial_txid::text::bigint, c.partial_id) end,
@@ -14,7 +14,7 @@ as $$
         'after', c.after_snapshot,
         'after_partial', case when c.after_txid is not null
                               then jsonb_build_array(c.after_txid::text::bigint, c.after_id) end)
-    from pubsub.claim as c
+    from pubsub.check_origin() as here(place), pubsub.claim as c
     where c.consumer_id = mark.consumer_id and c.branch_id = mark.branch_id
 $$;
 comment on function pubsub.mark(text, bigint) is
@@ -200,7 +200,9 @@ as $$
 declare
     old text := pubsub.here();
     here text;
-    restored_at bigint := (select revision.full_xid(o.xmin) from revision.origin as o);
+    restored_at bigint := (
+        select revision.full_xid(o.xmin) from revision.origin as o
+        order by o.written_as = o.tableoid, o.written_in = o.xmin limit 1);
 begin
     if revision.is_native() then
         return 'nothing to do: the transaction ids are this cluster''s own';
@@ -223,6 +225,7 @@ begin
     here := pubsub.here();
     update pubsub.watermark as w set source = here where pgchange.came_along(w.source, old);
     update pubsub.claim as c set
+        source = here,
         batch = jsonb_set(c.batch, '{bounds,source}', to_jsonb(here)),
         from_version = case when txids_kept then c.from_version else least(c.from_version, c.version) end;
     update dead_letter.letter as l set

@@ -16,7 +16,9 @@ language plpgsql stable security definer
 set search_path = pg_catalog, revision, pgchange, pg_temp
 as $$
 begin
-    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from revision.origin as o);
+    return coalesce(
+        (select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from revision.origin as o),
+        pgchange.refuse_empty('revision'));
 end
 $$;
 comment on function revision.is_native() is 'Whether the transaction ids of the queue are those of this cluster.';

@@ -54,7 +54,10 @@ language plpgsql stable security definer
 set search_path = pg_catalog, topology, pgchange, pg_temp
 as $$
 begin
-    return (select pgchange.place(o.id, o.cluster) from topology.origin as o);
+    -- Of what came along first, if anything did.
+    return (
+        select pgchange.place(o.id, o.cluster) from topology.origin as o
+        order by o.written_as = o.tableoid, o.written_in = o.xmin limit 1);
 end
 $$;
 comment on function topology.here() is 'The place of this catalogue.';
@@ -64,7 +67,9 @@ language plpgsql stable security definer
 set search_path = pg_catalog, topology, pgchange, pg_temp
 as $$
 begin
-    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from topology.origin as o);
+    return coalesce(
+        (select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from topology.origin as o),
+        pgchange.refuse_empty('topology'));
 end
 $$;
 comment on function topology.is_native() is 'Whether this catalogue was neither restored from a dump nor upgraded.';
@@ -93,9 +98,10 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     consumer text := "position" ->> 'consumer';
+    native boolean := topology.is_native();
     known bigint;
 begin
-    if "position" ->> 'source' is not null and not (topology.is_native() and pgchange.fits("position", topology.here())) then
+    if "position" ->> 'source' is not null and not (native and pgchange.fits("position", topology.here())) then
         raise exception using errcode = 'PC004', message = format('consumer %s belongs to another catalogue than this one', consumer),
             hint = 'if the catalogue was restored: airflow pgchange repair; else check the source''s connection';
     end if;

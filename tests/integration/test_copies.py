@@ -69,6 +69,28 @@ def test_no_vacuum_makes_a_database_look_restored(source):
     assert len(drained(HERE, source)) == 3
 
 
+def test_no_rewritten_table_makes_a_database_look_restored(source, connect_to):
+    connection = connect_to(source)
+    connection.execute("create table ledger (id bigint primary key); insert into ledger values (10), (20)")
+    connection.execute("select revision.track('ledger')")
+    names = ["public.ledger"] + [
+        f"{name}.origin"
+        for (name,) in connection.execute(
+            "select relnamespace::regnamespace::text from pg_class where relname = 'origin' and relkind = 'r'"
+        ).fetchall()
+    ]
+    for name in names:
+        connection.execute(f"alter table {name} set unlogged")
+        connection.execute(f"alter table {name} set logged")
+    for name in set(names) - {"public.ledger", "pgchange.origin"}:
+        schema = name.removesuffix(".origin")
+        assert connection.execute(f"select {schema}.is_native()").fetchone() == (True,)
+    connection.execute("call revision.enqueue_existing('ledger')")
+    branch = connection.execute("select branch_id from revision.tracked").fetchone()[0]
+    assert [change.id for change in drained(CommitFeed("here", branch), source)] == [10, 20]
+    assert len(drained(HERE, source)) == 3
+
+
 def test_a_copy_from_a_template_is_another_place_for_consumers_elsewhere_alone(
     source, copy, other_db, connect_to
 ):
