@@ -117,13 +117,14 @@ class EventFeed:
         return select("pgmb.adopt_mark", self.group, mark)
 
     def point_at(self, at: datetime | str | None) -> sql.Composed:
-        return select("pgmb.cursor_of", at)
+        return select("pgmb.point_of", at)
 
     def note_move(self, position: Position, point: Any) -> sql.Composed:
-        return select("pgmb.note_move", self.group, position, point)
+        return select("pgmb.note_move", self.group, position, point and point["cursor"])
 
     def move_to(self, point: Any, version: int) -> sql.Composed:
-        return select("pgmb.move_group", self.group, point, version)
+        cursor, source = (point["cursor"], point["source"]) if point else (None, None)
+        return select("pgmb.move_group", self.group, cursor, version, source)
 
     def known(self) -> sql.Composed:
         known = sql.SQL("select exists (select from pgmb.subscription_groups where id = {})")

@@ -144,6 +144,10 @@ language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
+    if at > clock_timestamp() then
+        raise invalid_parameter_value using message = format('the time %s lies in the future', at),
+            hint = 'give a time of before, or none for now';
+    end if;
     if at is null then
         perform pg_advisory_xact_lock(pgmb.dispatch_key());
         while (pgmb.dispatch()).more loop
@@ -156,6 +160,14 @@ $$;
 comment on function pgmb.cursor_of(timestamptz) is
     'In the database of the events: the cursor after all that was dispatched before a time; or, without a time, after all that '
     'is published now, which it dispatches.';
+
+create function pgmb.point_of(at timestamptz default null) returns jsonb
+language sql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select jsonb_build_object('cursor', pgmb.cursor_of(at), 'source', pgmb.here())
+$$;
+comment on function pgmb.point_of(timestamptz) is 'The same, with the place of the events.';
 
 create function pgmb.cursor_hint() returns text
 language sql immutable
@@ -174,6 +186,11 @@ declare
         pgmb.name_of(gid), greatest(began_at, (select c.version from pgmb.claim as c where c.group_id = gid)));
 begin
     perform pgmb.check_group(gid);
+    if new_cursor is null and not coalesce(pgchange.came_along("position" ->> 'source', pgmb.here()), true) then
+        raise exception using errcode = 'PC004',
+            message = format('group %I is moved to a point of another database than this one', gid),
+            hint = 'the database of the events notes a move first: pgmb.note_move() there gives the version for pgmb.move_group()';
+    end if;
     perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
     perform pgmb.check_kept(gid, new_cursor);
     insert into pgmb.claim as c (group_id, version, from_version, attempt, after, upto, elsewhere, moved_to)
@@ -192,7 +209,9 @@ comment on function pgmb.note_move(text, jsonb, pgmb.event_id) is
     'return the version for pgmb.move_group(). What it is moved back to is kept until it has claimed from there; refused where '
     'that is gone, or lies in the future.';
 
-create function pgmb.move_group(gid text, new_cursor pgmb.event_id, version bigint default null) returns void
+create function pgmb.move_group(
+    gid text, new_cursor pgmb.event_id, version bigint default null, source text default null
+) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -209,14 +228,20 @@ begin
         end if;
         version := pgmb.note_move(gid, pgmb.position(gid), new_cursor);
         new_cursor := pgmb.cursor_by_now(new_cursor);
+        source := pgmb.here();
+    elsif new_cursor is not null and source is null then
+        raise invalid_parameter_value using message = 'say where the cursor is from: source => pgmb.here() of the database of the events',
+            hint = 'pgmb.point_of() there gives both';
     end if;
-    update pgmb.subscription_groups as g
-    set last_read_event_id = new_cursor, version = move_group.version, updated_at = now() where g.id = gid;
+    update pgmb.subscription_groups as g set
+        last_read_event_id = new_cursor, version = move_group.version, source = coalesce(move_group.source, g.source),
+        updated_at = now()
+    where g.id = gid;
 end
 $$;
-comment on function pgmb.move_group(text, pgmb.event_id, bigint) is
+comment on function pgmb.move_group(text, pgmb.event_id, bigint, text) is
     'In the database of a group''s cursor: move it to one that pgmb.cursor_of() gave, or to null, the beginning. Where the events '
-    'are in another database, pgmb.note_move() there gives the version.';
+    'are in another database, pgmb.note_move() there gives the version, and pgmb.here() the place that the cursor is from.';
 
 create function pgmb.drop_group(gid text) returns void
 language plpgsql security definer

@@ -187,8 +187,8 @@ begin
         grant execute on function
             pgmb.dispatcher_now(), pgmb.undispatched(pg_snapshot, xid8, bigint, pg_snapshot, xid8, bigint),
             pgmb.pending(text, jsonb), pgmb.in_work(text, jsonb), pgmb.skip(text, jsonb, text), pgmb.skip_batch(text, text),
-            pgmb.drop_group(text), pgmb.cursor_of(timestamptz), pgmb.note_move(text, jsonb, pgmb.event_id),
-            pgmb.move_group(text, pgmb.event_id, bigint),
+            pgmb.drop_group(text), pgmb.cursor_of(timestamptz), pgmb.point_of(timestamptz), pgmb.note_move(text, jsonb, pgmb.event_id),
+            pgmb.move_group(text, pgmb.event_id, bigint, text),
             pgmb.replay_faults(varchar), pgmb.adopt_mark(text, jsonb), pgmb.letter_rights(jsonb),
             pgmb.check_letter(jsonb, jsonb), pgmb.send_again(bigint)
             to %1$s

@@ -95,6 +95,10 @@ declare
     first_txid xid8;
 begin
     perform pubsub.check_branch(branch_id);
+    if at > clock_timestamp() then
+        raise invalid_parameter_value using message = format('the time %s lies in the future', at),
+            hint = 'give a time of before, or none for now';
+    end if;
     if at is not null then
         select q.txid into first_txid
         from revision.commit_queue as q

@@ -134,6 +134,19 @@ comment on function topology.adopt_mark(text, jsonb) is
     'Go on from what topology.mark() of the catalogue says, or from the beginning where it knows nothing; returns the guarantee: '
     'at least once where the catalogue lost batches that were processed.';
 
+create function topology.check_point(point jsonb) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if point is not null and point ->> 'source' is null then
+        raise invalid_parameter_value using message = 'the point does not say where it was taken',
+            hint = 'give what topology.point() returned, whole, or null for the beginning';
+    end if;
+end
+$$;
+comment on function topology.check_point(jsonb) is 'Refuse what is no point to move a consumer to.';
+
 create function topology.note_move(consumer_id text, "position" jsonb, point jsonb) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pgchange, pg_temp
@@ -144,10 +157,19 @@ declare
         topology.name_of(consumer_id),
         greatest(began_at, (select c.version from topology.claim as c where c.consumer_id = note_move.consumer_id)));
 begin
+    perform topology.check_point(point);
     if point ->> 'source' <> topology.here() or point is null and not pgchange.fits("position", topology.here()) then
         raise exception using errcode = 'PC004',
             message = format('consumer topology:%s is moved to a point of another catalogue than this one', consumer_id),
             hint = 'the catalogue notes a move first: topology.note_move() there gives the version for topology.move_consumer()';
+    end if;
+    if exists (
+        select from topology.now_at() as n
+        where ((point ->> 'term')::bigint, (point ->> 'index')::bigint) > (n.term, n.index))
+    then
+        raise invalid_parameter_value using
+            message = format('the point %s/%s lies in the future: the log has not come there', point ->> 'term', point ->> 'index'),
+            hint = 'topology.point() gives the point of now';
     end if;
     insert into topology.claim as c (
         consumer_id, version, from_version, attempt, after_term, after_index, term, index)
@@ -171,6 +193,7 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     perform topology.take_idle(consumer_id);
+    perform topology.check_point(point);
     if version is null then
         version := topology.note_move(consumer_id, topology.position(consumer_id), point);
     end if;
