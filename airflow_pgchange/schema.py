@@ -205,7 +205,7 @@ def _upgraded_by_one(connection: psycopg.Connection[Any], system: System) -> boo
         if not _present(connection, system):
             return False
         found = _version(connection, system)
-        if found >= system.version:
+        if found == 0 or found >= system.version:
             _demand_version(connection, system)
             return False
         paths = list((sql_folder() / system.folder / "upgrade").glob(f"{found + 1:04}_*.sql"))
@@ -306,10 +306,22 @@ def _present(connection: psycopg.Connection[Any], system: System) -> bool:
 
 def _demand_version(connection: psycopg.Connection[Any], system: System) -> None:
     found = _version(connection, system)
+    if found == 0:
+        raise SchemaVersionMismatch(
+            f"schema {system.schema} came without its data, as from `pg_dump --schema-only`: run `airflow pgchange "
+            "uninstall`, then install; or restore the data with it"
+        )
     if found != system.version:
         raise SchemaVersionMismatch(
             f"schema {system.schema} is at version {found}, this package needs {system.version}: "
             + ("run `airflow pgchange upgrade`" if found < system.version else "install the newer package")
+        )
+    query = sql.SQL("select checksum from {} order by version desc, installed_at desc limit 1")
+    known = ask(connection, query.format(sql.Identifier(system.schema, "installed")))
+    if known is not None and known != checksum(system):
+        raise SchemaVersionMismatch(
+            f"schema {system.schema} is at version {found}, but was made from other files than this package's: install "
+            "the package that made it; or run `airflow pgchange uninstall`, by which what waits is lost, then install"
         )
 
 
@@ -324,6 +336,13 @@ def _note(connection: psycopg.Connection[Any], system: System) -> None:
 
 
 def _lock(connection: psycopg.Connection[Any]) -> None:
+    """Wait for others who install or remove, and see what they did."""
+    try:
+        connection.execute("set transaction isolation level read committed")
+    except psycopg.errors.ActiveSqlTransaction as error:
+        raise Refused(
+            "this transaction would not see what others install meanwhile: commit it first, or begin it as read committed"
+        ) from error
     connection.execute(
         "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('pgchange install', 0))"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -23,6 +24,7 @@ from airflow_pgchange.feeds.errors import (
 from airflow_pgchange.feeds.extensions import EXTENSIONS
 from airflow_pgchange.feeds.queries import ask_all
 from airflow_pgchange.maintenance import maintain
+from tests.waiting import until, waits
 
 
 def schemas(connection):
@@ -51,6 +53,38 @@ def test_what_was_changed_by_hand_is_told(connect):
     connection = connect()
     connection.execute("update pubsub.installed set checksum = 'another'")
     assert [state.system for state in schema.installed(connection) if not state.intact] == ["pubsub"]
+
+
+def test_what_was_made_from_other_files_is_not_taken_for_this_packages(connect):
+    connection = connect()
+    connection.execute("update pubsub.installed set checksum = 'another'")
+    for deed in (schema.install, schema.upgrade):
+        with pytest.raises(
+            SchemaVersionMismatch, match=r"schema pubsub .* other files.*airflow pgchange uninstall"
+        ):
+            deed(connection)
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+def test_who_installs_at_once_finds_all_installed(bare_db, connect_to, level):
+    first, second, looking = connect_to(bare_db), connect_to(bare_db), connect_to(bare_db)
+    second.execute(f"set default_transaction_isolation = '{level}'")
+    with ThreadPoolExecutor() as pool:
+        with first.transaction():
+            found = schema.install(first, ["tube"])
+            waiting = pool.submit(schema.install, second, ["tube"])
+            until(looking, waits(second, "advisory", behind=first))
+        assert waiting.result() == found
+
+
+def test_a_transaction_that_could_not_see_what_others_install_is_told_so(bare_db, connect_to):
+    connection = connect_to(bare_db, autocommit=False)
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.execute("select 1")
+    for deed in (schema.install, schema.upgrade, schema.uninstall):
+        with pytest.raises(Refused, match="read committed"):
+            deed(connection)
+    assert schemas(connection) == set()
 
 
 def test_a_failed_installation_leaves_nothing_behind(bare_db, connect_to, monkeypatch):
