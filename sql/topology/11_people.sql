@@ -100,6 +100,14 @@ begin
     if not topology.is_native() then
         perform pgchange.note_origin('topology.origin');
     end if;
+    if exists (
+        select from topology.claim as c, topology.now_at() as n
+        where c.consumer_id = mark.consumer_id and (c.term, c.index) > (n.term, n.index))
+    then
+        raise exception using errcode = 'PC004',
+            message = format('what this catalogue knows of consumer topology:%s is beyond the log: it was restored without it', consumer_id),
+            hint = format('restore the whole dump; or choose a point: airflow pgchange move topology:%s', consumer_id);
+    end if;
     return (
         select jsonb_build_object(
             'source', topology.here(), 'version', c.version, 'from_version', c.from_version,

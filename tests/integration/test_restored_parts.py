@@ -123,6 +123,18 @@ def test_a_claim_of_another_place_is_not_adopted(db, connect, installed, restore
     assert [change.id for change in drained(COMMITS, installed)] == new
 
 
+def test_a_claim_beyond_the_log_of_a_catalogue_is_not_adopted(db, connect, installed, restore):
+    feed = TopologyFeed("here")
+    make_catalogue(connect())
+    drained(feed, db)
+    connection = restore(*DATA, "--table=topology.claim", "--table=topology.consumer")
+    with pytest.raises(SourceRestored, match="beyond the log.*airflow pgchange move topology:here"):
+        consumers.repair(connection, connection, feed)
+    consumers.drop(connection, connection, feed)
+    connection.execute("select topology.add_replicaset('r', uuid => 'u')")
+    assert len(drained(feed, installed)) == 1
+
+
 def test_a_dump_whose_transaction_has_the_id_of_the_origin_is_told_from_it(db, restore):
     """As in two servers that began as copies of one, and of which one was installed and the other restored."""
     connection = restore("--format=plain")
