@@ -228,18 +228,22 @@ def _upgraded_by_one(connection: psycopg.Connection[Any], system: System) -> boo
 def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None = None) -> list[str]:
     """Remove systems, the last installed first, and the capture on users' tables, all or none; returns what was removed.
 
-    Users' tables stay as they are; queues, watermarks and what waits in them are gone. Raises InvalidArgument where a
-    system that stays needs one that is to go, Refused where others have put something of theirs into a schema.
+    Where a schema was dropped by hand, the capture that it left on users' tables is taken off as well. Users' tables
+    stay as they are; queues, watermarks and what waits in them are gone. Raises InvalidArgument where a system that
+    stays needs one that is to go, Refused where others have put something of theirs into a schema.
     """
     removed = []
     with _as_owner(), connection.transaction():
         _lock(connection)
         for system in reversed(_chosen(systems)):
+            folder = sql_folder() / system.folder / "uninstall"
+            left_over = folder / "left_over.sql"
             if _present(connection, system):
                 _refuse_strangers(connection, system)
-                path = sql_folder() / system.folder / "uninstall" / "uninstall.sql"
-                connection.execute(path.read_bytes(), prepare=False)
+                connection.execute((folder / "uninstall.sql").read_bytes(), prepare=False)
                 removed.append(system.folder)
+            elif left_over.is_file() and not _occupied(connection, system):
+                connection.execute(left_over.read_bytes(), prepare=False)
     return removed
 
 
@@ -302,6 +306,10 @@ def _chosen(systems: Sequence[str] | None) -> list[System]:
 
 def _present(connection: psycopg.Connection[Any], system: System) -> bool:
     return system.folder in present(connection)
+
+
+def _occupied(connection: psycopg.Connection[Any], system: System) -> bool:
+    return bool(ask(connection, "select pg_catalog.to_regnamespace(%s) is not null", [system.schema]))
 
 
 def _demand_version(connection: psycopg.Connection[Any], system: System) -> None:

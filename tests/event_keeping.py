@@ -19,7 +19,7 @@ def lines(connection: Connection, query: str) -> list[str]:
 
 def maintain(connection: Connection, later: str = "0") -> list[str]:
     """Maintenance, as it were that much later."""
-    return lines(connection, f"select pgmb.maintain_events_table(now() + interval '{later}')")
+    return lines(connection, f"select pgmb.maintain_log(now() + interval '{later}')")
 
 
 def publish(connection: Connection, n: int = 1, topic: str = "t", at: str | None = None) -> list[str]:

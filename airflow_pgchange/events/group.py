@@ -220,11 +220,18 @@ def _event(row: Mapping[str, Any]) -> Event:
     return Event(
         row["topic"],
         row["payload"],
-        row["metadata"] if isinstance(row["metadata"], dict) else {"json": row["metadata"]},
+        _metadata(row["metadata"]),
         subscription_id=row.get("subscription_id"),
         id=row["id"],
         subscriptions=tuple(row["subscription_ids"]),
     )
+
+
+def _metadata(stored: Any) -> Mapping[str, Any]:
+    """Some clients publish an event without any."""
+    if stored is None:
+        return {}
+    return stored if isinstance(stored, dict) else {"json": stored}
 
 
 def _told(failure: Failure, events: Sequence[Event]) -> list[Any]:

@@ -37,7 +37,7 @@ def replay(
     """
     query = (
         "insert into pgmb.events (topic, payload, metadata, subscription_id) "
-        "select r.topic, r.payload, r.metadata || jsonb_build_object('replay_of', r.id), %s "
+        "select r.topic, r.payload, coalesce(r.metadata, '{}') || jsonb_build_object('replay_of', r.id), %s "
         "from pgmb.replay_events(%s, %s, %s, %s) as r"
     )
     values = [subscription_id, group, subscription_id, event_id(_checked(since), 0), max_events]

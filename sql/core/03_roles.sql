@@ -11,6 +11,6 @@ end
 $$;
 comment on function pgchange.grant_maintainer(regrole) is 'Let a role see which version is installed.';
 
-revoke all on all functions in schema pgchange from public;
+revoke all on all routines in schema pgchange from public;
 revoke all on all tables in schema pgchange from public;
 revoke all on schema pgchange from public;

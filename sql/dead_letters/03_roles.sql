@@ -22,6 +22,6 @@ alter table dead_letter.letter enable row level security;
 create policy seen on dead_letter.letter for select using (dead_letter.may('see', kind, address));
 create policy kept on dead_letter.letter using (dead_letter.may('keep', kind, address));
 
-revoke all on all functions in schema dead_letter from public;
+revoke all on all routines in schema dead_letter from public;
 revoke all on all tables in schema dead_letter from public;
 revoke all on schema dead_letter from public;

@@ -36,7 +36,7 @@ $$;
 comment on function mbus.grant_keeper(regrole) is
     'Let a role see, send again and drop the dead letters of the queues that it may consume from.';
 
-revoke all on all functions in schema mbus from public;
+revoke all on all routines in schema mbus from public;
 revoke all on all tables in schema mbus from public;
 revoke all on type mbus.qt_model, mbus.picked, mbus.obstacle from public;
 revoke all on schema mbus from public;

@@ -56,7 +56,7 @@ create table pgmb.events (
         || right(to_hex(nextval('pgmb.event_seq') + 68719476736), 9)),
     topic varchar(255) not null,
     payload jsonb not null,
-    metadata jsonb not null default '{}',
+    metadata jsonb default '{}',
     subscription_id pgmb.subscription_id,
     primary key (id),
     -- A malformed id would stop every reader that comes to it. Trimming bytes is the quickest look at every digit.
@@ -220,8 +220,8 @@ create table pgmb.subscriptions (
     expiry_interval interval,
     condition_id integer not null references pgmb.condition,
     created_at timestamptz not null default clock_timestamp(),
-    -- A reader says every few seconds that its subscriptions are in use.
-    constraint expiry_interval_is_at_least_a_minute check (expiry_interval >= interval '1 minute'),
+    -- A reader says every now and then that its subscriptions are in use.
+    constraint expiry_interval_is_at_least_a_second check (expiry_interval >= interval '1 second'),
     -- Maintenance works out when each one expires: a single one out of range would make it fail for all.
     constraint it_expires_in_a_year_up_to_9999 check (
         last_active_at + expiry_interval between '1970-01-01 00:00:00+00' and '9999-12-31 00:00:00+00')

@@ -47,6 +47,17 @@ as $$
 $$;
 comment on function pgmb.extract_date_from_event_id(text) is 'The time in an id; null for a text that is not an id.';
 
+create function pgmb.add_interval_imm(ts timestamptz, delta interval) returns timestamptz
+language sql immutable strict
+set search_path = pg_catalog, pg_temp
+-- A day has 24 hours, whatever the session's time zone: else the answer would not be immutable.
+set timezone = 'UTC'
+as $$
+    select ts + delta
+$$;
+comment on function pgmb.add_interval_imm(timestamptz, interval) is
+    'A time and a length of time added, in UTC; immutable, so that an index or a partition bound may use it.';
+
 create function pgmb.micros(id text) returns bigint
 language sql immutable
 as $$

@@ -67,9 +67,6 @@ begin
         end if;
     end if;
     begin
-        if not peek then
-            perform pgmb.keep_alive(gid);
-        end if;
         -- Under the lock: whoever held it before may have moved the group's cursor.
         after := coalesce(cursor, (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid), '');
         select * into run from pgmb.next_runs(gid, after, chunk_size);

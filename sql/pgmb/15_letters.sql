@@ -42,7 +42,7 @@ as $$
         order by e.n)
     from (
         select x.id, x.topic, x.payload, x.metadata, x.subscription_ids, row_number() over run - 1 as n,
-               sum(length(x.payload::text) + length(x.metadata::text)) over run as size
+               sum(length(x.payload::text) + coalesce(length(x.metadata::text), 0)) over run as size
         from pgmb.events_shared(
             gid, batch -> 'bounds' ->> 'after', batch -> 'bounds' ->> 'upto', batch -> 'bounds' ->> 'lowest',
             batch -> 'bounds' ->> 'highest') as x
@@ -182,7 +182,7 @@ begin
         -- By a subscription in any case: without one all groups would get them.
         insert into pgmb.events (topic, payload, metadata, subscription_id)
         select x.event ->> 'topic', x.event -> 'payload',
-               x.event -> 'metadata' || jsonb_build_object('replay_of', x.event -> 'id'), sid
+               coalesce(nullif(x.event -> 'metadata', 'null'), '{}') || jsonb_build_object('replay_of', x.event -> 'id'), sid
         from jsonb_array_elements(wanted.events) with ordinality as x(event, n)
         cross join lateral pgmb.resend_subscription(wanted.address ->> 'group', x.event -> 'subscriptions') as sid
         where sid is not null

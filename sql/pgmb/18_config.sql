@@ -61,8 +61,12 @@ begin
             message = format('poll_chunk_size must be a number, not %s', coalesce(quote_literal(new.value), 'null')),
             hint = 'how many events one poll dispatches at most: 1 to 1000000';
     end if;
-    if new.id = 'use_pg_cron' and new.value is distinct from 'false' then
-        raise invalid_parameter_value using message = 'pg_cron is not used here',
+    if new.id = 'use_pg_cron' and coalesce(new.value not in ('true', 'false'), true) then
+        raise invalid_parameter_value using
+            message = format('use_pg_cron is true or false, not %s', coalesce(quote_literal(new.value), 'null'));
+    end if;
+    if new.id = 'use_pg_cron' and new.value = 'true' then
+        raise notice using message = 'pg_cron is not used here: our maintenance does its work',
             hint = 'run the maintenance DAG, pgchange_maintenance, every few minutes, or let a scheduler of your own select '
                 'pgmb.poll_for_events() as often as events are to be dispatched, and select pgmb.maintain_events_table(); with '
                 'pg_cron itself, cron.schedule does that too';
@@ -75,38 +79,36 @@ comment on function pgmb.check_setting() is 'Refuse a value that a setting canno
 create trigger checked before insert or update or delete on pgmb.config
 for each row execute function pgmb.check_setting();
 
-create function pgmb.check_settings() returns trigger
-language plpgsql security definer
+create function pgmb.most_ahead() returns interval
+language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-declare
-    width interval := pgmb.setting_as_interval('partition_interval');
-    retention interval := pgmb.setting_as_interval('partition_retention_period');
-    ahead interval := pgmb.setting_as_interval('future_intervals_to_create');
-begin
-    if retention < width then
-        raise invalid_parameter_value using
-            message = format('partition_retention_period, %s, is shorter than partition_interval, %s', retention, width),
-            hint = 'a partition is emptied as a whole: keep events at least that long; two settings can change in one '
-                'transaction';
-    end if;
-    if ahead < width and new.id = 'future_intervals_to_create' then
-        raise invalid_parameter_value using
-            message = format('future_intervals_to_create, %s, is shorter than partition_interval, %s', ahead, width),
-            hint = 'at least one partition must be made ahead; two settings can change in one transaction';
-    end if;
-    if ahead > 1000 * width then
-        raise invalid_parameter_value using
-            message = format('in %s there are more than 1000 partitions of %s', ahead, width),
-            hint = 'set a longer partition_interval, or a shorter future_intervals_to_create';
-    end if;
-    return null;
-end
+    -- Readers look at every partition.
+    select 1000 * pgmb.setting_as_interval('partition_interval')
 $$;
-comment on function pgmb.check_settings() is 'Refuse values that do not fit each other, when a transaction has set them all.';
+comment on function pgmb.most_ahead() is 'How far ahead partitions are made at most.';
 
--- At the commit, because of two settings that are changed together one is changed first. An interval longer than what is made
--- ahead is not an error: there is always one partition ahead.
-create constraint trigger fitting after insert or update on pgmb.config
-deferrable initially deferred
-for each row execute function pgmb.check_settings();
+create function pgmb.misfit_settings() returns setof text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select misfit.told
+    from pgmb.setting_as_interval('partition_interval') as width,
+         pgmb.setting_as_interval('partition_retention_period') as retention,
+         pgmb.setting_as_interval('future_intervals_to_create') as ahead
+    cross join lateral (values
+        (retention < width,
+         format('partition_retention_period, %s, is shorter than partition_interval, %s: as a partition is emptied as a whole, '
+                'events are kept up to both together; set a shorter partition_interval', retention, width)),
+        (ahead < width,
+         format('future_intervals_to_create, %s, is shorter than partition_interval, %s: one partition is made ahead all the '
+                'same; set it at least that long', ahead, width)),
+        (ahead > pgmb.most_ahead(),
+         format('in future_intervals_to_create, %s, there are more than 1000 partitions of %s: 1000 are made ahead; set a '
+                'longer partition_interval, or a shorter future_intervals_to_create', ahead, width))
+    ) as misfit(holds, told)
+    where misfit.holds
+$$;
+comment on function pgmb.misfit_settings() is
+    'Which settings do not fit each other, what is done instead, and how to mend that. They are set one at a time and in any '
+    'order, so this is judged when the log is maintained.';

@@ -21,7 +21,8 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     ahead interval := greatest(
-        pgmb.setting_as_interval('partition_interval'), pgmb.setting_as_interval('future_intervals_to_create'));
+        pgmb.setting_as_interval('partition_interval'),
+        least(pgmb.setting_as_interval('future_intervals_to_create'), pgmb.most_ahead()));
     last timestamptz := pgmb.extract_date_from_event_id(pgmb.create_event_id('infinity', 0));
 begin
     if coalesce(current_ts not between to_timestamp(0) and last - ahead, true) then

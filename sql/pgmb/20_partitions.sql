@@ -205,7 +205,8 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     width interval := pgmb.setting_as_interval('partition_interval');
-    upto timestamptz := current_ts + greatest(width, pgmb.setting_as_interval('future_intervals_to_create'));
+    upto timestamptz := current_ts
+        + greatest(width, least(pgmb.setting_as_interval('future_intervals_to_create'), pgmb.most_ahead()));
     lower timestamptz;
     upper timestamptz;
     part record;

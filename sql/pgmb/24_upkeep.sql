@@ -162,11 +162,12 @@ comment on function pgmb.maintain_append_only_table(regclass, timestamptz) is
     'Make the partitions of pgmb.events or pgmb.dispatched ahead, and delete what is old and no longer needed; a line for each '
     'thing done, postponed or kept.';
 
-create function pgmb.maintain_events_table(current_ts timestamptz default now()) returns setof text
-language plpgsql security definer
+create function pgmb.maintain_log(current_ts timestamptz) returns setof text
+language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
+    return query select * from pgmb.misfit_settings();
     return query select * from pgmb.expire_subscriptions(current_ts);
     return query select * from pgmb.forget_faults(current_ts);
     return query select * from pgmb.forget_dropped();
@@ -181,12 +182,36 @@ begin
     return query select * from pgmb.drop_emptied('pgmb.events', current_ts);
 end
 $$;
-comment on function pgmb.maintain_events_table(timestamptz) is
+comment on function pgmb.maintain_log(timestamptz) is
+    'Look after the log as of a time, in one transaction; a line for each thing that was done, postponed, kept or left.';
+
+create function pgmb.maintain_events_table() returns setof text
+language sql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select * from pgmb.maintain_log(now())
+$$;
+comment on function pgmb.maintain_events_table() is
     'Look after the log, in one transaction: select pgmb.maintain_events_table(). Subscriptions expire, partitions are made '
     'ahead, what is old and no longer needed is deleted. A line for each thing that was done, postponed, kept (and for which '
     'group), or left to the next time, as no more is locked at once than takes a moment. What is locked stays so to the end of '
-    'the transaction: so it tries once what its steps, each in a transaction of its own, try for some seconds. It is a function, '
-    'not a procedure: select it, call does not work.';
+    'the transaction: so it tries once what its steps, each in a transaction of its own, try for some seconds.';
+
+create procedure pgmb.maintain_events_table(current_ts timestamptz)
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    line text;
+begin
+    for line in select * from pgmb.maintain_log(current_ts) loop
+        raise notice '%', line;
+    end loop;
+end
+$$;
+comment on procedure pgmb.maintain_events_table(timestamptz) is
+    'Look after the log as of a time, as the function without arguments does as of now: call pgmb.maintain_events_table(now()). '
+    'A notice for each thing that was done, postponed, kept or left to the next time.';
 
 -- The first partitions, before anybody publishes.
 do $$

@@ -182,6 +182,10 @@ declare
     tbl oid := tg_relid;
     open boolean;
 begin
+    -- Dropped with all that it held: nobody is there to be told of changes.
+    if to_regnamespace('pgmb') is null then
+        return null;
+    end if;
     begin
         pgchange.open := has_schema_privilege('pgmb', 'usage') and has_table_privilege('pgmb.push_fault', 'delete')
             and has_column_privilege('pgmb.events', 'payload', 'insert');

@@ -4,6 +4,8 @@ create function pgmb.troubles(long_wait interval default '5 minutes') returns se
 language sql volatile
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
+    select m.told from pgmb.misfit_settings() as m(told)
+    union all
     select format('%s is old and kept: %s; who holds what: select * from pgmb.holders()', o.partition, o.reason)
     from pgmb.overdue() as o
     union all
@@ -46,6 +48,6 @@ as $$
     where line.holds
 $$;
 comment on function pgmb.troubles(interval) is
-    'What a person should look at, a line for each with what to do: partitions that stay although they are old or that are '
+    'What a person should look at, a line for each with what to do: settings that do not fit each other, partitions that stay although they are old or that are '
     'made only when somebody says so, tables whose mutations are not published or were not, conditions that fail, and an event that has '
     'waited that long for whoever dispatches.';

@@ -163,11 +163,12 @@ begin
             pgmb.place_scheduled(timestamptz, bigint), pgmb.make_partitions(regclass, timestamptz, boolean),
             pgmb.trim_partitions(regclass, timestamptz), pgmb.drop_emptied(regclass, timestamptz, integer),
             pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
-            pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(timestamptz),
+            pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(),
             pgmb.forget_dropped(),
             pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching(), pgmb.troubles(interval),
             pgmb.told_missed(regclass, regclass), pgmb.bring_missed(regclass)
-            to %1$s
+            to %1$s;
+        grant execute on procedure pgmb.maintain_events_table(timestamptz) to %1$s
     $grants$, role);
 end
 $$;
@@ -236,7 +237,7 @@ exception
 end
 $$;
 
-revoke all on all functions in schema pgmb from public;
+revoke all on all routines in schema pgmb from public;
 revoke all on all tables in schema pgmb from public;
 revoke all on type pgmb.match from public;
 revoke all on schema pgmb from public;

@@ -56,6 +56,6 @@ $$;
 comment on function pubsub.grant_keeper(regrole) is
     'Let a role look after consumers: skip, send again, move, drop, repair, and trim the history.';
 
-revoke all on all functions in schema pubsub from public;
+revoke all on all routines in schema pubsub from public;
 revoke all on all tables in schema pubsub from public;
 revoke all on schema pubsub from public;

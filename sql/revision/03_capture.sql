@@ -172,6 +172,10 @@ declare
     pgchange_row_added pg_catalog.record;
     pgchange_commit bigint;
 begin
+    -- Dropped with all that it held: nobody waits for commits.
+    if pg_catalog.to_regnamespace('revision') is null then
+        return null;
+    end if;
     begin
         perform pg_catalog.int8up(%1$I) from added limit 1;
     exception when others or assert_failure then
@@ -203,6 +207,10 @@ declare
     pgchange_commits bigint[];
     pgchange_branches bigint[];
 begin
+    -- Dropped with all that it held: nobody waits for commits.
+    if pg_catalog.to_regnamespace('revision') is null then
+        return null;
+    end if;
     begin
         select pg_catalog.array_agg(e.commit_id), pg_catalog.array_agg(e.branch_id)
         into pgchange_commits, pgchange_branches

@@ -72,7 +72,7 @@ create policy noted on revision.fault for insert with check (
         select from pg_catalog.pg_trigger as t join pg_catalog.pg_proc as p on p.oid = t.tgfoid
         where t.tgrelid = tbl and t.tgname = 'pgchange_capture' and pg_has_role(p.proowner, 'usage')));
 
-revoke all on all functions in schema revision from public;
+revoke all on all routines in schema revision from public;
 revoke all on all procedures in schema revision from public;
 revoke all on all tables in schema revision from public;
 revoke all on schema revision from public;

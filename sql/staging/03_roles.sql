@@ -26,6 +26,6 @@ end
 $$;
 comment on function pgchange_staging.grant_keeper(regrole) is 'Let a role find and drop what was left over.';
 
-revoke all on all functions in schema pgchange_staging from public;
+revoke all on all routines in schema pgchange_staging from public;
 revoke all on all tables in schema pgchange_staging from public;
 revoke all on schema pgchange_staging from public;

@@ -80,7 +80,7 @@ $$;
 comment on function topology.grant_operator(regrole) is
     'Let a role change the catalogue, by the functions that refuse what would break it.';
 
-revoke all on all functions in schema topology from public;
+revoke all on all routines in schema topology from public;
 revoke all on all tables in schema topology from public;
 revoke all on type topology.change from public;
 revoke all on schema topology from public;

@@ -114,7 +114,7 @@ create policy seen on tube.backfill for select using (tube in (select t.name fro
 create policy touched on tube.backfill using (
     exists (select from tube.tube as t where t.name = tube and has_any_column_privilege(t.pods, 'insert')));
 
-revoke all on all functions in schema tube from public;
+revoke all on all routines in schema tube from public;
 revoke all on all tables in schema tube from public;
 revoke all on type tube.keyset from public;
 revoke all on schema tube from public;

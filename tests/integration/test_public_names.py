@@ -56,7 +56,7 @@ PGMB = {
     "max_events integer)": "SETOF pgmb.events",
     "set_group_cursor(gid character varying, new_cursor pgmb.event_id, release_lock boolean = false)": "void",
     "release_group_lock(gid character varying)": "boolean",
-    f"maintain_events_table(current_ts {TIME} = now())": "SETOF text",
+    "maintain_events_table()": "SETOF text",
     f"maintain_append_only_table(tbl regclass, current_ts {TIME} = now())": "SETOF text",
     "get_partitions_and_bounds(table_id oid)": (
         "TABLE(partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)"

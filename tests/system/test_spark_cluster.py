@@ -29,7 +29,7 @@ from tests.spark_session import track
 
 SECRET = "hunter2-of-the-airline"
 CHANGES = SMALL + 5_000
-PATIENCE = 120.0
+PATIENCE = 600.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
