@@ -15,7 +15,8 @@ begin
         grant insert (type, tbl) on revision.branch to %1$s;
         grant insert (tbl, kind, commit_id, message), delete on revision.fault to %1$s;
         grant execute on function
-            revision.track(regclass, name, text), revision.untrack(regclass), revision.tracking(),
+            revision.track(regclass, name, text), revision.untrack(regclass), revision.drop_capture(text),
+            revision.tracking(),
             revision.replay_faults(regclass), revision.refresh_tracking(), revision.refuse(text, text),
             revision.descendants(regclass), revision.key_column(oid), revision.own_branch(regclass),
             revision.owns(oid), revision.check_owner(regclass, text), revision.check_plans_no_code(regclass),
