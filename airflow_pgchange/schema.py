@@ -21,6 +21,7 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.extensions import EXTENSIONS, advice, is_missing
 from airflow_pgchange.feeds.queries import ask, rows
+from airflow_pgchange.strangers import strangers
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,6 @@ SYSTEMS: tuple[System, ...] = (
     System("topology", "topology", 1, needs=("core", "dead_letters")),
 )
 """In the order in which they are installed: a later one may need an earlier one."""
-
-MARK = ["version integer", "checksum text", "installed_at timestamp with time zone"]
-"""The columns of the table ``installed``, by which a schema is ours: its name alone may be anybody's."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +78,19 @@ def checksum(system: System) -> str:
 
 
 def present(connection: psycopg.Connection[Any]) -> list[str]:
-    """The systems that this database holds, by their folders; whoever asks."""
+    """The systems that this database holds, by their folders; whoever asks.
+
+    A schema is ours by a constraint that nothing else is called like, and that no dump leaves out: its name, and those of
+    its tables, may be anybody's.
+    """
     query = """
         select n.nspname::text
         from pg_catalog.pg_class as c
         join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
-        join pg_catalog.pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-        where c.relname = 'installed' and c.relkind = 'r'
-        group by n.nspname
-        having pg_catalog.array_agg(
-            a.attname || ' ' || pg_catalog.format_type(a.atttypid, a.atttypmod) order by a.attnum) = %s::pg_catalog.text[]
+        join pg_catalog.pg_constraint as m on m.conrelid = c.oid
+        where c.relname = 'installed' and c.relkind = 'r' and m.conname = n.nspname || '_of_airflow_pgchange'
     """
-    schemas = {name for (name,) in rows(connection, query, [MARK])}
+    schemas = {name for (name,) in rows(connection, query)}
     return [system.folder for system in SYSTEMS if system.schema in schemas]
 
 
@@ -122,7 +121,7 @@ def install(
     ``systems`` and ``without`` name folders of ``sql/``: these with what they need, and not those. None means all; what
     the server cannot hold of these is left out, and is among what is returned, with the reason. Raises InvalidArgument
     for what others need, SchemaVersionMismatch where another version is there, Refused where the server cannot hold
-    what was named, or where a schema has the name of one of ours and is not.
+    what was named, where a schema has the name of one of ours and is not, or where one is gone that others here need.
     """
     with _as_owner(), connection.transaction():
         _lock(connection)
@@ -135,6 +134,7 @@ def install(
         left_out = _left_out(connection, missing, refuse=systems is not None)
         made = [system for system in missing if system.folder not in {state.system for state in left_out}]
         _refuse_foreign(connection, made)
+        _refuse_gone(made, held)
         for system in made:
             for path in scripts(system):
                 connection.execute(path.read_bytes(), prepare=False)
@@ -187,6 +187,18 @@ def _refuse_foreign(connection: psycopg.Connection[Any], systems: Sequence[Syste
         )
 
 
+def _refuse_gone(systems: Sequence[System], held: Sequence[str]) -> None:
+    """Refuse to make anew what a system that is here has lost, with all that it knew of it."""
+    for system in systems:
+        bereft = [other.folder for other in SYSTEMS if other.folder in held and system.folder in other.needs]
+        if bereft:
+            options = " ".join(f"--system {folder}" for folder in bereft)
+            raise Refused(
+                f"schema {system.schema} is gone, and what {', '.join(bereft)} kept there with it: restore the database "
+                f"from a backup, or begin anew: `airflow pgchange uninstall {options}`, then install; nothing was changed"
+            )
+
+
 def upgrade(connection: psycopg.Connection[Any]) -> list[Installed]:
     """Bring every installed system to the version of this package, a numbered file and a transaction at a time.
 
@@ -230,54 +242,64 @@ def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None
 
     Where a schema was dropped by hand, the capture that it left on users' tables is taken off as well. Users' tables
     stay as they are; queues, watermarks and what waits in them are gone. Raises InvalidArgument where a system that
-    stays needs one that is to go, Refused where others have put something of theirs into a schema.
+    stays needs one that is to go, Refused where others have put something of theirs into a schema, or have built on
+    what is in it.
     """
     removed = []
     with _as_owner(), connection.transaction():
         _lock(connection)
-        for system in reversed(_chosen(systems)):
-            folder = sql_folder() / system.folder / "uninstall"
-            left_over = folder / "left_over.sql"
-            if _present(connection, system):
-                _refuse_strangers(connection, system)
-                connection.execute((folder / "uninstall.sql").read_bytes(), prepare=False)
+        held = present(connection)
+        chosen = _chosen(systems)
+        _refuse_needed([system for system in chosen if system.folder in held], held)
+        for system in reversed(chosen):
+            if system.folder in held:
+                _take_out(connection, system)
                 removed.append(system.folder)
-            elif left_over.is_file() and not _occupied(connection, system):
-                connection.execute(left_over.read_bytes(), prepare=False)
+            else:
+                _sweep_up(connection, system)
     return removed
 
 
-def _refuse_strangers(connection: psycopg.Connection[Any], system: System) -> None:
-    """Refuse to drop what others have put into a schema, by which its objects go.
+def _refuse_needed(systems: Sequence[System], held: Sequence[str]) -> None:
+    """Refuse to take out what a system needs that stays."""
+    gone = {system.folder for system in systems}
+    staying = [system for system in SYSTEMS if system.folder in held and system.folder not in gone]
+    for system in staying:
+        needed = [name for name in system.needs if name in gone]
+        if needed:
+            raise InvalidArgument(
+                f"{system.folder} needs {', '.join(needed)}: remove {system.folder} first, or all at once"
+            )
 
-    All of ours has a comment, or is a partition, a sequence or another part of what has one. An extension stands for all
-    that belongs to it. Where a restore left the comments out, nobody can say what is ours.
-    """
-    told = "select pg_catalog.obj_description(pg_catalog.to_regclass(%s), 'pg_class') is not null"
-    if not ask(connection, told, [f"{system.schema}.installed"]):
-        return
-    query = """
-        select distinct i.type || ' ' || i.identity
-        from pg_catalog.pg_depend as d
-        left join pg_catalog.pg_depend as e on (e.classid, e.objid, e.deptype) = (d.classid, d.objid, 'e')
-        cross join lateral pg_catalog.pg_identify_object(
-            coalesce(e.refclassid, d.classid), coalesce(e.refobjid, d.objid), 0) as i
-        where d.refclassid = 'pg_catalog.pg_namespace'::regclass and d.refobjid = %s::regnamespace and d.deptype = 'n'
-          and (i.type = 'extension' or not exists (
-              select from pg_catalog.pg_description as c
-              where (c.classoid, c.objoid, c.objsubid) = (d.classid, d.objid, 0)
-              union all
-              select from pg_catalog.pg_depend as p
-              join pg_catalog.pg_description as c on (c.classoid, c.objoid, c.objsubid) = (p.refclassid, p.refobjid, 0)
-              where (p.classid, p.objid) = (d.classid, d.objid) and p.deptype in ('a', 'i')))
-        order by 1
-    """
-    theirs = [name for (name,) in rows(connection, query, [system.schema])]
+
+def _take_out(connection: psycopg.Connection[Any], system: System) -> None:
+    """First what is ours elsewhere: whatever uses the schema then is somebody else's."""
+    try:
+        for path in sorted((sql_folder() / system.folder / "uninstall").glob("*.sql")):
+            connection.execute(path.read_bytes(), prepare=False)
+    except psycopg.errors.DependentObjectsStillExist as error:
+        raise _used(system, [error.diag.message_detail or str(error)]) from error
+    theirs = strangers(connection, system.schema)
     if theirs:
-        raise Refused(
-            f"schema {system.schema} is used by others: {', '.join(theirs)}: removing {system.folder} would remove these "
-            "too: drop them, or move them out with `alter ... set schema`, first"
-        )
+        raise _used(system, theirs)
+    if "dead_letters" in present(connection):
+        connection.execute("delete from dead_letter.kind where schema = %s", [system.schema])
+    connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(system.schema)))
+
+
+def _sweep_up(connection: psycopg.Connection[Any], system: System) -> None:
+    """Take off users' tables what a schema has left there that was dropped by hand."""
+    if not ask(connection, "select pg_catalog.to_regnamespace(%s) is not null", [system.schema]):
+        for path in sorted((sql_folder() / system.folder / "left_over").glob("*.sql")):
+            connection.execute(path.read_bytes(), prepare=False)
+
+
+def _used(system: System, theirs: Sequence[str]) -> Refused:
+    return Refused(
+        f"schema {system.schema} is used by others: {', '.join(theirs)}: removing {system.folder} would remove these "
+        "too: drop or change them, or move what is in the schema out with `alter ... set schema`, first; "
+        "nothing was changed"
+    )
 
 
 @contextmanager
@@ -306,10 +328,6 @@ def _chosen(systems: Sequence[str] | None) -> list[System]:
 
 def _present(connection: psycopg.Connection[Any], system: System) -> bool:
     return system.folder in present(connection)
-
-
-def _occupied(connection: psycopg.Connection[Any], system: System) -> bool:
-    return bool(ask(connection, "select pg_catalog.to_regnamespace(%s) is not null", [system.schema]))
 
 
 def _demand_version(connection: psycopg.Connection[Any], system: System) -> None:

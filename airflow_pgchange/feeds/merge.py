@@ -11,6 +11,7 @@ from psycopg import errors, sql
 
 from airflow_pgchange.feeds.batch import Batch
 from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.feeds.limits import BITS, beyond, check_cut, first_lossy, is_winner
 from airflow_pgchange.feeds.staging import ATTEMPT, TOUCHED, Staged, read_manifest, write_manifest
 from airflow_pgchange.feeds.target import Target, validate
 
@@ -19,7 +20,7 @@ __all__ = ["Staged", "merge", "read_manifest", "validate", "write_manifest"]
 COMMA = sql.SQL(", ")
 ADDED = "{0} = coalesce(t.{0} + excluded.{0}, t.{0}, excluded.{0})"
 OVERWRITTEN = "{0} = excluded.{0}"
-BITS = {"smallint": 16, "integer": 32, "bigint": 64}
+STRINGS = ("character", "bit")
 ONE_BY_ONE = (errors.UniqueViolation, errors.ForeignKeyViolation)
 AT_THE_END = (
     "rows are written one by one and tables one after the other, so let constraints of the table other than its key be "
@@ -45,11 +46,22 @@ def merge(connection: psycopg.Connection[Any], batch: Batch, manifest: Sequence[
         with _refusals(staged):
             target = validate(connection, staged.target, staged.key, staged.mode, dict(staged.columns))
             _check_counts(connection, staged)
-            _check_keys(connection, staged, target)
-            if staged.mode == "mirror":
-                _delete_gone(connection, staged, target)
-            connection.execute(_insert(staged, target))
-            connection.execute(sql.SQL("drop table {}").format(staged.identifier))
+            check_cut(connection, staged, target)
+            try:
+                with connection.transaction():
+                    _write(connection, staged, target)
+            except errors.NumericValueOutOfRange as error:
+                where = beyond(connection, staged, target)
+                said = error.diag.message_primary
+                raise MergeRefused(f"{staged.target}: {said}: {where}nothing was written") from error
+
+
+def _write(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
+    _check_keys(connection, staged, target)
+    if staged.mode == "mirror":
+        _delete_gone(connection, staged, target)
+    connection.execute(_insert(staged, target))
+    connection.execute(sql.SQL("drop table {}").format(staged.identifier))
 
 
 def _insert(staged: Staged, target: Target) -> sql.Composed:
@@ -88,7 +100,7 @@ def _rows(staged: Staged, target: Target, *, touched: bool = False) -> sql.Compo
     flag = sql.SQL("{}" if touched else "{} is not true").format(sql.Identifier(TOUCHED))
     held = _is_held(staged, target) if touched else sql.SQL("true")
     return sql.SQL("select {} from {} where {} and {} and {}").format(
-        columns, staged.identifier, _is_winner(staged), flag, held
+        columns, staged.identifier, is_winner(staged), flag, held
     )
 
 
@@ -104,7 +116,7 @@ def _is_held(staged: Staged, target: Target) -> sql.Composable:
 
 def _check_counts(connection: psycopg.Connection[Any], staged: Staged) -> None:
     query = sql.SQL("select {0}, count(*) from {1} where {2} group by {0}").format(
-        sql.Identifier(ATTEMPT), staged.identifier, _is_winner(staged)
+        sql.Identifier(ATTEMPT), staged.identifier, is_winner(staged)
     )
     try:
         found = dict(connection.execute(query).fetchall())
@@ -143,10 +155,13 @@ def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Tar
             if column.stored == column.type
             else one("select {key} from ({rows}) s where {} limit 1", differs)
         )
+        if column.type == "money":
+            rounded = first_lossy(connection, staged, target, name)
         if rounded is not None:
+            way = "shorten" if column.type.startswith(STRINGS) else "round"
             raise MergeRefused(
                 f'{staged.target}: the key {rounded} would not be stored as it is, for "{name}" is {column.stored}, and '
-                "several keys could become one: round it in Spark before merging, or widen the column"
+                f"several keys could become one: {way} it in Spark before merging, or widen the column"
             )
     if staged.mode == "replace":
         twice = one("select {key} from ({rows}) s group by {key} having count(*) > 1 limit 1")
@@ -184,11 +199,6 @@ def _key(staged: Staged) -> list[sql.Identifier]:
 
 def _values(staged: Staged) -> list[sql.Identifier]:
     return [sql.Identifier(name) for name, _ in staged.columns if name not in staged.key]
-
-
-def _is_winner(staged: Staged) -> sql.Composed:
-    attempts = [attempt for attempt, _ in staged.winners]
-    return sql.SQL("{} = any({}::bigint[])").format(sql.Identifier(ATTEMPT), attempts)
 
 
 @contextmanager

@@ -33,6 +33,8 @@ EXACT: Mapping[str, frozenset[str]] = {
 }
 """The targets of each staged type that lose nothing, or refuse the value; text goes into every other type."""
 DECIMAL = re.compile(r"numeric\(\d+,(\d+)\)")
+INTERVAL = re.compile(r"interval(?:.* second|.*\(6\))?")
+"""The intervals that keep microseconds, whichever fields they name."""
 
 PRIVILEGES: Mapping[Mode, Sequence[str]] = {
     "append": ("insert",),
@@ -217,6 +219,12 @@ def _check_key(target: Target, key: Sequence[str], mode: Mode, columns: Mapping[
             f"{target.name}: no unique index on exactly {_listed(key)}, so rows cannot be found by it: "
             f"run `{index.as_string(None)}`"
         )
+    for name in key:
+        if name in target.columns and target.columns[name].type == "money" and columns[name] == "text":
+            raise MergeRefused(
+                f'{target.name}: the key "{name}" is money and comes as text, which it would round: cast it in Spark, '
+                "as by cast('decimal(18,2)')"
+            )
     if mode == "add" and len(columns) == len(key):
         raise MergeRefused(f"{target.name}: nothing to add beside the key {_listed(key)}")
     if mode == "mirror" and columns[key[-1]] not in INTEGERS:
@@ -276,6 +284,8 @@ def _check_sum(target: Target, column: Column, kind: str) -> None:
 
 def _adds_exactly(column: Column, kind: str) -> bool:
     """Whether no sum of such values is rounded, except for the last digits of a double precision."""
+    if column.type == "interval":
+        return INTERVAL.fullmatch(column.stored) is not None
     if column.places is None:
         return column.stored == column.type != "real"
     places = 0 if kind in INTEGERS else _places(kind)

@@ -1,5 +1,19 @@
 -- Writing, listing, sending again and dropping letters: the same for every kind.
 
+create function dead_letter.add_kind(kind text, schema name, elsewhere boolean default false) returns void
+language sql
+set search_path = pg_catalog, dead_letter, pg_temp
+as $$
+    -- What was left by a schema that was dropped by hand names consumers and changes that are no more.
+    update dead_letter.letter as l
+    set void = format('schema %I was dropped since, and installed again', schema), on_its_way = false
+    where l.kind = add_kind.kind and l.void is null;
+    insert into dead_letter.kind (kind, schema, elsewhere) values (kind, schema, elsewhere)
+    on conflict on constraint kind_pkey do update set schema = excluded.schema, elsewhere = excluded.elsewhere
+$$;
+comment on function dead_letter.add_kind(text, name, boolean) is
+    'Note a kind of letters and the schema that knows it. Those that an earlier schema of it left are never sent again.';
+
 create function dead_letter.may(wanted text, kind text, address jsonb) returns boolean
 language plpgsql stable
 set search_path = pg_catalog, dead_letter, pg_temp

@@ -1,14 +1,17 @@
 -- Views for people and other roles, what is done with messages by SQL, putting them back, and the queue of dead messages.
 
-create function mbus.may_receive_through(receiver regprocedure) returns boolean
+create function mbus.columns_through(receiver regprocedure) returns integer[]
 language sql stable
 set search_path from current
 as $$
-    select coalesce(bool_or(has_table_privilege(session_user, v, 'select')), false)
-    from mbus.receiving_views(array[receiver]) as v
+    select array(
+        select distinct n
+        from mbus.receiving_views(array[receiver]) as v cross join generate_series(1, 8) as n
+        where has_column_privilege(session_user, v, n::smallint, 'select'))
 $$;
-comment on function mbus.may_receive_through(regprocedure) is
-    'Whether who logged in may select from a view that receives by this function.';
+comment on function mbus.columns_through(regprocedure) is
+    'Which columns who logged in may select from a view that receives by this function, by their numbers; none where there is no '
+    'such view.';
 
 create function mbus.create_view(qname text, cname text default 'default', sname text default 'public', viewname text default null)
 returns void
@@ -29,11 +32,19 @@ begin
     -- Who may write the view posts with the rights of its owner, and not as one that has the queue's role.
     perform mbus.place(seen, '', 'setof mbus.qt_model', 'language plpgsql security definer',
         format($body$
+declare
+    shown integer[] := mbus.columns_through('mbus.%1$I()');
 begin
-    if not mbus.may_receive_through('mbus.%1$I()') then
+    if shown = '{}' then
         perform mbus.deny();
     end if;
-    return query select * from mbus.%2$I(1);
+    -- Whoever calls this without the view sees no more of a message than through it.
+    return query
+        select case when 7 = any (shown) then m.id end, case when 8 = any (shown) then m.added end,
+               case when 6 = any (shown) then m.iid end, case when 4 = any (shown) then m.delayed_until end,
+               case when 5 = any (shown) then m.expires end, null::integer[], case when 2 = any (shown) then m.headers end,
+               case when 3 = any (shown) then m.properties end, case when 1 = any (shown) then m.data end
+        from mbus.%2$I(1) as m;
 end
 $body$, seen, 'receive$' || c.id),
         format('Receives a message for who selects from view %s.', named));

@@ -1,7 +1,11 @@
 -- Dead letters. What a feed gave up is in the dmq, under one letter for a batch; so is each message that was posted there by SQL, under
 -- one of its own. A letter and its messages in the dmq go together, whichever way they go.
 
-insert into dead_letter.kind (kind, schema) values ('queue', 'mbus');
+do $$
+begin
+    perform dead_letter.add_kind('queue', 'mbus');
+end
+$$;
 
 alter table mbus.dmq add column letter bigint references dead_letter.letter on delete cascade;
 create index on mbus.dmq (letter);

@@ -1,7 +1,12 @@
 -- Dead letters of the event log: batches of a group's feed that were given up (kind event), and what a handler gave up (kind
 -- handler). They hold copies of the events, as the log does not keep what was read.
 
-insert into dead_letter.kind (kind, schema) values ('event', 'pgmb'), ('handler', 'pgmb');
+do $$
+begin
+    perform dead_letter.add_kind('event', 'pgmb');
+    perform dead_letter.add_kind('handler', 'pgmb');
+end
+$$;
 
 create function pgmb.letter_rights(address jsonb) returns text[]
 language sql immutable

@@ -2,7 +2,11 @@
 -- carries it, and a claim hands the same changes out again: to nobody else, at a version of their own, without moving the
 -- watermark, which has passed them.
 
-insert into dead_letter.kind (kind, schema, elsewhere) values ('commit', 'pubsub', true);
+do $$
+begin
+    perform dead_letter.add_kind('commit', 'pubsub', elsewhere => true);
+end
+$$;
 
 create function pubsub.address(consumer_id text, branch_id bigint) returns jsonb
 language sql immutable

@@ -75,6 +75,24 @@ end
 $$;
 comment on function revision.check_owner(regclass, text) is 'Refuse to do something with a table of whose owner the caller is no member.';
 
+create function revision.check_plans_no_code(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, revision, pgchange, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
+    code text := case when owner_name <> current_user then pgchange.code_in(tbl) end;
+begin
+    if code is not null then
+        raise insufficient_privilege using
+            message = format('what reads %s runs with the rights of its owner, %I, and no others: %s', tbl, owner_name, code),
+            hint = format('connect as %I, or let it take that away', owner_name);
+    end if;
+end
+$$;
+comment on function revision.check_plans_no_code(regclass) is
+    'Refuse to read a table for anybody but its owner where somebody else''s code is in its indexes, its checks and the like.';
+
 create function revision.own_branch(tbl regclass) returns bigint
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
@@ -144,6 +162,7 @@ begin
             format('column %I of %s is not unique', commit_id, tbl), 'add a primary key or a unique index on it');
     end if;
     perform revision.check_owner(tbl, 'track it');
+    perform revision.check_plans_no_code(tbl);
     if not has_schema_privilege(owner_name, schema_name, 'create') then
         perform revision.refuse(
             format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, schema_name),

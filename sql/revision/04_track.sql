@@ -238,6 +238,26 @@ comment on function revision.track(regclass, name, text) is
     'returned, and a row for which it is null goes nowhere). The expression runs with the rights of the table''s owner. '
     'Calling it again mends the capture: new partitions, a renamed key.';
 
+create function revision.drop_capture(function text) returns void
+language plpgsql
+set search_path = pg_catalog, revision, pg_temp
+as $$
+declare
+    placed record;
+begin
+    -- Also on what was a partition once.
+    for placed in
+        select t.tgname as name, t.tgrelid::regclass as relid from pg_trigger as t
+        where t.tgfoid = to_regprocedure(function || '()') and not t.tgisinternal
+    loop
+        perform revision.lock_for_capture(placed.relid);
+        execute format('drop trigger %I on %s', placed.name, placed.relid);
+    end loop;
+    execute format('drop function if exists %s()', function);
+end
+$$;
+comment on function revision.drop_capture(text) is 'Take a capture off every table that it is on.';
+
 create function revision.untrack(tbl regclass) returns void
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
@@ -253,7 +273,7 @@ begin
     for part in select d.relid from revision.descendants(tbl) as d(relid) loop
         execute format('drop trigger if exists pgchange_capture on %s', part);
     end loop;
-    execute format('drop function if exists %s()', known.function);
+    perform revision.drop_capture(known.function);
     perform revision.unregister(tbl);
 end
 $$;

@@ -61,6 +61,7 @@ begin
             message = format('what reads %s runs with the rights of its owner, %I, and no others', known.tbl, owner_name),
             hint = format('connect as %I, whose code it may be: an expression, a policy, casts of the key', owner_name);
     end if;
+    perform revision.check_plans_no_code(known.tbl);
 end
 $$;
 comment on function revision.check_reads_no_code(revision.tracked) is

@@ -5,6 +5,7 @@ language plpgsql
 set search_path = pg_catalog, revision, pg_temp
 as $$
 begin
+    perform pgchange.grant_reader(role);
     execute format($grants$
         grant usage on schema revision to %1$s;
         grant insert (commit_id, branch_id) on revision.commit_queue to %1$s;
@@ -14,10 +15,12 @@ begin
         grant insert (type, tbl) on revision.branch to %1$s;
         grant insert (tbl, kind, commit_id, message), delete on revision.fault to %1$s;
         grant execute on function
-            revision.track(regclass, name, text), revision.untrack(regclass), revision.tracking(),
+            revision.track(regclass, name, text), revision.untrack(regclass), revision.drop_capture(text),
+            revision.tracking(),
             revision.replay_faults(regclass), revision.refresh_tracking(), revision.refuse(text, text),
             revision.descendants(regclass), revision.key_column(oid), revision.own_branch(regclass),
-            revision.owns(oid), revision.check_owner(regclass, text), revision.told_missed(regclass, regclass),
+            revision.owns(oid), revision.check_owner(regclass, text), revision.check_plans_no_code(regclass),
+            revision.told_missed(regclass, regclass),
             revision.bring_missed(regclass), revision.note_missed(regclass, regclass[]), revision.enqueue_attached(regclass),
             revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
             revision.register(regclass, name, bigint, text, bigint), revision.unregister(regclass),

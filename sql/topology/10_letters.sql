@@ -1,7 +1,11 @@
 -- Dead letters of the catalogue's log. A letter holds its batch as it was recorded. While it is on its way, its consumer's
 -- position carries it, and a claim hands the same events out again, without moving the consumer, which has passed them.
 
-insert into dead_letter.kind (kind, schema, elsewhere) values ('topology', 'topology', true);
+do $$
+begin
+    perform dead_letter.add_kind('topology', 'topology', elsewhere => true);
+end
+$$;
 
 create function topology.address(consumer_id text) returns jsonb
 language sql immutable

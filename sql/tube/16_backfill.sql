@@ -32,6 +32,24 @@ $$;
 comment on function tube.check_whole(regclass) is
     'Refuse a table if row security hides rows of it from the caller: compared with a copy, they would be deleted there.';
 
+create function tube.check_code(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pgchange, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
+    code text := case when owner_name <> current_user then pgchange.code_in(tbl) end;
+begin
+    if code is not null then
+        raise insufficient_privilege using
+            message = format('reading %s would run code of %I with your rights: %s', tbl, owner_name, code),
+            hint = format('read it as %1$I, or let %1$I take that away or attach the table with a predicate, such as true', owner_name);
+    end if;
+end
+$$;
+comment on function tube.check_code(regclass) is
+    'Refuse to read a table for anybody but its owner where somebody else''s code is in its indexes, its checks and the like.';
+
 create function tube.require_attachment(tube text, tbl regclass, shard integer) returns tube.attachment
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp

@@ -99,6 +99,7 @@ declare
     judged record;
 begin
     perform tube.check_whole(attached.tbl);
+    perform tube.check_code(attached.tbl);
     perform tube.check_order(attached.tbl, quote_ident(order_col));
     begin
         execute tube.boundary_sql(
@@ -134,6 +135,7 @@ declare
     ids bigint[];
 begin
     perform tube.check_whole(attached.tbl);
+    perform tube.check_code(attached.tbl);
     execute format(
         E'select array(select %1$I::bigint from %2$s as %3$I where %1$I in (select unnest($1)) and (%4$s\n))',
         attached.id_column, attached.tbl, relation, coalesce(attached.predicate, 'true'))

@@ -1,6 +1,10 @@
 -- Dead letters of tubes: batches that were given up, with their ids. To send one again is to touch its ids again.
 
-insert into dead_letter.kind (kind, schema) values ('tube', 'tube');
+do $$
+begin
+    perform dead_letter.add_kind('tube', 'tube');
+end
+$$;
 
 create function tube.letter_rights(address jsonb) returns text[]
 language sql stable

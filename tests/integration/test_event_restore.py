@@ -197,9 +197,8 @@ def test_uninstalling_takes_the_log_and_nothing_else(connect):
 def test_uninstalling_refuses_to_take_what_others_built_on_it(connect, theirs):
     connection = connect()
     connection.execute(theirs)
-    with pytest.raises(psycopg.Error, match="mine") as refused:
-        connection.execute((schema.sql_folder() / "pgmb" / "uninstall" / "uninstall.sql").read_bytes())
-    assert refused.value.sqlstate == "PC008"
+    with pytest.raises(Refused, match="mine"):
+        schema.uninstall(connection, ["pgmb"])
     assert one(connection, "select count(*) from pgmb.events") == 0
 
 

@@ -12,7 +12,7 @@ from airflow_pgchange import schema
 from tests.tubes import attach, detach, make, one
 
 GRANTS = {
-    "pgchange": ["grant_maintainer"],
+    "pgchange": ["grant_maintainer", "grant_reader"],
     "dead_letter": ["grant_keeper"],
     "revision": ["grant_tracker", "grant_maintainer"],
     "pubsub": ["grant_consumer", "grant_keeper"],

@@ -140,5 +140,5 @@ def test_the_dead_letters_are_not_removed_from_under_the_queues(db, connect_to):
     from airflow_pgchange import schema
 
     connection = connect_to(db)
-    with pytest.raises(InvalidArgument, match="mbus, topology need dead_letters"):
+    with pytest.raises(InvalidArgument, match="mbus needs dead_letters"):
         schema.uninstall(connection, ["dead_letters", "pubsub", "tube", "pgmb"])

@@ -102,3 +102,19 @@ def test_a_view_of_a_restored_dump_receives(connect, restored):
         "create role reader login; grant select on public.q_q to reader; set session authorization reader"
     )
     assert copy.execute("select count(*) from public.q_q").fetchone() == (1,)
+
+
+def test_who_may_select_one_column_of_a_view_receives_that_and_no_more(owner, role, connect_to, receivers):
+    who = role("reader")
+    owner.execute("select mbus.create_view('q')")
+    owner.execute(
+        f"grant usage on schema public to {who.name}; grant select (data) on public.q_q to {who.name}"
+    )
+    owner.execute(
+        "select mbus.post('q', 'n=>1', headers => 'h=>1'), mbus.post('q', 'n=>2', headers => 'h=>2')"
+    )
+    reader = connect_to(who.conninfo)
+    assert reader.execute("select data -> 'n' from public.q_q").fetchall() == [("1",)]
+    (receiver,) = receivers()
+    found = reader.execute(f"select data -> 'n', headers, properties, iid, id from {receiver}()").fetchall()
+    assert found == [("2", None, None, None, None)]

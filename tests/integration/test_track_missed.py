@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from airflow_pgchange import schema
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.maintenance import maintain
 from tests.commits import drain, narrow_partitions, use_up_transactions
@@ -183,3 +184,19 @@ def test_only_the_owner_brings_what_came(item, role, connect_to):
     item.execute(f"grant select on high to {who.name}")
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="only the owner of public.high"):
         connect_to(who.conninfo).execute(BRING)
+
+
+def test_a_partition_that_was_detached_is_captured_no_more_when_its_table_is_untracked(item):
+    item.execute("alter table item detach partition low")
+    item.execute("select revision.untrack('item')")
+    item.execute("insert into low values (2)")
+    assert one(item, "select count(*) from revision.commit_queue where commit_id = 2") == 0
+    assert one(item, "select count(*) from pg_proc where proname like 'pgchange_capture_%%'") == 0
+    item.execute("select revision.track('item'); select revision.track('low')")
+
+
+def test_a_partition_that_outlives_its_table_stays_writable_when_the_queue_is_uninstalled(item):
+    item.execute("alter table item detach partition low; drop table item")
+    schema.uninstall(item)
+    item.execute("insert into low values (2)")
+    assert one(item, "select count(*) from pg_proc where proname like 'pgchange_capture_%%'") == 0

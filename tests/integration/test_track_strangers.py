@@ -94,6 +94,47 @@ def test_policies_of_a_table_run_for_nobody_else(admin, owner, role, connect_to,
     assert not ran(admin)
 
 
+PLANNED = {
+    "the predicate of an index": "create index on own.mine (id) where own.settled(1)",
+    "the expression of an index": "create index on own.mine ((own.settled(1)))",
+    "an operator in an index": (
+        "create function own.least(int, int) returns boolean language plpgsql immutable as "
+        "$$ begin return own.settled($1); end $$;"
+        "create operator own.<< (leftarg = int, rightarg = int, function = own.least);"
+        "create index on own.mine (id) where 1 operator(own.<<) 2"
+    ),
+    "an index of a child": (
+        "create table own.child () inherits (own.mine); create index on own.child (id) where own.settled(1)"
+    ),
+    "a check of a child": (
+        "create table own.child (check (id > 0 or own.settled(1))) inherits (own.mine); insert into own.child values (5)"
+    ),
+}
+"""What is computed when a query is only planned, or may be, by what it is in."""
+
+
+@pytest.mark.parametrize("call", [*CALLS, "select revision.track('own.mine')"])
+@pytest.mark.parametrize("kind", PLANNED)
+def test_what_a_plan_computes_runs_for_nobody_else(admin, owner, kind, call):
+    owner.execute("select revision.track('own.mine')")
+    owner.execute(
+        "create function own.settled(int) returns boolean language plpgsql immutable as "
+        "$$ begin perform own.note(); return true; end $$"
+    )
+    owner.execute(PLANNED[kind])
+    failed(owner)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"its owner, {owner.info.user},"):
+        admin.execute(call)
+    assert not ran(admin)
+    owner.execute(call)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_index_with_postgresqls_own_functions_is_no_code_of_anybody(admin, owner, call):
+    owner.execute("create index on own.mine (abs(id)) where id > 0; select revision.track('own.mine')")
+    admin.execute(call)
+
+
 def test_who_may_track_can_have_nothing_done_by_who_looks_after_all_tables(admin, owner):
     smuggled = (
         "own.pgchange_capture_mine(); create table own.smuggled (); drop function if exists own.nothing"

@@ -198,3 +198,20 @@ def test_what_indexes_call_does_not_run_for_who_only_begins_a_backfill(owner, ad
     attach(owner, "own.mine", shard=5)
     begin(admin, "own.mine", "id")
     assert not ran(admin)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "select tube.tube_backfill_step3(tube.tube_backfill_step1(), 'q', 'own.mine', 'id')",
+        "select * from tube.wanted('q', 'own.mine', '{1}')",
+    ],
+    ids=["backfill", "wanted"],
+)
+def test_what_indexes_call_runs_for_nobody_who_reads_the_table_without_a_predicate(owner, admin, asked):
+    owner.execute(PLANNED)
+    attach(owner, "own.mine", shard=5)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"code of {owner.info.user}"):
+        admin.execute(asked)
+    assert not ran(admin)
+    owner.execute("select * from tube.wanted('q', 'own.mine', '{1}')")

@@ -1,4 +1,4 @@
--- Take out the schema mbus: every queue with its functions and roles; the extension hstore stays.
+-- Before the schema mbus goes: every queue with its views and roles; the extension hstore stays.
 
 do $$
 declare
@@ -10,5 +10,3 @@ begin
     perform mbus.drop_role('admin');
 end
 $$;
-drop schema mbus cascade;
-delete from dead_letter.kind where schema = 'mbus';

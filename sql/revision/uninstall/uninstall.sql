@@ -1,13 +1,9 @@
--- Take out the schema revision and the capture on every tracked table; the tables themselves stay as they are.
+-- Before the schema revision goes: the capture on every tracked table; the tables themselves stay as they are.
 
 do $$
 declare
     tracked regclass;
 begin
-    if to_regclass('pubsub.installed') is not null then
-        raise invalid_parameter_value using message = 'pubsub needs revision',
-            hint = 'remove pubsub first, or both at once';
-    end if;
     for tracked in
         select t.tbl from revision.tracked as t join pg_catalog.pg_class as c on c.oid = t.tbl
     loop
@@ -19,6 +15,7 @@ begin
                 hint = format('as its owner: select revision.untrack(%L); then again', tracked);
         end;
     end loop;
+    -- What was a partition of a table that is gone is still captured.
+    perform revision.drop_capture(t.function) from revision.tracked as t;
 end
 $$;
-drop schema revision cascade;

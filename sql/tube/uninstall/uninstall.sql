@@ -1,4 +1,4 @@
--- Take out the schema tube: every table is detached and every tube removed with its pods; users' tables stay as they are.
+-- Before the schema tube goes: every table is detached and every tube removed with its pods; users' tables stay as they are.
 
 do $$
 declare
@@ -9,5 +9,3 @@ begin
     end loop;
 end
 $$;
-delete from dead_letter.kind where schema = 'tube';
-drop schema tube cascade;

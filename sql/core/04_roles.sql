@@ -11,6 +11,17 @@ end
 $$;
 comment on function pgchange.grant_maintainer(regrole) is 'Let a role see which version is installed.';
 
+create function pgchange.grant_reader(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    execute format('grant usage on schema pgchange to %s', role);
+    execute format('grant execute on function pgchange.code_in(regclass) to %s', role);
+end
+$$;
+comment on function pgchange.grant_reader(regrole) is 'Let a role see whose code a query of a table runs.';
+
 revoke all on all routines in schema pgchange from public;
 revoke all on all tables in schema pgchange from public;
 revoke all on schema pgchange from public;

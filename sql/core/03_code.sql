@@ -1,0 +1,41 @@
+-- Whose code a query of a table runs: to plan it is enough to run what its indexes and checks call.
+
+create function pgchange.code_in(tbl regclass) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with recursive tree(relid) as (
+        select tbl::oid
+        union
+        select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
+    ), trusted(id) as (
+        -- The caller, and who may do anything anyway.
+        select r.oid from pg_roles as r where r.rolname = current_user or r.rolsuper
+    ), part(class, id) as (
+        -- Of a partitioned table, what is in the key that it is partitioned by.
+        select 'pg_class'::regclass, t.relid from tree as t
+        union all
+        select 'pg_class'::regclass, i.indexrelid from tree as t join pg_index as i on i.indrelid = t.relid
+        union all
+        select 'pg_statistic_ext'::regclass, s.oid from tree as t join pg_statistic_ext as s on s.stxrelid = t.relid
+        union all
+        select 'pg_constraint'::regclass, c.oid from tree as t join pg_constraint as c on c.conrelid = t.relid and c.contype = 'c'
+    )
+    -- PostgreSQL's own functions, types and operators are in no dependency.
+    select min(format('%s of %I in %s', i.identity, pg_get_userbyid(o.owner), p.identity))
+    from part
+    join pg_depend as d on (d.classid, d.objid, d.objsubid) = (part.class, part.id, 0)
+    cross join lateral (
+        select f.proowner from pg_proc as f where d.refclassid = 'pg_proc'::regclass and f.oid = d.refobjid
+        union all
+        select f.oprowner from pg_operator as f where d.refclassid = 'pg_operator'::regclass and f.oid = d.refobjid
+        union all
+        select f.typowner from pg_type as f where d.refclassid = 'pg_type'::regclass and f.oid = d.refobjid
+    ) as o(owner)
+    cross join lateral pg_identify_object(d.refclassid, d.refobjid, 0) as i
+    cross join lateral pg_identify_object(part.class, part.id, 0) as p
+    where o.owner not in (select t.id from trusted as t)
+$$;
+comment on function pgchange.code_in(regclass) is
+    'What of the code of somebody else a query of a table may run whatever it asks for, for it is in an index, statistics, a check '
+    'or the key of the partitions; null where there is none. A superuser''s is nobody else''s.';
