@@ -38,7 +38,7 @@ create type mbus.qt_model as (
     id bigint, added timestamp, iid text, delayed_until timestamp, expires timestamp, received integer[],
     headers hstore, properties hstore, data hstore
 );
-comment on type mbus.qt_model is 'A message as it is handed out; times are in the time zone of the session.';
+comment on type mbus.qt_model is 'A message as it is handed out, with times in the time zone of the session; or as a selector sees it, with times in UTC.';
 
 create function mbus.numbered(parts integer) returns integer[]
 language sql immutable

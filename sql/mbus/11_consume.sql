@@ -189,6 +189,7 @@ comment on function mbus.take(text) is
 create function mbus.retry_faults(qname text, cname text default 'default') returns bigint
 language plpgsql security definer
 set search_path from current
+set timezone = 'UTC'
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);

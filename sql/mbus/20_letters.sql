@@ -140,7 +140,7 @@ begin
             select d.iid from mbus.dmq as d
             where d.letter = $1 and ($2 or $3 = any (d.received))
               and not coalesce(mbus.%I((
-                  d.id, d.added, d.iid, null, null, d.received, d.headers - array['dmq.added', 'dmq.error'], d.properties, d.data
+                  d.id, clock_timestamp() at time zone 'UTC', d.iid, null, null, d.received, d.headers - array['dmq.added', 'dmq.error'], d.properties, d.data
               )::mbus.qt_model), true)
             order by d.id limit 1
             $query$, 'match$' || c.id)
