@@ -97,7 +97,7 @@ def test_what_a_step_sets_right_before_its_end_is_no_failure(db, connection):
         (TryAgain(None), "reason must be a text .*, not None"),  # type: ignore[arg-type]
         (RollBack(7), "reason must be a text .*, not 7"),  # type: ignore[arg-type]
     ],
-    ids=str,
+    ids=["late", "early", "number", "zero", "zero back", "surrogate back", "none", "number back"],
 )
 def test_an_answer_that_cannot_be_kept_is_a_failure_of_its_step(db, connection, answer, told):
     two(connection)
@@ -106,10 +106,9 @@ def test_an_answer_that_cannot_be_kept_is_a_failure_of_its_step(db, connection, 
     assert one(connection, "select %s ~ %s", failure(connection, "rooms.1"), told)
 
 
-@pytest.mark.parametrize("words", ["bad byte \0 here", "bad \udc80 here"], ids=ascii)
-def test_whatever_the_words_of_an_error_it_is_a_failure_of_its_step(db, connection, words):
+def test_whatever_the_words_of_an_error_it_is_a_failure_of_its_step(db, connection):
     def fail(work, kept):
-        raise ValueError(words)
+        raise ValueError("bad byte \0 here")
 
     two(connection)
     assert run(db, of_the_bad(fail)).count("failed") == 1
