@@ -72,3 +72,14 @@ def state(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     names = ("state", "done", "to_do", "undone", "to_undo", "stuck")
     (row,) = connection.execute(f"select {', '.join(names)} from mbus.sagas").fetchall()
     return dict(zip(names, row, strict=True))
+
+
+def failure(connection: psycopg.Connection[Any], iid: str) -> str:
+    """Why a message is tried again."""
+    return str(one(connection, "select error from mbus.saga_message where iid = %s", iid))
+
+
+def due(connection: psycopg.Connection[Any], queue: str) -> None:
+    """Whatever was put back is due."""
+    connection.execute(f'update mbus."log${queue}" set delayed_until = now() where delayed_until is not null')
+    connection.execute("update mbus.apart set due = now() where due > now() and batch is null")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Literal, get_args
 
 from airflow_pgchange.feeds.errors import InvalidArgument
+
+LONGEST_TIME = timedelta(days=36525)
 
 OnBusy = Literal["wait", "skip", "fail"]
 """What to do while another transaction works on a feed."""
@@ -43,6 +46,15 @@ def check_group_name(group: str) -> None:
     if not isinstance(group, str) or not 1 <= len(group) <= 48 or not is_sendable(group) or "/" in group:
         raise InvalidArgument(
             f"the name of a group is 1 to 48 characters without a slash, not {group!r:.300}: name it otherwise"
+        )
+
+
+def check_duration(name: str, value: timedelta, *, above: bool = False) -> None:
+    """Raise InvalidArgument for what is no length of time, or one at whose end there is no date in a database."""
+    if not isinstance(value, timedelta) or not timedelta() <= value <= LONGEST_TIME or (above and not value):
+        least = "above zero, at most" if above else "from 0 to"
+        raise InvalidArgument(
+            f"{name} must be a timedelta {least} {LONGEST_TIME.days} days, not {value!r:.300}"
         )
 
 

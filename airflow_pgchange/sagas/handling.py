@@ -12,6 +12,7 @@ from typing import Any, Literal
 import psycopg
 
 from airflow_pgchange.feeds.batch import Change
+from airflow_pgchange.feeds.checks import check_duration, is_sendable
 from airflow_pgchange.feeds.errors import InvalidArgument, Stopped
 from airflow_pgchange.feeds.failures import LONGEST, described
 from airflow_pgchange.feeds.queries import ask, select
@@ -86,11 +87,12 @@ def handle(
 
     ``do(work, connection)`` answers None where it is done: what it wrote through ``connection`` is kept with that. What
     it wrote before another answer is rolled back. ``TryAgain`` puts the message back, ``RollBack`` undoes the saga. Where
-    it raises, or answers something else, that is logged, and the message put back: then this is ``failed``. A step's
-    ``max_tries``-th try is its last, however it ends: what is not done then is rolled back, as is a step that comes
-    after the saga's deadline. A compensation cannot be rolled back, only tried again. What nobody waits for any more is
-    not done, or not kept: then this is ``over``. Raises Refused where a message before this one was lost, received by
-    somebody who did not do it: its step is not skipped.
+    it raises, answers something else, or wrote what a deferred constraint refuses, that is logged, and the message put
+    back: then this is ``failed``. A step's ``max_tries``-th try is its last, however it ends: what is not done then is
+    rolled back, as is a step that comes after the saga's deadline. A compensation cannot be rolled back, only tried
+    again. What nobody waits for any more is not done, or not kept: then this is ``over``. A message before this one may
+    have been lost, received by somebody who did not do it. Its step is not skipped: this one ``failed``, without having
+    been tried, and comes again until the saga's deadline.
 
     Guarantee: what is written through ``connection`` is there exactly once for a step that is done, and not at all for
     one that is not. What is done elsewhere is done at least once.
@@ -98,11 +100,14 @@ def handle(
     turn = ask(connection, select("mbus.saga_turn", change.id))
     if turn is None:
         return "over"
-    overdue = turn.pop("overdue")
+    overdue, lost = turn.pop("overdue"), turn.pop("lost")
     work = Work(data=dict(change.data["data"] or {}), **turn)
     most = max_tries if max_tries is not None and work.can_roll_back else math.inf
     if overdue is not None:
         end: str | TryAgain | RollBack = RollBack(overdue)
+    elif lost is not None:
+        log.error("%s", lost)
+        return _put_back(connection, change, _Failed(lost))
     elif work.tries > most:
         end = RollBack(f"tried {work.tries - 1} times, and the last handler died")
     else:
@@ -112,6 +117,10 @@ def handle(
     if isinstance(end, RollBack) or work.tries >= most:
         rolled_back = ask(connection, select("mbus.saga_roll_back", change.id, end.reason))
         return "rolled back" if rolled_back else "over"
+    return _put_back(connection, change, end)
+
+
+def _put_back(connection: psycopg.Connection[Any], change: Change, end: TryAgain) -> str:
     if ask(connection, select("mbus.saga_try_again", change.id, end.after, end.reason)):
         return "failed" if isinstance(end, _Failed) else "again"
     return "over"
@@ -124,6 +133,8 @@ def _tried(
     try:
         with connection.transaction():
             answer = _answer(do, work, connection)
+            # What is checked at the commit only would be nobody's failure there.
+            connection.execute("set constraints all immediate")
             if answer is None and ask(connection, select("mbus.saga_done", change.id)):
                 return "done"
             raise _NotKept(answer)
@@ -146,6 +157,13 @@ def _answer(do: Do, work: Work, connection: psycopg.Connection[Any]) -> Answer:
             f"saga {work.saga}: the handler answered {answer!r}: None says that it is done, "
             "TryAgain(...) that it is not yet, RollBack(...) that it cannot be"
         )
+    if answer is not None and not (isinstance(answer.reason, str) and is_sendable(answer.reason)):
+        raise InvalidArgument(
+            f"saga {work.saga}: the handler's reason must be a text without zero bytes and lone surrogates, "
+            f"not {answer.reason!r:.300}"
+        )
+    if isinstance(answer, TryAgain):
+        check_duration(f"saga {work.saga}: the handler's after", answer.after)
     if isinstance(answer, RollBack) and not work.can_roll_back:
         raise InvalidArgument(
             f"saga {work.saga}: a {work.kind} cannot be rolled back, as its handler asked ({answer.reason}): "

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from airflow_pgchange.feeds.checks import check_duration
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
 from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.queues import Texts, as_hstore
@@ -53,10 +54,8 @@ class Saga:
     def __post_init__(self) -> None:
         object.__setattr__(self, "end", self.end or f"{self.name}_end")
         object.__setattr__(self, "rolled_back", self.rolled_back or f"{self.name}_rolled_back")
-        if self.within is not None and not (isinstance(self.within, timedelta) and self.within > timedelta()):
-            raise InvalidArgument(
-                f"saga {self.name}: within must be a timedelta above zero, or None, not {self.within!r}"
-            )
+        if self.within is not None:
+            check_duration(f"saga {self.name}: within", self.within, above=True)
         names = [step.name for step in self.steps]
         if not names or len(set(names)) < len(names):
             raise InvalidArgument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,15 @@ from airflow_pgchange.hooks.pgchange import PgChangeHook
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+NUMBER = re.compile("[0-9]{1,18}")
+
 
 class SagaSensor(BaseSensorOperator):
     """Waits until a saga is complete, and fails, without retries, once it is rolled back.
 
-    A saga is one or the other at last, for it has a deadline, after which maintenance rolls it back. Where it is stuck
-    meanwhile this is logged.
+    Whose steps are not all done at its deadline is rolled back, by its handlers or by maintenance. But there are sagas
+    without one (``Saga(within=None)``), and a compensation that fails is tried again for good: give a ``timeout`` as to
+    any sensor. Where a saga is stuck this is logged.
 
     :param saga: its number, such as the XCom of StartSagaOperator (templated)
     :param postgres_conn_id: the database of the queues
@@ -43,8 +47,9 @@ class SagaSensor(BaseSensorOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def poke(self, context: Context) -> PokeReturnValue:
+        number = self._number()
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            found = ask(connection, select("mbus.saga_state", self._number()))
+            found = ask(connection, select("mbus.saga_state", number))
         if found is None:
             raise AirflowFailException(
                 f"there is no saga {self.saga}: it was forgotten, or is another database's"
@@ -58,9 +63,10 @@ class SagaSensor(BaseSensorOperator):
         return PokeReturnValue(found["state"] == "complete", found["done"])
 
     def _number(self) -> int:
-        try:
-            return int(self.saga)
-        except (TypeError, ValueError) as error:
+        # An XCom is a number, a template gives a text; a truth or a fraction is neither.
+        text = str(self.saga).strip() if type(self.saga) in (int, str) else ""
+        if not NUMBER.fullmatch(text):
             raise InvalidArgument(
-                f"{self.task_id}: saga must be the number of one, as StartSagaOperator returns it, not {self.saga!r}"
-            ) from error
+                f"{self.task_id}: saga must be the number of one, as StartSagaOperator returns it, not {self.saga!r:.300}"
+            )
+        return int(text)

@@ -39,7 +39,7 @@ create type mbus.qt_model as (
     id bigint, added timestamp, iid text, delayed_until timestamp, expires timestamp, received integer[],
     headers hstore, properties hstore, data hstore
 );
-comment on type mbus.qt_model is 'A message as it is handed out; times are in the time zone of the session.';
+comment on type mbus.qt_model is 'A message as it is handed out, with times in the time zone of the session; or as a selector sees it, with times in UTC.';
 
 create function mbus.numbered(parts integer) returns integer[]
 language sql immutable
@@ -224,11 +224,13 @@ create table mbus.temporary (
     name text primary key,
     is_queue boolean not null,
     pid integer not null default pg_backend_pid(),
+    through integer[] not null default '{}',
     made_by name not null default session_user,
     made_at timestamptz not null default clock_timestamp()
 );
 comment on table mbus.temporary is
-    'Temporary queues and consumers. One lives as long as its session holds the advisory lock on its name.';
+    'Temporary queues and consumers. One lives as long as its session holds the advisory lock on its name. through: the consumers by whom '
+    'the maker of a consumer could consume.';
 
 create type mbus.picked as (id bigint, part integer, due timestamptz, expires timestamptz, after text, ok boolean);
 comment on type mbus.picked is 'A message of the log that a consumer comes upon: ok is null where the selector failed.';

@@ -47,6 +47,8 @@ declare
 begin
     if mbus.is_owner() then
         return true;
+    elsif exists (select from mbus.temporary as t where t.name = qname || ' ' || cname) then
+        return mbus.may_still(qname, cname);
     end if;
     if known.is_roles_security_model then
         if mbus.has_role('admin') or mbus.has_role('admin', qname) then
@@ -54,10 +56,7 @@ begin
         elsif what = 'post' then
             return mbus.has_role('post', qname);
         elsif cname is not null then
-            return mbus.has_role('consume', qname, cname)
-                or exists (
-                    select from mbus.temporary as t where t.name = qname || ' ' || cname and t.made_by = session_user)
-                   and mbus.may('consume', qname);
+            return mbus.has_role('consume', qname, cname);
         end if;
         for each_name in select c.name from mbus.consumer as c where c.qname = may.qname loop
             if mbus.has_role('consume', qname, each_name) then
@@ -71,7 +70,8 @@ begin
         where p.pronamespace = 'mbus'::regnamespace
           and case when what = 'post' then p.proname = mbus.function_name('post', qname)
                    when cname is null then p.proname = any (array(
-                       select mbus.function_name('consume', c.qname, c.name) from mbus.consumer as c where c.qname = may.qname))
+                       select mbus.function_name('consume', c.qname, c.name) from mbus.consumer as c
+                       where c.qname = may.qname and not c.temporary))
                    else p.proname = mbus.function_name('consume', qname, cname) end
           and has_function_privilege(session_user, p.oid, 'execute'));
 end
@@ -79,6 +79,24 @@ $$;
 comment on function mbus.may(text, text, text) is
     'Whether the session may post to a queue, or consume from it (by one consumer, or by any): by roles where the queue is under them, '
     'else by EXECUTE on the queue''s own functions. Who may consume may do so by the temporary consumers that it made.';
+
+create function mbus.may_still(qname text, cname text) returns boolean
+language sql stable
+set search_path from current
+as $$
+    select mbus.is_admin() or mbus.has_role('admin', qname) or exists (
+        select from mbus.temporary as t
+        join mbus.consumer as c on c.qname = may_still.qname and c.name = may_still.cname
+        cross join lateral (
+            select x.id, x.selector from mbus.consumer as x
+            where x.qname = c.qname and not x.temporary and mbus.may('consume', x.qname, x.name)
+        ) as own
+        where t.name = may_still.qname || ' ' || may_still.cname and t.made_by = session_user
+        group by t.name, t.through, c.selector
+        having case when c.selector is null then bool_or(own.selector is null) else t.through <@ array_agg(own.id) end)
+$$;
+comment on function mbus.may_still(text, text) is
+    'Whether the session may consume by a temporary consumer: which it made, by rights that it has still.';
 
 create function mbus.demand(what text, qname text, cname text default null) returns void
 language plpgsql stable

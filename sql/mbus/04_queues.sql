@@ -72,7 +72,6 @@ begin
     perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
     select q.* into known from mbus.queue as q where q.qname = create_queue.qname;
     if known.id is null then
-        perform mbus.check_length(mbus.function_name('clear_queue', qname));
         insert into mbus.queue (qname, consumers_cnt, is_roles_security_model)
         values (create_queue.qname, create_queue.consumers_cnt, coalesce(create_queue.is_roles_security_model, false))
         returning * into known;

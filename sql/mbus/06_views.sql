@@ -27,24 +27,25 @@ as $$
 $$;
 comment on function mbus.lates(text) is 'The transactions whose messages consumers of a queue went past before they could see them.';
 
-create function mbus.as_message(known mbus.queue) returns text
+create function mbus.as_message(known mbus.queue, to_match boolean default false) returns text
 language sql immutable
 set search_path from current
 as $$
     select format($sql$
         cross join lateral (
-            select row(l.id, l.added::timestamp, coalesce(l.iid, %L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null,
+            select row(l.id, l.added%1$s, coalesce(l.iid, %2$L || l.id), l.delayed_until%1$s, l.expires%1$s, null,
                        l.headers, l.properties, l.data)::mbus.qt_model as message
-        ) as m$sql$, known.qname || '.')
+        ) as m$sql$, case when to_match then ' at time zone ''UTC''' else '::timestamp' end, known.qname || '.')
 $$;
-comment on function mbus.as_message(mbus.queue) is 'The join that gives m.message, as consumers see it, for l, a message of the log.';
+comment on function mbus.as_message(mbus.queue, boolean) is
+    'The join that gives m.message for l, a message of the log: as consumers see it, or as their selectors do, which have times in UTC.';
 
 create function mbus.wanted_by(known mbus.queue) returns text
 language plpgsql stable
 set search_path from current
 as $$
 begin
-    return mbus.as_message(known) || format($sql$
+    return mbus.as_message(known, to_match => true) || format($sql$
         cross join lateral (select array_remove(array[%s]::integer[], null) as wanted offset 0) as w$sql$, (
             select string_agg(format(
                 'case when (l.not_for is null or %1$s <> all (l.not_for)) and %2$s then %1$s end', c.id,
@@ -197,7 +198,7 @@ begin
     order by l.id
     limit 1;
 end
-$body$, entries, known.id, known.consumers_cnt, mbus.as_message(known), consumers, unselective),
+$body$, entries, known.id, known.consumers_cnt, mbus.as_message(known, to_match => true), consumers, unselective),
         format('The first message of queue %s with an iid, or a number and no iid, that a consumer is still to receive.', known.qname));
 end
 $$;

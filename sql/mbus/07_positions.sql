@@ -205,7 +205,7 @@ begin
         case when safe then 'safe$' else 'look$' end || c.id,
         'stands mbus.standing, horizon bigint, gone int8multirange, most integer',
         'mbus.seen',
-        'language plpgsql stable',
+        'language plpgsql stable ' || mbus.settings(),
         format($body$
 #variable_conflict use_column
 declare
@@ -278,7 +278,7 @@ language plpgsql
 set search_path from current
 as $$
 begin
-    perform mbus.place('match$' || c.id, 'message mbus.qt_model', 'boolean', 'language plpgsql stable',
+    perform mbus.place('match$' || c.id, 'message mbus.qt_model', 'boolean', 'language plpgsql stable ' || mbus.settings(),
         format($body$
 #variable_conflict use_column
 begin
@@ -288,7 +288,7 @@ exception when others or assert_failure then
     return null;
 end
 $body$, coalesce(c.selector, 'true')),
-        format('Whether the selector of consumer %s matches a message; null where it fails.', c.name));
+        format('Whether the selector of consumer %s matches a message, which has its times in UTC; null where it fails.', c.name));
 end
 $$;
 comment on function mbus.make_match_function(mbus.consumer) is 'Write the selector of a consumer as a function that cannot fail.';

@@ -5,7 +5,8 @@ language plpgsql
 set search_path from current
 as $$
 declare
-    guard text := case when known.is_roles_security_model
+    -- The right to call a temporary consumer's function may be older than those that it was made by.
+    guard text := case when known.is_roles_security_model or c.temporary
                        then format('perform mbus.demand(''consume'', %L, %L);', known.qname, c.name) else '' end;
     -- What is called below runs with these too: each of its own would be paid for at every message.
     options text := 'language plpgsql security definer set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off '
@@ -189,6 +190,7 @@ comment on function mbus.take(text) is
 create function mbus.retry_faults(qname text, cname text default 'default') returns bigint
 language plpgsql security definer
 set search_path from current
+set timezone = 'UTC'
 as $$
 declare
     known mbus.queue := mbus.queue_named(qname);

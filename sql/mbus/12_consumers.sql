@@ -3,6 +3,7 @@
 create function mbus.check_selector(selector text) returns void
 language plpgsql
 set search_path from current
+set standard_conforming_strings = on
 as $$
 begin
     if selector is null then
@@ -18,7 +19,7 @@ exception when others then
             'It is asked about a message when it is posted and when it is read, then and again, in other sessions: so it may depend '
             'on the message alone. ' else '' end || sqlerrm,
         hint = case sqlstate
-            when '42P17' then 'now(), current_user, times out of texts and the like are other ones then: post what they depend on with '
+            when '42P17' then 'now(), ''today'', current_user, times out of texts and the like are other ones then: post what they depend on with '
                               'the message; a function of your own that always answers the same is to be marked immutable'
             when '0A000' then 'a query of its own looks at more than the message: post what it would find with it; '
                               'of an hstore there are akeys() and avals()'
@@ -32,18 +33,41 @@ comment on function mbus.check_selector(text) is
 create function mbus.check_depends_on_message(selector text) returns void
 language plpgsql
 set search_path from current
+set standard_conforming_strings = on
+set transform_null_equals = off
+set timezone = 'UTC'
+set datestyle = 'ISO, MDY'
+set intervalstyle = postgres
 as $$
+declare
+    readings text[];
 begin
     -- What PostgreSQL asks of the condition of an index: nothing of it stays.
     create table mbus.t of mbus.qt_model;
     execute format(E'create index on mbus.t (id) where (%s\n)', selector);
+    -- A time that is written in it has been read by now: elsewhere, where it is never the same day, it may be read as another.
+    perform set_config('timezone', 'Etc/GMT+12', true), set_config('datestyle', 'ISO, DMY', true),
+            set_config('intervalstyle', 'sql_standard', true);
+    execute format(E'create index on mbus.t (id) where (%s\n)', selector);
+    perform set_config('timezone', 'Etc/GMT-14', true);
+    execute format(E'create index on mbus.t (id) where (%s\n)', selector);
+    perform set_config('timezone', 'UTC', true), set_config('datestyle', 'ISO, MDY', true),
+            set_config('intervalstyle', 'postgres', true);
+    readings := array(
+        select distinct pg_get_expr(i.indpred, i.indrelid) from pg_index as i where i.indrelid = 'mbus.t'::regclass);
+    if cardinality(readings) > 1 or position(now()::text in readings[1]) > 0 then
+        raise invalid_object_definition using
+            message = 'a time that is written in it is another one in another session: '
+                'write it out, with its zone where it has one, as 2026-01-31 00:00+00';
+    end if;
     raise exception using errcode = 'PCUND', message = 'made';
 exception when sqlstate 'PCUND' then
     null;
 end
 $$;
 comment on function mbus.check_depends_on_message(text) is
-    'Fail for a condition that can give another answer for the same message: that calls what is not immutable, or has a query of its own.';
+    'Fail for a condition that can give another answer for the same message: that calls what is not immutable, has a query of its own, or '
+    'a time such as ''now'' or 01/02/2026.';
 
 create function mbus.make_consumer_functions(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
@@ -76,13 +100,52 @@ end
 $$;
 comment on function mbus.make_queue_functions(mbus.queue) is 'Write the functions of a queue.';
 
+create function mbus.catch_up(known mbus.queue, c mbus.consumer) returns void
+language plpgsql
+set search_path from current
+-- The view has times as its reader's, and a selector has them in UTC.
+set timezone = 'UTC'
+as $$
+declare
+    failed mbus.picked[];
+begin
+    execute format($query$
+        with passed as (
+            select row(m.id, mod(m.id, %2$s), m.delayed_until::timestamptz, m.expires::timestamptz, m.headers -> 'consume_after',
+                       mbus.%3$I((m.id, m.added, m.iid, m.delayed_until, m.expires, m.received,
+                                  m.headers, m.properties, m.data)::mbus.qt_model))::mbus.picked as message
+            from mbus.%1$I as m
+            cross join mbus.stands_at($1, mod(m.id, %2$s)::integer) as p
+            where mbus.passed(m.id, m.txid, p.done, p.late_xids, p.late_ids) and not m.gone
+            offset 0
+        ), kept as (
+            insert into mbus.apart (consumer, id, part, due, expires, after)
+            select $1, (m.message).id, (m.message).part, coalesce((m.message).due, '-infinity'), (m.message).expires, (m.message).after
+            from passed as m
+            where (m.message).ok
+        ), received as (
+            insert into mbus.receipt (queue, id, consumer)
+            select distinct %4$s, r.id, $1
+            from mbus.receipt as r join mbus.%1$I as m on m.id = r.id
+            where r.queue = %4$s and m.gone
+              and not exists (select from mbus.receipt as x where x.queue = %4$s and x.id = r.id and x.consumer is null)
+        )
+        select array(select m.message from passed as m where (m.message).ok is null)
+        $query$, 'all$' || known.qname, known.consumers_cnt, 'match$' || c.id, known.id)
+    into failed using c.id;
+    perform mbus.set_apart(known, c.id, mbus.not_yet(c.id, failed));
+    perform mbus.reconsider(c.id, array(select a.id from mbus.apart as a where a.consumer = c.id and a.after is not null));
+end
+$$;
+comment on function mbus.catch_up(mbus.queue, mbus.consumer) is
+    'Note apart, for a new consumer, what the others went past and is still there.';
+
 create function mbus.add_consumer(known mbus.queue, cname text, selector text, temporary boolean) returns void
 language plpgsql
 set search_path from current
 as $$
 declare
     c mbus.consumer;
-    failed mbus.picked[];
 begin
     perform mbus.check_consumer_name(cname);
     perform mbus.check_selector(selector);
@@ -117,32 +180,7 @@ begin
     ) as p on true;
     perform mbus.make_consumer_functions(known, c);
     if to_regclass(format('mbus.%I', 'all$' || known.qname)) is not null then
-        execute format($query$
-            with passed as (
-                select row(m.id, mod(m.id, %2$s), m.delayed_until::timestamptz, m.expires::timestamptz, m.headers -> 'consume_after',
-                           mbus.%3$I((m.id, m.added, m.iid, m.delayed_until, m.expires, m.received,
-                                      m.headers, m.properties, m.data)::mbus.qt_model))::mbus.picked as message
-                from mbus.%1$I as m
-                cross join mbus.stands_at($1, mod(m.id, %2$s)::integer) as p
-                where mbus.passed(m.id, m.txid, p.done, p.late_xids, p.late_ids) and not m.gone
-                offset 0
-            ), kept as (
-                insert into mbus.apart (consumer, id, part, due, expires, after)
-                select $1, (m.message).id, (m.message).part, coalesce((m.message).due, '-infinity'), (m.message).expires, (m.message).after
-                from passed as m
-                where (m.message).ok
-            ), received as (
-                insert into mbus.receipt (queue, id, consumer)
-                select distinct %4$s, r.id, $1
-                from mbus.receipt as r join mbus.%1$I as m on m.id = r.id
-                where r.queue = %4$s and m.gone
-                  and not exists (select from mbus.receipt as x where x.queue = %4$s and x.id = r.id and x.consumer is null)
-            )
-            select array(select m.message from passed as m where (m.message).ok is null)
-            $query$, 'all$' || known.qname, known.consumers_cnt, 'match$' || c.id, known.id)
-        into failed using c.id;
-        perform mbus.set_apart(known, c.id, mbus.not_yet(c.id, failed));
-        perform mbus.reconsider(c.id, array(select a.id from mbus.apart as a where a.consumer = c.id and a.after is not null));
+        perform mbus.catch_up(known, c);
     end if;
     perform mbus.make_views(known);
 end

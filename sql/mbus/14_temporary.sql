@@ -93,14 +93,9 @@ create function mbus.bound_to(known mbus.queue) returns text
 language sql stable
 set search_path from current
 as $$
-    -- What a temporary consumer has was one's own before: it counts where nothing else is left.
-    with mine as (
-        select c.selector, rank() over (order by c.temporary) as n
-        from mbus.consumer as c where c.qname = known.qname and mbus.may('consume', known.qname, c.name)
-    )
-    select case when bool_and(m.selector is not null) and not mbus.is_admin() and not mbus.has_role('admin', known.qname)
-                then string_agg(distinct format(E'(%s\n)', m.selector), ' or ') end
-    from mine as m where m.n = 1
+    select case when bool_and(c.selector is not null) and not mbus.is_admin() and not mbus.has_role('admin', known.qname)
+                then string_agg(distinct format(E'(%s\n)', c.selector), ' or ') end
+    from mbus.consumer as c where c.qname = known.qname and not c.temporary and mbus.may('consume', known.qname, c.name)
 $$;
 comment on function mbus.bound_to(mbus.queue) is
     'The selectors of the consumers by whom the session may consume from a queue, as one; null where one of them receives everything, as '
@@ -125,13 +120,15 @@ begin
         perform mbus.let_call((mbus.consumer_functions(known, mbus.consumer_named(qname, cname)))[1:3], quote_ident(session_user));
     end if;
     perform pg_advisory_lock(mbus.temporary_key(qname || ' ' || cname));
-    insert into mbus.temporary (name, is_queue) values (qname || ' ' || cname, false);
+    insert into mbus.temporary (name, is_queue, through) values (qname || ' ' || cname, false, array(
+        select c.id from mbus.consumer as c
+        where c.qname = known.qname and not c.temporary and mbus.may('consume', c.qname, c.name)));
     return cname;
 end
 $$;
 comment on function mbus.create_temporary_consumer(text, text) is
     'Make a consumer that lives as long as this session, whose user may consume by it; returns its name. It receives what its maker '
-    'may: who consumes by selectors only is bound to them here too. A selector may be set by the owner of the queues only.';
+    'may, as long as it may: who consumes by selectors only is bound to them here too. A selector may be set by the owner of the queues only.';
 
 create function mbus.clear_tempq() returns void
 language plpgsql security definer

@@ -144,7 +144,7 @@ begin
             select d.iid from mbus.dmq as d
             where d.letter = $1 and ($2 or $3 = any (d.received))
               and not coalesce(mbus.%I((
-                  d.id, d.added, d.iid, null, null, d.received, d.headers - array['dmq.added', 'dmq.error'], d.properties, d.data
+                  d.id, clock_timestamp() at time zone 'UTC', d.iid, null, null, d.received, d.headers - array['dmq.added', 'dmq.error'], d.properties, d.data
               )::mbus.qt_model), true)
             order by d.id limit 1
             $query$, 'match$' || c.id)
@@ -224,9 +224,10 @@ begin
         )
         insert into mbus.%I (data, headers, properties, iid, not_for)
         select m.data, mbus.headers_for(m.headers - array['dmq.added', 'dmq.error'], $2), m.properties, m.iid,
-               case when coalesce($3, m.received::text) is not null then array(
+               -- For all it is an empty array, not null: it was copied to other queues when it came.
+               array(
                    select c.id from mbus.consumer as c
-                   where c.qname = $2 and not case when $3 is null then c.id = any (m.received) else c.name = $3 end) end
+                   where c.qname = $2 and not case when $3 is not null then c.name = $3 else coalesce(c.id = any (m.received), true) end)
         from moved as m order by m.id
         $query$, 'log$' || (address ->> 'queue'))
     using letter, address ->> 'queue', address ->> 'consumer';

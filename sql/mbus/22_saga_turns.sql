@@ -14,44 +14,63 @@ as $$
 $$;
 comment on function mbus.way_out(mbus.saga_message) is 'What a person can do about a message of a saga that was lost.';
 
+create function mbus.lost_before(message mbus.saga_message) returns text
+language sql stable
+set search_path from current
+as $$
+    select format('saga %s: the turn of message %s has not come: message %s before it was received, or dropped, and not done: %s',
+                  message.saga, message.iid, m.iid, mbus.way_out(m))
+    from mbus.saga_message as m
+    where m.iid = any (message."after") and m.kind <> 'bung' and not m.done
+    order by m.iid
+    limit 1
+$$;
+comment on function mbus.lost_before(mbus.saga_message) is
+    'Why the turn of a message that was received has not come: a message before it was lost, and what can be done. Null where it has.';
+
 create function mbus.check_turn(message mbus.saga_message) returns void
 language plpgsql stable
 set search_path from current
 as $$
-declare
-    missing mbus.saga_message := (
-        select m from mbus.saga_message as m
-        where m.iid = any (message."after") and m.kind <> 'bung' and not m.done order by m.iid limit 1);
 begin
-    if missing.iid is not null then
-        raise exception using errcode = 'PC008',
-            message = format('saga %s: the turn of message %s has not come: message %s before it was received, or dropped, and not done',
-                             message.saga, message.iid, missing.iid),
-            hint = mbus.way_out(missing);
+    if mbus.lost_before(message) is not null then
+        raise exception using errcode = 'PC008', message = mbus.lost_before(message);
     end if;
 end
 $$;
 comment on function mbus.check_turn(mbus.saga_message) is
     'Refuse to go on with a saga where the message before was lost: it would be complete without a step.';
 
-create function mbus.tries_of(message mbus.saga_message) returns integer
+create function mbus.claims_of(message mbus.saga_message) returns table (consumer text, attempt integer, mine boolean)
 language plpgsql stable
 set search_path from current
 as $$
 declare
     known mbus.queue := mbus.queue_of(message.iid);
 begin
-    -- A claim is recorded before its handler runs: so a try counts however it ends.
-    return message.tries - 1 + case when known.id is null then 1 else coalesce((
-        select max(b.attempt)
+    if known.id is not null then
+        return query
+        select c.name, b.attempt, exists (select from mbus.held_slots(c.qname, c.name) as h where h.slot = b.slot and h.mine)
         from mbus.entries(known, message.iid) as e
         join mbus.apart as a on a.consumer = any (e.wanted) and a.id = e.id
         join mbus.batch as b on b.number = a.batch
-        where not e.gone), 1) end;
+        join mbus.consumer as c on c.id = a.consumer
+        where not e.gone;
+    end if;
 end
 $$;
+comment on function mbus.claims_of(mbus.saga_message) is
+    'Which consumers have the message of a saga in a batch that was claimed, at which attempt, and whether this session does.';
+
+create function mbus.tries_of(message mbus.saga_message) returns integer
+language sql stable
+set search_path from current
+as $$
+    -- A claim is recorded before its handler runs: so a try counts however it ends. Who else receives the message tries nothing.
+    select message.tries - 1 + coalesce(max(c.attempt), 1) from mbus.claims_of(message) as c where c.mine
+$$;
 comment on function mbus.tries_of(mbus.saga_message) is
-    'At which try the message of a saga is, or the next one of it: those of handlers that died while they had it count.';
+    'At which try the message of a saga is for the handler that has it in hand, which is this session: those that died with it count.';
 
 create function mbus.overdue(known mbus.saga) returns text
 language sql stable
@@ -69,6 +88,7 @@ as $$
 declare
     message mbus.saga_message;
     known mbus.saga;
+    lost text;
 begin
     perform mbus.demand('consume', (mbus.queue_of(msgiid)).qname);
     select m.* into message from mbus.saga_message as m where m.iid = msgiid and not m.done;
@@ -76,11 +96,11 @@ begin
     if known.id is null then
         return null;
     end if;
-    perform mbus.check_turn(message);
+    lost := mbus.lost_before(message);
     return jsonb_build_object(
         'saga', known.id, 'name', known.name, 'kind', message.kind, 'step', message.step,
         'tries', mbus.tries_of(message), 'reason', known.reason,
-        'overdue', case when message.kind = 'step' then mbus.overdue(known) end, 'was_done', exists (
+        'lost', lost, 'overdue', case when message.kind = 'step' or lost is not null then mbus.overdue(known) end, 'was_done', exists (
             select from mbus.saga_message as x
             where x.saga = known.id and x.kind = 'step' and x.step = message.step and x.done));
 end
@@ -126,12 +146,15 @@ create function mbus.saga_try_again(msgiid text, delay interval, error text) ret
 language plpgsql security definer
 set search_path from current
 as $$
+declare
+    turn jsonb := mbus.saga_turn(msgiid);
 begin
-    if mbus.saga_turn(msgiid) is null then
+    if turn is null then
         return false;
     end if;
+    -- Behind a lost one it was not tried.
     update mbus.saga_message as m set
-        tries = mbus.tries_of(m) + 1, error = saga_try_again.error, changed_at = clock_timestamp()
+        tries = (turn ->> 'tries')::integer + case when turn ->> 'lost' is null then 1 else 0 end, error = saga_try_again.error, changed_at = clock_timestamp()
     where m.iid = msgiid;
     perform mbus.try_again(msgiid, delay, saga_try_again.error);
     return true;

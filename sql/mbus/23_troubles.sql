@@ -18,6 +18,10 @@ as $$
     select nullif(concat_ws('; ', mbus.lateness(known), string_agg(
         format('%s: message %s %s', concat_ws(' of ', m.kind, m.step), m.iid, t.trouble), '; ' order by m.iid)), '')
     from mbus.saga_message as m
+    left join lateral (
+        select m.tries - 1 + c.attempt as tries, c.consumer from mbus.claims_of(m) as c order by c.attempt desc limit 1
+    ) as claimed on true
+    cross join lateral (select coalesce(claimed.tries, m.tries) as tries, claimed.consumer) as c
     cross join lateral (
         select case
             when exists (select from mbus.dmq as d where d.iid = m.iid)
@@ -26,8 +30,8 @@ as $$
             when (mbus.queue_of(m.iid)).id is null then 'has lost its queue'
             when not exists (select from mbus.entries(mbus.queue_of(m.iid), m.iid) as e where not e.gone)
                 then 'was received by somebody who did not say what became of it: ' || mbus.way_out(m)
-            when mbus.tries_of(m) > 3
-                then format('is at try %s: %s', mbus.tries_of(m), coalesce(m.error, 'its handler ended without a word'))
+            when c.tries > 3
+                then format('is at try %s%s: %s', c.tries, ' of consumer ' || c.consumer, coalesce(m.error, 'its handler ended without a word'))
         end as trouble
     ) as t
     where m.saga = known.id and not m.done and m.kind <> 'bung' and known.state = mbus.turn_of(m.kind) and t.trouble is not null

@@ -147,3 +147,14 @@ def test_a_message_whose_only_consumer_is_gone_does_not_come_to_the_others(conne
     with pytest.raises(LetterRefused, match="were dropped"):
         dead_letters.again(connection, ids=[letter.id])
     assert queues.drain(connection) == []
+
+
+def test_a_message_that_comes_again_from_the_dmq_is_not_copied_again(connection):
+    queues.make(connection, "audit")
+    connection.execute("select mbus.create_trigger('q', 'audit')")
+    iid = queues.post(connection, 1)
+    assert (queues.drain(connection), queues.drain(connection, queue="audit")) == (["1"], ["1"])
+    connection.execute("select mbus.post_dmq('n=>1', iid => %s)", [iid])
+    dead_letters.again(connection, consumer="queue:q")
+    assert (queues.drain(connection), queues.drain(connection, queue="audit")) == (["1"], [])
+    assert queues.there(connection) == []

@@ -125,7 +125,7 @@ def test_a_temporary_consumer_does_not_read_past_the_selectors_of_its_maker(
     assert [drain(session, name) for name in names] == [seen, seen]
 
 
-def test_a_temporary_consumer_is_bound_without_roles_too_and_for_good(connect, role, connect_to):
+def test_a_temporary_consumer_is_bound_without_roles_too(connect, role, connect_to):
     connection, who = connect(), role("user")
     make(connection)
     consumer(connection, "a", "(t.data->'n') = '1'")
@@ -133,12 +133,13 @@ def test_a_temporary_consumer_is_bound_without_roles_too_and_for_good(connect, r
     can = "execute on function mbus.consume_q_by_a, mbus.create_temporary_consumer"
     connection.execute(f"grant {can} to {who.name}")
     session = connect_to(who.conninfo)
-    session.execute(TEMPORARY)
-    connection.execute(f"revoke execute on function mbus.consume_q_by_a from {who.name}")
     (name,) = session.execute(TEMPORARY).fetchone()
     post(connection, 1)
     post(connection, 2)
     assert drain(session, name) == ["1"]
+    connection.execute(f"revoke execute on function mbus.consume_q_by_a from {who.name}")
+    with pytest.raises(psycopg.Error, match=DENIED):
+        session.execute(TEMPORARY)
 
 
 def test_who_may_consume_has_temporary_consumers_of_its_own(owner, role, connect_to):

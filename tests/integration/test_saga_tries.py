@@ -16,7 +16,7 @@ from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.sagas import RollBack, Saga, Step, TryAgain, handle, start
 from tests.conftest import database
 from tests.queues import one
-from tests.sagas import STEPS, TOUR, acts, note, run, state
+from tests.sagas import STEPS, TOUR, acts, due, note, run, state
 from tests.waiting import until
 
 pytestmark = pytest.mark.hstore
@@ -40,17 +40,11 @@ def fail(work, kept):
         raise ValueError("no answer")
 
 
-def at_once(connection):
-    """Whatever was put back is due."""
-    connection.execute('update mbus."log$rooms" set delayed_until = now() where delayed_until is not null')
-    connection.execute("update mbus.apart set due = now() where due > now() and batch is null")
-
-
 def run_to_the_end(db, connection, do, **options):
     answers = []
     while (more := run(db, do, **options)) and len(answers) < 50:
         answers += more
-        at_once(connection)
+        due(connection, "rooms")
     return answers
 
 
@@ -137,10 +131,7 @@ def test_a_compensation_that_raises_is_tried_again(db, connection):
     start(connection, TOUR, {})
     run(db, do, max_tries=1)
     assert "at try" not in (state(connection)["stuck"] or "")
-    connection.execute(
-        'update mbus."log$cancel_rooms" set delayed_until = now() where delayed_until is not null'
-    )
-    connection.execute("update mbus.apart set due = now() where due > now()")
+    due(connection, "cancel_rooms")
     run(db, do, max_tries=1)
     assert state(connection)["state"] == "rolled back"
 
@@ -163,7 +154,7 @@ def test_a_saga_that_fails_again_and_again_is_named(db, connection):
     for _ in range(4):
         kill_a_handler(db, connection)
     assert (
-        "step of room: message rooms.1 is at try 4: its handler ended without a word"
+        "step of room: message rooms.1 is at try 4 of consumer default: its handler ended without a word"
         in state(connection)["stuck"]
     )
     told = []

@@ -1,0 +1,112 @@
+"""Temporary consumers receive what their makers may receive, and no longer than they may."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds import QueueFeed
+from airflow_pgchange.feeds.errors import PgChangeError
+from tests.batches import taken
+from tests.queues import consume, consumer, drain, make, one, post
+
+pytestmark = pytest.mark.hstore
+
+SELECTORS = {
+    "wide": "t.properties->'kind' in ('a', 'b')",
+    "narrow": "t.properties->'kind' = 'a'",
+    "everything": None,
+}
+
+
+class Rights:
+    """What a role may consume from queue q, by EXECUTE or by roles."""
+
+    def __init__(self, connection, role, roles):
+        self.connection, self.role, self.roles = connection, role, roles
+
+    def change(self, verb, name):
+        to = "to" if verb == "grant" else "from"
+        what = (
+            f"mbus_{self.connection.info.dbname}_consume_q_by_{name}"
+            if self.roles
+            else f"execute on function mbus.consume_q_by_{name}(), mbus.consumen_q_by_{name}(integer)"
+        )
+        self.connection.execute(f"{verb} {what} {to} {self.role.name}")
+
+
+@pytest.fixture(params=["execute", "roles"])
+def rights(request, connect, role):
+    connection = connect()
+    make(connection, roles=request.param == "roles")
+    for name, selector in SELECTORS.items():
+        consumer(connection, name, selector)
+    user = role("user")
+    connection.execute(
+        f"grant usage on schema mbus to {user.name}; grant execute on function "
+        "mbus.create_temporary_consumer(text, text), mbus.consume(text, text), mbus.list(), "
+        "mbus.can_consume(text, text), mbus.feed_lock(text, text), mbus.feed_position(text, text), "
+        f"mbus.feed_claim(text, text, jsonb, integer, integer) to {user.name}"
+    )
+    yield Rights(connection, user, request.param == "roles")
+    connection.execute("select mbus.drop_queue('q')")
+
+
+@pytest.fixture
+def user(rights, connect_to):
+    return connect_to(rights.role.conninfo)
+
+
+def temporary(user):
+    return one(user, "select mbus.create_temporary_consumer('q')")
+
+
+def refused(user, name):
+    """It is, however its maker goes about to receive."""
+    for call in [
+        lambda: consume(user, name),
+        lambda: user.execute(f"select mbus.consumen_q_by_{name}(10)"),
+        lambda: user.execute(f"select mbus.take_from_q_by_{name}('q.1')"),
+    ]:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="Access denied"):
+            call()
+    assert one(user, "select mbus.can_consume('q', %s)", name) is False
+    return True
+
+
+@pytest.mark.parametrize("revoked", ["wide", "narrow"])
+def test_a_right_that_bound_a_temporary_consumer_ends_it_with_itself(rights, user, revoked):
+    for name in ("wide", "narrow"):
+        rights.change("grant", name)
+    name = temporary(user)
+    post(rights.connection, 1, kind="b")
+    assert consume(user, name) == "1"
+    rights.change("revoke", revoked)
+    post(rights.connection, 2, kind="b")
+    assert refused(user, name)
+    anew = temporary(user)
+    assert drain(user, anew) == ([] if revoked == "wide" else ["1", "2"])
+
+
+def test_who_may_consume_nothing_any_more_has_no_temporary_consumer(rights, user):
+    rights.change("grant", "everything")
+    name = temporary(user)
+    rights.change("revoke", "everything")
+    post(rights.connection, 1, kind="c")
+    assert refused(user, name)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="Access denied"):
+        temporary(user)
+    with pytest.raises((PgChangeError, psycopg.Error), match="Access denied"):
+        taken(QueueFeed("q", name), rights.role.conninfo)
+
+
+def test_a_right_that_bound_nothing_leaves_a_temporary_consumer(rights, user):
+    rights.change("grant", "everything")
+    rights.change("grant", "narrow")
+    name = temporary(user)
+    rights.change("revoke", "narrow")
+    post(rights.connection, 1, kind="c")
+    assert consume(user, name) == "1"
+    rights.change("grant", "wide")
+    post(rights.connection, 2, kind="c")
+    assert consume(user, name) == "2"
