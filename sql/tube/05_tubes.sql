@@ -67,8 +67,7 @@ begin
     if octet_length(tube) > 57 then
         perform tube.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
     end if;
-    -- What is in schema tube has no schema in its name here, and would be looked for under the search_path of each writer.
-    if schema_name is null or schema_name = 'tube' or starts_with(schema_name, 'pg_') then
+    if schema_name is null or starts_with(schema_name, 'pg_') then
         perform tube.refuse(
             format('a tube cannot be made in %s', coalesce('schema ' || quote_ident(schema_name), 'no schema')),
             'set search_path to the schema that is to hold it');
@@ -80,6 +79,12 @@ begin
             'choose another name, or another schema' || case when tube.are_pods(to_regclass(pods), tube) then format(
                 '; if a dump without data brought it: drop table %s; drop function %I.%I; then make the tube and attach its '
                 'tables again', pods, schema_name, tube || '_touch') else '' end);
+    end if;
+    -- A table is a type too, and a call of a function of that name would become a cast.
+    if schema_name = 'tube' and exists (
+        select from pg_proc as p where p.pronamespace = 'tube'::regnamespace and p.proname = make_pods.tube
+    ) then
+        perform tube.refuse(format('there is a function %s already', pods), 'choose another name, or another schema');
     end if;
     -- A pod's transaction has its id before the pod draws its seq: so a pod of a transaction that a snapshot does not know
     -- has a higher seq than any that was drawn when the snapshot was taken.

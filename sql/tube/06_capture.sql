@@ -10,11 +10,12 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select format(
-        'array(select %I::bigint from %I as %I%s limit 10000001)', id_column, rows,
-        (select c.relname from pg_class as c where c.oid = tbl), E' where (' || predicate || E'\n)')
+        'array(select %1$I::bigint from %2$I as %3$I where %3$I.%1$I is not null%4$s limit 10000001)', id_column, rows,
+        (select c.relname from pg_class as c where c.oid = tbl), E' and (' || predicate || E'\n)')
 $$;
 comment on function tube.ids_of(text, regclass, name, text) is
-    'The expression of the ids in a transition table: up to ten million, as an array may not pass a gigabyte.';
+    'The expression of the ids in a transition table, without those that are null: up to ten million, as an array may not pass a '
+    'gigabyte.';
 
 create function tube.pods_named(tube text) returns text
 language sql stable
@@ -84,6 +85,7 @@ as $$
             pgchange_column pg_catalog.text;
             pgchange_row pg_catalog.record;
             pgchange_id bigint;
+            pgchange_told boolean;
             pgchange_wanted boolean;
             pgchange_failed bigint := 0;
             pgchange_lost bigint := 0;
@@ -112,16 +114,20 @@ as $$
             pgchange_touched := '{}';
             for pgchange_row in %3$s loop
                 pgchange_id := null;
+                pgchange_told := false;
                 pgchange_wanted := true;
                 begin
                     pgchange_id := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.->>) pgchange_column;
+                    pgchange_told := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.?) pgchange_column;
+                    -- A row without an id is nothing to touch.
+                    continue when pgchange_id is null and pgchange_told;
                     %4$s
                 exception when others or assert_failure then
                     pgchange_wanted := true;
                     pgchange_message := sqlerrm;
                     pgchange_failed := pg_catalog.int8inc(pgchange_failed);
                 end;
-                if pgchange_id is null then
+                if pgchange_told is not true then
                     pgchange_lost := pg_catalog.int8inc(pgchange_lost);
                 elsif pgchange_wanted then
                     pgchange_touched := pg_catalog.array_append(pgchange_touched, pgchange_id);

@@ -116,5 +116,5 @@ create policy touched on tube.backfill using (
 
 revoke all on all functions in schema tube from public;
 revoke all on all tables in schema tube from public;
-revoke all on type tube.keyset from public;
+revoke all on type tube.keyset, tube.progress from public;
 revoke all on schema tube from public;
