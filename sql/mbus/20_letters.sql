@@ -1,6 +1,8 @@
 -- Dead letters. What a feed gave up is in the dmq, under one letter for a batch; so is each message that was posted there by SQL, under
 -- one of its own. A letter and its messages in the dmq go together, whichever way they go.
 
+-- What a schema that was dropped by hand has left.
+delete from dead_letter.kind where schema = 'mbus';
 insert into dead_letter.kind (kind, schema) values ('queue', 'mbus');
 
 alter table mbus.dmq add column letter bigint references dead_letter.letter on delete cascade;

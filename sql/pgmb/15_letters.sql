@@ -1,6 +1,8 @@
 -- Dead letters of the event log: batches of a group's feed that were given up (kind event), and what a handler gave up (kind
 -- handler). They hold copies of the events, as the log does not keep what was read.
 
+-- What a schema that was dropped by hand has left.
+delete from dead_letter.kind where schema = 'pgmb';
 insert into dead_letter.kind (kind, schema) values ('event', 'pgmb'), ('handler', 'pgmb');
 
 create function pgmb.letter_rights(address jsonb) returns text[]

@@ -2,6 +2,8 @@
 -- carries it, and a claim hands the same changes out again: to nobody else, at a version of their own, without moving the
 -- watermark, which has passed them.
 
+-- What a schema that was dropped by hand has left.
+delete from dead_letter.kind where schema = 'pubsub';
 insert into dead_letter.kind (kind, schema, elsewhere) values ('commit', 'pubsub', true);
 
 create function pubsub.address(consumer_id text, branch_id bigint) returns jsonb

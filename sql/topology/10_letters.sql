@@ -1,6 +1,8 @@
 -- Dead letters of the catalogue's log. A letter holds its batch as it was recorded. While it is on its way, its consumer's
 -- position carries it, and a claim hands the same events out again, without moving the consumer, which has passed them.
 
+-- What a schema that was dropped by hand has left.
+delete from dead_letter.kind where schema = 'topology';
 insert into dead_letter.kind (kind, schema, elsewhere) values ('topology', 'topology', true);
 
 create function topology.address(consumer_id text) returns jsonb

@@ -77,7 +77,7 @@ begin
         perform tube.refuse(
             format('there is a relation %s already', pods),
             'choose another name, or another schema' || case when tube.are_pods(to_regclass(pods), tube) then format(
-                '; if a dump without data brought it: drop table %s; drop function %I.%I; then make the tube and attach its '
+                '; if it is left of a tube that is no more: drop table %s; drop function %I.%I; then make the tube and attach its '
                 'tables again', pods, schema_name, tube || '_touch') else '' end);
     end if;
     -- A table is a type too, and a call of a function of that name would become a cast.
@@ -139,6 +139,11 @@ begin
     -- Where two make the same tube at once, the second finds it made.
     perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
     select t.* into known from tube.tube as t where t.name = make.tube;
+    if known.name is not null and not tube.are_pods(known.pods, tube) then
+        perform tube.tube_ensure_absent(tube);
+        raise notice 'the table of the pods of tube % was dropped: the tube is made anew, and no table is attached to it', tube;
+        known := null;
+    end if;
     if known.name is null then
         known := (make.tube, tube.make_pods(schema_name, make.tube), coalesce(make.partitions, 1), wanted, now());
         insert into tube.tube values (known.*);

@@ -36,11 +36,13 @@ as $$
     select format($body$
 declare
     open boolean := false;
+    attached boolean := false;
     pods text;
     name text := %3$L;
     noted boolean := false;
 begin
     begin
+        attached := tube.is_attached(%2$L, tg_relid);
         pods := tube.pods_named(%2$L);
         open := tube.may_put(pods, '{op, shard, ids, payload}') and has_sequence_privilege('tube.seq', 'usage');
         name := coalesce(tube.attached_name(tg_relid, %2$L), name);
@@ -52,9 +54,16 @@ begin
                     where p.txid = pg_current_xact_id() and p.ids = ''{}'' and p.payload ->> ''type'' = ''truncate''
                       and p.payload ->> ''tbl'' = $1)', pods) using name into noted;
         end if;
-    exception when others or assert_failure then
-        null;
+    exception
+        when undefined_function or invalid_schema_name then
+            null;
+        when others or assert_failure then
+            attached := true;
     end;
+    -- Left over from a tube, or a schema, that was dropped.
+    if attached is not true then
+        return null;
+    end if;
     if open is not true then
         raise warning 'the truncation of %% is not captured: tube %% cannot be written', tg_relid::regclass, %2$L;
         begin
@@ -82,6 +91,7 @@ as $$
         declare
             pgchange_pods pg_catalog.text;
             pgchange_open boolean := false;
+            pgchange_attached boolean := false;
             pgchange_column pg_catalog.text;
             pgchange_row pg_catalog.record;
             pgchange_id bigint;
@@ -92,13 +102,22 @@ as $$
             pgchange_message pg_catalog.text;
         begin
             begin
+                pgchange_attached := tube.is_attached(%2$L, tg_relid);
                 pgchange_pods := tube.pods_named(%2$L);
                 pgchange_open := tube.may_put(pgchange_pods, '{op, shard, ids}')
                     and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
                 pgchange_column := tube.id_column(tg_relid, %2$L);
-            exception when others or assert_failure then
-                pgchange_message := sqlerrm;
+            exception
+                when undefined_function or invalid_schema_name then
+                    null;
+                when others or assert_failure then
+                    pgchange_attached := true;
+                    pgchange_message := sqlerrm;
             end;
+            -- Left over from a tube, or a schema, that was dropped.
+            if pgchange_attached is not true then
+                return null;
+            end if;
             if pgchange_open is not true then
                 raise warning 'a change of %% is not captured: tube %% cannot be written', tg_relid::pg_catalog.regclass, %2$L;
                 begin
@@ -217,8 +236,10 @@ $body$,
                'or pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''op'', ''insert'') '
                'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''shard'', ''insert'') '
                'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''ids'', ''insert'')) '
+               -- Nor pods of a schema tube that was dropped and installed again: they number themselves no more.
+               'and ''tube.seq''::pg_catalog.regclass operator(pg_catalog.=) %3$s::pg_catalog.oid '
                'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')',
-               tube.full_name(pods), pods::oid),
+               tube.full_name(pods), pods::oid, 'tube.seq'::regclass::oid),
         case op when 'update' then format('%s, %s into pgchange_touched, pgchange_before', added, removed)
                 else format('%s into pgchange_touched', case op when 'delete' then removed else added end) end,
         tube.full_name(pods),
