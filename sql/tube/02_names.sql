@@ -303,14 +303,17 @@ language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    digits text := substring(tube.schema_of(tbl) from '([0-9]+)$');
+    digits text := coalesce(
+        substring(tube.schema_of(tbl) from '(?:^|[^0-9])0*([0-9]{1,9})$'),
+        (select substring(c.relname from '(?:^|[^0-9])0*([0-9]{1,9})$') from pg_class as c where c.oid = tbl));
 begin
-    if digits is null or length(ltrim(digits, '0')) > 9 then
+    if digits is null then
         perform tube.refuse(
-            format('the name of the schema of %s does not end in a shard''s number', tbl),
+            format('neither the name of the schema of %s nor its own ends in a shard''s number', tbl),
             'give the shard: tube.tube_table_ensure_attached(tube, tbl, shard => ...)');
     end if;
     return digits::integer;
 end
 $$;
-comment on function tube.inferred_shard(regclass) is 'The shard that the trailing digits of a table''s schema name.';
+comment on function tube.inferred_shard(regclass) is 
+    'The shard that the trailing digits of the name of a table''s schema are, or else those of its own name.';

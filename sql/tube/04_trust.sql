@@ -87,7 +87,7 @@ begin
     if not tube.are_pods(known.pods, tube) then
         perform tube.refuse(
             format('the table of the pods of tube %I is gone', tube),
-            format('tube.tube_ensure_absent(%L), then make the tube again and backfill', tube));
+            format('tube.tube_ensure_exists(%L) makes it anew; then attach its tables again and backfill', tube));
     end if;
     code := tube.code_on(known.pods);
     if code is not null then

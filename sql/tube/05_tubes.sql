@@ -67,8 +67,7 @@ begin
     if octet_length(tube) > 57 then
         perform tube.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
     end if;
-    -- What is in schema tube has no schema in its name here, and would be looked for under the search_path of each writer.
-    if schema_name is null or schema_name = 'tube' or starts_with(schema_name, 'pg_') then
+    if schema_name is null or starts_with(schema_name, 'pg_') then
         perform tube.refuse(
             format('a tube cannot be made in %s', coalesce('schema ' || quote_ident(schema_name), 'no schema')),
             'set search_path to the schema that is to hold it');
@@ -78,8 +77,14 @@ begin
         perform tube.refuse(
             format('there is a relation %s already', pods),
             'choose another name, or another schema' || case when tube.are_pods(to_regclass(pods), tube) then format(
-                '; if a dump without data brought it: drop table %s; drop function %I.%I; then make the tube and attach its '
+                '; if it is left of a tube that is no more: drop table %s; drop function %I.%I; then make the tube and attach its '
                 'tables again', pods, schema_name, tube || '_touch') else '' end);
+    end if;
+    -- A table is a type too, and a call of a function of that name would become a cast.
+    if schema_name = 'tube' and exists (
+        select from pg_proc as p where p.pronamespace = 'tube'::regnamespace and p.proname = make_pods.tube
+    ) then
+        perform tube.refuse(format('there is a function %s already', pods), 'choose another name, or another schema');
     end if;
     -- A pod's transaction has its id before the pod draws its seq: so a pod of a transaction that a snapshot does not know
     -- has a higher seq than any that was drawn when the snapshot was taken.
@@ -134,6 +139,11 @@ begin
     -- Where two make the same tube at once, the second finds it made.
     perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
     select t.* into known from tube.tube as t where t.name = make.tube;
+    if known.name is not null and not tube.are_pods(known.pods, tube) then
+        perform tube.tube_ensure_absent(tube);
+        raise notice 'the table of the pods of tube % was dropped: the tube is made anew, and no table is attached to it', tube;
+        known := null;
+    end if;
     if known.name is null then
         known := (make.tube, tube.make_pods(schema_name, make.tube), coalesce(make.partitions, 1), wanted, now());
         insert into tube.tube values (known.*);

@@ -10,11 +10,12 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select format(
-        'array(select %I::bigint from %I as %I%s limit 10000001)', id_column, rows,
-        (select c.relname from pg_class as c where c.oid = tbl), E' where (' || predicate || E'\n)')
+        'array(select %1$I::bigint from %2$I as %3$I where %3$I.%1$I is not null%4$s limit 10000001)', id_column, rows,
+        (select c.relname from pg_class as c where c.oid = tbl), E' and (' || predicate || E'\n)')
 $$;
 comment on function tube.ids_of(text, regclass, name, text) is
-    'The expression of the ids in a transition table: up to ten million, as an array may not pass a gigabyte.';
+    'The expression of the ids in a transition table, without those that are null: up to ten million, as an array may not pass a '
+    'gigabyte.';
 
 create function tube.pods_named(tube text) returns text
 language sql stable
@@ -35,11 +36,13 @@ as $$
     select format($body$
 declare
     open boolean := false;
+    attached boolean := false;
     pods text;
     name text := %3$L;
     noted boolean := false;
 begin
     begin
+        attached := tube.is_attached(%2$L, tg_relid);
         pods := tube.pods_named(%2$L);
         open := tube.may_put(pods, '{op, shard, ids, payload}') and has_sequence_privilege('tube.seq', 'usage');
         name := coalesce(tube.attached_name(tg_relid, %2$L), name);
@@ -51,9 +54,16 @@ begin
                     where p.txid = pg_current_xact_id() and p.ids = ''{}'' and p.payload ->> ''type'' = ''truncate''
                       and p.payload ->> ''tbl'' = $1)', pods) using name into noted;
         end if;
-    exception when others or assert_failure then
-        null;
+    exception
+        when undefined_function or invalid_schema_name then
+            null;
+        when others or assert_failure then
+            attached := true;
     end;
+    -- Left over from a tube, or a schema, that was dropped.
+    if attached is not true then
+        return null;
+    end if;
     if open is not true then
         raise warning 'the truncation of %% is not captured: tube %% cannot be written', tg_relid::regclass, %2$L;
         begin
@@ -81,22 +91,33 @@ as $$
         declare
             pgchange_pods pg_catalog.text;
             pgchange_open boolean := false;
+            pgchange_attached boolean := false;
             pgchange_column pg_catalog.text;
             pgchange_row pg_catalog.record;
             pgchange_id bigint;
+            pgchange_told boolean;
             pgchange_wanted boolean;
             pgchange_failed bigint := 0;
             pgchange_lost bigint := 0;
             pgchange_message pg_catalog.text;
         begin
             begin
+                pgchange_attached := tube.is_attached(%2$L, tg_relid);
                 pgchange_pods := tube.pods_named(%2$L);
                 pgchange_open := tube.may_put(pgchange_pods, '{op, shard, ids}')
                     and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
                 pgchange_column := tube.id_column(tg_relid, %2$L);
-            exception when others or assert_failure then
-                pgchange_message := sqlerrm;
+            exception
+                when undefined_function or invalid_schema_name then
+                    null;
+                when others or assert_failure then
+                    pgchange_attached := true;
+                    pgchange_message := sqlerrm;
             end;
+            -- Left over from a tube, or a schema, that was dropped.
+            if pgchange_attached is not true then
+                return null;
+            end if;
             if pgchange_open is not true then
                 raise warning 'a change of %% is not captured: tube %% cannot be written', tg_relid::pg_catalog.regclass, %2$L;
                 begin
@@ -112,16 +133,20 @@ as $$
             pgchange_touched := '{}';
             for pgchange_row in %3$s loop
                 pgchange_id := null;
+                pgchange_told := false;
                 pgchange_wanted := true;
                 begin
                     pgchange_id := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.->>) pgchange_column;
+                    pgchange_told := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.?) pgchange_column;
+                    -- A row without an id is nothing to touch.
+                    continue when pgchange_id is null and pgchange_told;
                     %4$s
                 exception when others or assert_failure then
                     pgchange_wanted := true;
                     pgchange_message := sqlerrm;
                     pgchange_failed := pg_catalog.int8inc(pgchange_failed);
                 end;
-                if pgchange_id is null then
+                if pgchange_told is not true then
                     pgchange_lost := pg_catalog.int8inc(pgchange_lost);
                 elsif pgchange_wanted then
                     pgchange_touched := pg_catalog.array_append(pgchange_touched, pgchange_id);
@@ -211,8 +236,10 @@ $body$,
                'or pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''op'', ''insert'') '
                'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''shard'', ''insert'') '
                'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''ids'', ''insert'')) '
+               -- Nor pods of a schema tube that was dropped and installed again: they number themselves no more.
+               'and ''tube.seq''::pg_catalog.regclass operator(pg_catalog.=) %3$s::pg_catalog.oid '
                'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')',
-               tube.full_name(pods), pods::oid),
+               tube.full_name(pods), pods::oid, 'tube.seq'::regclass::oid),
         case op when 'update' then format('%s, %s into pgchange_touched, pgchange_before', added, removed)
                 else format('%s into pgchange_touched', case op when 'delete' then removed else added end) end,
         tube.full_name(pods),

@@ -49,11 +49,6 @@ declare
         select a from pg_attribute as a
         where a.attrelid = tbl and a.attname = id_column and a.attnum > 0 and not a.attisdropped
     );
-    nullable regclass := (
-        select d.relid from tube.descendants(tbl) as d(relid)
-        join pg_attribute as a on a.attrelid = d.relid and a.attname = id_column and not a.attnotnull
-        order by d.relid limit 1
-    );
 begin
     if key is null then
         perform tube.refuse(
@@ -69,9 +64,6 @@ begin
         perform tube.refuse(
             format('column %I of %s is virtual', id_column, tbl), 'its values are in no row that a trigger sees: have them stored');
     end if;
-    if nullable is not null then
-        perform tube.refuse(format('column %I of %s may be null', id_column, nullable), 'add not null, or a primary key');
-    end if;
     return key.attnum;
 end
 $$;
@@ -84,7 +76,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
     select format('let their owners run: select tube.grant_use(%L); grant usage on schema %I to %I; '
                   'grant insert (op, shard, ids, payload, ts) on %s to %I',
-                  owner_name, tube.schema_of(pods), owner_name, pods, owner_name)
+                  owner_name, tube.schema_of(pods), owner_name, tube.full_name(pods), owner_name)
 $$;
 comment on function tube.rights_hint(name, regclass) is 'What to grant to the owner of a table so that it may be captured.';
 

@@ -256,8 +256,8 @@ as $$
 $$;
 comment on function tube.tube_table_ensure_attached(text, regclass, integer, name) is
     'Let a table touch a tube: each of its inserts, updates, deletes and truncates from now on, under a shard (given, or the '
-    'trailing digits of its schema''s name), by the ids in id_column (id), if the tube''s predicate holds. Again, it mends the '
-    'capture, takes the tube''s predicate of now, and changes what is given; another shard when no worker is at work.';
+    'trailing digits of its schema''s name or of its own), by the ids in id_column (id), if the tube''s predicate holds. Again, it '
+    'mends the capture, takes the tube''s predicate of now, and changes what is given; another shard when no worker is at work.';
 
 create function tube.detach(tube text, tbl regclass, beside regclass default null) returns void
 language plpgsql

@@ -72,7 +72,7 @@ begin
     if not has_table_privilege(known.pods, 'select') then
         raise insufficient_privilege using
             message = format('to give %s another shard you must be able to read the pods of its old one', tbl),
-            hint = format('let their owner run: grant select on %s to %I', known.pods, current_user);
+            hint = format('let their owner run: grant select on %s to %I', tube.full_name(known.pods), current_user);
     end if;
     insert into tube.moved (tube, from_shard, to_shard, upto)
     select known.name, o.shard, move.to_shard, upto

@@ -212,6 +212,43 @@ end
 $$;
 comment on function tube.check_bulk(integer, integer) is 'Refuse a touch of many ids that makes no sense.';
 
+create type tube.progress as (
+    approx_size bigint, began timestamptz, told_at timestamptz, ids bigint, insert_ms double precision
+);
+comment on type tube.progress is 'How far a touch of many ids has come, how much of its time went into pods, and when it last said so.';
+
+create function tube.begun(approx_size bigint) returns tube.progress
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select row(approx_size, clock_timestamp(), clock_timestamp(), 0, 0)::tube.progress
+$$;
+comment on function tube.begun(bigint) is 'A touch of about so many ids, at its beginning.';
+
+create function tube.told(so_far tube.progress, ids bigint, since timestamptz, finished boolean default false)
+returns tube.progress
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    now timestamptz := clock_timestamp();
+begin
+    so_far.ids := so_far.ids + ids;
+    so_far.insert_ms := so_far.insert_ms + extract(epoch from now - since) * 1000;
+    if finished or now >= so_far.told_at + interval '2 s' then
+        so_far.told_at := now;
+        raise notice 'tube_pods_insert: approx_size=% fetch_ms=% insert_ids=% insert_finished=% insert_percent=% insert_ms=% insert_rps=%',
+            so_far.approx_size, round(extract(epoch from now - so_far.began) * 1000 - so_far.insert_ms), so_far.ids, finished,
+            case when finished then 100 else least(100, so_far.ids * 100 / nullif(so_far.approx_size, 0)) end,
+            round(so_far.insert_ms), coalesce(round(so_far.ids * 1000 / nullif(so_far.insert_ms, 0)), 0);
+    end if;
+    return so_far;
+end
+$$;
+comment on function tube.told(tube.progress, bigint, timestamptz, boolean) is
+    'Count ids that were made pods since a moment, and say every 2 s and at the end how many there are, in the words that clients '
+    'wait for.';
+
 -- The query is the caller's and means what it means under the caller's search_path: so this function has none of its own,
 -- and every name in it has its schema.
 create function tube.tube_pods_insert(
@@ -226,6 +263,8 @@ declare
     chunk integer := tube.checked_chunk(insert_chunk_size);
     each_id bigint;
     ids bigint[] := '{}';
+    so_far tube.progress := tube.begun(approx_size);
+    since timestamptz;
 begin
     perform tube.check_bulk(shard, fetch_chunk_size);
     if pg_catalog.btrim(query, E' ;\r\n\t') operator(pg_catalog.<>) '' is not true then
@@ -237,15 +276,19 @@ begin
         if each_id is not null then
             ids := pg_catalog.array_append(ids, each_id);
             if pg_catalog.cardinality(ids) operator(pg_catalog.>=) fetch_chunk_size then
+                since := pg_catalog.clock_timestamp();
                 perform tube.put_pods(p, kind, shard, ids, chunk_size => chunk) from pg_catalog.unnest(pods) as p;
+                so_far := tube.told(so_far, pg_catalog.cardinality(ids), since);
                 ids := '{}';
             end if;
         end if;
     end loop;
+    since := pg_catalog.clock_timestamp();
     perform tube.put_pods(p, kind, shard, ids, chunk_size => chunk) from pg_catalog.unnest(pods) as p;
+    perform tube.told(so_far, pg_catalog.cardinality(ids), since, finished => true);
 end
 $$;
 comment on function tube.tube_pods_insert(text, text, integer, character, bigint, integer, integer) is
     'Touch the ids that a query gives, one row (id, its number from 1) each, in the order in which they come: in one tube or, '
     'with commas, in several. They are fetched fetch_chunk_size at a time and make pods of insert_chunk_size. The query runs '
-    'with the caller''s rights; approx_size is taken and not needed.';
+    'with the caller''s rights. Notices say how far it is, every 2 s and at the end; approx_size is what they give a percentage of.';

@@ -106,7 +106,7 @@ begin
                     order by l.txid, l.seq
                     limit %8$s
                 ) as l
-                where pg_visible_in_snapshot(late.txid, %5$L)
+                where %5$L::pg_snapshot is null or pg_visible_in_snapshot(late.txid, %5$L)
             ) as p
             order by p.seq
         )
@@ -114,7 +114,8 @@ begin
         (
             select l.ctid as place, l.seq, l.op, l.shard, l.ids, l.payload, l.ts from %1$s as l
             where (l.op = 'B') is %3$s and %7$s = %11$s and l.seq > %4$s and l.seq <= %6$s
-              and l.ids <> '{}' and %9$s and pg_visible_in_snapshot(l.txid, %5$L)
+              and l.ids <> '{}' and %9$s
+              and (%5$L::pg_snapshot is null or pg_visible_in_snapshot(l.txid, %5$L))
             order by l.op = 'B', %7$s, l.seq
         )
         limit %8$s
@@ -125,7 +126,8 @@ end
 $$;
 comment on function tube.unread_sql is
     'The query of the first most pods of one kind, incremental or backfill, that a position has not done, upto sees, whose seq '
-    'is at most high, in the order of seq; null for most or high sets no bound. Its cost depends on neither the backlog nor what '
+    'is at most high, in the order of seq; null for most or high sets no bound, and for upto lets pass what the query itself '
+    'sees, the transaction''s own too. Its cost depends on neither the backlog nor what '
     'was deleted nor other workers.';
 
 create function tube.first_unread(

@@ -163,7 +163,7 @@ begin
     if not has_table_privilege(known.pods, 'update') then
         raise exception using errcode = 'PC004',
             message = format('tube %I was restored from another cluster: its transaction ids mean something else here', tube),
-            hint = format('let the owner of %s run: select tube.rebase_after_restore(%L)', known.pods, tube);
+            hint = format('let the owner of %s run: select tube.rebase_after_restore(%L)', tube.full_name(known.pods), tube);
     end if;
     -- Where data were loaded over the triggers, these drew numbers that the dump's pods have too, and then the sequence was set
     -- to what it was in the dump.

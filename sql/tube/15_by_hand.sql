@@ -1,22 +1,16 @@
 -- Reading and deleting a worker's pods by hand, in SQL.
 
-create function tube.done(tube text, worker integer, kind text) returns bigint
-language sql stable
-set search_path = pg_catalog, tube, pg_temp
+create function tube.one_of_many() returns setof boolean
+language plpgsql stable rows 1000
+set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(case kind when 'backfill' then w.backfill_done else w.done end, 0) from tube.worker_now(tube, worker) as w
+begin
+    return next true;
+end
 $$;
-comment on function tube.done(text, integer, text) is 'Up to which seq a worker has come, with one kind of pods.';
-
-create function tube.late(tube text, worker integer, kind text) returns setof xid8
-language sql stable rows 3
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select pg_snapshot_xip(case kind when 'backfill' then w.backfill_snapshot else w.snapshot end)
-    from tube.worker_now(tube, worker) as w
-$$;
-comment on function tube.late(text, integer, text) is
-    'The transactions whose pods a worker may have passed before it could see them.';
+comment on function tube.one_of_many() is
+    'One row, of which PostgreSQL expects a thousand. What is read with it is read in the order of an index when a limit follows, '
+    'whatever pages cost and however wrong the statistics are: to sort it looks dear beside the first few of so many.';
 
 create function tube.by_hand_sql(known tube.tube, worker integer, kind text) returns text
 language sql immutable
@@ -27,33 +21,33 @@ as $$
         select p.*
         from (
             select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
-            from tube.late(%5$L, %4$s, %6$L) as late(txid)
+            from unnest(array(select pg_snapshot_xip(a.%5$s) from at as a)) as late(txid)
             cross join lateral (
                 select r.* from %1$s as r where r.txid = late.txid order by r.txid, r.seq offset 0
             ) as l
-            where (l.op is not distinct from 'B') = %2$s and %3$s = %4$s and l.ids <> '{}'
-              and l.seq <= (select tube.done(%5$L, %4$s, %6$L))
+            where (l.op is not distinct from 'B') = %2$s and %3$s = %4$s and l.ids <> '{}' and l.seq <= (select a.%6$s from at as a)
             union all
             select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
             from %1$s as l
             where l.ids = '{}' and (l.op is not distinct from 'B') = %2$s
-              and %3$s = %4$s and l.seq <= (select tube.done(%5$L, %4$s, %6$L))
+              and %3$s = %4$s and l.seq <= (select a.%6$s from at as a)
         ) as p
         order by p.seq
     )
     union all
     (
         select l.seq, l.op, l.shard, l.ids, l.payload, l.ts
-        from %1$s as l
-        where (l.op = 'B') is %2$s and %3$s = %4$s and l.seq > (select tube.done(%5$L, %4$s, %6$L))
+        from %1$s as l cross join tube.one_of_many()
+        where (l.op = 'B') is %2$s and %3$s = %4$s and l.seq > coalesce((select a.%6$s from at as a), 0)
         order by l.op = 'B', %3$s, l.seq
     )$query$,
         tube.full_name(known.pods), case kind when 'backfill' then 'true' else 'false' end,
-        tube.belongs('l.shard', known.partitions), worker, known.name, kind)
+        tube.belongs('l.shard', known.partitions), worker, case kind when 'backfill' then 'backfill_snapshot' else 'snapshot' end,
+        case kind when 'backfill' then 'backfill_done' else 'done' end)
 $$;
 comment on function tube.by_hand_sql(tube.tube, integer, text) is
-    'The query of a worker''s pods of one kind with its control pods, from where the worker stands when it is run. It is read in '
-    'the order in which it is written: the functions in it keep PostgreSQL from sharing it out among parallel workers.';
+    'The query of a worker''s pods of one kind with its control pods, from where the worker, which is at, stands when it is run. '
+    'It is read in the order in which it is written: a function keeps PostgreSQL from sharing it out among parallel workers.';
 
 create function tube.tube_pods_sql(
     tube text, partitions integer, "partition" integer, exclude_backfill boolean default false
@@ -71,7 +65,8 @@ begin
             tube.full_name(known.pods), tube.belongs('shard', partitions), "partition",
             case when exclude_backfill then ' and op <> ''B''' end);
     end if;
-    return 'select seq, op, shard, ids, payload, ts from (' || tube.by_hand_sql(known, "partition", 'incremental')
+    return format('with at as materialized (select w.* from tube.worker_now(%L, %s) as w) ', known.name, "partition")
+        || 'select seq, op, shard, ids, payload, ts from (' || tube.by_hand_sql(known, "partition", 'incremental')
         || case when exclude_backfill then '' else ' union all ' || tube.by_hand_sql(known, "partition", 'backfill') end
         || ') as pods';
 end

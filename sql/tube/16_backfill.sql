@@ -218,13 +218,41 @@ comment on function tube.writers(regclass[]) is
     'Who is writing tables or the pods of their tubes, as virtual transactions and transaction ids: a prepared transaction has '
     'only the latter. pg_stat_activity would not show these, nor to an ordinary role when anybody''s transaction began.';
 
+create function tube.awaited(transactions text[], out names text, out xid xid, out duration interval)
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select string_agg(distinct h.name, ', '), (array_agg(h.xid order by h.duration desc nulls last, age(h.xid) desc))[1],
+           -- In hours, however many they are: with days there would be a space in it.
+           make_interval(secs => max(extract(epoch from h.duration))::double precision)
+    from (
+        select coalesce(
+                   'process ' || l.pid, 'prepared transaction ' || quote_literal(p.gid), 'a prepared transaction') as name,
+               x.transactionid as xid, clock_timestamp() - coalesce(a.xact_start, p.prepared) as duration
+        from pg_locks as l
+        left join pg_locks as x on x.virtualtransaction = l.virtualtransaction and x.pid is not distinct from l.pid
+            and x.locktype = 'transactionid' and x.mode = 'ExclusiveLock'
+            and (l.locktype = 'virtualxid' or x.transactionid = l.transactionid)
+        left join pg_stat_activity as a on a.pid = l.pid
+        left join pg_prepared_xacts as p on p.transaction = l.transactionid and l.pid is null
+        where (l.locktype = 'virtualxid' and l.mode = 'ExclusiveLock' and l.virtualxid = any (transactions))
+           or (l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and 'xid ' || l.transactionid = any (transactions))
+    ) as h
+$$;
+comment on function tube.awaited(text[]) is
+    'Those of some transactions that have not ended, the id of the oldest and since when it is there, as far as the caller may '
+    'know that; null where all have ended.';
+
 create function tube.wait_for_writers(tables regclass[], timeout interval) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
+set intervalstyle = 'postgres'
 as $$
 declare
     waited text[] := array(select w.transaction from tube.writers(tables) as w);
-    deadline timestamptz := clock_timestamp() + timeout;
+    began timestamptz := clock_timestamp();
+    told_at timestamptz;
+    oldest record;
     holders text;
 begin
     if timeout is null then
@@ -232,17 +260,15 @@ begin
     end if;
     loop
         begin
-            select string_agg(distinct coalesce(
-                       'process ' || l.pid,
-                       (select format('prepared transaction %L', p.gid)
-                        from pg_prepared_xacts as p where p.transaction = l.transactionid),
-                       'a prepared transaction'), ', ')
-            into holders
-            from pg_locks as l
-            where (l.locktype = 'virtualxid' and l.mode = 'ExclusiveLock' and l.virtualxid = any (waited))
-               or (l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and 'xid ' || l.transactionid = any (waited));
+            oldest := tube.awaited(waited);
+            holders := oldest.names;
             exit when holders is null;
-            if clock_timestamp() >= deadline then
+            if (clock_timestamp() < told_at + interval '2 s') is not true then
+                told_at := clock_timestamp();
+                raise notice 'tube_backfill: await_ms=% active_tx_xid=% active_tx_duration=% waiting for %',
+                    round(extract(epoch from told_at - began) * 1000), oldest.xid, oldest.duration, holders;
+            end if;
+            if clock_timestamp() >= began + timeout then
                 raise lock_not_available using
                     message = format('tables of the backfill are still being written, after %s, by %s', timeout, holders),
                     hint = 'try again when they have ended, or with a longer timeout; nothing was changed';
@@ -261,7 +287,7 @@ begin
 end
 $$;
 comment on function tube.wait_for_writers(regclass[], interval) is
-    'Wait for those who are writing tables now; an error names them when they do not end in time.';
+    'Wait for those who are writing tables now, and say every 2 s for whom; an error names them when they do not end in time.';
 
 create function tube.tube_backfill_step2(timeout interval default '60 seconds') returns void
 language sql
@@ -296,6 +322,8 @@ declare
     pod_size integer := tube.checked_chunk(insert_chunk_size);
     chunk integer;
     at tube.keyset;
+    so_far tube.progress;
+    since timestamptz;
     why text;
     advice text;
 begin
@@ -311,7 +339,7 @@ begin
         perform tube.check_replayed(tube, tbl, attached.shard);
     exception when sqlstate 'PC008' then
         get stacked diagnostics why = message_text, advice = pg_exception_hint;
-        raise notice using message = 'skipped: ' || why, hint = advice;
+        raise notice using message = 'tube_backfill: skipped: ' || why, hint = advice;
         return;
     end;
     if (tube.unfinished_backfill(known.name, tbl)).id is not null then
@@ -324,8 +352,12 @@ begin
     chunk := case when tube.has_order_index(tbl, column_name, attached.id_column) then fetch_chunk_size
                   else greatest(fetch_chunk_size, 1000000) end;
     perform tube.put_control(known, attached, 'T', 'backfill_start', jsonb_build_object('start_seq', step1));
+    so_far := tube.begun(tube.estimated_rows(tbl));
+    raise notice 'tube_backfill: approx_size=%', so_far.approx_size;
     loop
+        since := clock_timestamp();
         at := tube.backfill_slice(known, attached, column_name, at, chunk, pod_size);
+        so_far := tube.told(so_far, at.touched, since, at.finished);
         exit when at.finished;
     end loop;
     if tube.require_attachment(tube, tbl, shard) is distinct from attached then

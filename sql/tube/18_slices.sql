@@ -7,7 +7,7 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select format(
-        'select %1$s as o, %2$s::bigint as id, %3$s as wanted from %4$s as %5$I where %6$s '
+        'select %1$s as o, %2$s::bigint as id, %3$s as wanted from %4$s as %5$I where %6$s and %2$s is not null '
         'order by %7$s fetch first %8$s rows with ties',
         c.place, c.id, wanted, attached.tbl, row_name,
         case when at.in_nulls then

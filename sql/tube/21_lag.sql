@@ -136,7 +136,7 @@ declare
     counted bigint;
 begin
     execute 'select count(*), min(seq), max(seq), min(ts), max(ts) from (select seq, ts from (' || tube.unread_sql(
-        known, worker, kind, at, pg_current_snapshot(), most => 1001) || ') as u) as t'
+        known, worker, kind, at, upto => null, most => 1001) || ') as u) as t'
     into counted, min_seq, max_seq, min_ts, max_ts;
     pods := case when counted > 1000 then '1000+' else counted::text end;
     if counted > 1000 then
@@ -151,6 +151,21 @@ begin
 end
 $$;
 comment on function tube.stats_of(tube.tube, integer, text) is 'How many pods of one kind a worker has, and from when to when.';
+
+create function tube.controls_by_type(known tube.tube, worker integer) returns text
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select string_agg(format('%s:%s', t.type, t.counted) || case when t.whole >= 1000 then '+' else '' end, ' ' order by t.type)
+    from (
+        select coalesce(d.payload ->> 'type', 'control') as type, count(*) as counted, sum(count(*)) over () as whole
+        from tube.due(known, worker, tube.position_or_start(tube.position(known.name, worker))) as d
+        group by 1
+    ) as t
+$$;
+comment on function tube.controls_by_type(tube.tube, integer) is
+    'How many control pods of each type a worker has, as in backfill_end:1 backfill_start:1; among its first 1000, beyond which '
+    'each number has a plus. Null where it has none.';
 
 create function tube.tube_stats()
 returns table (
@@ -172,8 +187,7 @@ begin
                    (select count(distinct a.shard)::integer from tube.attachment as a
                     where a.tube = known.name and tube.worker_of(a.shard, known.partitions) = k.worker),
                    i.*, b.*,
-                   (select case when count(*) >= 1000 then '1000+' else count(*)::text end
-                    from tube.due(known, k.worker, tube.position_or_start(tube.position(known.name, k.worker))))
+                   tube.controls_by_type(known, k.worker)
             from generate_series(0, known.partitions - 1) as k(worker)
             cross join lateral tube.stats_of(known, k.worker, 'incremental') as i
             cross join lateral tube.stats_of(known, k.worker, 'backfill') as b;
@@ -182,7 +196,8 @@ end
 $$;
 comment on function tube.tube_stats() is
     'Every tube, a row for each of its workers, with the pods that wait: counted up to 1000 and then said as 1000+, so that '
-    'it costs the same at ten pods and ten million. shards are those of attached tables; the control pods are of both kinds.';
+    'it costs the same at ten pods and ten million. shards are those of attached tables; the control pods, of both '
+    'kinds, are counted by their type. What the transaction itself has touched counts too.';
 
 create function tube.point(tube text) returns jsonb
 language plpgsql volatile

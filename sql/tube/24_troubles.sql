@@ -29,7 +29,7 @@ as $$
     from tube.attachment as a where tube.is_gone(a)
     union all
     select format('tube %1$s: the table of its pods is gone, and what its tables change is lost; '
-                  'select tube.tube_ensure_absent(%1$L), then make it again and backfill', t.name)
+                  'select tube.tube_ensure_absent(%1$L), or make it again with tube.tube_ensure_exists, attach and backfill', t.name)
     from tube.tube as t where not tube.are_pods(t.pods, t.name)
     union all
     select format('tube %1$s: %2$s control pods were given up, such as: %3$s; when mended: select tube.clear_faults(%1$L)',

@@ -117,5 +117,5 @@ create policy touched on tube.backfill using (
 
 revoke all on all routines in schema tube from public;
 revoke all on all tables in schema tube from public;
-revoke all on type tube.keyset from public;
+revoke all on type tube.keyset, tube.progress from public;
 revoke all on schema tube from public;

@@ -24,6 +24,7 @@ BENCHMARKS = (
     "wake",
     "spark",
     "tubes",
+    "tube_reads",
     "events",
     "event_upkeep",
     "queues",

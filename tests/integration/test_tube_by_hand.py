@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 
 import psycopg
 import pytest
 
-from tests.tubes import make, one, pods, touch
+from tests.tubes import make, one, pods, take, touch
 
 
 @pytest.fixture
@@ -155,3 +156,46 @@ def test_by_hand_who_may_not_mend_a_restored_tube_is_refused(own_database, conne
         connection.execute("select tube.tube_pods_delete('q', 1, 0, array(select min(seq) from q))")
     assert told.value.sqlstate == "PC004"
     assert one(connection, "select count(*) from q") == 6
+
+
+@pytest.mark.parametrize("page_cost", [1, 4, 100])
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("workers", [1, 4, 64])
+def test_what_a_worker_reads_by_hand_is_never_sorted(connect, workers, analyzed, page_cost):
+    connection = connect()
+    make(connection, workers=workers)
+    connection.execute(
+        "insert into q (op, shard, ids) select case when g % 10 = 0 then 'B' else 'T' end, g, array[g] "
+        "from generate_series(1, 20000) as g"
+    )
+    if analyzed:
+        connection.execute("analyze q")
+    query = one(connection, "select tube.tube_pods_sql('q', %s, %s)", workers, workers - 1)
+    connection.execute(f"set random_page_cost = {page_cost}")
+    rows = connection.execute(f"explain (analyze, timing off) {query} limit 100").fetchall()
+    sorted_rows = [
+        int(actual["rows"].partition(".")[0])
+        for (line,) in rows
+        if re.search(r"-> +(Incremental )?Sort ", line)
+        and (actual := re.search(r"actual rows=(?P<rows>[\d.]+)", line))
+    ]
+    assert set(sorted_rows) <= {0}
+    assert any("_workers_idx" in line for (line,) in rows)
+    assert len(connection.execute(f"{query} limit 100").fetchall()) == 100
+
+
+def test_a_query_of_ones_own_goes_along_an_index_of_ones_own(connect):
+    connection = connect()
+    make(connection, workers=4)
+    connection.execute("create index on q ((shard % 4), (op = 'B'), seq)")
+    connection.execute(
+        "insert into q (op, shard, ids) select case when g % 10 = 0 then 'B' else 'T' end, g, array[g] "
+        "from generate_series(1, 100000) as g"
+    )
+    connection.execute("analyze q")
+    for page_cost in (1, 4):
+        connection.execute(f"set random_page_cost = {page_cost}")
+        query = "select * from q where shard % 4 = 2 order by op = 'B', seq limit 100"
+        plan = "\n".join(line for (line,) in connection.execute(f"explain {query}"))
+        assert "Sort" not in plan
+    assert take(connection, 2, 4, limit=3) == [2, 6, 14]

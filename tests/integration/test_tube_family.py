@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.tubes import attach, detach, make, one, pods
+from tests.tubes import attach, detach, make, one, pods, touched
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_an_attached_table_that_gets_a_parent_is_reported(connect, kind):
         assert connection.execute("select tube.troubles()").fetchall() == []
 
 
-def test_a_child_whose_ids_may_be_null_is_refused_by_name(connect):
+def test_a_child_whose_ids_may_be_null_is_captured_but_for_those_rows(connect):
     connection = connect()
     connection.execute("create table parent (id bigint); create table child () inherits (parent)")
     only = one(connection, "select current_setting('server_version_num')::int < 180000")
@@ -138,10 +138,10 @@ def test_a_child_whose_ids_may_be_null_is_refused_by_name(connect):
         else "alter table parent add constraint filled not null id no inherit"
     )
     make(connection)
-    with pytest.raises(psycopg.Error, match="column id of public.child may be null"):
-        attach(connection, "parent")
-    connection.execute("alter table child alter id set not null")
     attach(connection, "parent")
+    connection.execute("insert into parent values (1); insert into child values (2), (null)")
+    connection.execute("update parent set id = 3")
+    assert touched(connection) == [1, 1, 2, 2, 3]
 
 
 def test_an_attached_table_that_becomes_a_partition_keeps_its_capture_and_is_named(tree):

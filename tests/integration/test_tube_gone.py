@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange import tubes
+from airflow_pgchange import schema, tubes
 from airflow_pgchange.feeds.errors import PermissionDenied, Refused, SchemaMissing, from_postgres
 from tests.tubes import attach, make, one, touch, touched
 
@@ -35,7 +35,7 @@ def test_a_dropped_table_can_be_detached_and_leaves_no_function(connection):
     assert one(connection, "select count(*) from pg_proc where proname like 'pgchange_t%%'") == 4
 
 
-def test_a_keeper_whose_pods_were_dropped_is_told_and_makes_the_tube_anew(connection, role, connect_to):
+def test_a_keeper_whose_pods_were_dropped_makes_the_tube_anew_and_is_told(connection, role, connect_to):
     who = role("keeper")
     connection.execute("select tube.grant_keeper(%s::regrole)", [who.name])
     connection.execute(f"create schema own authorization {who.name}")
@@ -45,11 +45,15 @@ def test_a_keeper_whose_pods_were_dropped_is_told_and_makes_the_tube_anew(connec
     make(keeper, "mine")
     attach(keeper, "own.thing", "mine")
     keeper.execute("drop table own.mine")
-    with pytest.raises(psycopg.Error, match="pods of tube mine is gone") as told:
-        make(keeper, "mine")
-    assert "tube_ensure_absent('mine')" in told.value.diag.message_hint
-    keeper.execute("select tube.tube_ensure_absent('mine')")
+    with pytest.raises(psycopg.Error, match="pods of tube mine is gone") as refused:
+        attach(keeper, "own.thing", "mine")
+    assert "tube_ensure_exists('mine')" in refused.value.diag.message_hint
+    told = []
+    keeper.add_notice_handler(lambda d: told.append(d.message_primary))
     make(keeper, "mine")
+    assert told == [
+        "the table of the pods of tube mine was dropped: the tube is made anew, and no table is attached to it"
+    ]
     attach(keeper, "own.thing", "mine")
     keeper.execute("insert into own.thing values (1)")
     assert touched(keeper, "mine") == [1]
@@ -144,3 +148,66 @@ def test_ids_of_two_dimensions_are_refused(connection):
             connection.execute(call)
         assert isinstance(from_postgres(told.value), Refused)
     assert touched(connection) == []
+
+
+def test_a_tube_that_went_with_its_schema_leaves_its_name_free(connect):
+    connection = connect()
+    connection.execute(
+        "create schema x; create table item (id bigint primary key); set search_path = x, public"
+    )
+    make(connection)
+    attach(connection)
+    connection.execute("drop schema x cascade; reset search_path")
+    make(connection)
+    connection.execute("insert into item values (1)")
+    assert touched(connection) == []
+    attach(connection)
+    connection.execute("insert into item values (2)")
+    assert touched(connection) == [2]
+
+
+def test_a_table_that_went_with_its_schema_can_be_made_and_attached_again(connect):
+    connection = connect()
+    make(connection)
+    for number in (1, 2):
+        connection.execute("create schema x; create table x.item (id bigint primary key)")
+        attach(connection, "x.item")
+        connection.execute("insert into x.item values (%s)", [number])
+        connection.execute("select x.item_touch('{7}')")
+        connection.execute("drop schema x cascade")
+    assert touched(connection) == [1, 2, 7, 7]
+    assert one(connection, "select count(*) from pg_proc where proname like 'pgchange_touch%%'") == 0
+
+
+CHANGES = (
+    "insert into item values (1, 'a'), (2, 'a'); update item set id = 3 where id = 2; "
+    "delete from item where id = 1; truncate item"
+)
+
+
+@pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
+def test_a_schema_that_was_dropped_by_hand_stops_no_writer_and_can_be_installed_again(
+    db, connect_to, predicate
+):
+    connection = connect_to(db)
+    told = []
+    connection.add_notice_handler(lambda d: told.append((d.severity, d.message_primary)))
+    connection.execute("create table item (id bigint primary key, kind text)")
+    make(connection, predicate=predicate)
+    attach(connection)
+    connection.execute("set client_min_messages = warning; drop schema tube cascade")
+    connection.execute(CHANGES)
+    assert schema.uninstall(connection, ["tube"]) == []
+    schema.install(connection, ["tube"])
+    connection.execute(CHANGES)
+    assert told == []
+    connection.execute("create schema s; set search_path = s, public")
+    make(connection)
+    connection.execute(CHANGES)
+    assert (told, one(connection, "select count(*) from tube.fault")) == ([], 0)
+    attach(connection, "public.item")
+    connection.execute("insert into item values (1, 'a')")
+    assert (told, touched(connection)) == ([], [1])
+    assert schema.uninstall(connection, ["tube"]) == ["tube"]
+    connection.execute(CHANGES.replace("(1, 'a'), ", ""))
+    assert told == []

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.tubes import attach, faults, make, one, touched
+from tests.tubes import attach, begin, faults, make, one, pods, run, steps, touched
 
 PREDICATES = pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
 SWAP = (
@@ -70,3 +70,63 @@ def test_a_restored_dump_touches_by_the_same_column(db, bare_db, connect_to, clu
     restored.execute("select tube.refresh()")
     restored.execute("insert into item values (4, 400)")
     assert touched(restored) == [3, 4]
+
+
+LOOSE = "create table item (id bigint, day date, kind text not null default 'a')"
+
+
+@PREDICATES
+def test_rows_without_an_id_are_passed_over_by_the_capture(connect, predicate):
+    connection = connect()
+    connection.execute(LOOSE)
+    make(connection, predicate=predicate)
+    attach(connection)
+    connection.execute("insert into item (id) values (null)")
+    connection.execute("insert into item (id) values (1), (null), (2)")
+    connection.execute("update item set id = 3 where id is null")
+    connection.execute("update item set id = null where id = 2")
+    connection.execute("delete from item")
+    assert [ids for _, _, ids in pods(connection)] == [[1, 2], [3], [2], [1, 3, 3]]
+    assert faults(connection) == []
+
+
+def test_rows_without_an_id_are_no_fault_where_each_row_is_taken_by_itself(connect):
+    connection = connect()
+    connection.execute(LOOSE)
+    make(connection, predicate="1 / length(kind) > 0")
+    attach(connection)
+    connection.execute("insert into item (id, kind) values (1, 'a'), (2, ''), (null, 'a')")
+    assert touched(connection) == [1, 2]
+    assert [count for count, _ in faults(connection)] == [1]
+
+
+@PREDICATES
+@pytest.mark.parametrize("order_col", ["id", "day", "kind"])
+@pytest.mark.parametrize("chunk_size", [1, 2, 100])
+def test_rows_without_an_id_are_passed_over_by_a_backfill(connect, predicate, order_col, chunk_size):
+    connection = connect()
+    connection.execute(LOOSE)
+    connection.execute(
+        "insert into item select case when g % 3 > 0 then g end, case when g % 2 > 0 then date '2024-01-01' + g / 4 end "
+        "from generate_series(1, 12) as g"
+    )
+    make(connection, predicate=predicate)
+    attach(connection)
+    steps(connection, order_col=order_col, fetch=chunk_size)
+    assert touched(connection) == [1, 2, 4, 5, 7, 8, 10, 11]
+    connection.execute("delete from q")
+    run(connection, begin(connection, order_col=order_col, chunk_size=chunk_size))
+    assert touched(connection) == [1, 2, 4, 5, 7, 8, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("table", "shard"),
+    [("sh0012.item", 12), ("sh0012.item7", 12), ("plain.item7", 7), ("big99999999999.item_3", 3)],
+)
+def test_a_shard_that_is_not_given_is_that_of_the_schemas_name_or_else_of_the_tables(connect, table, shard):
+    connection = connect()
+    connection.execute(f"create schema {table.partition('.')[0]}")
+    connection.execute(f"create table {table} (id bigint primary key)")
+    make(connection)
+    attach(connection, table, shard=None)
+    assert one(connection, "select shard from tube.tube_list()") == shard

@@ -94,9 +94,31 @@ def test_stats_tell_each_workers_pods_from_when_to_when(connect):
         "backfill_count, backfill_min_seq, backfill_max_seq, control_count from tube.tube_stats()"
     ).fetchall()
     assert rows == [
-        (0, "id > 0", 0, "0", None, None, None, "0", None, None, "1"),
-        (1, "id > 0", 1, "2", 1, 2, True, "1", 3, 3, "0"),
+        (0, "id > 0", 0, "0", None, None, None, "0", None, None, "mine:1"),
+        (1, "id > 0", 1, "2", 1, 2, True, "1", 3, 3, None),
     ]
+
+
+def test_stats_count_what_the_transaction_itself_has_touched(q):
+    q.execute("begin")
+    touch(q, 1)
+    touch(q, 2, op="B")
+    assert q.execute(
+        "select inc_count, inc_min_seq, inc_max_seq, backfill_count, backfill_max_seq from tube.tube_stats()"
+    ).fetchone() == ("1", 1, 1, "1", 2)
+    q.execute("rollback")
+    assert q.execute("select inc_count, backfill_count from tube.tube_stats()").fetchone() == ("0", "0")
+
+
+def test_stats_list_control_pods_by_their_type(q):
+    for kind in ("backfill_start", "backfill_end", "backfill_end", "its own", None):
+        q.execute(
+            "select tube.touch('q', 0, '{}', 'T', jsonb_strip_nulls(jsonb_build_object('type', %s::text, 'n', 1)))",
+            [kind],
+        )
+    assert one(q, "select control_count from tube.tube_stats()") == (
+        "backfill_end:2 backfill_start:1 control:1 its own:1"
+    )
 
 
 def test_stats_count_no_further_than_a_thousand(q):

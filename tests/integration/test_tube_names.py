@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.tubes import attach, controls, detach, faults, make, one, pods, touched
+from tests.tubes import attach, controls, detach, drain, faults, make, one, pods, touched
 
 LONG = "t" * 57
 OURS = "select count(*) from pg_proc where pronamespace = 'public'::regnamespace and proname "
@@ -117,13 +117,47 @@ def test_a_name_that_is_taken_is_told_and_nothing_is_half_done(connection, taken
     assert one(connection, "select count(*) from pg_trigger where tgname like 'item_q%%'") <= 1
 
 
-@pytest.mark.parametrize("searched", ["tube, public", "pg_temp", ""])
+@pytest.mark.parametrize("searched", ["pg_temp", ""])
 def test_a_tube_is_not_made_where_writers_would_not_find_it(connection, searched):
     connection.execute("select set_config('search_path', %s, false)", [searched])
     with pytest.raises(psycopg.Error, match="a tube cannot be made in") as told:
         make(connection, "r")
     assert told.value.sqlstate == "PC008"
     assert "set search_path" in told.value.diag.message_hint
+
+
+@PREDICATES
+def test_a_tube_in_schema_tube_is_written_whatever_a_writer_searches(connect, role, predicate):
+    connection = connect()
+    connection.execute("set search_path = tube")
+    make(connection, "r", predicate=predicate)
+    connection.execute("create table public.item (id bigint primary key, kind text)")
+    attach(connection, "public.item", "r")
+    connection.execute("select r_touch(0, '{7}', 'T')")
+    connection.execute("select tube_pods_insert('r', 'select 8, 1', 0)")
+    writer = role("writer")
+    connection.execute(f"grant insert, update, delete, select, truncate on public.item to {writer.name}")
+    connection.execute(f"grant create on schema public to {writer.name}")
+    with psycopg.connect(writer.conninfo, autocommit=True) as session:
+        session.execute("create table public.r (like public.item)")
+        session.execute("set search_path = public")
+        session.execute("insert into item values (1), (2); update item set id = 3 where id = 2")
+        session.execute("delete from item where id = 1; truncate item")
+    connection.execute("set search_path = public")
+    assert touched(connection, "tube.r") == [1, 1, 2, 2, 3, 7, 8]
+    assert len(controls(connection, "tube.r")) == 1
+    assert drain(connection, tube="r") == [7, 1, 2, 3, 8]
+    connection.execute("select tube.tube_ensure_absent('r')")
+    assert one(connection, "select to_regclass('tube.r')") is None
+    assert one(connection, "select count(*) from pg_proc where proname = 'r_touch'") == 0
+
+
+@pytest.mark.parametrize("name", ["worker", "tube", "named", "keyset", "lag"])
+def test_a_tube_does_not_take_a_name_that_schema_tube_has_for_something_else(connection, name):
+    connection.execute("set search_path = tube")
+    with pytest.raises(psycopg.Error, match=f"there is a .*tube.{name}") as told:
+        make(connection, name)
+    assert told.value.sqlstate == "PC008"
 
 
 @PREDICATES
