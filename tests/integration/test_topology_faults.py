@@ -125,7 +125,8 @@ def test_who_takes_changes_slowly_holds_up_nobody_and_hears_them_all(db, catalog
         assert quick.topology.owner("default", 12_000) == "l2" + LONG
         told = b""
         while told.count(b'"bucket"') < 6000:
-            assert (piece := slow.recv(65536))
+            piece = slow.recv(65536)
+            assert piece
             told += piece
         starts = [int(start) for start in re.findall(rb'"start": ?(\d+)', told)]
         assert starts == list(range(2, 12_001, 2))

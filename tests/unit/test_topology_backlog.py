@@ -135,7 +135,9 @@ async def test_who_takes_nothing_costs_no_reading_of_the_log(relay, log):
     assert not slow.closed
 
 
-async def test_whose_part_of_the_log_was_trimmed_before_it_could_take_it_is_sent_to_a_new_snapshot(relay, log):
+async def test_whose_part_of_the_log_was_trimmed_before_it_could_take_it_is_sent_to_a_new_snapshot(
+    relay, log
+):
     slow, quick = await client(relay, 1), await client(relay, 2)
     slow.full = True
     log.last = 300
