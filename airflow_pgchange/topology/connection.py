@@ -36,12 +36,13 @@ KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USE
 @dataclass(frozen=True)
 class Limits:
     """What clients may cost: how many there are, seconds until one has proved who it is and has its snapshot coming,
-    bytes of changes that may wait for one, seconds in which one that has something to take must take some of it, seconds
-    from its snapshot until one that lacked buckets gets another, where only some have arrived."""
+    bytes of changes that wait for one when it is offered no more until it took some, seconds in which one that has
+    something to take must take some of it, seconds from its snapshot until one that lacked buckets gets another, where
+    only some have arrived."""
 
     clients: int = 5000
     startup_seconds: float = 10.0
-    backlog_bytes: int = 16 * 1024 * 1024
+    backlog_bytes: int = 1024 * 1024
     stalled_seconds: float = 30.0
     refresh_seconds: float = 15.0
 
@@ -115,6 +116,11 @@ class Connection(asyncio.BufferedProtocol):
         age = asyncio.get_running_loop().time() - self._welcomed_at
         return age >= self._limits.refresh_seconds
 
+    @property
+    def takes(self) -> bool:
+        """Whether the client is to be offered changes: it stays, and what waits for it is not too much."""
+        return not self._leaving and self._behind < self._limits.backlog_bytes
+
     def pause_writing(self) -> None:
         self._paused = True
         if self._leaving:
@@ -160,10 +166,6 @@ class Connection(asyncio.BufferedProtocol):
             self._pieces.append((piece, len(piece)))
             self._behind += len(piece)
         self._flush()
-        if self._behind > self._limits.backlog_bytes:
-            self.refuse(
-                ClientRefused("53400", f"too slow: {self._behind} bytes of changes wait", "connect again")
-            )
 
     def refuse(self, refusal: ClientRefused, level: int = logging.WARNING) -> None:
         """Tell the client why, log it once, and end."""

@@ -152,20 +152,34 @@ class Relay:
         self._called.clear()
         if self._waiting:
             await self._welcome()
-        try:
-            events = await self._catalogue.events(self._at)
-        except HistoryTrimmed:
-            self._at = await self._catalogue.now()
-            behind = [connection for connection in self._told if connection.progress < self._at]
-            self._let_go(behind, "57P01", TRIMMED)
-            return
-        self._publish(events)
+        at = self._at
+        more = await self._tell(at)
+        # Who could not take some of it before is told from where it is: once a round, for all who are as far or further,
+        # so that they delay the others by no more than that.
+        behind = [connection.progress for connection in self._told if connection.takes]
+        if behind and min(behind) < at:
+            more = await self._tell(min(behind)) or more
         if asyncio.get_running_loop().time() >= self._next_look:
             await self._refresh()
             self._next_look = asyncio.get_running_loop().time() + LOOK
-        if len(events) < MOST_EVENTS:
+        if not more:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._called.wait(), PAUSE)
+
+    async def _tell(self, after: Raft) -> bool:
+        """Tell what happened behind ``after``, as much as is read at once, whoever has heard of all before it and takes
+        more; whether there may be more."""
+        try:
+            events = await self._catalogue.events(after)
+        except HistoryTrimmed:
+            # Who is further behind takes nothing now: its turn comes.
+            self._at = max(self._at, await self._catalogue.now())
+            self._let_go([one for one in self._told if one.progress <= after], "57P01", TRIMMED)
+            return True
+        if events:
+            self._publish(after, events)
+            self._at = max(self._at, events[-1].raft)
+        return len(events) == MOST_EVENTS
 
     async def _welcome(self) -> None:
         """One snapshot for all who came before it was asked for."""
@@ -195,19 +209,18 @@ class Relay:
                 due = [connection for connection in connections if look.settled or connection.is_due]
                 self._let_go(due, "57P01", ARRIVED)
 
-    def _publish(self, events: Sequence[Logged]) -> None:
-        if not events:
-            return
+    def _publish(self, after: Raft, events: Sequence[Logged]) -> None:
         rafts = [event.raft for event in events]
         notices = [replies.notice(event.event) for event in events]
         cuts: dict[int, list[bytes]] = {}
         for connection in self._told:
+            if connection.progress < after or not connection.takes:
+                continue
             first = bisect_right(rafts, connection.progress)
             if first not in cuts:
                 cuts[first] = cut(notices[first:])
             connection.offer(cuts[first])
             connection.progress = max(connection.progress, rafts[-1])
-        self._at = rafts[-1]
 
     def _let_go(self, connections: Iterable[Connection], sqlstate: str, reason: str) -> None:
         for connection in list(connections):

@@ -178,7 +178,7 @@ begin
     end if;
     begin
         return pgmb.publish_later_range(lowest, before, most);
-    exception when lock_not_available then
+    exception when lock_not_available or deadlock_detected then
         -- A transaction that does not end has published one of them a second time: the others must not wait for it.
     end;
     -- In a different order each time, as those that are busy can stay so.
@@ -187,7 +187,7 @@ begin
     loop
         begin
             n := n + pgmb.publish_later_range(one, one || '0', 1);
-        exception when lock_not_available then
+        exception when lock_not_available or deadlock_detected then
             busy := busy + 1;
         end;
         exit when busy = 5;

@@ -137,9 +137,7 @@ declare
     span tstzrange;
     part regclass;
 begin
-    if stop_publishers then
-        perform set_config('lock_timeout', '60s', true);
-    end if;
+    perform set_config('lock_timeout', case when stop_publishers then '60s' else pgchange.patience('50 ms') end, true);
     -- A transaction that reads first and then publishes would wait for us, and we for it: where we wait long, readers are kept
     -- out too.
     execute format(

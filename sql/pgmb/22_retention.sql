@@ -12,6 +12,7 @@ as $$
 declare
     part regclass := pgmb.default_partition(tbl);
 begin
+    perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
     if pg_table_size(part) > 1024 * 1024 and not pgmb.default_holds(tbl, '', edge) then
         -- Where events for later are published all the time, some have come again: as few as possible are moved under the lock.
         perform pgmb.set_most_aside(tbl, edge, 'pmg');
@@ -21,7 +22,7 @@ begin
             execute format('truncate %s', part);
         end if;
     end if;
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
     null;
 end
 $$;
@@ -41,13 +42,14 @@ declare
     gone bigint := 0;
     holders text[] := '{}';
 begin
+    perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
     for span in select * from pgmb.default_spans(tbl, cut) loop
         begin
             -- One statement sees the rows, and whether they are needed, at one moment.
             execute format('delete from %s where id >= $2 and id < $3 and (select pgmb.holder_of($1, $2, $3)) is null', part)
             using tbl, span.lower_bound, span.upper_bound;
             get diagnostics deleted = row_count;
-        exception when lock_not_available then
+        exception when lock_not_available or deadlock_detected then
             -- Another transaction has taken some of them away and not committed that.
             return next format('postponed the old rows of %s: some are in use', part);
             exit;
@@ -89,6 +91,7 @@ declare
     waits boolean;
     at pgmb.dispatcher;
 begin
+    perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
     perform pgmb.check_isolation();
     if pgmb.restored() then
         return next 'kept all of pgmb.published: it was restored here, and select pgmb.poll_for_events() must come first';
@@ -110,7 +113,7 @@ begin
                 execute format('truncate pgmb.%I', part);
                 return next format('emptied %s', part);
             end if;
-        exception when lock_not_available then
+        exception when lock_not_available or deadlock_detected then
             return next format('postponed %s: it is in use', part);
         end;
     end loop;
@@ -159,6 +162,7 @@ declare
     tried integer := 0;
     free regclass[] := '{}';
 begin
+    perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
     for part in
         select p.* from pgmb.get_partitions_and_bounds(tbl) as p where p.partition_id = any (parts)
         -- While we wait for others nobody may have to wait for us: partitions in use come last.
@@ -177,7 +181,7 @@ begin
             else
                 return next format('kept %s: %s', part.partition_id, holder);
             end if;
-        exception when lock_not_available then
+        exception when lock_not_available or deadlock_detected then
             return next format('postponed %s: it is in use', part.partition_id);
         end;
     end loop;
@@ -245,6 +249,7 @@ declare
     part regclass;
     done text[] := '{}';
 begin
+    perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
     -- The parent first, as every reader and writer does.
     execute format('lock table only %s in access exclusive mode', tbl);
     foreach part in array unwanted loop
@@ -255,7 +260,7 @@ begin
         end if;
     end loop;
     return query select unnest(done);
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
     return next format('postponed dropping empty partitions of %s: it is in use', tbl);
 end
 $$;

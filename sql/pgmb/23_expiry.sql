@@ -35,6 +35,7 @@ declare
     gone bigint;
     left_without boolean;
 begin
+    perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
     -- A transaction that makes another subscription of the group holds this row until it ends.
     perform from pgmb.subscription_groups as g where g.id = gid for update;
     delete from pgmb.subscriptions as s
@@ -49,7 +50,7 @@ begin
     end if;
     return format(
         '%s subscriptions of group %s expired%s', gone, gid, case when left_without then ', and the group with them' else '' end);
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
     return format('postponed the expiry of group %s: it is being changed, or events are being dispatched', gid);
 end
 $$;

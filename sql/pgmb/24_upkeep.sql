@@ -127,7 +127,7 @@ begin
                 return next format('left %s partitions of %s to the next time', left_over, tbl);
             end if;
             return;
-        exception when lock_not_available or object_in_use then
+        exception when lock_not_available or object_in_use or deadlock_detected then
             tries := tries - 1;
         end;
         exit when tries = 0;

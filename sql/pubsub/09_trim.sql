@@ -53,6 +53,7 @@ declare
     holder text := pubsub.needed_by(partition);
     gone bigint;
 begin
+    perform set_config('lock_timeout', pgchange.patience('1 s'), true);
     if holder is not null then
         return format('kept %s: %s has not processed it', partition, holder);
     end if;
@@ -68,7 +69,7 @@ begin
     into gone;
     execute format('truncate %s', partition);
     return format('trimmed %s commits from %s', gone, partition);
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
     return format('postponed %s: it is in use', partition);
 end
 $$;

@@ -30,6 +30,7 @@ as $$
 declare
     n integer := cardinality(bounds);
 begin
+    perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
     for i in 2..n loop
         if bounds[i - 1] < 0 or bounds[i] <= bounds[i - 1] then
             raise invalid_parameter_value using
@@ -144,6 +145,7 @@ declare
     -- What comes before the lock is of a transaction that has begun.
     last bigint := revision.last_of_default();
 begin
+    perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
     if last is null or last < lower then
         return lower;
     end if;
@@ -167,6 +169,7 @@ declare
     empty regclass[] := '{}';
     done text[] := '{}';
 begin
+    perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
     if not pg_try_advisory_xact_lock(revision.upkeep_key()) then
         return next 'postponed dropping empty partitions: another maintenance is at work';
         return;
@@ -190,7 +193,7 @@ begin
         end if;
     end loop;
     return query select unnest(done);
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
     return next 'postponed dropping empty partitions: the queue is in use';
 end
 $$;
@@ -240,7 +243,7 @@ begin
         if cardinality(bounds) > 1 then
             return query select * from revision.add_partitions(bounds);
         end if;
-    exception when lock_not_available or object_in_use then
+    exception when lock_not_available or object_in_use or deadlock_detected then
         return next 'postponed partitions: the queue is being written';
         return;
     end;

@@ -37,6 +37,10 @@ begin
     if coalesce(max_changes < 1, true) then
         raise invalid_parameter_value using message = 'a batch has at least 1 change';
     end if;
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
+            hint = 'claim in a transaction of its own';
+    end if;
     mark := topology.pending(consumer_id, "position");
     if mark.attempt >= max_attempts then
         raise exception using errcode = 'PC010',

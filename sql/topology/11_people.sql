@@ -221,17 +221,24 @@ create function topology.drop_consumer(consumer_id text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, topology, dead_letter, pg_temp
 as $$
+declare
+    claims boolean;
 begin
     if not topology.take_lock(consumer_id) then
-        raise lock_not_available using message = format('consumer topology:%s is at work', consumer_id),
-            hint = 'stop it, or wait until its batch has ended';
+        perform topology.take_idle(consumer_id);
     end if;
-    delete from topology.consumer as c where c.consumer_id = drop_consumer.consumer_id;
     delete from topology.claim as c where c.consumer_id = drop_consumer.consumer_id;
+    claims := found;
     delete from dead_letter.letter as l where l.kind = 'topology' and l.address = topology.address(drop_consumer.consumer_id);
+    delete from topology.consumer as c where c.consumer_id = drop_consumer.consumer_id;
+    if not found and not claims then
+        perform topology.take_idle(consumer_id);
+    end if;
 end
 $$;
-comment on function topology.drop_consumer(text) is 'Forget a consumer, its claim and its dead letters: under the same name it begins anew.';
+comment on function topology.drop_consumer(text) is
+    'Forget a consumer, its claim and its dead letters, of which a database has all or one: under the same name it begins anew. One that '
+    'nobody knows is refused.';
 
 create function topology.trim_log(keep interval) returns text
 language plpgsql volatile security definer
