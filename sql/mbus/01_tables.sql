@@ -55,7 +55,7 @@ create function mbus.is_native() returns boolean
 language plpgsql stable
 as $$
 begin
-    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from mbus.origin as o);
+    return coalesce((select pgchange.is_native(o.cluster, o.written_in, o.xmin) from mbus.origin as o), false);
 end
 $$;
 comment on function mbus.is_native() is 'Whether the transaction ids of the queues are those of this cluster.';

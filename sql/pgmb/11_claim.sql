@@ -15,7 +15,7 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pgchange, pg_temp
 as $$
 begin
-    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from pgmb.origin as o);
+    return coalesce((select pgchange.is_native(o.cluster, o.written_in, o.xmin) from pgmb.origin as o), false);
 end
 $$;
 comment on function pgmb.is_native() is 'Whether the transaction ids of this database are those of its cluster.';

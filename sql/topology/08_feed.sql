@@ -64,7 +64,7 @@ language plpgsql stable security definer
 set search_path = pg_catalog, topology, pgchange, pg_temp
 as $$
 begin
-    return (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from topology.origin as o);
+    return coalesce((select pgchange.is_native(o.cluster, o.written_in, o.xmin) from topology.origin as o), false);
 end
 $$;
 comment on function topology.is_native() is 'Whether this catalogue was neither restored from a dump nor upgraded.';
