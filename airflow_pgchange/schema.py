@@ -234,6 +234,7 @@ def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None
     removed = []
     with _as_owner(), connection.transaction():
         _lock(connection)
+        _refuse_needed(_chosen(systems), present(connection))
         for system in reversed(_chosen(systems)):
             if _present(connection, system):
                 _refuse_strangers(connection, system)
@@ -241,6 +242,19 @@ def uninstall(connection: psycopg.Connection[Any], systems: Sequence[str] | None
                 connection.execute(path.read_bytes(), prepare=False)
                 removed.append(system.folder)
     return removed
+
+
+def _refuse_needed(systems: Sequence[System], held: Sequence[str]) -> None:
+    """Refuse to take out what a system needs that stays."""
+    gone = {system.folder for system in systems}
+    for system in SYSTEMS:
+        needed = (
+            gone.intersection(system.needs) if system.folder in held and system.folder not in gone else ()
+        )
+        for name in needed:
+            raise InvalidArgument(
+                f"{system.folder} needs {name}: remove {system.folder} first, or all at once"
+            )
 
 
 def _refuse_strangers(connection: psycopg.Connection[Any], system: System) -> None:
