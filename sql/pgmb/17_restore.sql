@@ -85,6 +85,12 @@ begin
             message = format('group %I is at batch %s, before the last claim that the source knows', gid, at),
             hint = 'choose a cursor: pgmb.set_group_cursor(...)';
     end if;
+    -- Where the source lost what it knew, the group may have been moved back or begun anew since.
+    if at > (mark ->> 'version')::bigint then
+        mark := mark || jsonb_build_object('cursor', (
+            select least(mark ->> 'cursor' collate "C", coalesce(g.last_read_event_id, '') collate "C")
+            from pgmb.subscription_groups as g where g.id = gid));
+    end if;
     update pgmb.subscription_groups as g set
         version = (mark ->> case when before then 'from_version' else 'version' end)::bigint,
         last_read_event_id = nullif(mark ->> case when before then 'after' else 'cursor' end, ''),

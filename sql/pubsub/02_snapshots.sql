@@ -26,6 +26,17 @@ $$;
 comment on function pubsub.snapshot_union(pg_snapshot, pg_snapshot) is
     'The snapshot that sees what either of two sees.';
 
+create function pubsub.snapshot_intersection(a pg_snapshot, b pg_snapshot) returns pg_snapshot
+language sql immutable
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    select pubsub.snapshot_of(
+        array(select x::text::bigint from (select pg_snapshot_xip(a) union select pg_snapshot_xip(b)) as o(x)),
+        least(pg_snapshot_xmax(a)::text::bigint, pg_snapshot_xmax(b)::text::bigint))
+$$;
+comment on function pubsub.snapshot_intersection(pg_snapshot, pg_snapshot) is
+    'The snapshot that sees what both of two see.';
+
 create function pubsub.snapshot_below(s pg_snapshot, xid xid8) returns pg_snapshot
 language sql immutable
 set search_path = pg_catalog, pubsub, pg_temp

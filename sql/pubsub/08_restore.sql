@@ -41,6 +41,13 @@ begin
                              consumer_id, branch_id, at),
             hint = 'choose a point: pubsub.move_consumer(...)';
     end if;
+    -- Where the source lost what it knew, the consumer may have been moved back or begun anew since: it has processed what both say.
+    if at > (mark ->> 'version')::bigint then
+        mark := mark || jsonb_build_object('partial', null, 'snapshot', (
+            select pubsub.snapshot_intersection((mark ->> 'snapshot')::pg_snapshot, w.snapshot)
+            from pubsub.watermark as w
+            where w.consumer_id = adopt_mark.consumer_id and w.branch_id = adopt_mark.branch_id));
+    end if;
     update pubsub.watermark as w set
         version = (mark ->> case when before then 'from_version' else 'version' end)::bigint,
         snapshot = (mark ->> case when before then 'after' else 'snapshot' end)::pg_snapshot,

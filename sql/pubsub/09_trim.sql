@@ -20,6 +20,12 @@ begin
         where not exists (
             select from pubsub.watermark as w where (w.consumer_id, w.branch_id) = (c.consumer_id, c.branch_id))
         union all
+        -- One that was moved is at either end, until it has claimed from there.
+        select format('%s/%s', c.consumer_id, c.branch_id), c.branch_id, c.snapshot, c.partial_txid, c.partial_id,
+               '18446744073709551615'
+        from pubsub.claim as c
+        where c.batch is null
+        union all
         select format('letter %s of %s', l.id, l.consumer), (l.address -> 'branch_id')::bigint, at.after, at.partial_txid,
                at.partial_id, (l.content -> 'slices' -> -1 -> 'upto' ->> 0)::xid8
         from dead_letter.letter as l
@@ -42,7 +48,7 @@ end
 $$;
 comment on function pubsub.needed_by(regclass) is
     'A consumer that has not processed everything in a partition, or null. A consumer whose watermark is elsewhere counts by '
-    'its last claim; so does a dead letter that is on its way to a consumer whose watermark is here.';
+    'its last claim, and by where it was moved to since; so does a dead letter that is on its way to a consumer whose watermark is here.';
 
 create function pubsub.trim_partition(partition regclass, keep interval) returns text
 language plpgsql security definer

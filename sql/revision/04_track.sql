@@ -1,5 +1,22 @@
 -- Tracking a table: its capture is put in place under a lock that waits for the table's writers.
 
+create function revision.committed_now() returns pg_snapshot
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select format(
+        '%s:%s:%s', least(pg_snapshot_xmin(now.seen)::text::bigint, now.own), greatest(pg_snapshot_xmax(now.seen)::text::bigint, now.own + 1),
+        (select string_agg(x::text, ',' order by x)
+         from (
+             select o::text::bigint from pg_snapshot_xip(now.seen) as o
+             union select now.own
+             union select generate_series(pg_snapshot_xmax(now.seen)::text::bigint, now.own)
+         ) as open(x)))::pg_snapshot
+    from (select pg_current_snapshot(), pg_current_xact_id()::text::bigint) as now(seen, own)
+$$;
+comment on function revision.committed_now() is
+    'What other transactions have committed. PostgreSQL''s own snapshot does not say that this one is still open.';
+
 create function revision.derive_capture() returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, revision, pg_temp
@@ -23,7 +40,7 @@ begin
     if tg_op = 'INSERT' then
         -- In doubt, the queue tells what was captured.
         new.since := case
-            when exists (select from revision.untracked as u where u.tbl = new.tbl) then '1:1:' else pg_current_snapshot() end;
+            when exists (select from revision.untracked as u where u.tbl = new.tbl) then '1:1:' else revision.committed_now() end;
     end if;
     return new;
 end

@@ -139,6 +139,7 @@ declare
     upto bigint;
     looked bigint;
     unclear bigint;
+    in_queue boolean := false;
 begin
     select t.* into known from revision.tracked as t where t.tbl = enqueue_chunk.tbl for update;
     if known is null or key is null then
@@ -162,10 +163,25 @@ begin
     $chunk$, key, tbl, pg_snapshot_xmin(since)::text, known.key_ceiling, coalesce(known.existing_upto, -9223372036854775808), chunk,
         table_name)
     into looked, upto, unclear;
-    if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id)
-       and exists (select from revision.tracked as t where t.tbl <> enqueue_chunk.tbl) then
+    if unclear > 0 and known.branch_id is not null
+       and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id)
+    then
+        execute format($doubt$
+            select exists (
+                select from (
+                    select %1$I as key, pg_catalog.int8up((%2$s)) as branch
+                    from %3$s as %4$I
+                    where %1$I > %5$L::bigint and %1$I <= %6$L::bigint and revision.full_xid(xmin) >= %7$L::bigint
+                ) as e
+                join revision.commit_queue as q on (q.branch_id, q.commit_id) = (e.branch, e.key)
+                where q.txid >= %7$L::xid8 and not pg_catalog.pg_visible_in_snapshot(q.txid, %8$L))
+        $doubt$, key, coalesce(known.expression, known.branch_id::text), tbl, table_name,
+            coalesce(known.existing_upto, -9223372036854775808), least(upto, known.key_ceiling), pg_snapshot_xmin(since)::text, since)
+        into in_queue;
+    end if;
+    if in_queue then
         perform revision.refuse(
-            format('%s rows of %s changed after the tracking began, and its branch may hold other tables'' commits, '
+            format('%s rows of %s may have come after the tracking began, and its branch may hold other tables'' commits, '
                    'so captured ones cannot be told from the rest', unclear, tbl),
             'track the table with a branch of its own');
     end if;
@@ -176,29 +192,37 @@ begin
     end if;
     begin
         execute format($chunk$
-            with captured as materialized (
-                select q.commit_id from revision.commit_queue as q
-                where %6$s > 0 and q.branch_id in (select b.id from revision.branch as b) and q.txid >= %3$L::xid8
-                  and not pg_catalog.pg_visible_in_snapshot(q.txid, %11$L)
-                union all
-                select f.commit_id from revision.fault as f where %6$s > 0 and f.tbl = %9$s and f.commit_id is not null
+            with existing as materialized (
+                select %1$I as key, pg_catalog.int8up((%6$s)) as branch,
+                       revision.full_xid(xmin) >= %2$L::bigint as young
+                from %3$s as %7$I where %1$I > %4$L::bigint and %1$I <= %5$L::bigint
+                order by %7$I.%1$I
+            ), captured as materialized (
+                select q.branch_id, q.commit_id from revision.commit_queue as q
+                where (select bool_or(e.young) from existing as e) and q.branch_id in (select e.branch from existing as e)
+                  and q.txid >= %2$L::xid8 and not pg_catalog.pg_visible_in_snapshot(q.txid, %8$L)
             )
             insert into revision.commit_queue (commit_id, branch_id)
-            select e.key, e.branch
-            from (
-                select %1$I as key, pg_catalog.int8up((%7$s)) as branch, revision.full_xid(xmin) >= %3$L::bigint as young
-                from %2$s as %8$I where %1$I > %4$L::bigint and %1$I <= %5$L::bigint
-                order by %8$I.%1$I
-            ) as e
-            where e.branch is not null
-              and (not e.young or e.key <= %10$L::bigint and e.key not in (select c.commit_id from captured as c))
-        $chunk$, key, tbl, pg_snapshot_xmin(since)::text, coalesce(known.existing_upto, -9223372036854775808), upto, unclear,
-            coalesce(known.expression, known.branch_id::text), table_name, tbl::oid, known.key_ceiling, since);
+            select e.key, e.branch from existing as e
+            where e.branch is not null and (not e.young or e.key <= %9$L::bigint
+              and not exists (select from captured as c where (c.branch_id, c.commit_id) = (e.branch, e.key))
+              and not exists (
+                  select from revision.fault as f
+                  where f.commit_id = e.key and f.tbl in (select d.relid from revision.descendants(%10$L) as d(relid))))
+            order by e.key
+        $chunk$, key, pg_snapshot_xmin(since)::text, tbl, coalesce(known.existing_upto, -9223372036854775808), upto,
+            coalesce(known.expression, known.branch_id::text), table_name, since, known.key_ceiling, tbl);
     exception when others or assert_failure then
         if looked > 1 then
             return revision.enqueue_chunk(tbl, greatest(chunk / 10, 1));
         end if;
-        perform revision.enqueue_row(tbl, upto);
+        -- What failed when it was written is a fault already.
+        if not exists (
+            select from revision.fault as f
+            where f.commit_id = upto and f.tbl in (select d.relid from revision.descendants(enqueue_chunk.tbl) as d(relid)))
+        then
+            perform revision.enqueue_row(tbl, upto);
+        end if;
     end;
     update revision.tracked as t
     set existing_upto = coalesce(upto, t.existing_upto), existing_done = looked < chunk

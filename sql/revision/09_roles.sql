@@ -64,7 +64,7 @@ create policy forgotten on revision.tracked for delete using (revision.owns(tbl)
 
 alter table revision.branch enable row level security;
 create policy seen on revision.branch for select using (true);
-create policy own on revision.branch for insert with check (revision.owns(tbl));
+create policy own on revision.branch for insert with check (type = 'stable' and revision.owns(tbl));
 
 -- What failed can show what is in a row: to the owner of the table only.
 alter table revision.fault enable row level security;

@@ -126,13 +126,22 @@ as $$
 declare
     known topology.consumer := topology.take_idle(consumer_id);
     unacked boolean := known.version = (mark ->> 'from_version')::bigint;
+    at bigint[] := array[
+        coalesce((mark ->> case when unacked then 'after_term' else 'term' end)::bigint, 0),
+        coalesce((mark ->> case when unacked then 'after_index' else 'index' end)::bigint, 0)];
 begin
+    if not unacked and known.version < (mark ->> 'version')::bigint then
+        raise exception using errcode = 'PC009',
+            message = format('consumer topology:%s is at batch %s, before the last claim that the catalogue knows', consumer_id, known.version),
+            hint = format('choose a point: airflow pgchange move topology:%s --to beginning, or --to now', consumer_id);
+    end if;
+    -- Where the catalogue lost what it knew, the consumer may have been moved back or begun anew since.
+    if known.version > coalesce((mark ->> 'version')::bigint, 0) then
+        at := least(at, array[known.term, known.index]);
+    end if;
     update topology.consumer as c set
         version = coalesce((mark ->> case when unacked then 'from_version' else 'version' end)::bigint, 0),
-        term = coalesce((mark ->> case when unacked then 'after_term' else 'term' end)::bigint, 0),
-        index = coalesce((mark ->> case when unacked then 'after_index' else 'index' end)::bigint, 0),
-        source = mark ->> 'source',
-        updated_at = now()
+        term = at[1], index = at[2], source = mark ->> 'source', updated_at = now()
     where c.consumer_id = adopt_mark.consumer_id;
     perform topology.void_letters(consumer_id, 'its consumer was repaired, and its events come by themselves');
     return case when unacked or known.version = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
@@ -256,6 +265,8 @@ begin
         union all
         select m.after_term, m.after_index from topology.claim as m
         where not exists (select from topology.consumer as c where c.consumer_id = m.consumer_id)
+        union all
+        select m.term, m.index from topology.claim as m where m.batch is null
         union all
         -- A letter at rest holds nothing back; one that is on its way is to arrive.
         select (l.content -> 'slices' -> 0 -> 'after' ->> 0)::bigint, (l.content -> 'slices' -> 0 -> 'after' ->> 1)::bigint

@@ -4,6 +4,7 @@ told."""
 from __future__ import annotations
 
 import subprocess
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -12,9 +13,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds import CommitFeed, EventFeed, QueueFeed, TopologyFeed, consumers
-from airflow_pgchange.feeds.errors import SourceRestored
-from tests.batches import drained
-from tests.commits import commits
+from airflow_pgchange.feeds.errors import SourceLostTail, SourceRestored
+from tests.batches import drained, taken
+from tests.commits import commits, narrow_partitions, use_up_transactions
 from tests.events import publish, subscribe
 from tests.queues import make, post
 from tests.topology import make_catalogue
@@ -111,6 +112,66 @@ def test_a_consumer_is_moved_to_another_database_by_a_point_of_it(copy, other_db
     consumers.move(connect_to(other_db), connect_to(copy), ELSEWHERE, "now")
     commits(connect_to(copy), 2)
     assert len(drained(ELSEWHERE, other_db, copy)) == 2
+
+
+@pytest.mark.parametrize("to", ["beginning", "the past"])
+def test_what_a_consumer_elsewhere_is_moved_back_to_is_kept(source, other_db, connect_to, to):
+    results, connection = connect_to(other_db), connect_to(source)
+    narrow_partitions(connection)
+    before = datetime.now(UTC)
+    commits(connection, 2)
+    drained(ELSEWHERE, other_db, source)
+    drained(HERE, source)
+    use_up_transactions(connection, 120)
+    consumers.move(results, connection, ELSEWHERE, "beginning" if to == "beginning" else before)
+    connection.execute("select pubsub.trim_commit_queue('0 s')")
+    assert len(drained(ELSEWHERE, other_db, source)) == 2
+    # Its source hears of the last ack by the claim behind it.
+    commits(connection, 1)
+    drained(ELSEWHERE, other_db, source)
+    assert "trimmed" in str(connection.execute("select pubsub.trim_commit_queue('0 s')").fetchall())
+
+
+@pytest.mark.parametrize("deed", ["dropped and come again", "moved back"])
+@pytest.mark.parametrize(
+    "feed", [ELSEWHERE, TopologyFeed("elsewhere"), EventFeed("elsewhere")], ids=lambda f: f.kind
+)
+def test_no_repair_puts_a_consumer_ahead_of_where_it_was(db, other_db, connect_to, feed, deed):
+    results, source = connect_to(other_db), connect_to(db)
+    subscribe(source, "elsewhere")
+    write(source, 20)
+    drained(feed, other_db, db)
+    kept = {
+        table: source.execute(f"select to_jsonb(t) from {table} as t").fetchall()
+        for table in ("pubsub.claim", "topology.claim", "pgmb.claim")
+    }
+    if deed == "moved back":
+        consumers.move(results, source, feed, "beginning")
+    elif feed.kind == "event":
+        pytest.skip("a group that is dropped has no events from before")
+    else:
+        consumers.drop(results, source, feed)
+    for _ in range(3):
+        assert len(taken(feed, other_db, db, 1)) == 1
+    # As a promotion does it that lost what came since.
+    for table, rows in kept.items():
+        source.execute(f"delete from {table}")
+        for (row,) in rows:
+            source.execute(
+                f"insert into {table} select (jsonb_populate_record(null::{table}, %s)).*", [Jsonb(row)]
+            )
+    with pytest.raises(SourceLostTail):
+        taken(feed, other_db, db, 1)
+    assert consumers.repair(results, source, feed) == "at least once"
+    assert len(drained(feed, other_db, db)) >= 17
+
+
+def write(connection, n):
+    """Commits, events, and changes of a catalogue."""
+    commits(connection, n)
+    publish(connection, *["t"] * n)
+    for number in range(n):
+        connection.execute("select topology.add_replicaset(%s, uuid => %s)", [f"r{number}", f"u{number}"])
 
 
 @pytest.mark.parametrize("version", [2**63 - 1, 2**40])

@@ -3,12 +3,15 @@ after."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 
 from airflow_pgchange.feeds import CommitFeed
 from tests.commits import drain, narrow_partitions, use_up_transactions
 from tests.tubes import one
+from tests.waiting import until, waits
 
 pytestmark = pytest.mark.every_server
 
@@ -83,6 +86,51 @@ def test_a_fault_that_names_no_row_leaves_no_row_in_doubt_out(ledger):
     ledger.execute("insert into revision.fault (tbl, message) values ('ledger', 'the key column is gone')")
     ledger.execute("update ledger set kind = 'b'")
     assert enqueued(ledger) == [10, 20, 30]
+
+
+def test_another_tables_commits_are_not_taken_for_the_tables_own(ledger):
+    ledger.execute("create table other (id bigint primary key)")
+    ledger.execute("select revision.track('ledger'), revision.track('other')")
+    ledger.execute("insert into other values (10), (20)")
+    ledger.execute("update ledger set kind = 'b'")
+    assert enqueued(ledger) == [10, 20, 30]
+
+
+def test_what_the_tracking_transaction_itself_inserts_comes_once(connect):
+    other, connection = connect(), connect()
+    connection.execute("begin")
+    connection.execute("create table ledger (id bigint primary key); insert into ledger values (1000)")
+    other.execute("insert into revision.commit default values")
+    connection.execute("select revision.track('ledger')")
+    connection.execute("insert into ledger values (7), (8)")
+    connection.execute("commit")
+    assert enqueued(connection) == [7, 8, 1000]
+
+
+def test_a_row_that_is_captured_while_a_chunk_is_enqueued_comes_once(connect, ledger):
+    late, blocking = connect(autocommit=False), connect(autocommit=False)
+    late.execute("select pg_current_xact_id()")
+    ledger.execute("select revision.track('ledger')")
+    late.execute("insert into ledger values (15)")
+    blocking.execute("lock table revision.fault")
+    with ThreadPoolExecutor() as pool, blocking:
+        chunk = pool.submit(ledger.execute, "select revision.enqueue_chunk('ledger', 10)")
+        until(late, waits(ledger, relation="revision.fault"))
+        late.commit()
+        blocking.rollback()
+        chunk.result()
+    assert enqueued(ledger) == [10, 15, 20, 30]
+
+
+def test_a_fault_and_its_row_come_once(ledger):
+    ledger.execute("alter table ledger add n integer not null default 1")
+    ledger.execute("select revision.track('ledger', branch_id => '(777 / n)::bigint * 0')")
+    ledger.execute("insert into ledger values (15, 'a', 0)")
+    ledger.execute("call revision.enqueue_existing('ledger')")
+    ledger.execute("update ledger set n = 1")
+    ledger.execute("select revision.replay_faults('ledger')")
+    query = "select commit_id from revision.commit_queue where branch_id = 0 order by 1"
+    assert [row[0] for row in ledger.execute(query).fetchall()] == [10, 15, 20, 30]
 
 
 def test_a_table_that_is_tracked_again_gives_only_what_was_not_captured_before(ledger):
