@@ -197,6 +197,40 @@ end
 $$;
 comment on function pubsub.check_history(bigint) is 'Refuse a branch of which history was trimmed.';
 
+create function pubsub.check_history(consumer_id text, branch_id bigint, "position" jsonb) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
+    after pg_snapshot := ("position" ->> 'snapshot')::pg_snapshot;
+    gone record;
+begin
+    if began_at = 0 then
+        perform pubsub.check_history(branch_id);
+        return;
+    end if;
+    -- Trimming waits for where a consumer is, not for where it was before. The beginning that one was moved to is what is left.
+    if not exists (
+        select from pubsub.claim as c
+        where (c.consumer_id, c.branch_id) = (check_history.consumer_id, check_history.branch_id)
+          and (began_at < c.from_version or began_at = c.version and c.batch is null and after::text <> '1:1:'))
+    then
+        return;
+    end if;
+    select sum(t.commits) as commits, max(t.upto::text::bigint) as upto into gone
+    from pubsub.trimmed as t where t.branch_id = check_history.branch_id and t.upto > pg_snapshot_xmin(after);
+    if gone.commits > 0 then
+        raise exception using errcode = 'PC005',
+            message = format('%s commits of branch %s below transaction %s were trimmed, and %s/%s is at an earlier time',
+                             gone.commits, branch_id, gone.upto, consumer_id, branch_id),
+            hint = format('airflow pgchange move %s/%s --to beginning goes on with what is left', consumer_id, branch_id);
+    end if;
+end
+$$;
+comment on function pubsub.check_history(text, bigint, jsonb) is
+    'Refuse a position behind which history was trimmed: of a new consumer, of results from an earlier time, of a move to one.';
+
 create function pubsub.claim(
     consumer_id text, branch_id bigint, "position" jsonb, max_changes integer, in_order boolean default false,
     accept_trimmed boolean default false, choice jsonb default null, max_attempts integer default null
@@ -240,8 +274,8 @@ begin
         return mark.batch || jsonb_build_object('attempt', mark.attempt);
     end if;
 
-    if began_at = 0 and not accept_trimmed then
-        perform pubsub.check_history(branch_id);
+    if not accept_trimmed then
+        perform pubsub.check_history(consumer_id, branch_id, "position");
     end if;
     if "position" -> 'letter' ->> 'id' is not null then
         batch := pubsub.letter_batch(branch_id, "position");

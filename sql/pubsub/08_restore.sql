@@ -223,12 +223,13 @@ begin
         perform pubsub.rewrite_queue();
         perform pubsub.rewrite_positions();
         delete from pubsub.trimmed as t where t.commits = 0;
+        update pubsub.trimmed as t set upto = '3';
     elsif not pubsub.txids_look_kept() then
         raise exception using errcode = 'PC004', message = 'the transaction ids were not kept: this is a restored dump',
             hint = 'select pubsub.rebase_after_restore()';
     end if;
     perform pgchange.note_origin('revision.origin');
-    update revision.tracked as t set since = '1:1:' where not t.existing_done and not txids_kept;
+    update revision.tracked as t set since = '1:1:' where not txids_kept;
     here := pubsub.here();
     update pubsub.watermark as w set source = here where pgchange.came_along(w.source, old);
     update pubsub.claim as c set

@@ -23,6 +23,16 @@ end
 $$;
 comment on function revision.is_native() is 'Whether the transaction ids of the queue are those of this cluster.';
 
+create function revision.native_from() returns bigint
+language sql stable security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+    select revision.full_xid(o.xmin) from revision.origin as o where revision.is_native()
+$$;
+comment on function revision.native_from() is
+    'The transaction that made the ids of the queue this cluster''s own: that of the installation, or of a rebase; null where '
+    'they are not.';
+
 create function revision.trimmed_since(branch_id bigint, since pg_snapshot) returns boolean
 language plpgsql stable security definer
 set search_path = pg_catalog, revision, pg_temp
@@ -163,9 +173,8 @@ begin
     $chunk$, key, tbl, pg_snapshot_xmin(since)::text, known.key_ceiling, coalesce(known.existing_upto, -9223372036854775808), chunk,
         table_name)
     into looked, upto, unclear;
-    if unclear > 0 and known.branch_id is not null
-       and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id)
-    then
+    if unclear > 0 and not exists (select from revision.branch as b where b.tbl = enqueue_chunk.tbl and b.id = known.branch_id) then
+        -- A branch that an expression gives is shared where another table's commits go there or may.
         execute format($doubt$
             select exists (
                 select from (
@@ -174,9 +183,13 @@ begin
                     where %1$I > %5$L::bigint and %1$I <= %6$L::bigint and revision.full_xid(xmin) >= %7$L::bigint
                 ) as e
                 join revision.commit_queue as q on (q.branch_id, q.commit_id) = (e.branch, e.key)
-                where q.txid >= %7$L::xid8 and not pg_catalog.pg_visible_in_snapshot(q.txid, %8$L))
+                where q.txid >= %7$L::xid8 and not pg_catalog.pg_visible_in_snapshot(q.txid, %8$L)
+                  and (%9$L or exists (
+                      select from revision.tracked as t
+                      where t.tbl <> %10$L::pg_catalog.regclass and (t.expression is not null or t.branch_id = e.branch))))
         $doubt$, key, coalesce(known.expression, known.branch_id::text), tbl, table_name,
-            coalesce(known.existing_upto, -9223372036854775808), least(upto, known.key_ceiling), pg_snapshot_xmin(since)::text, since)
+            coalesce(known.existing_upto, -9223372036854775808), least(upto, known.key_ceiling), pg_snapshot_xmin(since)::text, since,
+            known.branch_id is not null, tbl)
         into in_queue;
     end if;
     if in_queue then

@@ -77,8 +77,10 @@ declare
     root regclass := known.tbl;
     key name := revision.key_column(part);
     since pg_snapshot := case when revision.is_native() then known.since else '1:1:' end;
-    came_in bigint := case when revision.is_native() then (
-        select max(revision.full_xid(i.xmin)) from pg_inherits as i where i.inhrelid = part) else 1 end;
+    -- What came before the ids were made this cluster's own came at a time that nothing tells.
+    came_in bigint := (
+        select coalesce(max(revision.full_xid(i.xmin)), 1) from pg_inherits as i
+        where i.inhrelid = part and revision.full_xid(i.xmin) > revision.native_from());
     rows_of text;
     found_row boolean;
     enqueued bigint;

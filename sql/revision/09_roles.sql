@@ -25,7 +25,7 @@ begin
             revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
             revision.register(regclass, name, bigint, text, bigint), revision.unregister(regclass),
             revision.lock_for_capture(regclass), revision.place_triggers(regclass, text), revision.full_xid(xid), revision.is_native(),
-            revision.trimmed_since(bigint, pg_snapshot),
+            revision.native_from(), revision.trimmed_since(bigint, pg_snapshot),
             revision.check_reads_no_code(revision.tracked), revision.enqueue_row(regclass, bigint), revision.enqueue_chunk(regclass, integer)
             to %1$s;
         grant execute on procedure revision.enqueue_existing(regclass, integer) to %1$s

@@ -53,7 +53,12 @@ begin
         returning c.attempt into mark.attempt;
         return mark.batch || jsonb_build_object('attempt', mark.attempt);
     end if;
-    if gone.term is not null and began_at > 0 then
+    -- The beginning that it was moved to is what is left.
+    if gone.term is not null and began_at > 0 and not exists (
+        select from topology.claim as c
+        where c.consumer_id = claim.consumer_id and c.batch is null and (c.version, c.term, c.index) = (began_at, 0, 0)
+          and (at[1], at[2]) = (0, 0))
+    then
         raise exception using errcode = 'PC005',
             message = format('events up to (%s, %s) were trimmed, which topology:%s has not processed', gone.term, gone.index, consumer_id),
             hint = format('move it to now: airflow pgchange move topology:%s --to now, or drop it: then it begins with what is left', consumer_id);

@@ -96,6 +96,16 @@ def test_another_tables_commits_are_not_taken_for_the_tables_own(ledger):
     assert enqueued(ledger) == [10, 20, 30]
 
 
+def test_rows_in_a_branch_that_other_tables_may_write_to_are_refused_where_they_are_in_doubt(ledger):
+    ledger.execute("create table other (id bigint primary key)")
+    for table in ("ledger", "other"):
+        ledger.execute("select revision.track(%s, branch_id => '0 * id')", [table])
+    ledger.execute("insert into other values (10)")
+    ledger.execute("update ledger set kind = 'b'")
+    with pytest.raises(psycopg.Error, match="may hold other tables' commits"):
+        ledger.execute("call revision.enqueue_existing('ledger')")
+
+
 def test_what_the_tracking_transaction_itself_inserts_comes_once(connect):
     other, connection = connect(), connect()
     connection.execute("begin")

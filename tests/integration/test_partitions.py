@@ -7,6 +7,7 @@ import threading
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.errors import HistoryTrimmed
@@ -38,6 +39,33 @@ def test_what_was_trimmed_is_told_to_a_consumer_that_comes_later(queue, db):
     with pytest.raises(Exception, match="3 commits"):
         queue.execute("select pubsub.lock_watermark('by hand', 0)")
     queue.execute("select pubsub.lock_watermark('by hand', 0, accept_trimmed => true)")
+
+
+EARLIER = "update pubsub.watermark set (version, snapshot) = (%s, %s)"
+
+
+@pytest.mark.parametrize("how", ["restored", "moved"])
+def test_what_was_trimmed_is_told_to_a_consumer_of_an_earlier_time(queue, db, how):
+    (point,) = queue.execute("select pubsub.point(0)").fetchone()
+    commits(queue, 1)
+    drain(db)
+    earlier = queue.execute("select version, snapshot::text from pubsub.watermark").fetchone()
+    commits(queue, 3)
+    drain(db)
+    commits(queue, 1)
+    drain(db)
+    use_up_transactions(queue)
+    consumers.trim(queue, "0 s")
+    if how == "restored":
+        queue.execute(EARLIER, earlier)
+    else:
+        queue.execute("select pubsub.move_consumer(%s, 0, %s)", [FEED.consumer_id, Jsonb(point)])
+    with pytest.raises(HistoryTrimmed, match="5 commits"), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1)
+    consumers.move(queue, queue, FEED, "beginning")
+    commits(queue, 1)
+    assert len(drain(db)) == 1
+    assert drain(db) == []
 
 
 def test_nothing_is_trimmed_above_the_oldest_open_transaction(queue, db, connect_to):

@@ -163,12 +163,24 @@ def test_trimming_keeps_what_a_consumer_has_not_processed(db, catalogue):
 
 
 def test_a_consumer_before_events_that_were_trimmed_is_told_what_helps(db, catalogue):
-    work(db)
+    work(db, limit=1)
+    earlier = catalogue.execute("select version, term, index from topology.consumer").fetchone()
+    work(db, limit=1)
+    work(db, limit=1)
     catalogue.execute("select topology.trim_log('0')")
-    catalogue.execute("select topology.move_consumer('router', null)")
+    catalogue.execute("update topology.consumer set (version, term, index) = (%s, %s, %s)", earlier)
     with pytest.raises(HistoryTrimmed, match="topology:router --to now, or drop it"):
         work(db)
     catalogue.execute("select topology.drop_consumer('router')")
+    catalogue.execute("select topology.set_master('r1', 'i1')")
+    assert [change.id for change in work(db)] == ["1/4"]
+
+
+def test_the_beginning_of_a_trimmed_log_is_what_is_left_of_it(db, catalogue):
+    work(db)
+    catalogue.execute("select topology.trim_log('0')")
+    catalogue.execute("select topology.move_consumer('router', null)")
+    assert work(db) == []
     catalogue.execute("select topology.set_master('r1', 'i1')")
     assert [change.id for change in work(db)] == ["1/4"]
 

@@ -200,3 +200,29 @@ def test_a_partition_that_outlives_its_table_stays_writable_when_the_queue_is_un
     schema.uninstall(item)
     item.execute("insert into low values (2)")
     assert one(item, "select count(*) from pg_proc where proname like 'pgchange_capture_%%'") == 0
+
+
+def test_what_came_before_a_restore_comes_once_after_it(item):
+    come(item)
+    refresh(item)
+    use_up_transactions(item)
+    item.execute("insert into item values (13)")
+    item.execute("update revision.origin set written_in = '3'")
+    item.execute("select pubsub.rebase_after_restore()")
+    item.execute(BRING)
+    assert commits(item) == [1, 11, 12, 13]
+
+
+def test_what_was_trimmed_before_a_restore_is_no_less_in_doubt_after_it(item):
+    come(item)
+    refresh(item)
+    item.execute("insert into item values (13)")
+    item.execute(
+        "with gone as (delete from revision.commit_queue where commit_id = 13 returning *) "
+        "insert into pubsub.trimmed (branch_id, upto, commits) "
+        "select branch_id, (txid::text::bigint + 1)::text::xid8, 1 from gone"
+    )
+    item.execute("update revision.origin set written_in = '3'")
+    item.execute("select pubsub.rebase_after_restore()")
+    with pytest.raises(psycopg.Error, match="trimmed"):
+        item.execute(BRING)
