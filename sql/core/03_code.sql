@@ -1,4 +1,4 @@
--- Whose code a query of a table runs: to plan it is enough to run what its indexes and checks call.
+-- Code of users: whose a query of a table runs, and under which settings it means the same in every session.
 
 create function pgchange.code_in(tbl regclass) returns text
 language sql stable
@@ -39,3 +39,12 @@ $$;
 comment on function pgchange.code_in(regclass) is
     'What of the code of somebody else a query of a table may run whatever it asks for, for it is in an index, statistics, a check '
     'or the key of the partitions; null where there is none. A superuser''s is nobody else''s.';
+
+create function pgchange.settings() returns text
+language sql immutable
+as $$
+    select 'set timezone = ''UTC'' set datestyle = ''ISO, MDY'' set intervalstyle = postgres set extra_float_digits = 1 '
+        'set bytea_output = hex set lc_monetary = ''C'' set standard_conforming_strings = on set transform_null_equals = off'
+$$;
+comment on function pgchange.settings() is
+    'The settings of functions in which an expression of a user stands: it means the same for whoever writes, receives or looks.';

@@ -1,26 +1,26 @@
 -- Who may do what. PUBLIC may do nothing; the functions of the feeds ask with the rights of their owner.
 
-create function pgchange.grant_maintainer(role regrole) returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    execute format('grant usage on schema pgchange to %s', role);
-    execute format('grant select on pgchange.installed to %s', role);
-end
-$$;
-comment on function pgchange.grant_maintainer(regrole) is 'Let a role see which version is installed.';
-
 create function pgchange.grant_reader(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
     execute format('grant usage on schema pgchange to %s', role);
-    execute format('grant execute on function pgchange.code_in(regclass) to %s', role);
+    execute format('grant execute on function pgchange.code_in(regclass), pgchange.settings() to %s', role);
 end
 $$;
-comment on function pgchange.grant_reader(regrole) is 'Let a role see whose code a query of a table runs.';
+comment on function pgchange.grant_reader(regrole) is 'Let a role capture tables: see whose code a query of them runs, and under which settings.';
+
+create function pgchange.grant_maintainer(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    perform pgchange.grant_reader(role);
+    execute format('grant select on pgchange.installed to %s', role);
+end
+$$;
+comment on function pgchange.grant_maintainer(regrole) is 'Let a role see which version is installed, and mend captures.';
 
 revoke all on all routines in schema pgchange from public;
 revoke all on all tables in schema pgchange from public;

@@ -40,15 +40,6 @@ end
 $$;
 comment on function mbus.check_length(text) is 'A name that PostgreSQL can hold whole; any other is refused.';
 
-create function mbus.settings() returns text
-language sql immutable
-as $$
-    select 'set timezone = ''UTC'' set datestyle = ''ISO, MDY'' set intervalstyle = postgres set extra_float_digits = 1 '
-        'set bytea_output = hex set standard_conforming_strings = on set transform_null_equals = off'
-$$;
-comment on function mbus.settings() is
-    'What functions in which a selector stands run under: it means the same for whoever posts, receives or looks.';
-
 create function mbus.queue_named(qname text) returns mbus.queue
 language plpgsql stable
 as $$

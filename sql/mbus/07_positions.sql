@@ -205,7 +205,7 @@ begin
         case when safe then 'safe$' else 'look$' end || c.id,
         'stands mbus.standing, horizon bigint, gone int8multirange, most integer',
         'mbus.seen',
-        'language plpgsql stable ' || mbus.settings(),
+        'language plpgsql stable ' || pgchange.settings(),
         format($body$
 #variable_conflict use_column
 declare
@@ -278,7 +278,7 @@ language plpgsql
 set search_path from current
 as $$
 begin
-    perform mbus.place('match$' || c.id, 'message mbus.qt_model', 'boolean', 'language plpgsql stable ' || mbus.settings(),
+    perform mbus.place('match$' || c.id, 'message mbus.qt_model', 'boolean', 'language plpgsql stable ' || pgchange.settings(),
         format($body$
 #variable_conflict use_column
 begin

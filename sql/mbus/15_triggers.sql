@@ -42,7 +42,7 @@ begin
 $body$, source, coalesce(each_trigger.selector, 'true'), known.qname, each_trigger.dst, 'log$' || each_trigger.dst);
     end loop;
     if copies <> '' then
-        perform mbus.place('copy$' || known.id, '', 'trigger', 'language plpgsql security definer ' || mbus.settings(),
+        perform mbus.place('copy$' || known.id, '', 'trigger', 'language plpgsql security definer ' || pgchange.settings(),
             format(E'#variable_conflict use_column\ndeclare\n    matching bigint[];\n    number bigint;\nbegin\n%s\n    return null;\nend',
                 copies),
             format('Copies what is posted to queue %s to others.', known.qname));

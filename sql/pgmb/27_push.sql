@@ -87,9 +87,8 @@ begin
         'create or replace function %s() returns trigger language plpgsql security definer '
         'set search_path = pg_catalog, pgmb, pg_temp '
         -- A row says the same in every session that writes it.
-        'set timezone = ''UTC'' set datestyle = ''ISO, MDY'' set intervalstyle = postgres set extra_float_digits = 1 '
-        'set bytea_output = hex set lc_monetary = ''C'' set quote_all_identifiers = off as %L',
-        function, pgmb.push_body(tbl, op));
+        '%s set quote_all_identifiers = off as %L',
+        function, pgchange.settings(), pgmb.push_body(tbl, op));
     execute format('revoke all on function %s() from public', function);
     execute format('comment on function %s() is %L', function, 'Publishes mutations of a table.');
     execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));

@@ -78,6 +78,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.grant_entry(role);
+    perform pgchange.grant_reader(role);
     execute format($grants$
         grant usage on sequence pgmb.event_seq to %1$s;
         grant insert (topic, payload, metadata) on pgmb.events to %1$s;
@@ -154,6 +155,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.grant_dispatcher(role);
+    perform pgchange.grant_reader(role);
     execute format($grants$
         grant select on pgmb.pushed_table to %1$s;
         grant update (value) on pgmb.config to %1$s;

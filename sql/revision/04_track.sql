@@ -234,7 +234,7 @@ begin
     execute format(
         'create or replace function %s() returns trigger language plpgsql security definer %s as %L',
         function,
-        case when expression is not null then 'set search_path = pg_catalog, revision, pg_temp' end,
+        case when expression is not null then 'set search_path = pg_catalog, revision, pg_temp ' || pgchange.settings() end,
         revision.capture_body(tbl, commit_id, branch, expression));
     execute format('revoke all on function %s() from public', function);
     execute format('comment on function %s() is %L', function, 'Capture of ' || tbl::text || ' by revision.track.');

@@ -70,6 +70,14 @@ comment on function revision.tracking() is
 create function revision.enqueue_attached(part regclass) returns bigint
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
+set timezone = 'UTC'
+set datestyle = 'ISO, MDY'
+set intervalstyle = postgres
+set extra_float_digits = 1
+set bytea_output = hex
+set lc_monetary = 'C'
+set standard_conforming_strings = on
+set transform_null_equals = off
 as $$
 declare
     known revision.tracked := (

@@ -319,7 +319,7 @@ begin
     execute format(
         'create or replace function %s() returns trigger language plpgsql security definer %s %s as %L', function,
         case when attached.predicate is not null or op = 'truncate' then 'set search_path = pg_catalog, tube, pg_temp' end,
-        case when attached.predicate is not null then tube.settings() end,
+        case when attached.predicate is not null then pgchange.settings() end,
         tube.capture_body(attached, op));
     execute format('revoke all on function %s() from public', function);
     execute format('comment on function %s() is %L', function, tube.capture_comment(attached));

@@ -79,21 +79,6 @@ comment on function tube.predicate_parses() is 'No tube gets a predicate that wa
 create trigger predicate_parses before insert or update of predicate on tube.tube
     for each row execute function tube.predicate_parses();
 
-create function tube.settings() returns text
-language sql immutable
-as $$
-    select $settings$
-        set standard_conforming_strings = on
-        set timezone = 'UTC'
-        set datestyle = 'ISO, MDY'
-        set intervalstyle = 'postgres'
-        set extra_float_digits = 1
-        set bytea_output = 'hex'
-    $settings$
-$$;
-comment on function tube.settings() is
-    'What functions that apply a predicate run under: it means the same for whoever writes, backfills or replays.';
-
 create function tube.ask_judge(
     judge regprocedure, asked bigint[] default null, order_col name default null, in_nulls boolean default null,
     last_value text default null, last_id bigint default null, chunk integer default null,
@@ -139,7 +124,7 @@ begin
         language plpgsql security definer
         set search_path = pg_catalog, tube, pg_temp %s
         as %L
-    $function$, function, tube.settings(), format($body$
+    $function$, function, pgchange.settings(), format($body$
 declare
     attached tube.attachment := (select a from tube.attachment as a where a.token = %L);
 begin

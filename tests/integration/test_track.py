@@ -131,6 +131,23 @@ def test_an_inheritance_child_is_captured(ledger):
     assert [commit for commit, _ in events(ledger)] == [3]
 
 
+def test_an_expression_says_the_same_branch_in_every_session(ledger):
+    """A time without its zone, or a day as text, would be another one for each writer."""
+    ledger.execute("alter table ledger add at timestamptz default '2026-01-01 03:00Z'")
+    early = "case when extract(hour from at) < 6 and at::text like '2026-01-01%' then 0 end"
+    ledger.execute("insert into ledger (id) values (0)")
+    ledger.execute("select revision.track('ledger', branch_id => %s)", [early])
+    for row, (zone, style) in enumerate(
+        [("UTC", "ISO, MDY"), ("Etc/GMT-6", "ISO, MDY"), ("UTC", "German")], 1
+    ):
+        ledger.execute(
+            "select set_config('timezone', %s, false), set_config('datestyle', %s, false)", [zone, style]
+        )
+        ledger.execute("insert into ledger (id) values (%s)", [row])
+    ledger.execute("call revision.enqueue_existing('ledger')")
+    assert sorted(events(ledger)) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
 def test_a_failing_expression_does_not_fail_the_write_and_is_replayed_when_mended(ledger):
     ledger.execute("create table divisor (n bigint)")
     ledger.execute("insert into divisor values (0)")
