@@ -33,7 +33,7 @@ begin
     if not mbus.may_receive_through('mbus.%1$I()') then
         perform mbus.deny();
     end if;
-    return query select * from mbus.%2$I(1);
+    return query select * from mbus.%2$I();
 end
 $body$, seen, 'receive$' || c.id),
         format('Receives a message for who selects from view %s.', named));
