@@ -245,7 +245,8 @@ declare
     h mbus.head;
     busy integer[] := '{}';
     others integer[];
-    few integer := 2;
+    -- Of the first few, one is free mostly.
+    few integer := 4;
     has_whole boolean;
     number bigint;
 begin
@@ -266,8 +267,8 @@ begin
         heads := found.heads;
         if start.has_apart then
             others := array(select p from unnest(%4$L::integer[]) as p where p <> all (busy));
-            free := mbus.set_free(%2$s, others, 4 * few, heads = '{}' or random() < 0.1);
-            heads := array(select x from unnest(heads || mbus.heads_apart(%2$s, others, free, 4 * few)) as x order by x.id);
+            free := mbus.set_free(%2$s, others, 2 * few, heads = '{}' or random() < 0.1);
+            heads := array(select x from unnest(heads || mbus.heads_apart(%2$s, others, free, 2 * few)) as x order by x.id);
         end if;
         foreach h in array heads loop
             continue when h.part = any (busy);
@@ -299,7 +300,7 @@ begin
             mbus.queue_named(%1$L), %2$s, array(select p from unnest(%4$L::integer[]) as p where mbus.take_part(%2$s, p, false)), '{}', false);
     end if;
     -- What was passed over once need not be again.
-    if number > start.done + 8 or number is null and horizon > start.done and random() < 0.1 then
+    if number > start.done + 8 and random() < 0.25 or number is null and horizon > start.done + 8 and random() < 0.25 then
         bound := coalesce(bound, mbus.bound_now());
         perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, busy, 1), busy);
     end if;

@@ -27,6 +27,7 @@ BENCHMARKS = (
     "events",
     "event_upkeep",
     "queues",
+    "singles",
     "topology",
 )
 

@@ -1,4 +1,4 @@
-"""Single messages: where the next is looked for is noted by levels, and whatever order transactions end in, each comes once."""
+"""Single messages: where the next is looked for is noted, and whatever order transactions end in, each comes once."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ def test_a_look_at_an_empty_queue_costs_the_same_whatever_the_number_of_its_part
         connection = connect(autocommit=False)
         make(connection, parts=parts)
         fill(connection, range(300))
+        # As for a crowd.
+        connection.execute("select setseed(0.5)")
         assert len(singly(connection)) == 300
         before = one(connection, READ)
         connection.execute(call)
         costs.append(one(connection, READ) - before)
         connection.rollback()
-    assert max(costs) < 40
+    assert max(costs) < 100
 
 
 def test_a_message_costs_the_same_whatever_the_number_of_parts(connect):
