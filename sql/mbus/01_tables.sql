@@ -117,15 +117,29 @@ comment on table mbus.position is
 create function mbus.stands_at(consumer integer, part integer) returns setof mbus.position
 language sql stable rows 1
 as $$
+    -- Put like this, the newest position of a part is found by the key, and not among the newest of all parts.
     select p.* from (
-        (select p.* from mbus.position as p where p.consumer = $1 and p.part = $2 order by p.version desc limit 1)
+        (select p.* from mbus.position as p where p.consumer = $1 and p.part between $2 and $2 order by p.part desc, p.version desc limit 1)
         union all
-        (select p.* from mbus.position as p where p.consumer = $1 and p.part = -1 order by p.version desc limit 1)
+        (select p.* from mbus.position as p where p.consumer = $1 and p.part between -1 and -1 order by p.part desc, p.version desc limit 1)
     ) as p
     order by p.version desc
     limit 1
 $$;
 comment on function mbus.stands_at(integer, integer) is 'The position of a consumer in a part.';
+
+create table mbus.level (
+    consumer integer not null,
+    done bigint not null,
+    late_xids xid8[] not null,
+    busy integer[] not null,
+    froms bigint[] not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+create index on mbus.level (consumer, done);
+alter table mbus.level replica identity full;
+comment on table mbus.level is
+    'From where on the next single message of a consumer is looked for: it is past what is up to done, but for messages of transactions '
+    'late_xids, and for those above froms in parts that were busy. That follows from its positions, and saves asking that of each part.';
 
 create table mbus.apart (
     consumer integer not null,

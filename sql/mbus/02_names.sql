@@ -40,7 +40,7 @@ end
 $$;
 comment on function mbus.check_length(text) is 'A name that PostgreSQL can hold whole; any other is refused.';
 
-create function mbus.queue_named(qname text) returns mbus.queue
+create function mbus.queue_named(qname text, refusal text default 'Queue %s does not exists') returns mbus.queue
 language plpgsql stable
 as $$
 declare
@@ -48,12 +48,12 @@ declare
 begin
     select q.* into known from mbus.queue as q where q.qname = queue_named.qname;
     if known.id is null then
-        raise undefined_object using message = format('Queue %s does not exists', qname), hint = 'mbus.create_queue() makes one';
+        raise undefined_object using message = format(refusal, qname), hint = 'mbus.create_queue() makes one';
     end if;
     return known;
 end
 $$;
-comment on function mbus.queue_named(text) is 'A queue by its name; refused where there is none.';
+comment on function mbus.queue_named(text, text) is 'A queue by its name; refused where there is none, in words that its users know.';
 
 create function mbus.queue_to_change(qname text) returns mbus.queue
 language plpgsql

@@ -161,7 +161,7 @@ as $$
     select array(
         select mbus.function_name(kind, known.qname)
         from unnest(array['post', 'postn', 'peek', 'clear_queue', 'run_on']) as kind)
-        || array['copy$' || known.id, 'entries$' || known.id, 'awaited$' || known.id]
+        || array['copy$' || known.id, 'entries$' || known.id, 'awaited$' || known.id, 'any$' || known.id]
 $$;
 comment on function mbus.queue_functions(mbus.queue) is 'The names of a queue''s own functions, without those of its consumers.';
 
@@ -171,9 +171,19 @@ set search_path from current
 as $$
     select array(
         select mbus.function_name(kind, known.qname, c.name) from unnest(array['consume', 'consumen', 'take_from']) as kind)
-        || array['look$' || c.id, 'safe$' || c.id, 'match$' || c.id, 'receive$' || c.id]
+        || array['look$' || c.id, 'safe$' || c.id, 'match$' || c.id, 'receive$' || c.id, 'find$' || c.id, 'single$' || c.id]
 $$;
 comment on function mbus.consumer_functions(mbus.queue, mbus.consumer) is 'The names of a consumer''s own functions.';
+
+create function mbus.as_receiver(options text) returns text
+language sql immutable
+set search_path from current
+as $$
+    -- What is called below runs with these too: each of its own would be paid for at every message.
+    select options || ' set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off set enable_hashjoin = off '
+        'set enable_sort = off set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan'
+$$;
+comment on function mbus.as_receiver(text) is 'The options of a function that looks for what a consumer may have next, or that calls one.';
 
 create function mbus.place(
     name text, arguments text, returned text, options text, body text, note text, pinned boolean default true

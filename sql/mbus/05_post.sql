@@ -229,7 +229,7 @@ begin
     elsif qname is null or to_regprocedure(
         format('mbus.%1$I(%2$s, %2$s, %2$s, timestamp, timestamp, text)', 'post_' || qname, pg_typeof(data))) is null
     then
-        raise undefined_object using message = format('Queue %s does not exists', qname), hint = 'mbus.create_queue() makes one';
+        raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes one';
     end if;
     execute format('select mbus.%I($1, $2, $3, $4, $5, $6)', 'post_' || qname)
     into posted using data, headers, properties, delayed_until, expires, iid;
@@ -244,7 +244,7 @@ language plpgsql security definer
 set search_path from current
 as $$
 declare
-    known mbus.queue := mbus.queue_named(qname);
+    known mbus.queue := mbus.queue_named(qname, 'No such queue: %s');
 begin
     perform mbus.demand('post', qname);
     return known.qname || '.' || nextval(known.seq);

@@ -113,6 +113,7 @@ begin
         execute format('comment on view mbus.%I is %L', 'qt$' || known.qname, 'The messages in queue ' || known.qname || '.');
     end if;
     perform mbus.make_entries_function(known);
+    perform mbus.make_any_function(known);
 end
 $$;
 comment on function mbus.make_views(mbus.queue) is 'Write the views of a queue, and the query of single messages, as its consumers are now.';
@@ -304,17 +305,18 @@ language plpgsql
 set search_path from current
 as $$
 begin
-    perform mbus.place('peek_' || known.qname, 'msgid text default null', 'boolean', 'language plpgsql stable security definer',
+    perform mbus.place('peek_' || known.qname, 'msgid text default null', 'boolean',
+        mbus.as_receiver('language plpgsql stable security definer'),
         format($body$
 begin
     %1$s
     if msgid is null then
-        return exists (select from mbus.%2$I);
+        return mbus.%2$I();
     end if;
     return exists (select from mbus.entries(mbus.queue_named(%3$L), msgid) as e where not e.gone);
 end
 $body$, case when known.is_roles_security_model then format('perform mbus.demand(''consume'', %L);', known.qname) else '' end,
-            'qt$' || known.qname, known.qname),
+            'any$' || known.id, known.qname),
         format('Whether a message is in queue %s, or any is.', known.qname));
 end
 $$;
@@ -325,9 +327,13 @@ language plpgsql stable security definer
 set search_path from current
 as $$
 declare
-    known mbus.queue := mbus.queue_named(qname);
+    known mbus.queue := (select q from mbus.queue as q where q.qname = estimated_messages.qname);
     counted bigint;
 begin
+    if known.id is null then
+        raise notice 'Queue % does not exists', qname;
+        return null;
+    end if;
     perform mbus.demand('consume', known.qname);
     execute format('select count(*) from (select from mbus.%I limit 10000) as m', 'qt$' || known.qname) into counted;
     if counted = 10000 then
@@ -338,4 +344,5 @@ begin
     return counted;
 end
 $$;
-comment on function mbus.estimated_messages(text) is 'How many messages are in a queue: exact up to ten thousand, an estimate above.';
+comment on function mbus.estimated_messages(text) is 'How many messages are in a queue: exact up to ten thousand, an estimate above; null, with a notice, where there '
+    'is none.';

@@ -19,6 +19,15 @@ end
 $$;
 comment on function mbus.xid_bound() is 'A number above every transaction id that was given out so far, and not far above.';
 
+create function mbus.bound_now() returns bigint
+language plpgsql volatile
+as $$
+begin
+    return case when pg_current_xact_id_if_assigned() is null then pg_current_xact_id()::text::bigint else mbus.xid_bound() end;
+end
+$$;
+comment on function mbus.bound_now() is 'A number above every transaction id that was given out so far; this transaction has one from then on.';
+
 create type mbus.seen as (now pg_snapshot, finished xid8[], ids bigint[], late_count integer, special mbus.picked[]);
 comment on type mbus.seen is
     'What a consumer comes upon next: ids, those first that are late, and negative where there is more to say of a message in special; the '
@@ -55,14 +64,14 @@ begin
     from (values (0)) as one
     left join lateral (
         select p.version, p.done, p.late_xids from mbus.position as p
-        where p.consumer = c and p.part = -1
-        order by p.version desc limit 1
+        where p.consumer = c and p.part between -1 and -1
+        order by p.part desc, p.version desc limit 1
     ) as w on true
     cross join lateral (select g, g = any (parts) from generate_series(0, n - 1) as g) as g(part, mine)
     left join lateral (
         select p.version, p.done, p.late_xids from mbus.position as p
-        where p.consumer = c and p.part = g.part and p.version > coalesce(w.version, 0) and g.mine
-        order by p.version desc limit 1
+        where p.consumer = c and p.part between g.part and g.part and p.version > coalesce(w.version, 0) and g.mine
+        order by p.part desc, p.version desc limit 1
     ) as p on true
     cross join lateral (
         select case when g.mine then coalesce(p.done, w.done, 0) else 9223372036854775807 end
@@ -174,22 +183,39 @@ comment on function mbus.keep(integer, mbus.standing, bigint, xid8[], boolean, x
     'Put new positions in the place of those that a consumer stood at, after a look at the log: all was seen up to reached but what open '
     'transactions have; or, where cut_late, of what finished transactions have below it, only that up to an id.';
 
+create function mbus.selectable(known mbus.queue) returns text
+language sql immutable
+set search_path from current
+as $$
+    -- The selector sees a message's columns by their names, alone and behind the alias t, and no other.
+    select format($sql$(
+            select l.id, l.added::timestamp as added, coalesce(l.iid, %2$L || l.id) as iid, l.delayed_until::timestamp as delayed_until,
+                   l.expires::timestamp as expires, null::integer[] as received, l.headers, l.properties, l.data,
+                   l.expires as pgchange_expires, l.delayed_until as pgchange_due, l.txid as pgchange_txid,
+                   l.special as pgchange_special, l.not_for as pgchange_not_for
+            from mbus.%1$I as l)$sql$, 'log$' || known.qname, known.qname || '.')
+$$;
+comment on function mbus.selectable(mbus.queue) is 'The log of a queue as a table for selectors.';
+
+create function mbus.wanted_of(c mbus.consumer, safe boolean) returns text
+language sql immutable
+set search_path from current
+as $$
+    select format($sql$
+            (t.pgchange_expires is null or t.pgchange_expires > clock_timestamp())
+            and (t.pgchange_not_for is null or %s <> all (t.pgchange_not_for))%s$sql$, c.id,
+        case when c.selector is null or safe then '' else format(E' and (%s\n)', c.selector) end)
+$$;
+comment on function mbus.wanted_of(mbus.consumer, boolean) is
+    'The condition under which a consumer wants t, a message of its log; the safe one leaves its selector out.';
+
 create function mbus.make_look_function(known mbus.queue, c mbus.consumer, safe boolean) returns void
 language plpgsql
 set search_path from current
 as $$
 declare
-    -- The selector sees a message's columns by their names, alone and behind the alias t, and no other.
-    source text := format($sql$(
-            select l.id, l.added::timestamp as added, coalesce(l.iid, %2$L || l.id) as iid, l.delayed_until::timestamp as delayed_until,
-                   l.expires::timestamp as expires, null::integer[] as received, l.headers, l.properties, l.data,
-                   l.expires as pgchange_expires, l.delayed_until as pgchange_due, l.txid as pgchange_txid,
-                   l.special as pgchange_special, l.not_for as pgchange_not_for
-            from mbus.%1$I as l)$sql$, 'log$' || known.qname, known.qname || '.');
-    wanted text := format($sql$
-            (t.pgchange_expires is null or t.pgchange_expires > clock_timestamp())
-            and (t.pgchange_not_for is null or %s <> all (t.pgchange_not_for))%s$sql$, c.id,
-        case when c.selector is null or safe then '' else format(E' and (%s\n)', c.selector) end);
+    source text := mbus.selectable(known);
+    wanted text := mbus.wanted_of(c, safe);
     verdict text := case when safe then format(
         'mbus.%I((t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data)::mbus.qt_model)',
         'match$' || c.id) else 'true' end;

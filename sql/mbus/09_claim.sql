@@ -69,7 +69,7 @@ as $$
 declare
     -- In this order: an id at most the horizon was drawn by a transaction below the bound, and is seen or among the open ones.
     horizon bigint := coalesce(pg_sequence_last_value(known.seq), 0);
-    bound bigint := case when pg_current_xact_id_if_assigned() is null then pg_current_xact_id()::text::bigint else mbus.xid_bound() end;
+    bound bigint := mbus.bound_now();
     stands mbus.standing;
     seen mbus.seen;
     found bigint[];

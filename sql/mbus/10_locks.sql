@@ -68,72 +68,54 @@ comment on function mbus.parts_at(mbus.queue, integer, integer[], integer, integ
     'Of some parts those in which there may be something for a consumer, the oldest message first, and what mbus.set_free() found where '
     'it was asked.';
 
-create function mbus.claim_single(known mbus.queue, c integer) returns bigint[]
+create function mbus.claim_from(known mbus.queue, c integer, parts integer[], free bigint[], has_whole boolean) returns bigint
 language plpgsql
 as $$
 declare
-    part integer;
-    remaining integer[] := known.parts;
     ids bigint[];
-    held integer := coalesce(nullif(current_setting('mbus.held', true), ''), '0')::integer;
-    has_whole boolean;
-    is_held boolean;
-    is_mine boolean;
-    -- Of the first few, one is free mostly.
-    prospect record := mbus.parts_at(known, c, remaining, 1, 8, random() < 0.1);
-    heads integer[] := prospect.parts;
 begin
-    while heads <> '{}' loop
-        part := heads[1];
-        heads := heads[2 :];
-        remaining := array_remove(remaining, part);
-        -- Past so many messages a transaction locks whole parts: locks are few.
-        has_whole := held >= 64 and mbus.take_part(c, part, true);
-        is_held := has_whole or mbus.take_part(c, part, false);
-        while is_held loop
-            ids := mbus.from_apart(known, c, array[part], 1, prospect.free);
-            if ids = '{}' then
-                ids := mbus.from_log(known, c, array[part], 1);
-            else
-                perform mbus.receive_apart(known, c, ids);
-            end if;
-            exit when ids = '{}';
-            if has_whole then
-                return ids;
-            end if;
-            -- Each by a statement of its own: who took it may have ended since it was looked for.
-            is_mine := pg_try_advisory_xact_lock(mbus.message_key(known.id, ids[1]));
-            if not is_mine then
-                -- Who is taking it may roll back.
-                execute format(
-                    'insert into mbus.apart (consumer, id, part, due, expires) '
-                    'select $1, l.id, $2, clock_timestamp() + interval ''20 ms'', l.expires from mbus.%I as l where l.id = $3 '
-                    'on conflict do nothing', 'log$' || known.qname)
-                using c, part, ids[1];
-            elsif not exists (
-                select from mbus.receipt as r where r.queue = known.id and r.id = ids[1] and r.consumer is null
-                union all
-                select from mbus.receipt as r
-                where r.queue = known.id and r.id = ids[1] and r.consumer = c and r.txid <> pg_current_xact_id())
-            then
-                perform set_config('mbus.held', (held + 1)::text, true);
-                return ids;
-            end if;
-            -- The receipt of who took it stays.
-            delete from mbus.receipt as r
-            where r.queue = known.id and r.consumer = c and r.id = ids[1] and r.txid = pg_current_xact_id();
-        end loop;
-        -- All that was seen may be in parts that others hold, however much that is.
-        if heads = '{}' and remaining <> '{}' then
-            prospect := mbus.parts_at(known, c, remaining, 1, 2 * known.consumers_cnt, true);
-            heads := prospect.parts;
+    loop
+        ids := mbus.from_apart(known, c, parts, 1, free);
+        if ids = '{}' then
+            ids := mbus.from_log(known, c, parts, 1);
+        else
+            perform mbus.receive_apart(known, c, ids);
         end if;
+        if ids = '{}' or has_whole then
+            return ids[1];
+        end if;
+        -- Each by a statement of its own: who took it may have ended since it was looked for.
+        if not pg_try_advisory_xact_lock(mbus.message_key(known.id, ids[1])) then
+            -- Who is taking it may roll back.
+            execute format(
+                'insert into mbus.apart (consumer, id, part, due, expires) '
+                'select $1, l.id, $2, clock_timestamp() + interval ''20 ms'', l.expires from mbus.%I as l where l.id = $3 '
+                'on conflict do nothing', 'log$' || known.qname)
+            using c, mod(ids[1], known.consumers_cnt)::integer, ids[1];
+        elsif not mbus.was_taken(known.id, c, ids[1]) then
+            return ids[1];
+        end if;
+        -- The receipt of who took it stays.
+        delete from mbus.receipt as r
+        where r.queue = known.id and r.consumer = c and r.id = ids[1] and r.txid = pg_current_xact_id();
     end loop;
-    return '{}';
 end
 $$;
-comment on function mbus.claim_single(mbus.queue, integer) is
-    'The oldest message that nobody holds, locked by itself: who takes another message of its part need not wait.';
+comment on function mbus.claim_from(mbus.queue, integer, integer[], bigint[], boolean) is
+    'The next single message of parts that a consumer has locked, locked by itself unless they are locked whole; null for none.';
+
+create function mbus.was_taken(queue integer, c integer, id bigint) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (
+        select from mbus.receipt as r
+        where r.queue = was_taken.queue and r.id = was_taken.id
+          and (r.consumer is null or r.consumer = c and r.txid is distinct from pg_current_xact_id_if_assigned()));
+end
+$$;
+comment on function mbus.was_taken(integer, integer, bigint) is
+    'Whether somebody else took a message for a consumer: what this transaction receives for it counts not.';
 
 create function mbus.check_isolation() returns void
 language plpgsql
@@ -177,7 +159,7 @@ begin
     perform mbus.check_isolation();
     perform mbus.check_origin(known);
     if amt = 1 then
-        ids := mbus.claim_single(known, c);
+        execute format('select array_remove(array[mbus.%I()], null)', 'single$' || c) into ids;
     else
         loop
             prospect := mbus.parts_at(known, c, remaining, amt, 2 * known.consumers_cnt, random() < 0.1);

@@ -8,9 +8,27 @@ declare
     -- The right to call a temporary consumer's function may be older than those that it was made by.
     guard text := case when known.is_roles_security_model or c.temporary
                        then format('perform mbus.demand(''consume'', %L, %L);', known.qname, c.name) else '' end;
-    -- What is called below runs with these too: each of its own would be paid for at every message.
-    options text := 'language plpgsql security definer set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off '
-        'set enable_hashjoin = off set enable_sort = off set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan';
+    options text := mbus.as_receiver('language plpgsql security definer');
+    -- What is read of l, a message of the log.
+    message text := format($sql$
+        select l.id, l.added::timestamp, coalesce(l.iid, %2$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null::integer[],
+               l.headers || %3$L::hstore, l.properties, l.data
+        from mbus.%1$I as l$sql$, 'log$' || known.qname, known.qname || '.', hstore('destination', known.qname)::text);
+    single text := format($body$
+declare
+    number bigint;
+begin
+    %4$s
+    number := mbus.single$%2$s();
+    if number is not null then
+        return query%3$s
+        where l.id = number;
+        if random() * 1000 < 1 then
+            perform mbus.trim_sometimes(mbus.queue_named(%1$L), 1);
+        end if;
+    end if;
+end
+$body$, known.qname, c.id, message, guard);
     body text := format($body$
 declare
     known mbus.queue := mbus.queue_named(%1$L);
@@ -18,6 +36,7 @@ declare
     lowest bigint;
     highest bigint;
 begin
+    %4$s
     ids := mbus.claim(known, %2$s, amt);
     if ids = '{}' then
         return;
@@ -25,17 +44,11 @@ begin
     lowest := ids[1];
     highest := ids[cardinality(ids)];
     if highest - lowest + 1 = cardinality(ids) then
-        return query
-        select l.id, l.added::timestamp, coalesce(l.iid, %4$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null::integer[],
-               l.headers || %5$L::hstore, l.properties, l.data
-        from mbus.%3$I as l
+        return query%3$s
         where l.id >= lowest and l.id <= highest
         order by l.id;
     else
-        return query
-        select l.id, l.added::timestamp, coalesce(l.iid, %4$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, null::integer[],
-               l.headers || %5$L::hstore, l.properties, l.data
-        from mbus.%3$I as l
+        return query%3$s
         where l.id = any (ids)
         order by l.id;
     end if;
@@ -43,19 +56,14 @@ begin
         perform mbus.trim_sometimes(known, cardinality(ids));
     end if;
 end
-$body$, known.qname, c.id, 'log$' || known.qname, known.qname || '.', hstore('destination', known.qname)::text);
+$body$, known.qname, c.id, message, guard);
 begin
-    perform mbus.place(mbus.function_name('consumen', known.qname, c.name), 'amt integer', 'setof mbus.qt_model',
-        options,
-        case when guard = '' then body else regexp_replace(body, E'\nbegin\n', E'\nbegin\n    ' || guard || E'\n') end,
+    perform mbus.place(mbus.function_name('consumen', known.qname, c.name), 'amt integer', 'setof mbus.qt_model', options, body,
         format('Receive up to amt messages of queue %s for consumer %s.', known.qname, c.name));
-    perform mbus.place('receive$' || c.id, 'amt integer', 'setof mbus.qt_model',
-        options, body,
-        format('Receive messages of queue %s for consumer %s, for whom a view lets.', known.qname, c.name));
-
-    perform mbus.place(mbus.function_name('consume', known.qname, c.name), '', 'setof mbus.qt_model', 'language sql security definer',
-        format('select * from mbus.%I(1)', mbus.function_name('consumen', known.qname, c.name)),
+    perform mbus.place(mbus.function_name('consume', known.qname, c.name), '', 'setof mbus.qt_model', options, single,
         format('Receive a message of queue %s for consumer %s.', known.qname, c.name));
+    perform mbus.place('receive$' || c.id, '', 'setof mbus.qt_model', options, case when guard = '' then single else replace(single, guard, '') end,
+        format('Receive a message of queue %s for consumer %s, for whom a view lets.', known.qname, c.name));
 
     perform mbus.place(mbus.function_name('take_from', known.qname, c.name), 'msgid text', 'mbus.qt_model',
         'language plpgsql security definer',
@@ -83,7 +91,7 @@ begin
         return;
     elsif to_regprocedure(function) is null then
         if to_regprocedure(format('mbus.%I(text)', 'peek_' || qname)) is null then
-            raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes one';
+            raise undefined_object using message = format('Queue %s does not exists', qname), hint = 'mbus.create_queue() makes one';
         end if;
         raise undefined_object using message = format('unknown consumer:%s', cname), hint = 'mbus.create_consumer() makes one';
     end if;

@@ -77,6 +77,8 @@ begin
     perform mbus.make_match_function(c);
     perform mbus.make_look_function(known, c, false);
     perform mbus.make_look_function(known, c, true);
+    perform mbus.make_find_function(known, c);
+    perform mbus.make_single_function(known, c);
     perform mbus.make_consume_functions(known, c);
     if known.is_roles_security_model then
         perform mbus.let_call((mbus.consumer_functions(known, c))[1:3], 'public');
@@ -192,7 +194,7 @@ language plpgsql security definer
 set search_path from current
 as $$
 declare
-    known mbus.queue := mbus.queue_named(qname);
+    known mbus.queue := mbus.queue_named(qname, 'Wrong queue name:%s');
 begin
     if not mbus.is_admin() and not (known.is_roles_security_model and mbus.has_role('admin', qname)) then
         perform mbus.deny();
@@ -308,6 +310,7 @@ declare
     function regprocedure;
 begin
     delete from mbus.position as p where p.consumer = c.id;
+    delete from mbus.level as l where l.consumer = c.id;
     delete from mbus.apart as a where a.consumer = c.id;
     delete from mbus.wake as w where w.consumer = c.id;
     delete from mbus.receipt as r where r.queue = known.id and r.consumer = c.id;

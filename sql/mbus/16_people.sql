@@ -44,7 +44,7 @@ begin
                case when 6 = any (shown) then m.iid end, case when 4 = any (shown) then m.delayed_until end,
                case when 5 = any (shown) then m.expires end, null::integer[], case when 2 = any (shown) then m.headers end,
                case when 3 = any (shown) then m.properties end, case when 1 = any (shown) then m.data end
-        from mbus.%2$I(1) as m;
+        from mbus.%2$I() as m;
 end
 $body$, seen, 'receive$' || c.id),
         format('Receives a message for who selects from view %s.', named));

@@ -28,6 +28,7 @@ BENCHMARKS = (
     "events",
     "event_upkeep",
     "queues",
+    "singles",
     "topology",
 )
 

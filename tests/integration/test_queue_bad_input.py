@@ -30,11 +30,12 @@ def test_a_name_that_breaks_the_rules_is_refused(q, name):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        ("mbus.post('nowhere', 'n=>1')", "Queue nowhere does not exists"),
+        ("mbus.post('nowhere', 'n=>1')", "Unknown queue:nowhere"),
+        ("mbus.post(null, 'n=>1')", "Unknown queue:"),
         ("mbus.drop_queue('nowhere')", "Queue nowhere does not exists"),
-        ("mbus.get_iid('nowhere')", "Queue nowhere does not exists"),
-        ("mbus.create_consumer('c', 'nowhere')", "Queue nowhere does not exists"),
-        ("mbus.consume('nowhere')", "Unknown queue:nowhere"),
+        ("mbus.get_iid('nowhere')", "No such queue: nowhere"),
+        ("mbus.create_consumer('c', 'nowhere')", "Wrong queue name:nowhere"),
+        ("mbus.consume('nowhere')", "Queue nowhere does not exists"),
         ("mbus.consume('q', 'nobody')", "unknown consumer:nobody"),
         ("mbus.drop_consumer('nobody', 'q')", "unknown consumer:nobody"),
         ("mbus.create_consumer('default', 'q')", "Wrong consumer name:default"),

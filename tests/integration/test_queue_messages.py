@@ -244,7 +244,7 @@ def test_a_queue_is_dropped_without_touching_one_whose_name_begins_alike(q):
     assert (
         one(q, "select count(*) from mbus.position where consumer not in (select id from mbus.consumer)") == 0
     )
-    with pytest.raises(psycopg.Error, match="Queue q does not exists"):
+    with pytest.raises(psycopg.Error, match="Unknown queue:q"):
         post(q, 1)
     make(q)
     assert drain(q) == []
@@ -282,7 +282,7 @@ def test_a_new_consumer_receives_what_is_there_and_not_what_is_gone(q):
     assert drain(q) == [str(n) for n in range(3, 10)]
 
 
-@pytest.mark.parametrize("table", ["log$q", "position", "apart", "receipt", "wake", "tempq"])
+@pytest.mark.parametrize("table", ["log$q", "position", "level", "apart", "receipt", "wake", "tempq"])
 def test_what_queues_write_most_is_vacuumed_early(q, table):
     options = one(q, "select reloptions from pg_class where oid = %s::regclass", f'mbus."{table}"')
     scales = [option for option in options if option.startswith("autovacuum_vacuum_scale_factor=")]
@@ -294,6 +294,13 @@ def test_estimated_messages_counts_what_is_there(q):
     assert one(q, "select mbus.estimated_messages('q')") == 10
     consumen(q, 4)
     assert one(q, "select mbus.estimated_messages('q')") == 6
+
+
+def test_a_queue_that_is_not_there_has_no_number_of_messages(q):
+    said: list[str | None] = []
+    q.add_notice_handler(lambda notice: said.append(notice.message_primary))
+    assert one(q, "select mbus.estimated_messages('nowhere')") is None
+    assert said == ["Queue nowhere does not exists"]
 
 
 def test_a_view_receives_and_posts(q):

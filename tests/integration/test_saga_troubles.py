@@ -183,5 +183,5 @@ def test_a_saga_starts_though_a_queue_of_an_older_one_was_made_anew(connection):
 
 def test_a_saga_cannot_start_in_queues_that_are_not_there(connection):
     connection.execute("select mbus.drop_queue('bungs')")
-    with pytest.raises((InvalidArgument, psycopg.Error), match="Queue bungs does not exists"):
+    with pytest.raises((InvalidArgument, psycopg.Error), match="No such queue: bungs"):
         start(connection, TOUR, {})

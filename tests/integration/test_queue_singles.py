@@ -1,0 +1,167 @@
+"""Single messages: where the next is looked for is noted, and whatever order transactions end in, each comes once."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.queues import consume, consumen, consumer, drain, fill, make, one, post
+
+pytestmark = pytest.mark.hstore
+
+READ = (
+    "select (sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) + sum(coalesce(idx_scan, 0)))::float8 "
+    "from pg_stat_xact_user_tables where schemaname = 'mbus'"
+)
+"""Rows and indexes that this transaction has looked at in the tables of the queues."""
+
+
+def singly(connection, name="default"):
+    """What comes one by one until nothing does."""
+    found = []
+    while (n := consume(connection, name)) is not None:
+        found.append(n)
+    return found
+
+
+@pytest.mark.parametrize(
+    "call", ["select mbus.peek_q()", "select * from mbus.consume('q')"], ids=["peek", "consume"]
+)
+def test_a_look_at_an_empty_queue_costs_the_same_whatever_the_number_of_its_parts(connect, call):
+    costs = []
+    for parts in (1, 256):
+        connection = connect(autocommit=False)
+        make(connection, parts=parts)
+        fill(connection, range(300))
+        # As for a crowd.
+        connection.execute("select setseed(0.5)")
+        assert len(singly(connection)) == 300
+        before = one(connection, READ)
+        connection.execute(call)
+        costs.append(one(connection, READ) - before)
+        connection.rollback()
+    assert max(costs) < 100
+
+
+def test_a_message_costs_the_same_whatever_the_number_of_parts(connect):
+    costs = []
+    for parts in (1, 256):
+        connection = connect(autocommit=False)
+        make(connection, parts=parts)
+        fill(connection, range(600))
+        for _ in range(300):
+            consume(connection)
+        before = one(connection, READ)
+        for _ in range(100):
+            consume(connection)
+        costs.append((one(connection, READ) - before) / 100)
+        connection.rollback()
+    assert costs[1] < 1.5 * costs[0] < 150
+
+
+def test_what_a_transaction_held_for_long_comes_first_when_it_is_given_back(connect):
+    connection, slow = connect(), connect(autocommit=False)
+    make(connection, parts=4)
+    fill(connection, range(200))
+    assert consume(slow) == "0"
+    others = singly(connection)
+    assert others == [str(n) for n in range(200) if n % 4]
+    slow.rollback()
+    assert singly(connection) == [str(n) for n in range(0, 200, 4)]
+
+
+def test_what_is_behind_a_message_that_was_held_for_long_comes_when_that_is_received(connect):
+    connection, slow = connect(), connect(autocommit=False)
+    make(connection, parts=4)
+    fill(connection, range(200))
+    assert consume(slow) == "0"
+    singly(connection)
+    slow.commit()
+    assert singly(connection) == [str(n) for n in range(4, 200, 4)]
+
+
+def test_who_consumes_while_a_message_is_held_for_long_does_not_look_at_all_that_came_since(connect):
+    connection, slow = connect(), connect(autocommit=False)
+    make(connection)
+    fill(connection, range(2000))
+    consume(slow)
+    for _ in range(1000):
+        consume(connection)
+    with connection.transaction():
+        before = one(connection, READ)
+        for _ in range(50):
+            consume(connection)
+        assert (one(connection, READ) - before) / 50 < 150
+
+
+def test_what_commits_late_is_received_one_by_one_though_later_messages_were(connect):
+    connection, late = connect(), connect(autocommit=False)
+    make(connection, parts=16)
+    for n in range(3):
+        post(late, f"late{n}")
+        fill(connection, [f"{n}.{i}" for i in range(30)])
+    assert len(singly(connection)) == 90
+    late.commit()
+    assert singly(connection) == ["late0", "late1", "late2"]
+
+
+def test_messages_that_were_rolled_back_come_again_in_order(connect):
+    connection, undone = connect(), connect(autocommit=False)
+    make(connection, parts=16)
+    fill(connection, range(100))
+    assert len(singly(undone)) == 100
+    undone.rollback()
+    assert singly(connection) == [str(n) for n in range(100)]
+
+
+def test_who_consumes_few_of_many_lets_the_log_be_trimmed(connect):
+    connection = connect()
+    make(connection)
+    consumer(connection, "few", "(t.data -> 'n')::integer % 1000 = 0")
+    connection.execute("select setseed(0.5)")
+    for n in range(3):
+        fill(connection, range(1000 * n + 1, 1000 * n + 1001))
+        drain(connection)
+        assert singly(connection, "few") == [str(1000 * n + 1000)]
+        for _ in range(30):
+            consume(connection, "few")
+    connection.execute("select mbus.maintain()")
+    assert one(connection, 'select count(*) from mbus."log$q"') < 1000
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_in_whatever_order_transactions_end_each_message_is_received_once(connect, seed):
+    """Of posts, claims of one and of many, roll-backs, and maintenance, by some connections in any order."""
+    chance = random.Random(seed)
+    make(connect(), parts=chance.choice([1, 2, 5, 16]))
+    selector = chance.choice([None, "t.data -> 'n' <> 'x'"])
+    consumer(connect(), "other", selector)
+    crowd = [connect(autocommit=False) for _ in range(5)]
+    posted, received = [[] for _ in crowd], [[] for _ in crowd]
+    sent, got = [], []
+    for step in range(250):
+        i = chance.randrange(len(crowd))
+        match chance.choices(["post", "one", "many", "commit", "rollback"], [6, 6, 1, 4, 1])[0]:
+            case "post":
+                new = [f"{step}.{n}" for n in range(chance.randint(1, 3))]
+                fill(crowd[i], new)
+                posted[i] += new
+            case "one" | "many" as how:
+                name = chance.choice(["default", "other"])
+                found = [consume(crowd[i], name)] if how == "one" else consumen(crowd[i], 5, name)
+                received[i] += [(name, n) for n in found if n is not None]
+            case "commit":
+                crowd[i].commit()
+                sent, got = sent + posted[i], got + received[i]
+                posted[i], received[i] = [], []
+            case "rollback":
+                crowd[i].rollback()
+                posted[i], received[i] = [], []
+    for each, mine, theirs in zip(crowd, posted, received, strict=True):
+        each.commit()
+        sent, got = sent + mine, got + theirs
+    for name in ("default", "other"):
+        got += [(name, n) for n in singly(connect(), name)]
+    assert sorted(got) == sorted((name, n) for name in ("default", "other") for n in sent)
+    assert one(connect(), "select mbus.peek_q()") is False
