@@ -113,7 +113,7 @@ begin
             format(made, rows_of_log, 't.id > start.done and t.id <= horizon', wanted));
     end loop;
     perform mbus.place('find$' || c.id, 'start mbus.start, horizon bigint, busy integer[], most integer', 'mbus.found',
-        'language plpgsql stable',
+        'language plpgsql stable' || case when c.selector is not null then ' ' || pgchange.settings() else '' end,
         format($body$
 #variable_conflict use_column
 declare
@@ -260,7 +260,7 @@ begin
         select s.* into start from mbus.starts_at(%2$s) as s;
         -- Mostly nobody has posted anything since.
         exit when horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart;
-        if not (select pgchange.is_native(o.cluster, o.written_in, o.xmin) from mbus.origin as o) then
+        if not mbus.is_native() then
             perform mbus.check_origin(mbus.queue_named(%1$L));
         end if;
         found := mbus.find$%2$s(start, horizon, busy, few);
