@@ -178,13 +178,16 @@ def test_only_letters_that_were_asked_for_are_warned_of(
     assert len(told) == warnings
 
 
-def test_an_operator_sends_letters_of_a_consumer_again(
-    db: str, conn_id: str, connection: psycopg.Connection[Any]
+def test_an_operator_sends_letters_of_a_consumer_again_and_says_how_many(
+    db: str, conn_id: str, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     letter, ids = give_up(connection, db)
     give_up(connection, db, n=6, feed=CommitFeed("other", 0))
+    log = Mock()
+    monkeypatch.setattr(DeadLettersOperator, "log", log)
     done = run(operator(conn_id, action="send_again", consumer="test/0"))
     assert done == {"action": "send_again", "letters": [letter]}
+    log.info.assert_called_once_with("%s: %d letters", "send_again", 1)
     assert drain_all(db) == [*ids, *commits_after(connection, ids)]
 
 

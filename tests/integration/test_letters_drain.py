@@ -149,3 +149,8 @@ def test_an_error_that_cannot_be_noted_hides_nothing(db, connection, monkeypatch
 
 def connect_to_nothing():
     raise PgChangeError("no server")
+
+
+def test_by_default_a_run_is_one_batch(db, connection):
+    ids = commits(connection, 4)
+    assert drain_but(set(), Plan(FEED, db, limit=2)) == ids[:2]

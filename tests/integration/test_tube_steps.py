@@ -210,3 +210,11 @@ def test_a_statement_timeout_says_for_whom_it_waited(connect):
         psycopg.errors.QueryCanceled, match=f"statement timeout.*by process {writer.info.backend_pid}"
     ):
         connection.execute("select tube.tube_backfill_step2()")
+
+
+def test_step_3_refuses_a_table_of_which_a_backfill_is_not_finished(item):
+    step1 = one(item, "select tube.tube_backfill_step1()")
+    number = begin(item)
+    chunk(item, number)
+    with pytest.raises(psycopg.Error, match="another backfill of public.item into tube q is not finished"):
+        item.execute("select tube.tube_backfill_step3(%s, 'q', 'item', 'day')", [step1])
