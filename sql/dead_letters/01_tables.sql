@@ -9,7 +9,7 @@ create table dead_letter.installed (
     version integer not null,
     checksum text,
     installed_at timestamptz not null default now(),
-    constraint dead_letter_of_airflow_pgchange check (version > 0)
+    constraint dead_letter_of_airflow_pgchange check (version >= 0)
 );
 comment on table dead_letter.installed is 'One row for each version of this schema that was installed here, the newest last.';
 -- The installer notes its checksum by an update, which a publication refuses without an identity.

@@ -89,7 +89,7 @@ $$;
 comment on function pgmb.most_ahead() is 'How far ahead partitions are made at most.';
 
 create function pgmb.misfit_settings() returns setof text
-language sql stable
+language sql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select misfit.told

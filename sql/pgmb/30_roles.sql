@@ -168,6 +168,7 @@ begin
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(),
             pgmb.forget_dropped(),
             pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching(), pgmb.troubles(interval),
+            pgmb.misfit_settings(),
             pgmb.told_missed(regclass, regclass), pgmb.bring_missed(regclass)
             to %1$s;
         grant execute on procedure pgmb.maintain_events_table(timestamptz) to %1$s

@@ -7,7 +7,7 @@ create table pubsub.installed (
     version integer not null,
     checksum text,
     installed_at timestamptz not null default now(),
-    constraint pubsub_of_airflow_pgchange check (version > 0)
+    constraint pubsub_of_airflow_pgchange check (version >= 0)
 );
 comment on table pubsub.installed is 'One row for each version of this schema that was installed here, the newest last.';
 -- The installer notes its checksum by an update, which a publication refuses without an identity.

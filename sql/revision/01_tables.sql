@@ -7,7 +7,7 @@ create table revision.installed (
     version integer not null,
     checksum text,
     installed_at timestamptz not null default now(),
-    constraint revision_of_airflow_pgchange check (version > 0)
+    constraint revision_of_airflow_pgchange check (version >= 0)
 );
 comment on table revision.installed is 'One row for each version of this schema that was installed here, the newest last.';
 -- The installer notes its checksum by an update, which a publication refuses without an identity.

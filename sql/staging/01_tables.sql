@@ -9,7 +9,7 @@ create table pgchange_staging.installed (
     version integer not null,
     checksum text,
     installed_at timestamptz not null default now(),
-    constraint pgchange_staging_of_airflow_pgchange check (version > 0)
+    constraint pgchange_staging_of_airflow_pgchange check (version >= 0)
 );
 comment on table pgchange_staging.installed is
     'One row for each version of this schema that was installed here, the newest last.';

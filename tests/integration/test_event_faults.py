@@ -192,21 +192,9 @@ def test_a_chunk_of_no_size_is_refused_and_takes_no_lock(connect):
     assert one(connection, "select pgmb.locked('g')") is False
 
 
-def stale(connection):
-    """Let the group's subscription be one of which the next read says that it is in use."""
-    connection.execute("update pgmb.subscriptions set expiry_interval = '1 hour'")
-    connection.execute("update pgmb.subscriptions set last_active_at = now() - interval '50 minutes'")
-
-
-def slow(connection):
-    """Let who says so take longer than a reader may."""
-    stale(connection)
-    connection.execute(
-        "create function public.rest() returns trigger language plpgsql as 'begin perform pg_sleep(60); return new; end'"
-    )
-    connection.execute(
-        "create trigger rest before update on pgmb.subscriptions for each row execute function public.rest()"
-    )
+def busy(connection):
+    """Under a lock that is not let go of."""
+    connection.execute("begin; lock table pgmb.events in access exclusive mode")
 
 
 def lacking(connection):
@@ -216,11 +204,11 @@ def lacking(connection):
 @pytest.mark.parametrize(
     ("prepare", "setting", "state"),
     [
-        (stale, "set default_transaction_read_only = on", "25006"),
-        (slow, "set statement_timeout = '500ms'", "57014"),
+        (busy, "set statement_timeout = '500ms'", "57014"),
+        (busy, "set lock_timeout = '100ms'", "55P03"),
         (lacking, "select", "55000"),
     ],
-    ids=["read only", "cancelled", "events gone"],
+    ids=["cancelled", "not waiting", "events gone"],
 )
 def test_a_read_that_fails_lets_go_of_the_lock_that_it_took(connect, prepare, setting, state):
     connection, reader = connect(), connect()

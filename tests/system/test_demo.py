@@ -22,7 +22,7 @@ def test_the_demo_ends_with_a_result_that_equals_the_file() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=850,
     )
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
     assert "the result equals the file to the last flight" in ran.stdout
