@@ -101,8 +101,7 @@ def installed(connection: psycopg.Connection[Any]) -> list[Installed]:
     for system in SYSTEMS:
         if system.folder not in held:
             continue
-        query = sql.SQL("select version, checksum from {} order by version desc, installed_at desc limit 1")
-        for version, known in rows(connection, query.format(sql.Identifier(system.schema, "installed"))):
+        for version, known in _newest(connection, system):
             intact = None if known is None else known == checksum(system)
             found.append(Installed(system.folder, version, system.version, intact))
     return found
@@ -331,7 +330,7 @@ def _present(connection: psycopg.Connection[Any], system: System) -> bool:
 
 
 def _demand_version(connection: psycopg.Connection[Any], system: System) -> None:
-    found = _version(connection, system)
+    found, known = next(iter(_newest(connection, system)), (0, None))
     if found == 0:
         raise SchemaVersionMismatch(
             f"schema {system.schema} came without its data, as from `pg_dump --schema-only`: run `airflow pgchange "
@@ -342,8 +341,6 @@ def _demand_version(connection: psycopg.Connection[Any], system: System) -> None
             f"schema {system.schema} is at version {found}, this package needs {system.version}: "
             + ("run `airflow pgchange upgrade`" if found < system.version else "install the newer package")
         )
-    query = sql.SQL("select checksum from {} order by version desc, installed_at desc limit 1")
-    known = ask(connection, query.format(sql.Identifier(system.schema, "installed")))
     if known is not None and known != checksum(system):
         raise SchemaVersionMismatch(
             f"schema {system.schema} is at version {found}, but was made from other files than this package's: install "
@@ -352,8 +349,13 @@ def _demand_version(connection: psycopg.Connection[Any], system: System) -> None
 
 
 def _version(connection: psycopg.Connection[Any], system: System) -> int:
-    query = sql.SQL("select coalesce(max(version), 0) from {}")
-    return int(ask(connection, query.format(sql.Identifier(system.schema, "installed"))))
+    return next((version for version, _ in _newest(connection, system)), 0)
+
+
+def _newest(connection: psycopg.Connection[Any], system: System) -> list[tuple[Any, ...]]:
+    """The version that was installed last, with its checksum; none where the schema came without its data."""
+    query = sql.SQL("select version, checksum from {} order by version desc, installed_at desc limit 1")
+    return rows(connection, query.format(sql.Identifier(system.schema, "installed")))
 
 
 def _note(connection: psycopg.Connection[Any], system: System) -> None:

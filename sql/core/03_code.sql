@@ -35,10 +35,11 @@ as $$
     cross join lateral pg_identify_object(d.refclassid, d.refobjid, 0) as i
     cross join lateral pg_identify_object(part.class, part.id, 0) as p
     where o.owner not in (select t.id from trusted as t)
+      and (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl) <> current_user
 $$;
 comment on function pgchange.code_in(regclass) is
     'What of the code of somebody else a query of a table may run whatever it asks for, for it is in an index, statistics, a check '
-    'or the key of the partitions; null where there is none. A superuser''s is nobody else''s.';
+    'or the key of the partitions; null where there is none, and for the table''s owner. A superuser''s is nobody else''s.';
 
 create function pgchange.settings() returns text
 language sql immutable
@@ -48,3 +49,18 @@ as $$
 $$;
 comment on function pgchange.settings() is
     'The settings of functions in which an expression of a user stands: it means the same for whoever writes, receives or looks.';
+
+create function pgchange.pin_settings(variadic functions regprocedure[]) returns void
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    function regprocedure;
+begin
+    foreach function in array functions loop
+        execute format('alter function %s %s', function, pgchange.settings());
+    end loop;
+end
+$$;
+comment on function pgchange.pin_settings(regprocedure[]) is
+    'Let functions run under pgchange.settings(), for an expression of a user stands in what they put together.';

@@ -148,12 +148,6 @@ create function pgmb.replay_push_faults(tbl regclass) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 -- As in the trigger functions.
-set timezone = 'UTC'
-set datestyle = 'ISO, MDY'
-set intervalstyle = postgres
-set extra_float_digits = 1
-set bytea_output = hex
-set lc_monetary = 'C'
 set quote_all_identifiers = off
 as $$
 declare
@@ -205,12 +199,6 @@ create function pgmb.publish_attached(part regclass) returns bigint
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 -- As in the trigger functions.
-set timezone = 'UTC'
-set datestyle = 'ISO, MDY'
-set intervalstyle = postgres
-set extra_float_digits = 1
-set bytea_output = hex
-set lc_monetary = 'C'
 set quote_all_identifiers = off
 as $$
 declare
@@ -242,3 +230,5 @@ $$;
 comment on function pgmb.publish_attached(regclass) is
     'Publish an event for each row that is now in a partition that came with rows, as if it were inserted; returns how many. Those '
     'that were inserted through the table since the partition came are published again. For the owner of the partition only.';
+
+select pgchange.pin_settings('pgmb.replay_push_faults(regclass)', 'pgmb.publish_attached(regclass)');

@@ -81,7 +81,7 @@ set search_path = pg_catalog, revision, pgchange, pg_temp
 as $$
 declare
     owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
-    code text := case when owner_name <> current_user then pgchange.code_in(tbl) end;
+    code text := pgchange.code_in(tbl);
 begin
     if code is not null then
         raise insufficient_privilege using

@@ -80,14 +80,6 @@ comment on function revision.check_reads_no_code(revision.tracked) is
 create function revision.enqueue_row(tbl regclass, commit_id bigint) returns boolean
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
-set timezone = 'UTC'
-set datestyle = 'ISO, MDY'
-set intervalstyle = postgres
-set extra_float_digits = 1
-set bytea_output = hex
-set lc_monetary = 'C'
-set standard_conforming_strings = on
-set transform_null_equals = off
 as $$
 declare
     known revision.tracked := (select t from revision.tracked as t where t.tbl = enqueue_row.tbl);
@@ -148,14 +140,6 @@ comment on function revision.replay_faults(regclass) is
 create function revision.enqueue_chunk(tbl regclass, chunk integer) returns bigint
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
-set timezone = 'UTC'
-set datestyle = 'ISO, MDY'
-set intervalstyle = postgres
-set extra_float_digits = 1
-set bytea_output = hex
-set lc_monetary = 'C'
-set standard_conforming_strings = on
-set transform_null_equals = off
 as $$
 declare
     known revision.tracked;
@@ -286,3 +270,5 @@ comment on procedure revision.enqueue_existing(regclass, integer) is
     'Put the rows that were there before the tracking in the queue, chunk by chunk with a commit each. Stopped at any point '
     'it goes on from there; none is doubled with what the trigger captured. Run it as the owner of the table, outside a '
     'transaction.';
+
+select pgchange.pin_settings('revision.enqueue_row(regclass, bigint)', 'revision.enqueue_chunk(regclass, integer)');

@@ -70,14 +70,6 @@ comment on function revision.tracking() is
 create function revision.enqueue_attached(part regclass) returns bigint
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
-set timezone = 'UTC'
-set datestyle = 'ISO, MDY'
-set intervalstyle = postgres
-set extra_float_digits = 1
-set bytea_output = hex
-set lc_monetary = 'C'
-set standard_conforming_strings = on
-set transform_null_equals = off
 as $$
 declare
     known revision.tracked := (
@@ -154,3 +146,5 @@ $$;
 comment on function revision.enqueue_attached(regclass) is
     'Put the rows that came with a partition in the queue, but for those that are in it; returns how many. Refused where history '
     'that is younger than the partition was trimmed: what is gone would come again.';
+
+select pgchange.pin_settings('revision.enqueue_attached(regclass)');

@@ -76,6 +76,5 @@ create policy noted on revision.fault for insert with check (
         where t.tgrelid = tbl and t.tgname = 'pgchange_capture' and pg_has_role(p.proowner, 'usage')));
 
 revoke all on all routines in schema revision from public;
-revoke all on all procedures in schema revision from public;
 revoke all on all tables in schema revision from public;
 revoke all on schema revision from public;
