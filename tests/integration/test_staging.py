@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psycopg
 import pytest
 
@@ -14,9 +16,9 @@ LEFTOVERS = "select name, batch_id, attempt, target, in_use from pgchange_stagin
 DROP = "select * from pgchange_staging.drop_leftovers('0')"
 
 
-def stage(db):
+def stage(db, attempt=2):
     with feed_connect(db) as connection:
-        return create(connection, BATCH, "public.target", [("n", "bigint")])
+        return create(connection, replace(BATCH, attempt=attempt), "public.target", [("n", "bigint")])
 
 
 def test_what_a_dead_attempt_staged_is_found_and_dropped(own_database, connect_to):
@@ -42,6 +44,13 @@ def test_a_later_attempt_does_not_keep_what_an_earlier_one_left(own_database, co
     consumer, connection = connect_to(own_database, autocommit=False), connect_to(own_database)
     consumer.execute("select pg_advisory_xact_lock(42)")
     assert connection.execute(DROP).fetchall() == [(name,)]
+
+
+def test_the_oldest_leftovers_come_first(own_database, connect_to):
+    older, younger = (stage(own_database, attempt) for attempt in (2, 1))
+    connection = connect_to(own_database)
+    connection.execute(f"alter table pgchange_staging.{older} set (fillfactor = 50)")
+    assert [row[0] for row in connection.execute(LEFTOVERS)] == [older, younger]
 
 
 def test_young_leftovers_stay(own_database, connect_to):

@@ -17,7 +17,7 @@ from tests.suite.choosing.ranking import Choice, rank, within
 from tests.suite.run import ROOT, environment
 
 WORKERS = 2
-SECONDS, FEED_SECONDS = 55, 200
+SECONDS, FEED_SECONDS = 55, 115
 """What the tests of a change, and of a feed, may take of the processor on each worker. A run takes half as long again, as
 servers start, tests are collected, and no two workers end at once."""
 # A file that is this much less about a change than the best one is not worth the wait.
