@@ -106,6 +106,23 @@ def test_what_commits_late_is_received_one_by_one_though_later_messages_were(con
     assert singly(connection) == ["late0", "late1", "late2"]
 
 
+def test_transactions_that_have_ended_are_looked_for_no_more_beside_a_busy_part(connect):
+    connection, slow, late = connect(), connect(autocommit=False), connect(autocommit=False)
+    make(connection, parts=4)
+    fill(connection, range(8))
+    connection.execute("select setseed(0.5)")
+    assert consume(slow) == "0"
+    found = 1
+    for _ in range(30):
+        post(late, "late")
+        fill(connection, range(40))
+        found += len([consume(connection) for _ in range(20)])
+        late.commit()
+    assert one(connection, "select max(cardinality(late_xids)) from mbus.level") <= 3
+    slow.commit()
+    assert found + len(singly(connection)) == 8 + 30 * 41
+
+
 def test_messages_that_were_rolled_back_come_again_in_order(connect):
     connection, undone = connect(), connect(autocommit=False)
     make(connection, parts=16)
