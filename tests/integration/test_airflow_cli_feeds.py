@@ -221,6 +221,7 @@ def test_a_topology_relay_that_cannot_serve_says_why(db: str, options: list[str]
     assert reason in failed(caught)
 
 
+@pytest.mark.hstore
 def test_a_consumer_of_a_queue_is_shown_and_gives_up_a_batch(
     db: str, connect: Connect, pgchange: Command
 ) -> None:
