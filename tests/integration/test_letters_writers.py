@@ -88,6 +88,7 @@ class Run:
         with open_connection(self.results) as results, open_connection(self.source) as source:
             while True:
                 left = dead_letters.listed(results)
+                self.resent += len(left)
                 dead_letters.again(results, source, older_than="0 s")
                 given = plan(self.results, self.source, feed=self.feed, limit=10_000, max_attempts=1000)
                 if drain(given, self.process(random.Random(0), 0)).batches == 0 and not left:
