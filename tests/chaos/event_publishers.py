@@ -21,6 +21,8 @@ from tests.chaos.kills import until
 Connection = psycopg.Connection[Any]
 NOW, LATER, LONG_AGO = "0", "300 ms", "-1 hour"
 """When an event is to be delivered."""
+AHEAD = 5000
+"""How many events more may be published than the group of all has read, so that readers on a busy machine follow."""
 
 
 def publish(
@@ -52,6 +54,7 @@ class Publisher:
     number: int
     campaign: Campaign
     stopping: threading.Event
+    ahead: threading.Event
     acknowledged: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
     errors: list[BaseException] = field(default_factory=list)
@@ -63,7 +66,10 @@ class Publisher:
             try:
                 with psycopg.connect(self.source, autocommit=True) as connection:
                     while not self.stopping.is_set():
-                        self.transaction(connection, chance, numbers)
+                        if self.ahead.is_set():
+                            self.stopping.wait(PAUSE)
+                        else:
+                            self.transaction(connection, chance, numbers)
             except psycopg.OperationalError as error:
                 if not cut_off(error):
                     self.errors.append(error)
@@ -117,11 +123,25 @@ class Publisher:
 
 
 @contextmanager
-def publishing(source: str, campaign: Campaign) -> Iterator[list[Publisher]]:
+def publishing(source: str, results: str, campaign: Campaign) -> Iterator[list[Publisher]]:
     """Publishers at work until the block ends."""
-    stopping = threading.Event()
-    publishers = [Publisher(source, n, campaign, stopping) for n in range(campaign.writers)]
-    with _running([publisher.run for publisher in publishers], stopping):
+    stopping, ahead = threading.Event(), threading.Event()
+    publishers = [Publisher(source, n, campaign, stopping, ahead) for n in range(campaign.writers)]
+
+    def hold_back() -> None:
+        while not stopping.wait(0.5):
+            published = sum(len(publisher.acknowledged) for publisher in publishers)
+            try:
+                with psycopg.connect(results, autocommit=True) as connection:
+                    read = connection.execute("select count(*) from effect where group_id = 'everything'")
+                    [(count,)] = read.fetchall()
+            except psycopg.OperationalError as error:
+                if not cut_off(error):
+                    raise
+                continue
+            (ahead.set if published - count > AHEAD else ahead.clear)()
+
+    with _running([*(publisher.run for publisher in publishers), hold_back], stopping):
         yield publishers
 
 

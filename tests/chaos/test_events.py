@@ -67,7 +67,10 @@ def run(source, results, folder):
     event_log.set_up(source.conninfo(), results)
     acknowledged, undone = [], []
     with crew(source.conninfo(), folder, consumers(source.conninfo(), results)) as at_work:
-        with publishing(source.conninfo(), CAMPAIGN) as publishers, maintaining(source.conninfo()) as told:
+        with (
+            publishing(source.conninfo(), results, CAMPAIGN) as publishers,
+            maintaining(source.conninfo()) as told,
+        ):
             for _ in range(TURNS):
                 acknowledged.append(commit_late(source.conninfo(), results))
                 kill_some(at_work)
@@ -130,7 +133,7 @@ def test_the_campaign_catches_a_cursor_by_id_alone(db, tmp_path):
     """Seconds: a writer has to commit late for the fault to show."""
     event_log.set_up(db, db)
     with crew(db, tmp_path, consumers(db, db, "by id alone", 2)) as at_work:
-        with publishing(db, CAMPAIGN):
+        with publishing(db, db, CAMPAIGN):
             late = commit_late(db, db)
         at_work.stop()
     drain(db, db, "by id alone")

@@ -23,8 +23,10 @@ from airflow_pgchange.feeds import (
 from airflow_pgchange.feeds.connect import connect as connect_ours
 from airflow_pgchange.maintenance import maintain
 from tests import commits, queues, topology, tubes
+from tests.batches import taken
 from tests.event_keeping import configure
 from tests.events import publish, subscribe
+from tests.waiting import until, waits
 
 ROUNDS = 4
 Work = Callable[[psycopg.Connection[Any], int], object]
@@ -167,3 +169,25 @@ def test_maintenance_that_locks_in_the_wrong_order_and_waits_would_be_noticed(im
 
     with pytest.raises(errors.DeadlockDetected):
         beside(impatient, wrong, locking("events", "dispatched"))
+
+
+def test_a_claim_that_is_ended_to_let_others_out_of_a_deadlock_is_made_anew(own_database: str) -> None:
+    with connect_ours(own_database) as connection:
+        subscribe(connection)
+        publish(connection, "a")
+        connection.execute("select pgmb.poll_for_events()")
+        # Who claims looks for a deadlock soon, and who is in its way never does.
+        connection.execute("alter database postgres set deadlock_timeout = '300ms'")
+    with (
+        psycopg.connect(own_database) as other,
+        psycopg.connect(own_database, autocommit=True) as looking,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        other.execute("set deadlock_timeout = '1h'")
+        other.execute("lock table pgmb.dispatched_default in access exclusive mode")
+        claimed = pool.submit(taken, EventFeed("g"), own_database)
+        until(looking, waits(relation="pgmb.dispatched_default"))
+        other.execute("lock table pgmb.dispatched in access exclusive mode")
+        other.rollback()
+        assert len(claimed.result()) == 1
+        until(looking, "select deadlocks = 1 from pg_stat_database where datname = current_database()")
