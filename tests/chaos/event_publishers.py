@@ -56,6 +56,8 @@ class Publisher:
     stopping: threading.Event
     ahead: threading.Event
     acknowledged: list[str] = field(default_factory=list)
+    to_one: int = 0
+    """How many of these the group of all does not get."""
     done: Counter[str] = field(default_factory=Counter)
     errors: list[BaseException] = field(default_factory=list)
 
@@ -89,11 +91,13 @@ class Publisher:
             return publish(connection, kind, payloads, at)
 
         made: Counter[str] = Counter()
+        direct: list[str] = []
         prepared = chance.random() < 0.1
         connection.execute("begin")
         ids = some("prepared" if prepared else "plain")
         if chance.random() < 0.2:
-            ids += some("direct")
+            direct = some("direct")
+            ids += direct
         if chance.random() < 0.2:
             ids += some("scheduled", LATER)
         if chance.random() < 0.1:
@@ -119,6 +123,7 @@ class Publisher:
         else:
             connection.execute("commit")
         self.acknowledged += ids
+        self.to_one += len(direct)
         self.done += made
 
 
@@ -130,7 +135,7 @@ def publishing(source: str, results: str, campaign: Campaign) -> Iterator[list[P
 
     def hold_back() -> None:
         while not stopping.wait(0.5):
-            published = sum(len(publisher.acknowledged) for publisher in publishers)
+            published = sum(len(publisher.acknowledged) - publisher.to_one for publisher in publishers)
             try:
                 with psycopg.connect(results, autocommit=True) as connection:
                     read = connection.execute("select count(*) from effect where group_id = 'everything'")
