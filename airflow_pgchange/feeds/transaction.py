@@ -146,13 +146,10 @@ class ConsumerTransaction:
             position = self._read_position()
             choose = self.feed.choose(position, limit) if self._on_standby else None
             choice = None if choose is None else ask(self._reader, choose)
-            row = past_deadlocks(lambda: self._claim(self.feed.claim(position, limit, choice, max_attempts)))
+            claim = self.feed.claim(position, limit, choice, max_attempts)
+            row = past_deadlocks(lambda: ask(self._claims, claim))
         self.batch = None if row is None else Batch.from_json({**row, "feed": self.feed.name})
         return self.batch
-
-    def _claim(self, query: sql.Composed) -> Any:
-        with self._claims.transaction():
-            return ask(self._claims, query)
 
     def give_up(self, reason: str, batch_id: str | None = None) -> int:
         """Make the batch that was claimed and never acked a dead letter, with what its last attempt failed on, and go on
