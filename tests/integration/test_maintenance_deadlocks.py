@@ -171,23 +171,28 @@ def test_maintenance_that_locks_in_the_wrong_order_and_waits_would_be_noticed(im
         beside(impatient, wrong, locking("events", "dispatched"))
 
 
-def test_a_claim_that_is_ended_to_let_others_out_of_a_deadlock_is_made_anew(own_database: str) -> None:
-    with connect_ours(own_database) as connection:
-        subscribe(connection)
-        publish(connection, "a")
-        connection.execute("select pgmb.poll_for_events()")
-        # Who claims looks for a deadlock soon, and who is in its way never does.
-        connection.execute("alter database postgres set deadlock_timeout = '300ms'")
+def test_a_claim_that_is_ended_to_let_others_out_of_a_deadlock_is_made_anew(impatient: str) -> None:
     with (
-        psycopg.connect(own_database) as other,
-        psycopg.connect(own_database, autocommit=True) as looking,
-        ThreadPoolExecutor(1) as pool,
+        connect_ours(impatient) as looking,
+        psycopg.connect(impatient) as first,
+        psycopg.connect(impatient) as other,
+        ThreadPoolExecutor(2) as pool,
     ):
+        subscribe(looking)
+        publish(looking, "a")
+        looking.execute("select pgmb.poll_for_events()")
+        [[part]] = looking.execute("select tableoid::regclass::text from pgmb.dispatched").fetchall()
         other.execute("set deadlock_timeout = '1h'")
-        other.execute("lock table pgmb.dispatched_default in access exclusive mode")
-        claimed = pool.submit(taken, EventFeed("g"), own_database)
-        until(looking, waits(relation="pgmb.dispatched_default"))
-        other.execute("lock table pgmb.dispatched in access exclusive mode")
+        lock = "lock table only {} in access exclusive mode"
+        first.execute(lock.format(part))  # type: ignore[arg-type]
+        other.execute(lock.format("pgmb.dispatched_default"))  # type: ignore[arg-type]
+        claimed = pool.submit(taken, EventFeed("g"), impatient)
+        until(looking, waits(relation=part))
+        locked = pool.submit(other.execute, lock.format("pgmb.dispatched"))  # type: ignore[arg-type]
+        until(looking, waits(other))
+        # Only now who claims comes upon the other one, which waits for it.
+        first.rollback()
+        locked.result()
         other.rollback()
         assert len(claimed.result()) == 1
         until(looking, "select deadlocks = 1 from pg_stat_database where datname = current_database()")
