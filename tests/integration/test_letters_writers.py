@@ -27,6 +27,9 @@ from tests.tubes import attach, make
 
 NOT_NOW = (BatchNotFinished, ConsumerBusy, LetterRefused, StaleClaim, UnknownConsumer, UnknownLetter)
 
+TURNS = 10
+"""How often writers work at most until a letter was sent again beside them, which a busy machine delays."""
+
 
 class Run:
     """Consumers of which each fails now and then, and a person who skips and sends again, until told to stop."""
@@ -88,27 +91,36 @@ class Run:
         with open_connection(self.results) as results, open_connection(self.source) as source:
             while True:
                 left = dead_letters.listed(results)
-                self.resent += len(left)
                 dead_letters.again(results, source, older_than="0 s")
                 given = plan(self.results, self.source, feed=self.feed, limit=10_000, max_attempts=1000)
                 if drain(given, self.process(random.Random(0), 0)).batches == 0 and not left:
                     return
 
 
-def campaign(feed, results, source, seed):
-    prepare_results(results)
-    run = Run(feed, results, source, seed)
+def write_some(run, source, seed):
+    """Writers at work for some seconds."""
     writers = Campaign(writers=6, seconds=3, delay=0.2, seed=seed)
     deadline = time.monotonic() + writers.seconds
     writing = [
         threading.Thread(target=run.guarded, args=(write, source, writers, n, deadline)) for n in range(6)
     ]
-    others = [threading.Thread(target=run.guarded, args=(run.consume, n)) for n in range(3)]
-    others.append(threading.Thread(target=run.guarded, args=(run.look_after,)))
-    for thread in writing + others:
+    for thread in writing:
         thread.start()
     for thread in writing:
         thread.join()
+
+
+def campaign(feed, results, source, seed):
+    prepare_results(results)
+    run = Run(feed, results, source, seed)
+    others = [threading.Thread(target=run.guarded, args=(run.consume, n)) for n in range(3)]
+    others.append(threading.Thread(target=run.guarded, args=(run.look_after,)))
+    for thread in others:
+        thread.start()
+    for turn in range(TURNS):
+        write_some(run, source, f"{seed} {turn}")
+        if run.resent:
+            break
     run.stopping.set()
     for thread in others:
         thread.join()
