@@ -214,7 +214,7 @@ begin
     left join unnest(start.busy, start.froms) as f(part, above) on f.part = b.part;
     if busy <> '{}' then
         late := array(
-            select x from unnest(late) as x
+            select unnest(late)
             union select x from unnest(busy) as b(part) cross join mbus.stands_at(c, b.part) as p cross join unnest(p.late_xids) as x);
     end if;
     insert into mbus.level (consumer, done, late_xids, busy, froms) values (c, reached, late, busy, froms);

@@ -144,7 +144,10 @@ def publishing(source: str, results: str, campaign: Campaign) -> Iterator[list[P
                 if not cut_off(error):
                     raise
                 continue
-            (ahead.set if published - count > AHEAD else ahead.clear)()
+            if published - count > AHEAD:
+                ahead.set()
+            else:
+                ahead.clear()
 
     with _running([*(publisher.run for publisher in publishers), hold_back], stopping):
         yield publishers

@@ -103,7 +103,7 @@ def columns_of(connection):
 
 @pytest.fixture
 def typed(connect):
-    """A table with a column of every type, and these: a row of NULLs, and a row for each value."""
+    """A table with a column of every type that the server knows, and these: a row of NULLs, and a row for each value."""
     connection = connect()
     known = columns_of(connection)
     connection.execute(DDL)
