@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.feeds import Batch, CommitFeed, ConsumerTransaction
+from tests.batches import drained
 
 FEED = CommitFeed("test", 0)
 
@@ -24,13 +25,7 @@ def commits(connection: psycopg.Connection[Any], n: int = 1) -> list[int]:
 
 def drain(results: str, source: str | None = None, feed: CommitFeed = FEED, limit: int = 1000) -> list[int]:
     """Process everything that is ready; the commits in the order in which they came."""
-    got: list[int] = []
-    while True:
-        with ConsumerTransaction(feed, results, source) as consumer:
-            if consumer.claim(limit) is None:
-                return got
-            got += [change.id for change in consumer.changes()]
-            consumer.ack()
+    return [change.id for change in drained(feed, results, source, limit)]
 
 
 def claim_and_fail(

@@ -112,3 +112,41 @@ def test_a_consumer_that_is_dropped_while_another_waits_for_it_is_told(db, conne
     assert len(told) == 1
     assert "open another" in told[0]
     assert len(drain(db)) == 1
+
+
+@pytest.mark.every_server
+def test_lock_watermark_makes_a_consumer_at_zero(connect):
+    connection = connect()
+    row = connection.execute("select txid::text, commit_id from pubsub.lock_watermark('hand', 0)").fetchone()
+    assert row == ("0", 0)
+
+
+@pytest.mark.every_server
+def test_lock_watermark_waits_for_another_holder(connect):
+    first, second = connect(autocommit=False), connect()
+    first.execute("select pubsub.lock_watermark('hand', 0)")
+    second.execute("set lock_timeout = 50")
+    with pytest.raises(Exception, match="lock timeout"):
+        second.execute("select pubsub.lock_watermark('hand', 0)")
+    first.commit()
+    second.execute("select pubsub.lock_watermark('hand', 0)")
+
+
+@pytest.mark.every_server
+def test_polling_by_hand_gives_each_commit_once(connect):
+    connection = connect()
+    connection.execute("select pubsub.lock_watermark('hand', 0)")
+    expected = commits(connection, 5)
+    got = []
+    while rows := connection.execute("select id from pubsub.poll('hand', 0, 2)").fetchall():
+        got += [row[0] for row in rows]
+    assert got == expected
+
+
+@pytest.mark.every_server
+def test_polling_in_a_transaction_that_wrote_is_refused(connect):
+    connection = connect()
+    with pytest.raises(Exception, match="already written"), connection.transaction():
+        commits(connection)
+        connection.execute("select pubsub.lock_watermark('hand', 0)")
+        connection.execute("select * from pubsub.poll('hand', 0)")

@@ -19,25 +19,10 @@ from airflow_pgchange.feeds.errors import (
 )
 from airflow_pgchange.feeds.lag import lag, position
 from tests.acks import only_the_claimed_version_is_acked
-from tests.batches import taken
-from tests.commits import narrow_partitions, use_up_transactions
+from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
 from tests.waiting import locks
 
 pytestmark = pytest.mark.every_server
-
-FEED = CommitFeed("test", 0)
-
-
-def commits(connection, n=1):
-    query = "insert into revision.commit select from generate_series(1, %s) returning id"
-    return [row[0] for row in connection.execute(query, [n]).fetchall()]
-
-
-def drain(db, feed=FEED, limit=1000):
-    got = []
-    while changes := taken(feed, db, limit=limit):
-        got += [change.id for change in changes]
-    return got
 
 
 def claim_and_fail(db, limit, feed=FEED):
@@ -62,14 +47,16 @@ def test_a_new_consumer_gets_every_commit_there_ever_was_once(db, connect):
 def test_batches_of_any_size_give_each_commit_once(db, connect, limit):
     connection = connect()
     expected = [one for n in (3, 1, 8, 2) for one in commits(connection, n)]
-    assert drain(db, FEED, limit) == expected
+    assert drain(db, limit=limit) == expected
 
 
 def test_in_order_batches_of_any_size_give_each_commit_once(own_database, connect_to):
     connection = connect_to(own_database)
     expected = [one for n in (3, 1, 8, 2) for one in commits(connection, n)]
     for limit in (1, 2, 7, 8, 100):
-        assert drain(own_database, CommitFeed(f"limit {limit}", 0, in_order=True), limit) == expected
+        assert (
+            drain(own_database, feed=CommitFeed(f"limit {limit}", 0, in_order=True), limit=limit) == expected
+        )
 
 
 def test_full_batches_are_full(db, connect):
@@ -104,11 +91,11 @@ def test_an_in_order_consumer_waits_for_the_open_transaction(own_database, conne
     late = commits(slow)
     early = commits(fast, 2)
     feed = CommitFeed("test", 0, in_order=True)
-    assert drain(db, feed) == before
+    assert drain(db, feed=feed) == before
     behind = lag(fast, fast, feed, 10)
     assert (behind.ready, behind.waiting) == (0, 2)
     slow.commit()
-    assert drain(db, feed) == late + early
+    assert drain(db, feed=feed) == late + early
 
 
 def test_a_transaction_read_in_part_is_finished_before_a_late_one(db, connect):
@@ -272,40 +259,6 @@ def test_out_of_order_shows_what_was_processed_above_the_watermark(own_database,
     )
 
 
-def test_lock_watermark_makes_a_consumer_at_zero(connect):
-    connection = connect()
-    row = connection.execute("select txid::text, commit_id from pubsub.lock_watermark('hand', 0)").fetchone()
-    assert row == ("0", 0)
-
-
-def test_lock_watermark_waits_for_another_holder(connect):
-    first, second = connect(autocommit=False), connect()
-    first.execute("select pubsub.lock_watermark('hand', 0)")
-    second.execute("set lock_timeout = 50")
-    with pytest.raises(Exception, match="lock timeout"):
-        second.execute("select pubsub.lock_watermark('hand', 0)")
-    first.commit()
-    second.execute("select pubsub.lock_watermark('hand', 0)")
-
-
-def test_polling_by_hand_gives_each_commit_once(connect):
-    connection = connect()
-    connection.execute("select pubsub.lock_watermark('hand', 0)")
-    expected = commits(connection, 5)
-    got = []
-    while rows := connection.execute("select id from pubsub.poll('hand', 0, 2)").fetchall():
-        got += [row[0] for row in rows]
-    assert got == expected
-
-
-def test_polling_in_a_transaction_that_wrote_is_refused(connect):
-    connection = connect()
-    with pytest.raises(Exception, match="already written"), connection.transaction():
-        commits(connection)
-        connection.execute("select pubsub.lock_watermark('hand', 0)")
-        connection.execute("select * from pubsub.poll('hand', 0)")
-
-
 def test_a_stricter_isolation_is_refused(connect):
     connection = connect()
     with pytest.raises(Exception, match="read committed"), connection.transaction():
@@ -373,7 +326,7 @@ def test_trimmed_history_is_told_to_a_new_consumer_who_must_accept_it(db, connec
     commits(connection)
     with pytest.raises(HistoryTrimmed, match="12 commits"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
-    assert len(drain(db, CommitFeed("brave", 0, accept_trimmed=True))) == 1
+    assert len(drain(db, feed=CommitFeed("brave", 0, accept_trimmed=True))) == 1
 
 
 def test_the_position_of_a_consumer_is_plain_json(db, connect):

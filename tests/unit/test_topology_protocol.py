@@ -2,88 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import struct
 from contextlib import suppress
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scramp import ScramClient
 
-from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
-from airflow_pgchange.topology.auth import read_users
+from airflow_pgchange.feeds.errors import ClientRefused
 from airflow_pgchange.topology.protocol import CANCEL, GSS, LONGEST_MESSAGE, SSL
-from airflow_pgchange.topology.session import EARLY, Send, Session, State, Wish
+from airflow_pgchange.topology.session import EARLY, Session, State, Wish
 from airflow_pgchange.topology.statements import selected
 from airflow_pgchange.topology.words import check_word, options_of
-
-WORD = {"user": "ann", "smart_connector": "0.1"}
-
-
-def packet(parameters, version=3 << 16):
-    pairs = "".join(f"{name}\0{value}\0" for name, value in parameters.items()).encode()
-    return request(version, pairs + b"\0")
-
-
-def request(code, rest=b""):
-    return struct.pack("!II", 8 + len(rest), code) + rest
-
-
-def message(kind, body=b""):
-    return kind + struct.pack("!I", 4 + len(body)) + body
-
-
-def verifier(password, salt=b"0123456789abcdef", iterations=4096):
-    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
-    client_key = hmac.digest(salted, b"Client Key", "sha256")
-    stored = hashlib.sha256(client_key).digest()
-    server = hmac.digest(salted, b"Server Key", "sha256")
-    salt64, stored64, server64 = (base64.b64encode(part).decode() for part in (salt, stored, server))
-    return f"SCRAM-SHA-256${iterations}:{salt64}${stored64}:{server64}"
-
-
-@pytest.fixture(scope="module")
-def users(tmp_path_factory):
-    path = tmp_path_factory.mktemp("users") / "users"
-    path.write_text(f'# who may\nann {verifier("secret")}\n"bob" "{verifier("word")}"\n')
-    return read_users(path)
-
-
-def trusting():
-    return Session(1, None)
-
-
-def sent(steps):
-    """The bytes of all replies, and the wishes."""
-    steps = list(steps)
-    return b"".join(step.data for step in steps if isinstance(step, Send)), [
-        step for step in steps if isinstance(step, Wish)
-    ]
-
-
-def kinds(data):
-    """The kinds of the messages in what was sent."""
-    found = b""
-    while data:
-        found += data[:1]
-        data = data[1 + struct.unpack("!I", data[1:5])[0] :]
-    return found
-
-
-def registered():
-    session = trusting()
-    assert sent(session.receive(packet(WORD)))[1] == [Wish.REGISTER]
-    list(session.ready())
-    return session
-
-
-def refused(session, data):
-    with pytest.raises(ClientRefused) as caught:
-        list(session.receive(data))
-    return caught.value
+from tests.relay_session import WORD, kinds, message, packet, refused, registered, request, sent, trusting
 
 
 def test_a_client_that_says_the_word_is_registered_before_it_is_ready():
@@ -196,94 +127,10 @@ def test_a_backslash_in_the_options_takes_the_meaning_from_what_follows():
     assert dict(options_of(r"-c a=b\ c -c d=e\\f")) == {"a": "b c", "d": "e\\f"}
 
 
-def proof(session, user, password, binding=None):
-    """Sign in as another library does, and return what the session wishes at last."""
-    mechanism = "SCRAM-SHA-256" if binding is None else "SCRAM-SHA-256-PLUS"
-    client = ScramClient([mechanism], user, password, binding and ("tls-server-end-point", binding))
-    first = client.get_client_first().encode()
-    data, _ = sent(
-        session.receive(message(b"p", mechanism.encode() + b"\0" + struct.pack("!I", len(first)) + first))
-    )
-    client.set_server_first(data[9:].decode())
-    return sent(session.receive(message(b"p", client.get_client_final().encode())))[1]
-
-
-@pytest.mark.parametrize(("user", "password"), [("ann", "secret"), ("bob", "word")])
-def test_who_knows_the_password_is_registered(users, user, password):
-    session = Session(1, users)
-    data, wishes = sent(session.receive(packet({**WORD, "user": user})))
-    assert (b"SCRAM-SHA-256\0" in data, wishes) == (True, [])
-    assert proof(session, user, password) == [Wish.REGISTER]
-
-
-@pytest.mark.parametrize(("user", "password"), [("ann", "other"), ("stranger", "secret")])
-def test_a_wrong_password_and_an_unknown_user_are_refused_alike(users, user, password):
-    session = Session(1, users)
-    list(session.receive(packet({**WORD, "user": user})))
-    with pytest.raises(ClientRefused, match=f'password authentication failed for user "{user}"') as caught:
-        proof(session, user, password)
-    assert caught.value.sqlstate == "28P01"
-
-
-def encrypted(users):
-    """A session behind TLS whose certificate is bound to proofs as b"ours"."""
-    session = Session(1, users, encrypts=True, binding=b"ours")
-    assert sent(session.receive(request(SSL))) == (b"S", [Wish.ENCRYPT])
-    list(session.receive(packet(WORD)))
-    return session
-
-
-def test_a_proof_is_bound_to_the_certificate_that_the_client_saw(users):
-    assert proof(encrypted(users), "ann", "secret", b"ours") == [Wish.REGISTER]
-    with pytest.raises(ClientRefused, match="password authentication failed"):
-        proof(encrypted(users), "ann", "secret", b"of somebody between us")
-
-
-def test_a_client_from_whom_binding_was_hidden_is_refused(users):
-    first = b"y,,n=,r=abc"
-    body = b"SCRAM-SHA-256\0" + struct.pack("!I", len(first)) + first
-    assert "hidden" in str(refused(encrypted(users), message(b"p", body)))
-
-
 def test_who_is_not_wanted_is_told_so_when_it_can_hear_it():
     session = Session(1, None, refusal=ClientRefused("53300", "full"))
     assert sent(session.receive(request(SSL))) == (b"N", [])
     assert str(refused(session, packet(WORD))) == "full"
-
-
-def test_nothing_but_a_proof_is_taken_before_it(users):
-    session = Session(1, users)
-    list(session.receive(packet(WORD)))
-    assert "password was asked for" in str(refused(session, message(b"Q", b"select 1\0")))
-
-
-@given(st.binary(max_size=100), st.binary(max_size=100))
-def test_whatever_is_sent_as_a_proof_is_refused(users, first, final):
-    session = Session(1, users)
-    list(session.receive(packet(WORD)))
-    with pytest.raises(ClientRefused):
-        body = b"SCRAM-SHA-256\0" + struct.pack("!I", len(first)) + first
-        list(session.receive(message(b"p", body) + message(b"p", final)))
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "names no user"),
-        ("ann md5abc", "line 1: write a name"),
-        ("\nann", "line 2: write a name"),
-        ("ann SCRAM-SHA-256$4096:abcde$" + "a" * 43 + "=:" + "a" * 43 + "=", "line 1: write a name"),
-        ("ann SCRAM-SHA-256$4096:abcd$abc:def", "line 1: write a name"),
-        ("ann 'x", "line 1"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_file_of_users_that_is_none_is_refused_with_the_line(tmp_path, text, reason):
-    path = tmp_path / "users"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(InvalidArgument, match=reason):
-        read_users(path)
 
 
 @pytest.mark.parametrize(
@@ -392,19 +239,6 @@ def test_no_query_takes_long_to_read(letter):
     assert selected((letter * LONGEST_MESSAGE)[:LONGEST_MESSAGE]) in (None, [])
 
 
-def test_who_must_encrypt_is_told_so_before_anything_is_asked(users):
-    session = Session(1, users, encrypts=True, demands=True)
-    found = refused(session, packet({"user": "ann"}))
-    assert (found.sqlstate, str(found)) == ("28000", "this server takes encrypted connections only")
-    assert found.hint == "connect with sslmode=require, or a stricter one"
-
-
-def test_who_encrypts_where_it_must_is_asked_for_a_password(users):
-    session = Session(1, users, encrypts=True, demands=True)
-    assert sent(session.receive(request(SSL))) == (b"S", [Wish.ENCRYPT])
-    assert kinds(sent(session.receive(packet(WORD)))[0]) == b"R"
-
-
 def test_names_are_bounded():
     session = registered()
     many = b"".join(message(b"P", f"s{n}\0select 1\0".encode() + b"\0\0") for n in range(101))
@@ -430,18 +264,3 @@ def test_portals_end_with_their_transaction():
         data = message(b"B", name + b"\0s\0" + struct.pack("!hhh", 0, 0, 0)) + message(b"S")
         assert kinds(sent(session.receive(data))[0]) == b"2Z"
     assert kinds(sent(session.receive(message(b"D", b"Pp0\0")))[0]) == b"E"
-
-
-def test_a_stranger_is_asked_as_if_it_were_known(tmp_path):
-    path = tmp_path / "users"
-    path.write_text(f"ann {verifier('secret', salt=b'12345678', iterations=8192)}\n")
-    asked = {}
-    for user in ("ann", "stranger"):
-        session = Session(1, read_users(path))
-        list(session.receive(packet({**WORD, "user": user})))
-        first = b"n,,n=,r=abc"
-        body = b"SCRAM-SHA-256\0" + struct.pack("!I", len(first)) + first
-        told = sent(session.receive(message(b"p", body)))[0][9:].decode()
-        salt, count = told.split(",")[1:]
-        asked[user] = len(salt), count
-    assert asked["ann"] == asked["stranger"]
