@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, LiteralString, TypeVar
@@ -10,8 +10,7 @@ from typing import Any, LiteralString, TypeVar
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange import queues, schema, troubles
-from airflow_pgchange.administration import KINDS
+from airflow_pgchange import health, queues, schema
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.connect import keep_open
@@ -112,18 +111,11 @@ def maintain(
             report.add(report.done, lambda: queues.forget_sagas(connection, keep_sagas))
     if "staging" in held:
         report.add(report.done, lambda: _lines(connection, "pgchange_staging.drop_leftovers"))
-    _tell_troubles(report, connection, held)
+    if "core" in held:
+        report.add(
+            report.attention, lambda: list(map(str, health.findings(connection, report.failed.append)))
+        )
     return report
-
-
-def _tell_troubles(report: Report, connection: psycopg.Connection[Any], held: Collection[str]) -> None:
-    for system in [system for system in ("revision", "tube", "pgmb", "mbus") if system in held]:
-        report.add(report.attention, partial(_lines, connection, f"{system}.troubles"))
-    # Those of queues are among mbus.troubles(): who maintains them may not consume from them.
-    for kind in [kind for kind in KINDS if kind.system in held and kind.system != "mbus"]:
-        report.add(report.attention, partial(troubles.consumers, connection, kind))
-    if "dead_letters" in held:
-        report.add(report.attention, lambda: troubles.letters(connection))
 
 
 def _keep_log(report: Report, connection: psycopg.Connection[Any]) -> None:

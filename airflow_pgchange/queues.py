@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -12,8 +12,6 @@ from psycopg import sql
 
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask, call, interval, rows, select
-from airflow_pgchange.feeds.queue import QueueFeed
-from airflow_pgchange.feeds.remote_status import in_work, lag_or_why_not
 
 Texts = Mapping[str, str | None]
 """What an hstore holds."""
@@ -176,53 +174,9 @@ def clear(connection: psycopg.Connection[Any], names: Sequence[str] | None = Non
     return left
 
 
-@dataclass(frozen=True)
-class ConsumerStatus:
-    """One consumer of a queue. Ages in seconds; ``ready`` exact up to 1,000; ``batch_id`` is the oldest that was claimed
-    and is neither acked nor at work. Lag is None where a person must decide first, which ``held_back_by`` then says."""
-
-    queue: str
-    name: str
-    ready: int | None
-    ready_exact: bool | None
-    oldest_seconds: float | None
-    waiting: int | None
-    faults: int | None
-    at_work: bool
-    batch_id: str | None
-    attempt: int | None
-    updated_at: datetime | None
-    held_back_by: str | None
-
-    @property
-    def feed(self) -> QueueFeed:
-        return QueueFeed(self.queue, self.name)
-
-
-def status(connection: psycopg.Connection[Any]) -> list[ConsumerStatus]:
-    """Every consumer of every queue of this database by whom this role may consume."""
-    known = _consumers(connection)
-    return [_status(connection, QueueFeed(queue, name)) for queue, names in known.items() for name in names]
-
-
 def _consumers(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
     """The queues with which this role may do something, and by which of their consumers it may consume."""
     return dict(rows(connection, "select qname, consumers from mbus.list()"))
-
-
-def _status(connection: psycopg.Connection[Any], feed: QueueFeed) -> ConsumerStatus:
-    lag, held_back_by = lag_or_why_not(connection, connection, feed)
-    batch = {} if held_back_by else in_work(connection, connection, feed) or {}
-    return ConsumerStatus(
-        queue=feed.queue,
-        name=feed.consumer,
-        **lag,
-        at_work=ask(connection, feed.locked()),
-        batch_id=batch.get("id"),
-        attempt=batch.get("attempt"),
-        updated_at=None if not batch else datetime.fromisoformat(batch["claimed_at"]),
-        held_back_by=held_back_by,
-    )
 
 
 def look_after(connection: psycopg.Connection[Any]) -> list[str]:

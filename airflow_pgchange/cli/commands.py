@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, data
 from airflow_pgchange.feeds import consumers
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import interval
+from airflow_pgchange.health import findings
 
 
 @command("Our schemas are not here: `airflow pgchange install` makes them.")
@@ -41,6 +43,12 @@ def status(args: Namespace) -> Rows:
     with both(args) as (results, source):
         rows = administration.status(results, source, lambda text: print(text, file=sys.stderr))
     return rows if args.output == "json" else [_brief(row) for row in rows]
+
+
+@command("Nothing needs a person.")
+def health(args: Namespace) -> Rows:
+    with database(args) as connection:
+        return [asdict(found) for found in findings(connection, lambda text: print(text, file=sys.stderr))]
 
 
 @command(DONE)

@@ -122,6 +122,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                     "Every consumer: how far behind, at work on what, held back by whom",
                     *WHERE_BOTH,
                 ),
+                _command("health", "What a person should look at, with the call that mends it", *WHERE),
                 _command(
                     "skip",
                     "Give up the batch that a consumer cannot finish: it becomes a dead letter",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, LiteralString
 
@@ -72,6 +72,21 @@ def records(
     """The same, as dicts by the names of the columns."""
     with _explained(connection), connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(query, values).fetchall()
+
+
+@contextmanager
+def warned(connection: psycopg.Connection[Any], warn: Callable[[str], None]) -> Iterator[None]:
+    """``warn`` is told what the server warns of in the block."""
+
+    def told(notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            warn(str(notice.message_primary))
+
+    connection.add_notice_handler(told)
+    try:
+        yield
+    finally:
+        connection.remove_notice_handler(told)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from airflow_pgchange.tubes.attachment import attach, attached, ensure, touch
 from airflow_pgchange.tubes.backfills import Progress, backfill, backfill_in_steps, chunks
 from airflow_pgchange.tubes.control_pods import Control, Downstream, WorkedOff, work_off
 from airflow_pgchange.tubes.copies import TableDownstream
-from airflow_pgchange.tubes.workers import WorkerStatus, ready, status, worker
+from airflow_pgchange.tubes.workers import ready, worker
 
 __all__ = [
     "Control",
@@ -12,7 +12,6 @@ __all__ = [
     "Progress",
     "TableDownstream",
     "WorkedOff",
-    "WorkerStatus",
     "attach",
     "attached",
     "backfill",
@@ -20,7 +19,6 @@ __all__ = [
     "chunks",
     "ensure",
     "ready",
-    "status",
     "touch",
     "work_off",
     "worker",

@@ -143,3 +143,11 @@ as $$
           and (l.classid::bigint << 32) | l.objid::bigint = mbus.temporary_key(name))
 $$;
 comment on function mbus.lives(text) is 'Whether the session of a temporary queue or consumer is still there.';
+
+create function mbus.name_of(qname text, cname text) returns text
+language sql immutable
+set search_path from current
+as $$
+    select 'queue:' || concat_ws('/', qname, cname)
+$$;
+comment on function mbus.name_of(text, text) is 'A consumer''s name, as status shows it.';

@@ -209,7 +209,8 @@ language plpgsql
 set search_path from current
 as $$
 begin
-    grant usage on schema mbus to public;
+    grant usage on schema mbus, pgchange to public;
+    grant select on pgchange.registered to public;
     grant execute on function
         mbus.post, mbus.consume(text, text), mbus.take(text), mbus.peek(text),
         mbus.is_msg_exists(text), mbus.get_iid(text), mbus.can_post(text), mbus.can_consume(text, text), mbus.estimated_messages(text),
@@ -224,10 +225,11 @@ begin
         mbus.feed_note_failure(text, text, jsonb, text), mbus.feed_lag(text, text, integer), mbus.feed_point(text),
         mbus.feed_passed(text, text, jsonb), mbus.feed_skip(text, text, jsonb, text), mbus.skip_batch(text, text, text),
         mbus.list(), mbus.retry_faults(text, text), mbus.try_again(text, interval, text), mbus.start_saga, mbus.saga_turn(text), mbus.saga_done(text),
-        mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text), mbus.saga_state(bigint), mbus.stuck_sagas()
+        mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text), mbus.saga_state(bigint), mbus.stuck_sagas(),
+        mbus.status(integer), pgchange.status(integer, text)
         to public;
 end
 $$;
 comment on function mbus.open_door() is
     'From the first queue under roles on, everybody may call the functions that check roles: who lacks one is told Access denied. '
-    'No table is opened by it.';
+    'No table of theirs is opened by it. pgchange.status() tells everybody what their rights on each feed allow.';

@@ -80,7 +80,7 @@ begin
             hint = 'look again: only a batch that was claimed and not acked can be skipped';
     end if;
     letter := mbus.named_by_itself(dead_letter.write(
-        'queue', format('queue:%s/%s', qname, cname), jsonb_build_object('queue', qname, 'consumer', cname),
+        'queue', mbus.name_of(qname, cname), jsonb_build_object('queue', qname, 'consumer', cname),
         jsonb_build_object('messages', mark.count), mark.count, reason, batch ->> 'error', mark.attempt, (batch ->> 'id')::uuid));
     execute format($query$
         insert into mbus.dmq (iid, delayed_until, expires, headers, properties, data, letter)

@@ -13,9 +13,10 @@ language plpgsql
 set search_path from current
 as $$
 begin
+    perform pgchange.grant_viewer(role);
     execute format(
         'grant usage on schema mbus to %1$s; grant select on mbus.installed, mbus.sagas to %1$s; '
-        'grant execute on function mbus.maintain(), mbus.roll_back_overdue(), mbus.forget_sagas(interval), mbus.troubles(integer), mbus.saga_trouble(mbus.saga) '
+        'grant execute on function mbus.maintain(), mbus.roll_back_overdue(), mbus.forget_sagas(interval), mbus.health(integer), mbus.status(integer), mbus.saga_trouble(mbus.saga) '
         'to %1$s', role);
 end
 $$;

@@ -1,11 +1,12 @@
 -- What people ask and do: status, faults, skip, drop.
 
-create function pgmb.status(upto integer default 1000)
-returns table (
-    group_id pgmb.group_id, subscriptions bigint, ready bigint, ready_exact boolean, oldest_seconds double precision,
-    waiting bigint, faults bigint, at_work boolean, cursor pgmb.event_id, elsewhere boolean, version bigint, batch_id uuid,
-    attempt integer, claimed_at timestamptz, updated_at timestamptz
-)
+do $$
+begin
+    perform pgchange.register('pgmb', 'event');
+end
+$$;
+
+create function pgmb.status(upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
 set jit = off
@@ -20,33 +21,35 @@ begin
     end if;
     waits := pgmb.waiting(upto);
     for known in
-        select g.id, coalesce(c.elsewhere, false) as elsewhere, c.batch_id, c.attempt, c.claimed_at, c.version as claimed,
+        select g.id, coalesce(c.elsewhere, false) as elsewhere, c.batch_id, c.attempt, c.error, c.claimed_at, c.version as claimed,
                case when not c.elsewhere or c is null then coalesce(g.last_read_event_id, '')
                     when c.batch is null then c.upto else c.after end as cursor,
                case when not c.elsewhere or c is null then g.version
                     when c.batch is null then c.version else c.from_version end as version,
-               case when c.elsewhere then c.claimed_at else g.updated_at end as updated_at
+               case when c.elsewhere then c.claimed_at else g.updated_at end as updated_at,
+               c is null and not exists (select from pgmb.subscriptions as s where s.group_id = g.id) as unknown
         from pgmb.subscription_groups as g left join pgmb.claim as c on c.group_id = g.id
         order by g.id
     loop
         select a.* into run from pgmb.next_runs(known.id, known.cursor, upto::bigint + 1) as a;
         return query select
-            known.id::pgmb.group_id, (select count(*) from pgmb.subscriptions as s where s.group_id = known.id),
+            'event', pgmb.name_of(known.id), jsonb_build_object('group', known.id), known.version,
             coalesce(run.count, 0), coalesce(run.count, 0) <= upto,
             greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(run.lowest)), 0)::double precision,
-            waits.counted, pgmb.faults(known.id), pgmb.locked(known.id), known.cursor::pgmb.event_id, known.elsewhere,
-            known.version,
+            waits.counted, pgmb.faults(known.id), pgmb.locked(known.id),
             case when known.claimed > known.version then known.batch_id end,
             case when known.claimed > known.version then known.attempt end,
+            case when known.claimed > known.version then known.error end,
             case when known.claimed > known.version then known.claimed_at end,
-            known.updated_at::timestamptz;
+            known.updated_at::timestamptz, null::text,
+            case when known.elsewhere then 'progress' when known.unknown then 'changes' end;
     end loop;
 end
 $$;
 comment on function pgmb.status(integer) is
-    'Every group: its subscriptions, what is ready for it and how old, what waits to be dispatched for any group, its faults, '
-    'whether it is being read, its cursor, and the batch that it claimed last and has not acked. For a group whose cursor is '
-    'elsewhere, only the last claim tells, so a batch that is done can be shown as in work.';
+    'Every group, as pgchange.status() shows it: what is ready for it and how old, what waits to be dispatched for any group, its '
+    'faults, whether it is being read, and the batch that it claimed last and has not acked. For a group whose cursor is elsewhere, '
+    'only the last claim tells, so a batch that is done can be shown as in work.';
 
 create function pgmb.dispatching()
 returns table (

@@ -112,6 +112,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.grant_entry(role);
+    perform pgchange.grant_viewer(role);
     execute format(
         'grant execute on function pgmb.poll_for_events(), pgmb.dispatch(integer), pgmb.status(integer) to %s', role);
 end
@@ -167,7 +168,7 @@ begin
             pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(),
             pgmb.forget_dropped(),
-            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching(), pgmb.troubles(interval),
+            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching(), pgmb.health(interval),
             pgmb.misfit_settings(),
             pgmb.told_missed(regclass, regclass), pgmb.bring_missed(regclass)
             to %1$s;

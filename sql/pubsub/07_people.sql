@@ -18,18 +18,20 @@ $$;
 comment on function pubsub.held_back_by() is
     'The oldest open transaction, of any database of this cluster: in-order consumers wait for it. Null when there is none.';
 
-create function pubsub.status(upto integer default 1000)
-returns table (
-    consumer_id text, branch_id bigint, in_order boolean, version bigint, txid xid8, commit_id bigint,
-    ready bigint, ready_exact boolean, oldest_seconds double precision, waiting bigint, faults bigint,
-    at_work boolean, batch_id uuid, attempt integer, claimed_at timestamptz, updated_at timestamptz, held_back_by text
-)
+do $$
+begin
+    perform pgchange.register('pubsub', 'commit');
+end
+$$;
+
+create function pubsub.status(upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     holder text := pubsub.held_back_by();
     w pubsub.watermark;
+    is_here boolean;
     lag jsonb;
     mark pubsub.claim;
     told text;
@@ -39,9 +41,9 @@ begin
         lag := null;
         mark := null;
         told := null;
-        if exists (select from revision.branch as b where b.id = w.branch_id)
-           and coalesce(pgchange.came_along(w.source, pubsub.here()), true)
-        then
+        is_here := exists (select from revision.branch as b where b.id = w.branch_id)
+            and coalesce(pgchange.came_along(w.source, pubsub.here()), true);
+        if is_here then
             mark := pubsub.pending(w.consumer_id, w.branch_id, pubsub.position(w.consumer_id, w.branch_id));
             begin
                 lag := pubsub.lag(w.branch_id, pubsub.position(w.consumer_id, w.branch_id), upto, w.in_order);
@@ -51,18 +53,20 @@ begin
             end;
         end if;
         return query select
-            w.consumer_id, w.branch_id, w.in_order, w.version, w.txid, w.commit_id,
+            'commit', pubsub.name_of(w.consumer_id, w.branch_id),
+            jsonb_build_object('consumer_id', w.consumer_id, 'branch_id', w.branch_id, 'in_order', w.in_order), w.version,
             (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean, (lag ->> 'ready_age')::double precision,
             (lag ->> 'waiting')::bigint, (lag ->> 'faults')::bigint,
-            pubsub.locked(w.consumer_id, w.branch_id), mark.batch_id, mark.attempt, mark.claimed_at, w.updated_at,
-            coalesce(told, case when (lag ->> 'waiting')::bigint > 0 then holder end);
+            pubsub.locked(w.consumer_id, w.branch_id), mark.batch_id, mark.attempt, mark.error, mark.claimed_at, w.updated_at,
+            coalesce(told, case when (lag ->> 'waiting')::bigint > 0 then holder end),
+            case when not is_here then 'changes' end;
     end loop;
 end
 $$;
 comment on function pubsub.status(integer) is
-    'Every consumer whose watermark is here: what is ready, what one that reads in order has to wait for and because of '
-    'whom, and the batch in work with its attempts. Where the commits are in another cluster the lag is null: ask there. '
-    'Where it cannot be told because a person must decide first, held_back_by says what.';
+    'Every consumer whose watermark is here, as pgchange.status() shows it: what is ready, what one that reads in order has to wait '
+    'for and because of whom, and the batch in work. Where the commits are in another database the lag is null: ask there. Where it '
+    'cannot be told because a person must decide first, held_back_by says what.';
 
 create function pubsub.take_idle(consumer_id text, branch_id bigint) returns void
 language plpgsql

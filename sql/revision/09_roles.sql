@@ -48,7 +48,7 @@ begin
         grant execute on function
             revision.maintain_partitions(bigint, integer, boolean), revision.crowded_default(), revision.partitions(), revision.tracking(),
             revision.refresh_tracking(), revision.descendants(regclass), revision.lock_for_capture(regclass),
-            revision.place_triggers(regclass, text), revision.troubles(), revision.told_missed(regclass, regclass),
+            revision.place_triggers(regclass, text), revision.health(), revision.told_missed(regclass, regclass),
             revision.bring_missed(regclass)
             to %1$s
     $grants$, role);

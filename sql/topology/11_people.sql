@@ -21,17 +21,19 @@ end
 $$;
 comment on function topology.take_idle(text) is 'Take the lock of a consumer that exists and is not at work, or say so.';
 
-create function topology.status(upto integer default 1000)
-returns table (
-    consumer_id text, version bigint, term bigint, index bigint, ready bigint, ready_exact boolean,
-    oldest_seconds double precision, at_work boolean, batch_id uuid, attempt integer, claimed_at timestamptz,
-    updated_at timestamptz, held_back_by text
-)
+do $$
+begin
+    perform pgchange.register('topology', 'topology');
+end
+$$;
+
+create function topology.status(upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql stable security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
     one topology.consumer;
+    is_here boolean;
     at jsonb;
     lag jsonb;
     mark topology.claim;
@@ -42,23 +44,31 @@ begin
         at := topology.position(one.consumer_id);
         lag := null;
         told := null;
-        mark := topology.pending(one.consumer_id, at);
-        begin
-            lag := topology.lag(at, upto);
-        exception when sqlstate 'PC003' or sqlstate 'PC004' then
-            get stacked diagnostics told = message_text, advice = pg_exception_hint;
-            told := told || ': ' || advice;
-        end;
+        -- The catalogue is where the claims are.
+        is_here := one.source is null or exists (select from topology.claim as c where c.consumer_id = one.consumer_id);
+        if is_here then
+            mark := topology.pending(one.consumer_id, at);
+            begin
+                lag := topology.lag(at, upto);
+            exception when sqlstate 'PC003' or sqlstate 'PC004' then
+                get stacked diagnostics told = message_text, advice = pg_exception_hint;
+                told := told || ': ' || advice;
+            end;
+        else
+            mark := null;
+        end if;
         return query select
-            one.consumer_id, one.version, one.term, one.index, (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean,
-            (lag ->> 'ready_age')::double precision, topology.locked(one.consumer_id), mark.batch_id, mark.attempt,
-            mark.claimed_at, one.updated_at, told;
+            'topology', topology.name_of(one.consumer_id), jsonb_build_object('consumer_id', one.consumer_id), one.version,
+            (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean, (lag ->> 'ready_age')::double precision,
+            (lag ->> 'waiting')::bigint, (lag ->> 'faults')::bigint,
+            topology.locked(one.consumer_id), mark.batch_id, mark.attempt, mark.error, mark.claimed_at, one.updated_at,
+            told, case when not is_here then 'changes' end;
     end loop;
 end
 $$;
 comment on function topology.status(integer) is
-    'Every consumer whose progress is here: how far it is behind, whether it is at work, and its batch in work. Where its '
-    'catalogue is elsewhere, or a person must decide first, held_back_by says so.';
+    'Every consumer whose progress is here, as pgchange.status() shows it. Where its catalogue is in another database the lag is '
+    'null: ask there. Where a person must decide first, held_back_by says what.';
 
 create function topology.skip(consumer_id text, batch jsonb, reason text) returns bigint
 language plpgsql volatile security definer

@@ -317,3 +317,10 @@ end
 $$;
 comment on function tube.inferred_shard(regclass) is 
     'The shard that the trailing digits of the name of a table''s schema are, or else those of its own name.';
+
+create function tube.name_of(tube text, worker integer) returns text
+language sql immutable
+as $$
+    select 'tube:' || tube || '/' || worker
+$$;
+comment on function tube.name_of(text, integer) is 'A worker''s name, as status shows it.';

@@ -138,7 +138,7 @@ begin
         perform tube.refuse(
             format('the previous backfill of %s into tube %I has not been replayed to its end yet', tbl, tube),
             'wait until the workers of the tube have finished (with tube_replay: its run after the backfill), then start this '
-            'one again; select * from tube.status() shows what is left');
+            'one again; select * from pgchange.status() shows what is left');
     end if;
 end
 $$;

@@ -1,11 +1,12 @@
 -- What people ask and do: status, mending, faults.
 
-create function tube.status(upto integer default 1000)
-returns table (
-    tube text, worker integer, workers integer, ready bigint, ready_exact boolean, oldest_seconds double precision,
-    waiting bigint, faults bigint, at_work boolean, batch_id uuid, attempt integer, claimed_at timestamptz,
-    updated_at timestamptz
-)
+do $$
+begin
+    perform pgchange.register('tube', 'tube');
+end
+$$;
+
+create function tube.status(upto integer default 1000) returns setof pgchange.consumer_status
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
 set jit = off
@@ -15,11 +16,13 @@ declare
 begin
     for known in select t.* from tube.readable_tubes() as t loop
         return query
-            select known.name, k.worker, known.partitions,
+            select 'tube', tube.name_of(known.name, k.worker),
+                   jsonb_build_object('tube', known.name, 'worker', k.worker, 'workers', known.partitions), coalesce(w.version, 0),
                    coalesce((l.lag ->> 'ready')::bigint, 0), coalesce((l.lag ->> 'ready_exact')::boolean, true),
                    (l.lag ->> 'ready_age')::double precision, coalesce((l.lag ->> 'waiting')::bigint, 0), f.faults,
                    tube.locked(known.name, k.worker), (w.batch ->> 'id')::uuid, nullif(w.attempt, 0),
-                   case when w.batch is not null then w.claimed_at end, w.updated_at
+                   case when w.batch is not null then w.error end, case when w.batch is not null then w.claimed_at end, w.updated_at,
+                   null::text, null::text
             from generate_series(0, known.partitions - 1) as k(worker)
             left join lateral tube.worker_now(known.name, k.worker) as w on true
             cross join tube.count_faults(known.name) as f(faults)
@@ -33,9 +36,8 @@ begin
 end
 $$;
 comment on function tube.status(integer) is
-    'Every worker of every tube that the caller may read: what is ready and how old, what waits, whether it is at work, the '
-    'batch that it claimed with its attempts and since when, and the faults of the tube''s capture. tube.attachments() tells of '
-    'the tables.';
+    'Every worker of every tube that the caller may read, as pgchange.status() shows it; faults are those of the tube''s capture. '
+    'tube.attachments() tells of the tables.';
 
 create function tube.attachments()
 returns table (
@@ -118,17 +120,17 @@ end
 $$;
 comment on function tube.mend(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
 
-create function tube.missed() returns table (tube text, tbl regclass, told text)
+create function tube.missed() returns table (tube text, tbl regclass, told text, call text)
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select a.tube, a.tbl, format('%s: %s; %s', tube.full_name(a.tbl), f.message, tube.backfill_call(a))
+    select a.tube, a.tbl, format('%s: %s', tube.full_name(a.tbl), f.message), tube.backfill_call(a)
     from tube.fault as f
     join tube.attachment as a on (a.tube, a.tbl) = (f.tube, f.tbl)
     where f.kind = 'missed' and not tube.is_gone(a)
     order by f.id
 $$;
-comment on function tube.missed() is 'The rows that came with a partition and may be in no pod, with what brings them.';
+comment on function tube.missed() is 'The rows that came with a partition and may be in no pod, and what brings them.';
 
 create function tube.refresh() returns setof text
 language plpgsql
@@ -141,7 +143,7 @@ begin
         begin
             perform tube.mend(each_one.tube, each_one.tbl);
             return next format('%s: its capture for tube %s was mended', each_one.tbl, each_one.tube);
-            return query select m.told from tube.missed() as m where (m.tube, m.tbl) = (each_one.tube, each_one.tbl);
+            return query select format('%s; %s', m.told, m.call) from tube.missed() as m where (m.tube, m.tbl) = (each_one.tube, each_one.tbl);
         exception
             when lock_not_available then
                 return next format('%s: postponed, it is being written', each_one.tbl);

@@ -76,7 +76,7 @@ begin
         where a.tube = skip.tube and not tube.is_gone(a)));
     perform tube.ack(tube, worker, batch);
     return dead_letter.write(
-        'tube', format('tube:%s/%s', tube, worker), jsonb_build_object('tube', tube), content, (batch ->> 'count')::bigint,
+        'tube', tube.name_of(tube, worker), jsonb_build_object('tube', tube), content, (batch ->> 'count')::bigint,
         reason, batch ->> 'error', coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
 end
 $$;

@@ -18,6 +18,7 @@ begin
         revoke execute on function tube.grant_use(regrole), tube.grant_keeper(regrole) from %1$s
     $grants$, role);
     perform dead_letter.grant_keeper(role);
+    perform pgchange.grant_viewer(role);
     perform pgchange.grant_reader(role);
 end
 $$;

@@ -100,7 +100,7 @@ def test_status_shows_what_a_role_may_see_and_says_what_it_leaves_out(
     args.func(args)
     said = capsys.readouterr()
     assert "delays/0" in said.out
-    assert "consumers such as events:mails are left out: permission denied" in said.err
+    assert "consumers of kind event are left out: permission denied" in said.err
 
 
 def test_status_in_a_table_is_for_people(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,12 @@ def test_by_hand_and_maintenance(guide):
     dispatched, read, released, _, status, held, troubles = guide.run("By hand, and maintenance")
     assert dispatched[0][0] > 0
     assert (len(read), released, troubles) == (100, [(True,)], [])
-    assert {group[0] for group in status} == {"billing", "mails", "large", "audit"}
+    assert {consumer for _, consumer, *_ in status} == {
+        "events:billing",
+        "events:mails",
+        "events:large",
+        "events:audit",
+    }
     assert {"billing", "mails", "large"} <= {holder for _, _, holder, *_ in held}
 
 

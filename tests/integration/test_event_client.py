@@ -14,6 +14,7 @@ from airflow_pgchange.events import Handler
 from airflow_pgchange.events.replay import replay
 from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
 from tests.event_keeping import configure, dispatch, lines, maintain, subscribe
+from tests.findings import findings
 from tests.handling import group
 from tests.tubes import one
 
@@ -162,7 +163,7 @@ def test_pg_cron_is_either_true_or_false(connection, value):
 def test_settings_that_do_not_fit_each_other_are_taken_and_told_at_maintenance(connection, settings, said):
     configure(connection, **settings)
     assert [line for line in maintain(connection) if said in line] != []
-    assert [line for line in lines(connection, "select pgmb.troubles()") if said in line] != []
+    assert [line for line in findings(connection, "pgmb") if said in line] != []
 
 
 def test_no_more_than_a_thousand_partitions_are_made_ahead(connection):

@@ -12,8 +12,9 @@ from airflow_pgchange import schema
 from airflow_pgchange.events.dispatch import dispatch
 from airflow_pgchange.feeds.errors import DispatchEnded, PermissionDenied
 from airflow_pgchange.maintenance import maintain as maintenance
-from tests.event_keeping import lines, maintain
+from tests.event_keeping import maintain
 from tests.events import TOPICAL, drain, faults, poll, poll_all, publish, read, subscribe
+from tests.findings import findings
 from tests.tubes import one
 from tests.waiting import sleeps, until
 
@@ -332,10 +333,10 @@ def test_maintenance_names_the_process_that_holds_dispatching_up(connect):
     publish(connection, "a")
     holding.execute("select pg_advisory_xact_lock(pgmb.dispatch_key())")
     assert maintenance(connection).attention == []
-    (line,) = lines(connection, "select pgmb.troubles(long_wait => '0')")
+    (line,) = findings(connection, "pgmb", "0")
     assert f"pg_cancel_backend({holding.info.backend_pid})" in line
     holding.rollback()
-    assert lines(connection, "select pgmb.troubles(long_wait => '0')") == []
+    assert findings(connection, "pgmb", "0") == []
 
 
 def test_what_failed_is_not_dispatched_again_at_a_level_that_hides_the_latest_poll(connect):

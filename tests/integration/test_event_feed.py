@@ -317,9 +317,9 @@ def test_status_tells_of_every_group(db, connect):
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)
         shown = connection.execute(
-            "select group_id, subscriptions, ready, at_work, attempt, batch_id::text from pgmb.status()"
+            "select consumer, ready, at_work, attempt, batch_id::text from pgmb.status()"
         ).fetchone()
-        assert shown == ("g", 1, 2, True, 1, consumer.batch.id)
+        assert shown == ("events:g", 2, True, 1, consumer.batch.id)
         consumer.ack()
     shown = connection.execute("select ready, at_work, batch_id from pgmb.status()").fetchone()
     assert shown == (1, False, None)

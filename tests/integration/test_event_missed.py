@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from airflow_pgchange.maintenance import maintain
+from tests.findings import findings
 from tests.mutations import events, faults, push, serialise, stop
 from tests.tubes import one
 
@@ -45,7 +46,7 @@ def refresh(item):
 
 
 def troubles(item):
-    return [line for (line,) in item.execute("select pgmb.troubles()")]
+    return findings(item, "pgmb")
 
 
 @pytest.mark.parametrize("mend", ["select pgmb.refresh()", "select pgmb.push_table_mutations('item')"])

@@ -377,3 +377,16 @@ def test_maintenance_names_letters_that_nobody_has_looked_at(db, connection):
     dead_letters.again(connection, ids=[letter])
     (line,) = [line for line in maintain(connection).attention if "dead letters" in line]
     assert line.startswith("test/0: 1 dead letters since ")
+
+
+def test_consumers_with_letters_are_told_with_how_many_and_where_to_look(connection, db):
+    give_up(connection, db)
+    give_up(connection, db)
+    found = connection.execute("select severity, consumer, told, call from dead_letter.health()").fetchall()
+    [(severity, consumer, told, call)] = found
+    assert (severity, consumer, call) == (
+        "warning",
+        "test/0",
+        "airflow pgchange letters list --consumer test/0",
+    )
+    assert told.startswith("2 dead letters since 20")

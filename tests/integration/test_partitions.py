@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, consumers
 from airflow_pgchange.feeds.errors import HistoryTrimmed
 from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
+from tests.findings import findings
 from tests.waiting import until, waits
 
 pytestmark = pytest.mark.every_server
@@ -245,11 +246,11 @@ def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(
     (told,) = queue.execute("select revision.maintain_partitions(50, 2)").fetchone()
     assert told.startswith("postponed partitions: writers would wait")
     assert partitions(queue) == []
-    [(line,)] = queue.execute("select revision.troubles()").fetchall()
+    [line] = findings(queue, "revision")
     (advised,) = re.findall("select .*", line)
     assert "added" in queue.execute(advised).fetchone()[0]
     assert in_default(queue) == MANY
-    assert queue.execute("select revision.troubles()").fetchall() == []
+    assert findings(queue, "revision") == []
     assert queue.execute("select revision.maintain_partitions()").fetchall() == []
 
 

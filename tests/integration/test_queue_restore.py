@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange import queues
+from airflow_pgchange import administration
 from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
 from tests.queues import consume, drain, fill, make, one, post, there
 
@@ -46,11 +46,14 @@ def test_the_status_of_restored_queues_says_so(q, restored):
     fill(q, [1, 2])
     here = restored()
     make(here, "made_since")
-    for known in queues.status(here):
-        assert (known.ready, known.waiting) == (None, None)
-        assert "restored from a dump" in known.held_back_by
+    for row in administration.status(here):
+        assert (row["ready"], row["waiting"]) == (None, None)
+        assert "restored from a dump" in row["held_back_by"]
     here.execute("select mbus.rebase_after_restore()")
-    assert [(known.ready, known.held_back_by) for known in queues.status(here)] == [(0, None), (2, None)]
+    assert [(row["ready"], row["held_back_by"]) for row in administration.status(here)] == [
+        (0, None),
+        (2, None),
+    ]
 
 
 def test_a_restored_queue_goes_on_where_it_was_and_loses_nothing(q, restored, connect):

@@ -7,6 +7,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from airflow_pgchange.maintenance import maintain
+from tests.findings import findings
 from tests.queues import BOUNDS, consume, consumer, drain, fill, make, one, post, take, there
 
 pytestmark = pytest.mark.hstore
@@ -133,7 +134,7 @@ def test_a_fault_on_a_message_that_was_taken_is_over_when_it_is_looked_at_again(
     assert drain(q, "number") == []
     assert take(q, iid) == "x"
     assert one(q, "select mbus.retry_faults('q', 'number')") == 0
-    assert q.execute("select from mbus.troubles()").fetchall() == []
+    assert findings(q, "mbus") == []
 
 
 def test_what_the_selector_of_a_new_consumer_fails_on_is_kept_for_it(q):

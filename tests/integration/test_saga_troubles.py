@@ -15,6 +15,7 @@ from airflow_pgchange.maintenance import maintain
 from airflow_pgchange.sagas import RollBack, start
 from tests import queues
 from tests.conftest import database
+from tests.findings import findings
 from tests.queues import one
 from tests.sagas import STEPS, TOUR, acts, due, failure, run, state
 from tests.waiting import until, waits
@@ -143,7 +144,7 @@ def test_looking_for_trouble_does_not_look_at_sagas_that_ended(db, connection):
     run(db)
     start(connection, TOUR, {})
     connection.execute("set track_functions = 'all'")
-    assert connection.execute("select mbus.troubles()").fetchall() == []
+    assert findings(connection, "mbus") == []
     connection.execute("select pg_stat_force_next_flush()")
     calls = "select calls from pg_stat_user_functions where schemaname = 'mbus' and funcname = 'saga_trouble'"
     assert one(connection, calls) == 1

@@ -9,6 +9,7 @@ from airflow_pgchange import schema
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.maintenance import maintain
 from tests.commits import drain, narrow_partitions, use_up_transactions
+from tests.findings import findings
 from tests.tubes import one
 
 BRING = "select revision.enqueue_attached('public.high')"
@@ -47,7 +48,7 @@ def refresh(item):
 
 
 def troubles(item):
-    return [line for (line,) in item.execute("select revision.troubles()")]
+    return findings(item, "revision")
 
 
 def commits(item):

@@ -251,7 +251,7 @@ def test_a_backfill_that_is_begun_too_early_is_told_what_to_wait_for(item):
     assert told.value.diag.message_primary == (
         "the previous backfill of public.item into tube q has not been replayed to its end yet"
     )
-    assert "select * from tube.status() shows what is left" in told.value.diag.message_hint
+    assert "select * from pgchange.status() shows what is left" in told.value.diag.message_hint
 
 
 @pytest.mark.parametrize("order_col", [None, "", " "])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from tests.findings import findings
 from tests.tubes import attach, detach, make, one, pods, touched
 
 
@@ -114,7 +115,7 @@ def test_an_attached_table_that_gets_a_parent_is_reported(connect, kind):
     attach(connection)
     assert one(connection, "select lost from tube.attachments()") is None
     connection.execute(becomes_child)
-    [line] = [row[0] for row in connection.execute("select tube.troubles()").fetchall()]
+    [line] = findings(connection, "tube")
     assert line.startswith("public.item: what is written through public.root, a parent of it")
     assert "attach public.root to tube q" in line
     assert reasons(connection) == []
@@ -125,7 +126,7 @@ def test_an_attached_table_that_gets_a_parent_is_reported(connect, kind):
         attach(connection, "root")
         connection.execute("insert into root values (5, 1); update root set g = 1")
         assert pods(connection) == [("I", 0, [5]), ("U", 0, [5])]
-        assert connection.execute("select tube.troubles()").fetchall() == []
+        assert findings(connection, "tube") == []
 
 
 def test_a_child_whose_ids_may_be_null_is_captured_but_for_those_rows(connect):

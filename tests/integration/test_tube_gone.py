@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange import schema, tubes
+from airflow_pgchange import administration, schema, tubes
 from airflow_pgchange.feeds.errors import PermissionDenied, Refused, SchemaMissing, from_postgres
 from tests.tubes import attach, make, one, touch, touched
 
@@ -66,7 +66,7 @@ def test_a_tube_that_a_role_may_only_touch_does_not_stop_its_looks_at_others(con
     connection.execute(f"grant select, delete on mine to {who.name}; grant insert on q to {who.name}")
     touch(connection, 1, tube="mine")
     worker = connect_to(who.conninfo)
-    assert [each.tube for each in tubes.status(worker)] == ["mine"]
+    assert [row["feed"]["tube"] for row in administration.status(worker)] == ["mine"]
     assert [feed.tube for feed in tubes.ready(worker)] == ["mine"]
     assert one(worker, "select tube.lag_of_idle(1000)")["ready"] == 1
     assert worker.execute("select tube from tube.tube_stats()").fetchall() == [("mine",)]
@@ -78,7 +78,7 @@ def test_a_tube_that_a_role_may_not_empty_is_not_ready_for_it(connection, role, 
     connection.execute(f"grant select on q to {who.name}")
     touch(connection, 1)
     looker = connect_to(who.conninfo)
-    assert [(each.tube, each.ready) for each in tubes.status(looker)] == [("q", 1)]
+    assert [(row["feed"]["tube"], row["ready"]) for row in administration.status(looker)] == [("q", 1)]
     assert tubes.ready(looker) == []
     assert one(looker, "select tube.lag_of_idle(1000)")["ready"] == 0
 
@@ -102,7 +102,7 @@ def test_a_tube_that_cannot_be_read_stops_no_look_at_others(connection, shut, ro
     touch(connection, 1)
     worker = connect_to(who.conninfo)
     worker.execute("set statement_timeout = '10s'")
-    assert [each.tube for each in tubes.status(worker)] == ["q"]
+    assert [row["feed"]["tube"] for row in administration.status(worker)] == ["q"]
     assert [feed.tube for feed in tubes.ready(worker)] == ["q"]
     assert one(worker, "select tube.lag_of_idle(1000)")["ready"] == 1
     assert worker.execute("select tube from tube.tube_stats()").fetchall() == [("q",)]

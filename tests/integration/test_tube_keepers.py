@@ -5,11 +5,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from airflow_pgchange import tubes
+from airflow_pgchange import administration, tubes
 from airflow_pgchange.feeds import AllTubes, TubeFeed
 from airflow_pgchange.feeds.errors import PermissionDenied
 from airflow_pgchange.feeds.lag import lag
-from tests.event_keeping import lines
+from tests.findings import findings
 from tests.spark_session import batch_of
 from tests.strangers import attacher, ran
 from tests.tubes import attach, make, one, touch
@@ -21,6 +21,7 @@ IMMUTABLE = (
     "create function own.fire() returns trigger language plpgsql as "
     "$$ begin perform own.note(); return coalesce(new, old); end $$"
 )
+
 CODE = {
     "an index of an expression": "create index on own.kq ((own.fixed(1)))",
     "an index of some rows": "create index on own.kq (seq) where own.fixed(1) > 0",
@@ -78,10 +79,8 @@ def looks(connection):
     """Everything that looks at all tubes; the names of those that it tells of."""
     lag(connection, connection, AllTubes(), 1000)
     tubes.ready(connection)
-    connection.execute(
-        "select * from tube.tube_stats(), tube.attachments(), tube.tube_list(), tube.troubles()"
-    )
-    return {each.tube for each in tubes.status(connection)}
+    connection.execute("select * from tube.tube_stats(), tube.attachments(), tube.tube_list(), tube.health()")
+    return {row["feed"]["tube"] for row in administration.status(connection)}
 
 
 USES = [
@@ -105,9 +104,7 @@ def test_a_superuser_runs_no_code_of_who_keeps_the_pods(keeper, admin, code):
         with pytest.raises(DENIED, match="the pods of tube kq, own.kq, have") as told:
             admin.execute(use)
         assert "the owner of own.kq, take it away" in told.value.diag.message_hint
-    assert any(
-        line.startswith("tube kq: its pods, own.kq, have") for line in lines(admin, "select tube.troubles()")
-    )
+    assert any(line.startswith("tube kq: its pods, own.kq, have") for line in findings(admin, "tube"))
     admin.execute("select tube.tube_ensure_absent('q')")
     assert not ran(admin)
 
@@ -166,7 +163,7 @@ def test_a_trigger_that_somebody_put_on_pods_of_ones_own_runs_with_nobody_elses_
         touch(admin, 1)
     assert told.value.diag.message_hint == "let postgres, the owner of public.q, take it away"
     assert looks(admin) == {"kq"}
-    assert any("public.q, have a trigger" in line for (line,) in admin.execute("select tube.troubles()"))
+    assert any("public.q, have a trigger" in line for line in findings(admin, "tube"))
     assert not ran(admin)
     admin.execute("drop trigger t on q")
     touch(admin, 1)

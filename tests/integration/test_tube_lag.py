@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from airflow_pgchange import tubes
+from airflow_pgchange import administration
 from airflow_pgchange.feeds import AllTubes, TubeFeed
 from airflow_pgchange.feeds.lag import lag as feed_lag
 from airflow_pgchange.feeds.queries import ask
@@ -324,7 +324,9 @@ def test_a_worker_without_pods_costs_a_look_over_all_of_them_next_to_nothing(con
     connection.execute("""select tube.touch('b', 6, '{}', 'T', '{"type": "mine"}')""")
     assert planned(connection, look) == 3
     assert all_tubes(connection, 1000).ready == 3
-    rows = connection.execute("select tube, worker from tube.status() where ready > 0").fetchall()
+    rows = connection.execute(
+        "select feed ->> 'tube', (feed ->> 'worker')::int from tube.status() where ready > 0"
+    ).fetchall()
     assert rows == [("a", 3), ("b", 5), ("b", 6)]
 
 
@@ -337,7 +339,7 @@ def test_of_all_tubes_a_pod_that_was_committed_behind_its_worker_is_ready(connec
     assert take(connection) == [2]
     late.commit()
     assert all_tubes(connection, 1000).ready == 1
-    assert [each.ready for each in tubes.status(connection)] == [1]
+    assert [row["ready"] for row in administration.status(connection)] == [1]
     assert take(connection) == [1]
 
 
@@ -348,7 +350,7 @@ def test_the_faults_of_all_tubes_are_counted_once_however_many_workers_share_one
     attach(connection)
     connection.execute("insert into tube.fault (tube, tbl, ids, message) values ('q', 'item', 1, 'told')")
     assert all_tubes(connection, 1000).faults == 1
-    assert [each.faults for each in tubes.status(connection)] == [1, 1, 1, 1]
+    assert [row["faults"] for row in administration.status(connection)] == [1, 1, 1, 1]
 
 
 def test_all_tubes_count_no_further_than_they_are_asked(connect):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_pgchange.maintenance import maintain
+from tests.findings import findings
 from tests.tubes import attach, begin, drain, make, one, run, touched
 
 SCHEDULE = "select tube.tube_backfill_schedule('q', 'id', 3, 3)"
@@ -38,7 +39,7 @@ def refresh(item):
 
 
 def troubles(item):
-    return [line for (line,) in item.execute("select tube.troubles()")]
+    return findings(item, "tube")
 
 
 def faults(item):

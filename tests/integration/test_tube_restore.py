@@ -7,7 +7,8 @@ import subprocess
 import psycopg
 import pytest
 
-from airflow_pgchange import tubes
+from airflow_pgchange import administration, tubes
+from tests.findings import findings
 from tests.tubes import attach, detach, drain, make, one, touch, touched
 
 pytestmark = pytest.mark.every_server
@@ -66,13 +67,13 @@ def test_a_table_that_has_the_number_of_a_dropped_one_is_not_captured(connection
 
 def test_a_dropped_table_is_reported_whatever_has_its_number_and_can_be_detached(connection, stranger):
     before = triggers(connection)
-    [line] = [row[0] for row in connection.execute("select tube.troubles()") if "was dropped" in row[0]]
+    [line] = [line for line in findings(connection, "tube") if "was dropped" in line]
     connection.execute(line[line.index("select tube") :])
     assert connection.execute("select tbl::text from tube.attachment where tube = 'q'").fetchall() == [
         ("item",)
     ]
     assert connection.execute("select from tube.detached").fetchall() == []
-    assert connection.execute("select tube.troubles()").fetchall() == []
+    assert findings(connection, "tube") == []
     assert triggers(connection) == before
     assert one(connection, "select count(*) from pg_proc where proname like 'pgchange_t%%'") == 4 + 4 * (
         stranger == "attached elsewhere"
@@ -157,12 +158,12 @@ def test_removing_a_tube_drops_no_table_that_has_the_number_of_its_pods(lost):
 
 def test_a_tube_whose_pods_are_gone_stops_no_look_at_others(lost):
     touch(lost, 1)
-    assert [each.tube for each in tubes.status(lost)] == ["q"]
+    assert [row["feed"]["tube"] for row in administration.status(lost)] == ["q"]
     assert [feed.tube for feed in tubes.ready(lost)] == ["q"]
     assert {tube for (tube,) in lost.execute("select tube from tube.tube_stats()")} == {"q"}
     assert {tube for (tube,) in lost.execute("select tube from tube.attachments()")} == {"q"}
     lost.execute("insert into tube.worker (tube, worker, control_attempt) values ('gone', 0, 9)")
-    [told] = [row[0] for row in lost.execute("select tube.troubles()") if "tube gone" in row[0]]
+    [told] = [line for line in findings(lost, "tube") if "tube gone" in line]
     assert "tube_ensure_absent('gone')" in told
     with pytest.raises(psycopg.Error, match="pods of tube gone is gone"):
         touch(lost, 1, tube="gone")
@@ -213,7 +214,7 @@ def test_what_is_there_is_there_after_a_restore(connection, dumped, options):
     there = dumped(options)
     there.execute("insert into thing values (3); select tube.refresh(); insert into old values (4)")
     assert touched(there, "pods") == [3, 4]
-    assert [each.tube for each in tubes.status(there)] == ["q"]
+    assert [row["feed"]["tube"] for row in administration.status(there)] == ["q"]
 
 
 def seqs(connection):

@@ -84,6 +84,7 @@ def test_the_command_line_has_each_command() -> None:
         "upgrade",
         "uninstall",
         "status",
+        "health",
         "skip",
         "letters",
         "repair",

@@ -5,6 +5,7 @@ language plpgsql
 set search_path = pg_catalog, dead_letter, pg_temp
 as $$
 begin
+    perform pgchange.grant_viewer(role);
     execute format($grants$
         grant usage on schema dead_letter to %1$s;
         grant select on dead_letter.installed, dead_letter.kind, dead_letter.letter to %1$s;

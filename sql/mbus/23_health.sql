@@ -111,21 +111,70 @@ end
 $$;
 comment on function mbus.forget_sagas(interval) is 'Forget the sagas that ended longer ago than an age; returns how many.';
 
-create function mbus.troubles(many_attempts integer default 3) returns setof text
+do $$
+begin
+    perform pgchange.register('mbus', 'queue');
+end
+$$;
+
+create function mbus.status(upto integer default 1000) returns setof pgchange.consumer_status
+language plpgsql volatile security definer
+set search_path from current
+as $$
+declare
+    c record;
+    lag jsonb;
+    batch jsonb;
+    told text;
+    advice text;
+begin
+    for c in
+        select l.qname, x.name, mbus.feed_position(l.qname, x.name) as at
+        from mbus.list() as l cross join lateral unnest(l.consumers) as x(name)
+        order by l.qname, x.name
+    loop
+        lag := null;
+        batch := null;
+        told := null;
+        begin
+            lag := mbus.feed_lag(c.qname, c.name, upto);
+            batch := mbus.feed_in_work(c.qname, c.name, c.at);
+        exception when sqlstate 'PC003' or sqlstate 'PC004' or sqlstate 'PC005' then
+            get stacked diagnostics told = message_text, advice = pg_exception_hint;
+            told := told || ': ' || advice;
+        end;
+        return query select
+            'queue', mbus.name_of(c.qname, c.name), jsonb_build_object('queue', c.qname, 'consumer', c.name),
+            (c.at ->> 'version')::bigint,
+            (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean, (lag ->> 'ready_age')::double precision,
+            (lag ->> 'waiting')::bigint, (lag ->> 'faults')::bigint, mbus.feed_locked(c.qname, c.name),
+            (batch ->> 'id')::uuid, (batch ->> 'attempt')::integer, batch ->> 'error', (batch ->> 'claimed_at')::timestamptz,
+            (batch ->> 'claimed_at')::timestamptz, told, null::text;
+    end loop;
+end
+$$;
+comment on function mbus.status(integer) is
+    'Every consumer by whom the session may consume, as pgchange.status() shows it; the batch is the oldest that was claimed and is '
+    'neither acked nor at work.';
+
+create function mbus.health(many_attempts integer default 3) returns setof pgchange.finding
 language sql stable security definer
 set search_path from current
 as $$
-    select format('queue:%s: %s messages on which a selector failed, see mbus.fault, such as: %s',
-                  concat_ws('/', f.qname, f.consumer), count(*), max(f.message))
+    select 'queue', 'error', mbus.name_of(f.qname, f.consumer),
+           format('%s messages on which a selector failed, see mbus.fault, such as: %s', count(*), max(f.message)), null
     from mbus.fault as f group by f.qname, f.consumer
     union all
-    select format('queue:%1$s/%2$s: batch %3$s has failed %4$s times; airflow pgchange skip queue:%1$s/%2$s gives it up',
-                  c.qname, c.name, b.batch ->> 'id', b.attempt)
+    -- Of those from which the caller may consume its status tells.
+    select 'queue', 'error', mbus.name_of(c.qname, c.name),
+           format('batch %s has failed %s times', b.batch ->> 'id', b.attempt) || coalesce(': ' || b.error, ''),
+           'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(mbus.name_of(c.qname, c.name))
     from mbus.batch as b join mbus.consumer as c on c.id = b.consumer
     where b.attempt >= many_attempts and b.slot not in (select h.slot from mbus.held_slots(c.qname, c.name) as h)
+      and not mbus.may('consume', c.qname, c.name)
     union all
-    select format('saga %s %s is stuck: %s', s.name, s.id, s.stuck)
+    select 'queue', 'error', null, format('saga %s %s is stuck: %s', s.name, s.id, s.stuck), null
     from mbus.sagas as s where s.state in ('forward', 'rolling back') and s.stuck is not null
 $$;
-comment on function mbus.troubles(integer) is
-    'What a person should look at: selectors that fail, batches that failed so often, and sagas that are stuck; a line for each.';
+comment on function mbus.health(integer) is
+    'Selectors that fail, batches that failed so often, and sagas that are stuck.';

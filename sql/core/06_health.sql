@@ -1,0 +1,63 @@
+-- What a person should look at, of every feed, with the call that mends it.
+
+create type pgchange.finding as (kind text, severity text, consumer text, told text, call text);
+comment on type pgchange.finding is
+    'Something that a person should look at. kind: of which schema it is; severity: error where changes do not come or are lost, '
+    'warning for what may lead there; consumer: whom it is about, if it is one; told: what is wrong; call: what mends it, in SQL or '
+    'for the shell, and as whom; null where that is not one call.';
+
+create function pgchange.shell_quoted(argument text) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case when argument ~ '^[[:alnum:]_@%+=:,./-]+$' then argument
+                else '''' || replace(argument, '''', '''"''"''') || '''' end
+$$;
+comment on function pgchange.shell_quoted(text) is 'An argument as a shell reads it.';
+
+create function pgchange.consumers_health(many_attempts integer default 3) returns setof pgchange.finding
+language sql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select s.kind, line.severity, s.consumer, line.told, line.call
+    from pgchange.status() as s
+    cross join lateral (values
+        (s.held_back_by is not null,
+         case when s.ready is null then 'error' else 'warning' end,
+         case when s.waiting > 0 then format('%s changes wait for an older transaction: ', s.waiting) else '' end
+             || s.held_back_by,
+         null),
+        (s.attempt >= many_attempts and not s.at_work,
+         'error', format('batch %s has failed %s times', s.batch_id, s.attempt) || coalesce(': ' || s.error, ''),
+         'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(s.consumer))
+    ) as line(holds, severity, told, call)
+    where line.holds
+$$;
+comment on function pgchange.consumers_health(integer) is
+    'Consumers that are held back, or whose batch has failed that often; the call gives the batch up, where nothing can mend it.';
+
+create function pgchange.health() returns setof pgchange.finding
+language plpgsql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    known record;
+begin
+    for known in
+        select r.schema from pgchange.registered as r
+        where exists (
+            select from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace
+            where (n.nspname, p.proname) = (r.schema, 'health'))
+        order by r.schema
+    loop
+        begin
+            return query execute format('select * from %I.health()', known.schema);
+        exception when others then
+            raise warning 'what is wrong with % is left out: %', known.schema, sqlerrm;
+        end;
+    end loop;
+    return query select * from pgchange.consumers_health();
+end
+$$;
+comment on function pgchange.health() is
+    'What a person should look at, as far as the caller may see it. What cannot be told is left out with a warning.';

@@ -1,0 +1,53 @@
+-- What a person should look at.
+
+create function pgmb.health(long_wait interval default '5 minutes') returns setof pgchange.finding
+language sql volatile
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select 'event', 'warning', null, m.told, null from pgmb.misfit_settings() as m(told)
+    union all
+    select 'event', 'warning', null, format('%s is old and kept: %s', o.partition, o.reason),
+           'who holds what: select * from pgmb.holders()'
+    from pgmb.overdue() as o
+    union all
+    select 'event', 'warning', null, format('%s needs partitions: %s', t.name, c.reason), null
+    from unnest(array['pgmb.dispatched', 'pgmb.events']) as t(name)
+    cross join lateral pgmb.crowded_default(t.name::regclass) as c(reason)
+    where c.reason is not null
+    union all
+    select 'event', 'error', null, line.told, line.call
+    from pgmb.pushing() as p
+    cross join lateral (values
+        (p.untriggered <> '{}' or p.stale,
+         format('%s: its mutations are not published%s', p.tbl, ' on ' || nullif(array_to_string(p.untriggered, ', '), '')),
+         'as its owner: select pgmb.refresh()'),
+        (p.disabled <> '{}', format('%s: publishing its mutations is disabled on %s', p.tbl, array_to_string(p.disabled, ', ')), null),
+        (p.faults > 0,
+         format('%s: %s rows could not be made an event, see pgmb.push_fault', p.tbl, p.faults),
+         format('when mended, as its owner: select pgmb.replay_push_faults(%L)', p.tbl))
+    ) as line(holds, told, call)
+    where line.holds
+    union all
+    select 'event', 'error', null, pgmb.told_missed(p.tbl, m), pgmb.bring_missed(m)
+    from pgmb.pushing() as p cross join lateral unnest(p.missed) as m
+    union all
+    select 'event', 'error', s.consumer, format('its conditions failed for %s events, see pgmb.fault', s.faults),
+           format('when mended: select pgmb.replay_faults(%L)', s.feed ->> 'group')
+    from pgmb.status(1) as s where s.faults > 0
+    union all
+    select 'event', line.severity, null, line.told, line.call
+    from pgmb.dispatching() as d
+    cross join lateral (values
+        (d.restored is not null, 'warning', format('events: %s', d.restored), null),
+        (d.astray > 0, 'warning', format('events: %s polls found messages or retries for a subscription that is gone', d.astray),
+         'select * from pgmb.fault where group_id is null'),
+        (d.at_work is not null and d.oldest_seconds > extract(epoch from long_wait), 'error',
+         format('events: one has waited for %s s while process %s dispatches', round(d.oldest_seconds), d.at_work),
+         format('if a condition does not end: select pg_cancel_backend(%s), whose error names it', d.at_work))
+    ) as line(holds, severity, told, call)
+    where line.holds
+$$;
+comment on function pgmb.health(interval) is
+    'Settings that do not fit each other, partitions that stay although they are old or that are made only when somebody says so, '
+    'tables whose mutations are not published or were not, conditions that fail, and an event that has waited that long for whoever '
+    'dispatches.';

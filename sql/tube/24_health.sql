@@ -1,0 +1,57 @@
+-- What a person should look at.
+
+create function tube.health(many_attempts integer default 3) returns setof pgchange.finding
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select 'tube', line.severity, null, line.told, line.call
+    from tube.attachments() as a
+    cross join lateral (values
+        (a.untriggered <> '{}' or a.stale, 'error',
+         format('%s: not captured for tube %s%s', a.tbl, a.tube, ' on ' || nullif(array_to_string(a.untriggered, ', '), '')),
+         'as its owner: select tube.refresh()'),
+        (a.disabled <> '{}', 'error',
+         format('%s: the capture for tube %s is disabled on %s', a.tbl, a.tube, array_to_string(a.disabled, ', ')), null),
+        (a.lost is not null, 'error', format('%s: %s', a.tbl, a.lost), null),
+        (a.predicate_waits, 'warning',
+         format('%s: tube %s has another predicate than its owner agreed to', a.tbl, a.tube),
+         format('as its owner: select tube.tube_table_ensure_attached(%L, %L)', a.tube, a.tbl)),
+        (a.faults > 0, 'error',
+         format('%s: %s statements whose ids tube %s could not tell, judge or keep, see tube.fault', a.tbl, a.faults, a.tube),
+         format('when mended: select tube.clear_faults(%L)', a.tube))
+    ) as line(holds, severity, told, call)
+    where line.holds
+    union all
+    select 'tube', 'error', null, m.told, m.call from tube.missed() as m
+    union all
+    select 'tube', 'warning', null,
+           format('tube %s: a table that touched it was dropped, or has lost its triggers and its name', a.tube),
+           format('as the owner of its pods: select tube.tube_table_ensure_detached(%L, %L)', a.tube, a.tbl::oid)
+    from tube.attachment as a where tube.is_gone(a)
+    union all
+    select 'tube', 'error', null,
+           format('tube %s: the table of its pods is gone, and what its tables change is lost', t.name),
+           format('select tube.tube_ensure_absent(%L), or make it again with tube.tube_ensure_exists, attach and backfill', t.name)
+    from tube.tube as t where not tube.are_pods(t.pods, t.name)
+    union all
+    select 'tube', 'error', null,
+           format('tube %s: %s control pods were given up, such as: %s', f.tube, count(*), max(f.message)),
+           format('when mended: select tube.clear_faults(%L)', f.tube)
+    from tube.fault as f where f.kind = 'control' group by f.tube
+    union all
+    select 'tube', 'error', null,
+           format('tube %s: its pods, %s, have %s, and are read by nobody else', t.name, t.pods, c.code), tube.code_hint(t)
+    from tube.tube as t cross join lateral tube.code_on(t.pods) as c(code)
+    where c.code is not null and tube.are_pods(t.pods, t.name)
+    union all
+    select 'tube', 'error', tube.name_of(w.tube, w.worker),
+           format('its control pods have failed %s times; the log of the task that works them off says why', w.control_attempt), null
+    from tube.worker as w join tube.tube as t on t.name = w.tube
+    where w.control_attempt >= many_attempts
+      and tube.are_pods(t.pods, t.name)
+      and case when has_table_privilege(t.pods, 'select') and tube.code_on(t.pods) is null
+               then tube.has_controls(t, w.worker) else true end
+$$;
+comment on function tube.health(integer) is
+    'Tables that do not touch their tube as they should or were dropped, rows that are in no pod, pods that have code of their '
+    'keepers, and control pods that were given up or failed so often.';

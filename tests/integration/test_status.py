@@ -1,0 +1,117 @@
+"""One table of every consumer of every feed, and one of what a person should look at."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from airflow_pgchange import administration, schema
+from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed, TubeFeed, consumers
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import from_json
+from airflow_pgchange.feeds.queries import records
+from airflow_pgchange.health import Finding, findings
+from tests.commits import claim_and_fail, commits
+from tests.events import publish, subscribe
+from tests.topology import make_catalogue
+from tests.tubes import attach, make
+
+FEEDS = [CommitFeed("test", 0), EventFeed("g"), TopologyFeed("router"), TubeFeed("q")]
+
+
+@pytest.fixture
+def full(connect):
+    """A database in which every kind of feed has a consumer with something to do."""
+    connection = connect()
+    connection.execute("select pubsub.register('test', 0); select topology.register('router')")
+    commits(connection)
+    subscribe(connection)
+    publish(connection, "a")
+    make_catalogue(connection)
+    connection.execute("create table item (id bigint primary key)")
+    make(connection)
+    attach(connection)
+    connection.execute("insert into item values (1)")
+    return connection
+
+
+def shown(connection, *arguments):
+    return records(connection, "select * from pgchange.status(%s, %s)", arguments or [1000, None])
+
+
+def test_every_consumer_is_a_row_that_its_feed_can_be_made_of(full):
+    rows = shown(full)
+    assert [from_json({"kind": row["kind"], **row["feed"]}) for row in rows] == FEEDS
+    assert [row["consumer"] for row in rows] == [feed.name for feed in FEEDS]
+    assert all(row["ready"] + row["waiting"] > 0 for row in rows)
+
+
+def test_one_kind_can_be_asked_for(full):
+    assert [row["consumer"] for row in shown(full, 10, "event")] == ["events:g"]
+
+
+def test_a_number_that_is_negative_is_refused(full):
+    with pytest.raises(InvalidArgument, match="upto must not be negative"):
+        shown(full, -1, None)
+
+
+def test_a_feed_that_cannot_tell_hides_no_other(full):
+    told = []
+    full.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    full.execute("drop function pgmb.waiting(integer)")
+    assert [row["kind"] for row in shown(full)] == ["commit", "topology", "tube"]
+    (line,) = told
+    assert line.startswith("consumers of kind event are left out: function pgmb.waiting")
+    assert findings(full, told.append) == []
+    assert told[-1] == line
+
+
+def test_a_schema_that_was_dropped_by_hand_is_told_of_no_more(full):
+    full.execute("drop schema topology cascade")
+    assert [row["kind"] for row in shown(full)] == ["commit", "event", "tube"]
+    assert findings(full, pytest.fail) == []
+
+
+def test_a_batch_that_fails_is_a_finding_until_it_is_given_up_by_the_call_that_it_names(full):
+    for _ in range(3):
+        claim_and_fail(full.info.dsn)
+    (found,) = findings(full)
+    assert (found.kind, found.severity, found.consumer) == ("commit", "error", "test/0")
+    assert "has failed 3 times: " in found.told
+    assert found.call == "to give it up: airflow pgchange skip test/0"
+    consumers.skip(full, full, FEEDS[0], "no use")
+    (letter,) = findings(full)
+    assert (letter.kind, letter.severity, letter.consumer) == ("letters", "warning", "test/0")
+
+
+def test_a_consumer_at_work_on_a_batch_that_failed_before_is_no_finding(full):
+    for _ in range(3):
+        claim_and_fail(full.info.dsn)
+    with full.transaction():
+        full.execute("select pubsub.lock_watermark('test', 0)")
+        assert [row["at_work"] for row in shown(full, 10, "commit")] == [True]
+        assert findings(full) == []
+
+
+def test_who_may_see_one_feed_sees_that_one(full, role):
+    someone = role("someone")
+    full.execute(f"select topology.grant_consumer('{someone.name}')")
+    told = []
+    with psycopg.connect(someone.conninfo, autocommit=True) as connection:
+        rows = administration.status(connection, warn=told.append)
+        assert [row["consumer"] for row in rows] == ["topology:router"]
+        others = [system.schema for system in schema.SYSTEMS if schema.available(full, system)]
+        assert len(told) == len({"mbus", "pgmb", "pubsub", "tube"} & set(others))
+
+
+@pytest.mark.parametrize(
+    ("name", "quoted"), [("delays/0", "delays/0"), ("a b", "'a b'"), ("joe's", "'joe'\"'\"'s'"), ("", "''")]
+)
+def test_a_name_in_a_command_is_quoted_for_the_shell(connect, name, quoted):
+    assert connect().execute("select pgchange.shell_quoted(%s)", [name]).fetchone() == (quoted,)
+
+
+def test_a_finding_is_a_line_with_whom_it_is_about_and_what_mends_it():
+    found = Finding("tube", "error", "tube:q/0", "its pods are gone", "select 1")
+    assert str(found) == "tube:q/0: its pods are gone; select 1"
+    assert str(Finding("tube", "error", None, "its pods are gone", None)) == "its pods are gone"
