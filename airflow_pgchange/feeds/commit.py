@@ -131,8 +131,7 @@ class CommitFeed:
         )
 
     def known(self) -> sql.Composed:
-        known = sql.SQL("select exists (select from pubsub.claim where (consumer_id, branch_id) = ({}, {}))")
-        return known.format(self.consumer_id, self.branch_id)
+        return select("pubsub.is_known", self.consumer_id, self.branch_id)
 
     def forget(self) -> sql.Composed:
         return select("pubsub.drop_consumer", self.consumer_id, self.branch_id)

@@ -114,8 +114,7 @@ class TopologyFeed:
         return select("topology.move_consumer", self.consumer_id, point, version)
 
     def known(self) -> sql.Composed:
-        known = sql.SQL("select exists (select from topology.claim where consumer_id = {})")
-        return known.format(self.consumer_id)
+        return select("topology.is_known", self.consumer_id)
 
     def forget(self) -> sql.Composed:
         return select("topology.drop_consumer", self.consumer_id)

@@ -36,31 +36,6 @@ comment on table pubsub.watermark is
     'partial_txid up to queue id partial_id. All below txid is processed. version counts the batches and '
     'the moves by hand, source is the place that the transaction ids belong to.';
 
-create table pubsub.claim (
-    consumer_id text not null,
-    branch_id bigint not null,
-    version bigint not null,
-    from_version bigint not null,
-    batch_id uuid,
-    attempt integer not null,
-    error text,
-    batch jsonb,
-    after_snapshot pg_snapshot not null,
-    after_txid xid8,
-    after_id bigint,
-    snapshot pg_snapshot not null,
-    partial_txid xid8,
-    partial_id bigint,
-    source text not null,
-    claimed_at timestamptz not null default clock_timestamp(),
-    primary key (consumer_id, branch_id)
-);
-comment on table pubsub.claim is
-    'The batch that each consumer claimed last, at the source of the commits: what a retry works on again, and the mark '
-    'that shows whether this cluster still has all that the consumer saw. after_* is the watermark before the batch, '
-    'snapshot and partial_* the one behind it: the same where the batch is a dead letter that is sent again. A consumer that was '
-    'moved by hand since has none. source is the place that the transaction ids belong to. error is what the last attempt failed on, if it could say so.';
-
 create table pubsub.trimmed (
     branch_id bigint not null,
     upto xid8 not null,

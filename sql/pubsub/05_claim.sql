@@ -12,11 +12,7 @@ create function pubsub.locked(consumer_id text, branch_id bigint) returns boolea
 language sql stable
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-    select exists (
-        select from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = pubsub.lock_key(consumer_id, branch_id))
+    select pgchange.locked(pubsub.lock_key(consumer_id, branch_id))
 $$;
 comment on function pubsub.locked(text, bigint) is 'Whether a consumer is at work.';
 
@@ -56,32 +52,37 @@ as $$
 $$;
 comment on function pubsub.name_of(text, bigint) is 'A consumer''s name, as status shows it.';
 
-create function pubsub.restored_in_part(consumer_id text, branch_id bigint) returns text
+create function pubsub.address(consumer_id text, branch_id bigint) returns jsonb
 language sql immutable
 as $$
-    select pg_catalog.format(
-        'restore the whole dump, then select pubsub.rebase_after_restore(); or choose a point: airflow pgchange move %s/%s',
-        consumer_id, branch_id)
+    select pg_catalog.jsonb_build_object('consumer_id', consumer_id, 'branch_id', branch_id)
 $$;
-comment on function pubsub.restored_in_part(text, bigint) is 'What to do where the progress of a consumer came without its commits.';
+comment on function pubsub.address(text, bigint) is 'What a consumer''s claim and its dead letters are known by.';
 
-create function pubsub.check_mark(mark pubsub.claim, here text) returns bigint
+create function pubsub.restored_in_part(consumer text) returns text
+language sql immutable
+as $$
+    select 'restore the whole dump, then select pubsub.rebase_after_restore(); or choose a point: airflow pgchange move ' || consumer
+$$;
+comment on function pubsub.restored_in_part(text) is 'What to do where the progress of a consumer came without its commits.';
+
+create function pubsub.check_mark(mark pgchange.claim, here text) returns bigint
 language plpgsql stable
 set search_path = pg_catalog, pubsub, pgchange, pg_temp
 as $$
 begin
     if not pgchange.came_along(mark.source, here)
-       or not pg_is_in_recovery() and pg_snapshot_xmax(mark.snapshot) > pg_snapshot_xmax(pg_current_snapshot())
+       or not pg_is_in_recovery()
+          and pg_snapshot_xmax((mark.upto ->> 'snapshot')::pg_snapshot) > pg_snapshot_xmax(pg_current_snapshot())
     then
         raise exception using errcode = 'PC004',
-            message = format('what this database knows of %s/%s was restored from another one, without its place',
-                             mark.consumer_id, mark.branch_id),
-            hint = pubsub.restored_in_part(mark.consumer_id, mark.branch_id);
+            message = format('what this database knows of %s was restored from another one, without its place', mark.consumer),
+            hint = pubsub.restored_in_part(mark.consumer);
     end if;
     return mark.version;
 end
 $$;
-comment on function pubsub.check_mark(pubsub.claim, text) is
+comment on function pubsub.check_mark(pgchange.claim, text) is
     'Refuse a claim of another place, or of transactions that this cluster has not reached; else its version.';
 
 create function pubsub.check_position(consumer_id text, branch_id bigint, "position" jsonb) returns text
@@ -92,8 +93,8 @@ declare
     here text := pubsub.check_origin();
     at bigint := "position" ->> 'version';
     known bigint := (
-        select pubsub.check_mark(c, here) from pubsub.claim as c
-        where c.consumer_id = check_position.consumer_id and c.branch_id = check_position.branch_id);
+        select pubsub.check_mark(c, here) from pgchange.claim as c
+        where c.kind = 'commit' and c.consumer = pubsub.name_of(check_position.consumer_id, check_position.branch_id));
 begin
     if not pgchange.fits("position", here) then
         raise exception using errcode = 'PC004',
@@ -112,7 +113,7 @@ begin
             raise exception using errcode = 'PC004',
                 message = format('the watermark of %s/%s is beyond the transactions of this cluster: it was restored from '
                                  'another one', consumer_id, branch_id),
-                hint = pubsub.restored_in_part(consumer_id, branch_id);
+                hint = pubsub.restored_in_part(pubsub.name_of(consumer_id, branch_id));
         end if;
     end if;
     return here;
@@ -148,12 +149,7 @@ as $$
                         then jsonb_build_array(w.partial_txid::text::bigint, w.partial_id) end,
         'source', w.source,
         'database', pubsub.here(),
-        'letter', (
-            select jsonb_build_object('id', l.id, 'since', l.sent_at, 'batch', l.content)
-            from dead_letter.letter as l
-            where l.on_its_way and l.consumer = format('%s/%s', w.consumer_id, w.branch_id) and l.kind = 'commit'
-            order by l.sent_at, l.id
-            limit 1))
+        'letter', dead_letter.first_on_its_way('commit', pubsub.name_of(w.consumer_id, w.branch_id)))
     from pubsub.watermark as w
     where w.consumer_id = "position".consumer_id and w.branch_id = "position".branch_id
 $$;
@@ -161,19 +157,21 @@ comment on function pubsub.position(text, bigint) is
     'A watermark as a position, with the dead letter that was sent again first and is not done; null for a consumer that has '
     'not begun.';
 
-create function pubsub.pending(consumer_id text, branch_id bigint, "position" jsonb) returns pubsub.claim
+create function pubsub.at("position" jsonb) returns jsonb
+language sql immutable
+as $$
+    select pg_catalog.jsonb_build_object(
+        'snapshot', coalesce("position" ->> 'snapshot', '1:1:'), 'partial', nullif("position" -> 'partial', 'null'))
+$$;
+comment on function pubsub.at(jsonb) is 'Where a position is, or the bounds of a batch end: {snapshot, partial: [txid, id] or null}.';
+
+create function pubsub.pending(consumer_id text, branch_id bigint, "position" jsonb) returns pgchange.claim
 language sql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-    select c
-    from pubsub.claim as c, pubsub.cursor_of("position") as at
-    where c.consumer_id = pending.consumer_id and c.branch_id = pending.branch_id
-      and c.from_version = ("position" ->> 'version')::bigint
-      and c.version > c.from_version and c.batch is not null
-      and c.after_snapshot::text = at.after::text
-      and (c.after_txid, c.after_id) is not distinct from (at.partial_txid, at.partial_id)
-      and (c.batch -> 'bounds' -> 'letter' is null
-           or c.batch -> 'bounds' -> 'letter' = "position" -> 'letter' -> 'id')
+    select pgchange.pending(
+        'commit', pubsub.name_of(consumer_id, branch_id), ("position" ->> 'version')::bigint, pubsub.at("position"),
+        "position" -> 'letter' -> 'id')
 $$;
 comment on function pubsub.pending(text, bigint, jsonb) is
     'The claim that a position has not acked yet, if there is one; that of a dead letter while the letter is to be sent.';
@@ -203,7 +201,7 @@ set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
-    after pg_snapshot := ("position" ->> 'snapshot')::pg_snapshot;
+    at pg_snapshot := ("position" ->> 'snapshot')::pg_snapshot;
     gone record;
 begin
     if began_at = 0 then
@@ -212,14 +210,14 @@ begin
     end if;
     -- Trimming waits for where a consumer is, not for where it was before. The beginning that one was moved to is what is left.
     if not exists (
-        select from pubsub.claim as c
-        where (c.consumer_id, c.branch_id) = (check_history.consumer_id, check_history.branch_id)
-          and (began_at < c.from_version or began_at = c.version and c.batch is null and after::text <> '1:1:'))
+        select from pgchange.claim as c
+        where c.kind = 'commit' and c.consumer = pubsub.name_of(check_history.consumer_id, check_history.branch_id)
+          and (began_at < c.from_version or began_at = c.version and c.batch is null and at::text <> '1:1:'))
     then
         return;
     end if;
     select sum(t.commits) as commits, max(t.upto::text::bigint) as upto into gone
-    from pubsub.trimmed as t where t.branch_id = check_history.branch_id and t.upto > pg_snapshot_xmin(after);
+    from pubsub.trimmed as t where t.branch_id = check_history.branch_id and t.upto > pg_snapshot_xmin(at);
     if gone.commits > 0 then
         raise exception using errcode = 'PC005',
             message = format('%s commits of branch %s below transaction %s were trimmed, and %s/%s is at an earlier time',
@@ -241,39 +239,19 @@ as $$
 declare
     here text := pubsub.check_position(consumer_id, branch_id, "position");
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
-    known bigint := (
-        select c.version from pubsub.claim as c
-        where c.consumer_id = claim.consumer_id and c.branch_id = claim.branch_id);
-    mark pubsub.claim;
-    at record := pubsub.cursor_of("position");
+    mark pgchange.claim;
     bounds jsonb;
     batch jsonb;
 begin
     perform pubsub.check_branch(branch_id);
-    if coalesce(max_changes < 1, true) then
-        raise invalid_parameter_value using message = 'a batch has at least 1 change';
-    end if;
-    if pg_current_xact_id_if_assigned() is not null then
-        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
-            hint = 'claim in a transaction of its own: its changes would count as seen';
-    end if;
+    perform pgchange.check_claim(max_changes);
     mark := pubsub.pending(consumer_id, branch_id, "position");
-    if mark.attempt >= max_attempts then
-        raise exception using errcode = 'PC010',
-            message = format('batch %s of %s/%s has failed, at attempt %s', mark.batch_id, consumer_id, branch_id, mark.attempt),
-            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s/%s',
-                          consumer_id, branch_id);
-    end if;
-    if mark.batch -> 'bounds' ? 'letter' then
-        perform pubsub.check_readable(branch_id, mark.batch);
-    end if;
     if mark.version is not null then
-        update pubsub.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
-        where c.consumer_id = claim.consumer_id and c.branch_id = claim.branch_id
-        returning c.attempt into mark.attempt;
-        return mark.batch || jsonb_build_object('attempt', mark.attempt);
+        if mark.batch -> 'bounds' ? 'letter' then
+            perform pubsub.check_readable(branch_id, mark.batch);
+        end if;
+        return pgchange.claim_again(mark, max_attempts);
     end if;
-
     if not accept_trimmed then
         perform pubsub.check_history(consumer_id, branch_id, "position");
     end if;
@@ -291,22 +269,10 @@ begin
                                 choice -> 'slices' -> -1))::uuid,
             'bounds', bounds || jsonb_build_object('in_order', in_order));
     end if;
-    batch := batch || jsonb_build_object(
-        'version', pgchange.next_version(pubsub.name_of(consumer_id, branch_id), greatest(known, began_at)), 'attempt', 1);
-    insert into pubsub.claim as c (
-        consumer_id, branch_id, version, from_version, batch_id, attempt, batch,
-        after_snapshot, after_txid, after_id, snapshot, partial_txid, partial_id, source)
-    values (
-        claim.consumer_id, claim.branch_id, (batch ->> 'version')::bigint, began_at, (batch ->> 'id')::uuid, 1, batch,
-        at.after, at.partial_txid, at.partial_id, (bounds ->> 'snapshot')::pg_snapshot,
-        (bounds -> 'partial' ->> 0)::xid8, (bounds -> 'partial' ->> 1)::bigint, here)
-    on conflict on constraint claim_pkey do update set
-        version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id,
-        attempt = 1, error = null, batch = excluded.batch, after_snapshot = excluded.after_snapshot,
-        after_txid = excluded.after_txid, after_id = excluded.after_id, snapshot = excluded.snapshot,
-        partial_txid = excluded.partial_txid, partial_id = excluded.partial_id, source = excluded.source,
-        claimed_at = excluded.claimed_at;
-    return batch;
+    mark := pgchange.record(
+        'commit', pubsub.name_of(consumer_id, branch_id), pubsub.address(consumer_id, branch_id), began_at,
+        pubsub.at("position"), pubsub.at(bounds), here, batch);
+    return mark.batch;
 end
 $$;
 comment on function pubsub.claim(text, bigint, jsonb, integer, boolean, boolean, jsonb, integer) is
@@ -324,9 +290,7 @@ begin
     if bounds ? 'letter' then
         bounds := bounds || pubsub.unmoved(bounds -> 'at');
     end if;
-    perform pgchange.check_version(batch, (
-        select c.version from pubsub.claim as c
-        where c.consumer_id = advance.consumer_id and c.branch_id = advance.branch_id and c.batch_id = (advance.batch ->> 'id')::uuid));
+    perform pgchange.check_claimed('commit', pubsub.name_of(consumer_id, branch_id), batch);
     update pubsub.watermark as w set
         version = (batch ->> 'version')::bigint,
         snapshot = (bounds ->> 'snapshot')::pg_snapshot,
@@ -357,9 +321,7 @@ as $$
 declare
     version bigint := pubsub.advance(consumer_id, branch_id, batch);
 begin
-    if batch -> 'bounds' ? 'letter' then
-        perform pubsub.letter_done(consumer_id, branch_id, batch);
-    end if;
+    perform dead_letter.done('commit', pubsub.address(consumer_id, branch_id), batch);
     return version;
 end
 $$;

@@ -33,7 +33,7 @@ declare
     w pubsub.watermark;
     is_here boolean;
     lag jsonb;
-    mark pubsub.claim;
+    mark pgchange.claim;
     told text;
     advice text;
 begin
@@ -69,19 +69,12 @@ comment on function pubsub.status(integer) is
     'cannot be told because a person must decide first, held_back_by says what.';
 
 create function pubsub.take_idle(consumer_id text, branch_id bigint) returns void
-language plpgsql
+language sql
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-begin
-    if not pg_try_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id)) then
-        raise lock_not_available using message = format('consumer %s/%s is at work', consumer_id, branch_id),
-            hint = 'stop it, or wait until its batch has ended';
-    end if;
-    if pubsub.position(consumer_id, branch_id) is null then
-        raise exception using errcode = 'PC002', message = format('there is no consumer %s/%s here', consumer_id, branch_id),
-            hint = 'select consumer_id, branch_id from pubsub.watermark lists them';
-    end if;
-end
+    select pgchange.take_idle(
+        pubsub.name_of(consumer_id, branch_id), pubsub.lock_key(consumer_id, branch_id),
+        pubsub.position(consumer_id, branch_id) is not null, 'select consumer_id, branch_id from pubsub.watermark')
 $$;
 comment on function pubsub.take_idle(text, bigint) is 'Take the lock of a consumer that exists and is not at work, or say so.';
 
@@ -89,29 +82,11 @@ create function pubsub.skip(consumer_id text, branch_id bigint, batch jsonb, rea
 language plpgsql security definer
 set search_path = pg_catalog, pubsub, dead_letter, pg_temp
 as $$
-declare
-    letter bigint := batch -> 'bounds' -> 'letter';
-    tried integer := coalesce((batch ->> 'attempt')::integer, 1);
 begin
     perform pubsub.take_idle(consumer_id, branch_id);
-    if coalesce(trim(reason), '') = '' then
-        raise invalid_parameter_value using message = 'say why the batch is skipped';
-    end if;
     perform pubsub.advance(consumer_id, branch_id, batch);
-    if letter is null then
-        return dead_letter.write(
-            'commit', format('%s/%s', consumer_id, branch_id), pubsub.address(consumer_id, branch_id),
-            batch - array['attempt', 'error'], (batch ->> 'count')::bigint, reason, batch ->> 'error', tried,
-            (batch ->> 'id')::uuid);
-    end if;
-    update dead_letter.letter as l set
-        on_its_way = false, reason = skip.reason, error = coalesce(batch ->> 'error', l.error),
-        attempts = l.attempts + tried, given_up_by = session_user, given_up_at = clock_timestamp()
-    where l.id = letter and l.on_its_way and l.address = pubsub.address(skip.consumer_id, skip.branch_id);
-    if not found then
-        perform dead_letter.gone(letter);
-    end if;
-    return letter;
+    return dead_letter.give_up(
+        'commit', pubsub.name_of(consumer_id, branch_id), pubsub.address(consumer_id, branch_id), batch, reason);
 end
 $$;
 comment on function pubsub.skip(text, bigint, jsonb, text) is
@@ -122,19 +97,25 @@ create function pubsub.in_work(consumer_id text, branch_id bigint, "position" js
 language sql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-    select p.batch || jsonb_build_object('attempt', p.attempt, 'error', p.error)
-    from pubsub.pending(consumer_id, branch_id, "position") as p
-    where p.version is not null
+    select pgchange.in_work(pubsub.pending(consumer_id, branch_id, "position"))
 $$;
 comment on function pubsub.in_work(text, bigint, jsonb) is
     'At the source: the batch that a position has not acked yet, with its attempts and the error of the last one; or null.';
+
+create function pubsub.is_known(consumer_id text, branch_id bigint) returns boolean
+language sql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    select pgchange.mark('commit', pubsub.name_of(consumer_id, branch_id)) is not null
+$$;
+comment on function pubsub.is_known(text, bigint) is 'Whether a consumer has claimed here, wherever its watermark is.';
 
 create function pubsub.skip_batch(consumer_id text, branch_id bigint, reason text) returns uuid
 language plpgsql security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
-    mark pubsub.claim;
+    mark pgchange.claim;
 begin
     perform pubsub.take_idle(consumer_id, branch_id);
     mark := pubsub.pending(consumer_id, branch_id, pubsub.position(consumer_id, branch_id));
@@ -172,9 +153,7 @@ set search_path = pg_catalog, pubsub, pgchange, pg_temp
 as $$
 declare
     here text := pubsub.check_origin();
-    at record := pubsub.cursor_of("position");
-    began_at bigint := "position" ->> 'version';
-    version bigint;
+    mark pgchange.claim;
 begin
     perform pubsub.check_point(point);
     if point ->> 'source' <> here or point ->> 'snapshot' is null and not coalesce(pgchange.came_along("position" ->> 'source', here), true)
@@ -188,21 +167,10 @@ begin
             message = format('the point %s lies in the future: it is beyond the transactions of this cluster', point ->> 'snapshot'),
             hint = 'pubsub.point() gives the point of now, pubsub.point(<branch>, <timestamp>) that of a time';
     end if;
-    version := pgchange.next_version(
-        pubsub.name_of(consumer_id, branch_id), greatest(began_at, (
-            select c.version from pubsub.claim as c
-            where c.consumer_id = note_move.consumer_id and c.branch_id = note_move.branch_id)));
-    insert into pubsub.claim as c (
-        consumer_id, branch_id, version, from_version, attempt, after_snapshot, after_txid, after_id, snapshot, source)
-    values (
-        note_move.consumer_id, note_move.branch_id, version, began_at, 0, at.after, at.partial_txid, at.partial_id,
-        coalesce(point ->> 'snapshot', '1:1:')::pg_snapshot, here)
-    on conflict on constraint claim_pkey do update set
-        version = excluded.version, from_version = excluded.from_version, batch_id = null, attempt = 0, error = null,
-        batch = null, after_snapshot = excluded.after_snapshot, after_txid = excluded.after_txid,
-        after_id = excluded.after_id, snapshot = excluded.snapshot, partial_txid = null, partial_id = null,
-        source = excluded.source, claimed_at = excluded.claimed_at;
-    return version;
+    mark := pgchange.record(
+        'commit', pubsub.name_of(consumer_id, branch_id), pubsub.address(consumer_id, branch_id),
+        ("position" ->> 'version')::bigint, pubsub.at("position"), pubsub.at(point - 'partial'), here, null);
+    return mark.version;
 end
 $$;
 comment on function pubsub.note_move(text, bigint, jsonb, jsonb) is
@@ -244,14 +212,11 @@ begin
     if not pg_try_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id)) then
         perform pubsub.take_idle(consumer_id, branch_id);
     end if;
-    delete from pubsub.claim as c
-    where c.consumer_id = drop_consumer.consumer_id and c.branch_id = drop_consumer.branch_id;
-    claims := found;
-    delete from dead_letter.letter as l
-    where l.kind = 'commit' and l.address = pubsub.address(drop_consumer.consumer_id, drop_consumer.branch_id);
+    claims := pgchange.forget_claim('commit', pubsub.name_of(consumer_id, branch_id));
+    perform dead_letter.drop_of('commit', pubsub.address(consumer_id, branch_id));
     delete from pubsub.watermark as w
     where w.consumer_id = drop_consumer.consumer_id and w.branch_id = drop_consumer.branch_id;
-    if not found and not claims then
+    if not found and claims is null then
         perform pubsub.take_idle(consumer_id, branch_id);
     end if;
 end

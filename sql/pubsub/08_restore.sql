@@ -4,18 +4,11 @@ create function pubsub.mark(consumer_id text, branch_id bigint) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-    select jsonb_build_object(
-        'source', here.place,
-        'version', pubsub.check_mark(c, here.place),
-        'snapshot', c.snapshot,
-        'partial', case when c.partial_txid is not null
-                        then jsonb_build_array(c.partial_txid::text::bigint, c.partial_id) end,
-        'from_version', c.from_version,
-        'after', c.after_snapshot,
-        'after_partial', case when c.after_txid is not null
-                              then jsonb_build_array(c.after_txid::text::bigint, c.after_id) end)
-    from pubsub.check_origin() as here(place), pubsub.claim as c
-    where c.consumer_id = mark.consumer_id and c.branch_id = mark.branch_id
+    -- The place as it is called now.
+    select pgchange.mark('commit', c.consumer)
+        || jsonb_build_object('source', here.place, 'version', pubsub.check_mark(c, here.place))
+    from pubsub.check_origin() as here(place), pgchange.claim as c
+    where c.kind = 'commit' and c.consumer = pubsub.name_of(mark.consumer_id, mark.branch_id)
 $$;
 comment on function pubsub.mark(text, bigint) is
     'What this source knows of a consumer: the positions before and behind the batch that it claimed last.';
@@ -25,45 +18,44 @@ language plpgsql security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
-    at bigint;
+    known bigint := coalesce((mark ->> 'version')::bigint, 0);
+    began_at bigint := coalesce((mark ->> 'from_version')::bigint, 0);
+    w pubsub.watermark;
     before boolean;
+    at jsonb;
 begin
     perform pubsub.take_idle(consumer_id, branch_id);
-    select w.version into at from pubsub.watermark as w
-    where w.consumer_id = adopt_mark.consumer_id and w.branch_id = adopt_mark.branch_id;
-    if mark is null then
-        mark := jsonb_build_object('version', 0, 'from_version', 0, 'after', '1:1:', 'snapshot', '1:1:');
-    end if;
-    before := at = (mark ->> 'from_version')::bigint;
-    if not before and at < (mark ->> 'version')::bigint then
+    select x.* into w from pubsub.watermark as x
+    where x.consumer_id = adopt_mark.consumer_id and x.branch_id = adopt_mark.branch_id;
+    before := w.version = began_at;
+    if not before and w.version < known then
         raise exception using errcode = 'PC009',
             message = format('the watermark of %s/%s is at batch %s, before the last claim that the source knows',
-                             consumer_id, branch_id, at),
+                             consumer_id, branch_id, w.version),
             hint = 'choose a point: pubsub.move_consumer(...)';
     end if;
+    at := pubsub.at(mark -> case when before then 'after' else 'upto' end);
     -- Where the source lost what it knew, the consumer may have been moved back or begun anew since: it has processed what both say.
-    if at > (mark ->> 'version')::bigint then
-        mark := mark || jsonb_build_object('partial', null, 'snapshot', (
-            select pubsub.snapshot_intersection((mark ->> 'snapshot')::pg_snapshot, w.snapshot)
-            from pubsub.watermark as w
-            where w.consumer_id = adopt_mark.consumer_id and w.branch_id = adopt_mark.branch_id));
+    if w.version > known then
+        at := jsonb_build_object(
+            'snapshot', pubsub.snapshot_intersection((at ->> 'snapshot')::pg_snapshot, w.snapshot), 'partial', null);
     end if;
-    update pubsub.watermark as w set
-        version = (mark ->> case when before then 'from_version' else 'version' end)::bigint,
-        snapshot = (mark ->> case when before then 'after' else 'snapshot' end)::pg_snapshot,
-        partial_txid = (mark -> case when before then 'after_partial' else 'partial' end ->> 0)::xid8,
-        partial_id = (mark -> case when before then 'after_partial' else 'partial' end ->> 1)::bigint,
+    update pubsub.watermark as x set
+        version = case when before then began_at else known end,
+        snapshot = (at ->> 'snapshot')::pg_snapshot,
+        partial_txid = (at -> 'partial' ->> 0)::xid8,
+        partial_id = (at -> 'partial' ->> 1)::bigint,
         source = mark ->> 'source',
         updated_at = now()
-    where w.consumer_id = adopt_mark.consumer_id and w.branch_id = adopt_mark.branch_id;
+    where x.consumer_id = adopt_mark.consumer_id and x.branch_id = adopt_mark.branch_id;
     perform pubsub.void_letters(
         consumer_id, branch_id, 'its source was restored or lost its latest transactions, so its transaction ids mean something else');
-    return case when before or at = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
+    return case when before or w.version = known then 'exactly once' else 'at least once' end;
 end
 $$;
 comment on function pubsub.adopt_mark(text, bigint, jsonb) is
-    'Go on from what pubsub.mark() of the source says; returns the guarantee: exactly once where the source knows the last '
-    'batch, at least once from the mark on where it lost batches that were processed.';
+    'Go on from what pubsub.mark() of the source says, or from the beginning where it knows nothing; returns the guarantee: exactly '
+    'once where the source knows the last batch, at least once from the mark on where it lost batches that were processed.';
 
 create function pubsub.txids_look_kept() returns boolean
 language sql stable security definer
@@ -105,12 +97,15 @@ begin
     create temporary table at_rest on commit drop as
     select row_number() over () as n, p.*
     from (
-        select 'watermark' as place, consumer_id, branch_id, snapshot, partial_txid, partial_id from pubsub.watermark
+        select 'watermark' as place, pubsub.name_of(consumer_id, branch_id) as consumer, snapshot, partial_txid, partial_id
+        from pubsub.watermark
         where source is null or pgchange.came_along(source, old)
         union all
-        select 'after', consumer_id, branch_id, after_snapshot, after_txid, after_id from pubsub.claim
+        select 'after', c.consumer, at.* from pgchange.claim as c cross join lateral pubsub.cursor_of(c.after) as at
+        where c.kind = 'commit'
         union all
-        select 'mark', consumer_id, branch_id, snapshot, partial_txid, partial_id from pubsub.claim
+        select 'mark', c.consumer, at.* from pgchange.claim as c cross join lateral pubsub.cursor_of(c.upto) as at
+        where c.kind = 'commit'
     ) as p;
 end
 $$;
@@ -176,25 +171,23 @@ set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     create temporary table arrived on commit drop as
-    select r.place, r.consumer_id, r.branch_id, coalesce((
+    select r.place, r.consumer, coalesce((
                select pubsub.snapshot_of(array_agg(g.run::bigint) filter (where not g.done), max(g.run) filter (where g.done)::bigint + 1)
                from (select distinct m.run, substr(m.processed, r.n::integer, 1) = '1' as done from moved as m) as g
                having bool_or(g.done)), '1:1:') as snapshot
     from at_rest as r;
     update pubsub.watermark as w set snapshot = a.snapshot, partial_txid = null, partial_id = null
     from arrived as a
-    where a.place = 'watermark' and (a.consumer_id, a.branch_id) = (w.consumer_id, w.branch_id);
+    where a.place = 'watermark' and a.consumer = pubsub.name_of(w.consumer_id, w.branch_id);
     -- A batch in work is given up as such: its commits come in a new one.
-    update pubsub.claim as c set
-        after_snapshot = a.snapshot, after_txid = null, after_id = null,
-        snapshot = m.snapshot, partial_txid = null, partial_id = null,
+    update pgchange.claim as c set
+        after = pubsub.at(jsonb_build_object('snapshot', a.snapshot)),
+        upto = pubsub.at(jsonb_build_object('snapshot', m.snapshot)),
         from_version = case when c.from_version = (
-                select w.version from pubsub.watermark as w
-                where (w.consumer_id, w.branch_id) = (c.consumer_id, c.branch_id))
+                select w.version from pubsub.watermark as w where pubsub.name_of(w.consumer_id, w.branch_id) = c.consumer)
             then -1 else c.from_version end
     from arrived as a, arrived as m
-    where a.place = 'after' and (a.consumer_id, a.branch_id) = (c.consumer_id, c.branch_id)
-      and m.place = 'mark' and (m.consumer_id, m.branch_id) = (c.consumer_id, c.branch_id);
+    where c.kind = 'commit' and a.place = 'after' and a.consumer = c.consumer and m.place = 'mark' and m.consumer = c.consumer;
 end
 $$;
 comment on function pubsub.rewrite_positions() is
@@ -216,7 +209,8 @@ begin
     end if;
     perform pubsub.check_isolation();
     perform set_config('synchronous_commit', 'on', true);
-    lock table revision.commit_queue, pubsub.watermark, pubsub.claim in access exclusive mode;
+    lock table revision.commit_queue, pubsub.watermark in access exclusive mode;
+    lock table pgchange.claim in share row exclusive mode;
     if not txids_kept then
         perform pubsub.note_positions(old);
         perform pubsub.burn_xids(pubsub.renumber_commits(restored_at));
@@ -232,10 +226,11 @@ begin
     update revision.tracked as t set since = '1:1:' where not txids_kept;
     here := pubsub.here();
     update pubsub.watermark as w set source = here where pgchange.came_along(w.source, old);
-    update pubsub.claim as c set
+    update pgchange.claim as c set
         source = here,
         batch = jsonb_set(c.batch, '{bounds,source}', to_jsonb(here)),
-        from_version = case when txids_kept then c.from_version else least(c.from_version, c.version) end;
+        from_version = case when txids_kept then c.from_version else least(c.from_version, c.version) end
+    where c.kind = 'commit';
     update dead_letter.letter as l set
         content = case when txids_kept then jsonb_set(l.content, '{bounds,source}', to_jsonb(here)) else l.content end,
         on_its_way = l.on_its_way and txids_kept

@@ -10,21 +10,19 @@ declare
 begin
     -- A letter at rest holds nothing back; one that is on its way is to arrive.
     for holder in
-        select format('%s/%s', w.consumer_id, w.branch_id) as name, w.branch_id, w.snapshot, w.partial_txid, w.partial_id,
+        select pubsub.name_of(w.consumer_id, w.branch_id) as name, w.branch_id, w.snapshot, w.partial_txid, w.partial_id,
                '18446744073709551615'::xid8 as upto
         from pubsub.watermark as w
         union all
-        select format('%s/%s', c.consumer_id, c.branch_id), c.branch_id, c.after_snapshot, c.after_txid, c.after_id,
-               '18446744073709551615'
-        from pubsub.claim as c
-        where not exists (
-            select from pubsub.watermark as w where (w.consumer_id, w.branch_id) = (c.consumer_id, c.branch_id))
+        select c.consumer, (c.address -> 'branch_id')::bigint, at.*, '18446744073709551615'
+        from pgchange.claim as c cross join lateral pubsub.cursor_of(c.after) as at
+        where c.kind = 'commit' and not exists (
+            select from pubsub.watermark as w where pubsub.address(w.consumer_id, w.branch_id) = c.address)
         union all
         -- One that was moved is at either end, until it has claimed from there.
-        select format('%s/%s', c.consumer_id, c.branch_id), c.branch_id, c.snapshot, c.partial_txid, c.partial_id,
-               '18446744073709551615'
-        from pubsub.claim as c
-        where c.batch is null
+        select c.consumer, (c.address -> 'branch_id')::bigint, at.*, '18446744073709551615'
+        from pgchange.claim as c cross join lateral pubsub.cursor_of(c.upto) as at
+        where c.kind = 'commit' and c.batch is null
         union all
         select format('letter %s of %s', l.id, l.consumer), (l.address -> 'branch_id')::bigint, at.after, at.partial_txid,
                at.partial_id, (l.content -> 'slices' -> -1 -> 'upto' ->> 0)::xid8

@@ -1,19 +1,10 @@
--- Dead letters of the commit queue. A letter holds its batch as it was recorded. While it is on its way, its consumer's position
--- carries it, and a claim hands the same changes out again: to nobody else, at a version of their own, without moving the
--- watermark, which has passed them.
+-- Dead letters of the commit queue: on their way, the claim of their consumer hands the same changes out again.
 
 do $$
 begin
     perform dead_letter.add_kind('commit', 'pubsub', elsewhere => true);
 end
 $$;
-
-create function pubsub.address(consumer_id text, branch_id bigint) returns jsonb
-language sql immutable
-as $$
-    select pg_catalog.jsonb_build_object('consumer_id', consumer_id, 'branch_id', branch_id)
-$$;
-comment on function pubsub.address(text, bigint) is 'The address of a consumer''s dead letters.';
 
 create function pubsub.letter_rights(address jsonb) returns text[]
 language sql immutable
@@ -71,8 +62,7 @@ as $$
 begin
     -- The source is where the claims are.
     if exists (
-        select from pubsub.claim as c
-        where c.consumer_id = address ->> 'consumer_id' and c.branch_id = (address ->> 'branch_id')::bigint)
+        select from pgchange.claim as c where c.kind = 'commit' and c.address = check_letter.address)
     then
         perform pubsub.check_readable((address ->> 'branch_id')::bigint, content);
     end if;
@@ -82,24 +72,10 @@ comment on function pubsub.check_letter(jsonb, jsonb) is
     'Refuse a dead letter whose batch cannot be read any more, in the database that holds the commits.';
 
 create function pubsub.send_again(letter bigint) returns void
-language plpgsql security definer
-set search_path = pg_catalog, pubsub, dead_letter, pg_temp
+language sql security definer
+set search_path = pg_catalog, pubsub, pg_temp
 as $$
-declare
-    on_its_way boolean;
-begin
-    update dead_letter.letter as l set on_its_way = true, sent_at = clock_timestamp()
-    where l.id = letter and l.kind = 'commit' and not l.on_its_way and l.void is null;
-    if found then
-        return;
-    end if;
-    select l.on_its_way into on_its_way from dead_letter.letter as l where l.id = letter and l.kind = 'commit';
-    if on_its_way then
-        raise exception using errcode = 'PC012', message = format('letter %s is on its way already', letter),
-            hint = 'its consumer takes it with its next claim; to take it back, drop it';
-    end if;
-    perform dead_letter.gone(letter);
-end
+    select dead_letter.put_before('commit', letter)
 $$;
 comment on function pubsub.send_again(bigint) is
     'Put a dead letter before its consumer: its next claim hands out the letter''s batch.';
@@ -129,30 +105,11 @@ as $$
 $$;
 comment on function pubsub.unmoved(jsonb) is 'The bounds of a batch that leaves its watermark at the position where it is.';
 
-create function pubsub.letter_done(consumer_id text, branch_id bigint, batch jsonb) returns void
-language plpgsql
-set search_path = pg_catalog, pubsub, dead_letter, pg_temp
-as $$
-begin
-    delete from dead_letter.letter as l
-    where l.id = (batch -> 'bounds' ->> 'letter')::bigint and l.kind = 'commit' and l.on_its_way
-      and l.address = pubsub.address(letter_done.consumer_id, letter_done.branch_id);
-    if not found then
-        raise exception using errcode = 'PC006',
-            message = format('dead letter %s, whose batch %s this is, was dropped', batch -> 'bounds' ->> 'letter', batch ->> 'id'),
-            hint = 'roll back and claim again';
-    end if;
-end
-$$;
-comment on function pubsub.letter_done(text, bigint, jsonb) is 'Take away a dead letter whose batch was processed.';
-
 create function pubsub.note_failure(consumer_id text, branch_id bigint, batch jsonb, error text) returns void
 language sql security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-    update pubsub.claim as c set error = note_failure.error
-    where c.consumer_id = note_failure.consumer_id and c.branch_id = note_failure.branch_id
-      and c.version = (note_failure.batch ->> 'version')::bigint and c.attempt = (note_failure.batch ->> 'attempt')::integer
+    select pgchange.note_failure('commit', pubsub.name_of(consumer_id, branch_id), batch, error)
 $$;
 comment on function pubsub.note_failure(text, bigint, jsonb, text) is
     'Note at the source what the attempt on a batch failed on, for its dead letter.';

@@ -117,25 +117,6 @@ comment on table topology.consumer is
     'Feeds of the log and the last event that each has processed, where its results are. version counts the batches '
     'and the moves by hand, source is the place of the catalogue.';
 
-create table topology.claim (
-    consumer_id text primary key,
-    version bigint not null,
-    from_version bigint not null,
-    batch_id uuid,
-    attempt integer not null,
-    batch jsonb,
-    after_term bigint not null,
-    after_index bigint not null,
-    term bigint not null,
-    index bigint not null,
-    error text,
-    claimed_at timestamptz not null default clock_timestamp()
-);
-comment on table topology.claim is
-    'The batch that each feed claimed last, at the source: what a retry works on again, and the mark that shows whether this '
-    'cluster still has all that the feed saw. after_* is where the batch begins, term and index where it ends; a consumer that was moved by hand since has none. error is what '
-    'the attempt failed on.';
-
 create table topology.trimmed (
     term bigint not null,
     index bigint not null,

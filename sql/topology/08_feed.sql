@@ -23,11 +23,7 @@ create function topology.locked(consumer_id text) returns boolean
 language sql stable
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select exists (
-        select from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = topology.consumer_key(consumer_id))
+    select pgchange.locked(topology.consumer_key(consumer_id))
 $$;
 comment on function topology.locked(text) is 'Whether a consumer is at work.';
 
@@ -48,6 +44,13 @@ as $$
     select 'topology:' || consumer_id
 $$;
 comment on function topology.name_of(text) is 'A consumer''s name, as status shows it.';
+
+create function topology.address(consumer_id text) returns jsonb
+language sql immutable
+as $$
+    select pg_catalog.jsonb_build_object('consumer_id', consumer_id)
+$$;
+comment on function topology.address(text) is 'What a consumer''s claim and its dead letters are known by.';
 
 create function topology.here() returns text
 language plpgsql stable security definer
@@ -82,12 +85,7 @@ as $$
         'schema', (select max(i.version) from topology.installed as i),
         'consumer', c.consumer_id, 'version', c.version, 'term', c.term, 'index', c.index, 'source', c.source,
         'database', topology.here(),
-        'letter', (
-            select jsonb_build_object('id', l.id, 'batch', l.content)
-            from dead_letter.letter as l
-            where l.consumer = 'topology:' || c.consumer_id and l.kind = 'topology' and l.on_its_way
-            order by l.sent_at, l.id
-            limit 1))
+        'letter', dead_letter.first_on_its_way('topology', topology.name_of(c.consumer_id)))
     from topology.consumer as c where c.consumer_id = "position".consumer_id
 $$;
 comment on function topology.position(text) is 'How far a consumer has come, and the dead letter that it has before it; null for one that has not begun.';
@@ -107,7 +105,7 @@ begin
     end if;
     -- A standby may only be late.
     if ("position" ->> 'version')::bigint > 0 and not pg_is_in_recovery() then
-        known := coalesce((select c.version from topology.claim as c where c.consumer_id = consumer), 0);
+        known := coalesce((pgchange.mark('topology', topology.name_of(consumer)) ->> 'version')::bigint, 0);
         if ("position" ->> 'version')::bigint > known then
             raise exception using errcode = 'PC003',
                 message = format('consumer %s has processed batch %s, of which this catalogue knows only up to %s',
@@ -149,16 +147,20 @@ comment on function topology.lag(jsonb, integer) is
     'How many events a consumer has to process, exact up to a number, beyond it at least one more, and those of a '
     'dead letter on its way. None ever waits.';
 
-create function topology.pending(consumer_id text, "position" jsonb) returns topology.claim
+create function topology.at("position" jsonb) returns jsonb
+language sql immutable
+as $$
+    select pg_catalog.jsonb_build_array(coalesce(("position" ->> 'term')::bigint, 0), coalesce(("position" ->> 'index')::bigint, 0))
+$$;
+comment on function topology.at(jsonb) is 'Where a position, or a point, is: [term, index].';
+
+create function topology.pending(consumer_id text, "position" jsonb) returns pgchange.claim
 language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select c from topology.claim as c
-    where c.consumer_id = pending.consumer_id
-      and c.from_version = ("position" ->> 'version')::bigint and c.batch is not null
-      and (c.after_term, c.after_index) = (("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint)
-      and (c.batch -> 'bounds' -> 'letter' is null
-           or c.batch -> 'bounds' -> 'letter' = "position" -> 'letter' -> 'id')
+    select pgchange.pending(
+        'topology', topology.name_of(consumer_id), ("position" ->> 'version')::bigint, topology.at("position"),
+        "position" -> 'letter' -> 'id')
 $$;
 comment on function topology.pending(text, jsonb) is 'The claim that a consumer has not acked yet, if there is one; that of a dead letter while the letter is to be sent.';
 

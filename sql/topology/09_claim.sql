@@ -27,37 +27,21 @@ as $$
 declare
     began_at bigint := ("position" ->> 'version')::bigint;
     at bigint[] := array[("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint];
-    mark topology.claim;
-    known bigint;
+    mark pgchange.claim;
     gone topology.trimmed := topology.trimmed_behind(at[1], at[2]);
-    last_one jsonb;
     batch jsonb;
 begin
     perform topology.check_position("position");
-    if coalesce(max_changes < 1, true) then
-        raise invalid_parameter_value using message = 'a batch has at least 1 change';
-    end if;
-    if pg_current_xact_id_if_assigned() is not null then
-        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
-            hint = 'claim in a transaction of its own';
-    end if;
+    perform pgchange.check_claim(max_changes);
     mark := topology.pending(consumer_id, "position");
-    if mark.attempt >= max_attempts then
-        raise exception using errcode = 'PC010',
-            message = format('batch %s of topology:%s has failed, at attempt %s', mark.batch_id, consumer_id, mark.attempt),
-            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip topology:%s', consumer_id);
-    end if;
     if mark.version is not null then
-        update topology.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
-        where c.consumer_id = claim.consumer_id
-        returning c.attempt into mark.attempt;
-        return mark.batch || jsonb_build_object('attempt', mark.attempt);
+        return pgchange.claim_again(mark, max_attempts);
     end if;
     -- The beginning that it was moved to is what is left.
-    if gone.term is not null and began_at > 0 and not exists (
-        select from topology.claim as c
-        where c.consumer_id = claim.consumer_id and c.batch is null and (c.version, c.term, c.index) = (began_at, 0, 0)
-          and (at[1], at[2]) = (0, 0))
+    if gone.term is not null and began_at > 0 and not (at = '{0,0}' and exists (
+        select from pgchange.claim as c
+        where c.kind = 'topology' and c.consumer = topology.name_of(claim.consumer_id) and c.batch is null
+          and c.version = began_at and c.upto = '[0, 0]'))
     then
         raise exception using errcode = 'PC005',
             message = format('events up to (%s, %s) were trimmed, which topology:%s has not processed', gone.term, gone.index, consumer_id),
@@ -65,28 +49,17 @@ begin
     end if;
     if jsonb_typeof("position" -> 'letter') = 'object' then
         batch := topology.letter_batch("position");
-        last_one := to_jsonb(at);
     else
-        batch := topology.next_batch(consumer_id, at, max_changes);
-        if batch is null then
-            return null;
-        end if;
-        batch := jsonb_set(batch, '{bounds,from_version}', to_jsonb(began_at));
-        last_one := batch -> 'bounds' -> 'upto';
+        batch := jsonb_set(
+            topology.next_batch(consumer_id, at, max_changes), '{bounds,from_version}', to_jsonb(began_at));
     end if;
-    known := pgchange.next_version(
-        topology.name_of(consumer_id),
-        greatest(began_at, (select c.version from topology.claim as c where c.consumer_id = claim.consumer_id)));
-    batch := batch || jsonb_build_object('version', known, 'attempt', 1);
-    insert into topology.claim as c (
-        consumer_id, version, from_version, batch_id, attempt, batch, after_term, after_index, term, index)
-    values (claim.consumer_id, known, began_at, (batch ->> 'id')::uuid, 1, batch, at[1], at[2],
-            (last_one ->> 0)::bigint, (last_one ->> 1)::bigint)
-    on conflict on constraint claim_pkey do update set
-        version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id, attempt = 1,
-        batch = excluded.batch, after_term = excluded.after_term, after_index = excluded.after_index, term = excluded.term,
-        index = excluded.index, error = null, claimed_at = clock_timestamp();
-    return batch;
+    if batch is null then
+        return null;
+    end if;
+    mark := pgchange.record(
+        'topology', topology.name_of(consumer_id), topology.address(consumer_id), began_at,
+        to_jsonb(at), batch -> 'bounds' -> 'upto', topology.here(), batch);
+    return mark.batch;
 end
 $$;
 comment on function topology.claim(text, jsonb, integer, integer) is
@@ -113,9 +86,7 @@ as $$
 declare
     bounds jsonb := batch -> 'bounds';
 begin
-    perform pgchange.check_version(batch, (
-        select c.version from topology.claim as c
-        where c.consumer_id = advance.consumer_id and c.batch_id = (advance.batch ->> 'id')::uuid));
+    perform pgchange.check_claimed('topology', topology.name_of(consumer_id), batch);
     update topology.consumer as c set
         version = (batch ->> 'version')::bigint,
         term = (bounds -> 'upto' ->> 0)::bigint,
@@ -140,9 +111,7 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     perform topology.advance(consumer_id, batch);
-    if batch -> 'bounds' ? 'letter' then
-        perform topology.letter_done(consumer_id, batch);
-    end if;
+    perform dead_letter.done('topology', topology.address(consumer_id), batch);
     return (batch ->> 'version')::bigint;
 end
 $$;

@@ -1,18 +1,10 @@
--- Dead letters of the catalogue's log. A letter holds its batch as it was recorded. While it is on its way, its consumer's
--- position carries it, and a claim hands the same events out again, without moving the consumer, which has passed them.
+-- Dead letters of the catalogue's log: on their way, the claim of their consumer hands the same events out again.
 
 do $$
 begin
     perform dead_letter.add_kind('topology', 'topology', elsewhere => true);
 end
 $$;
-
-create function topology.address(consumer_id text) returns jsonb
-language sql immutable
-as $$
-    select pg_catalog.jsonb_build_object('consumer_id', consumer_id)
-$$;
-comment on function topology.address(text) is 'The address of a consumer''s dead letters.';
 
 create function topology.letter_rights(address jsonb) returns text[]
 language sql immutable
@@ -54,7 +46,7 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     -- The catalogue is where the claims are.
-    if exists (select from topology.claim as c where c.consumer_id = address ->> 'consumer_id') then
+    if exists (select from pgchange.claim as c where c.kind = 'topology' and c.address = check_letter.address) then
         perform topology.check_readable(content);
     end if;
 end
@@ -63,24 +55,10 @@ comment on function topology.check_letter(jsonb, jsonb) is
     'Refuse a dead letter whose batch cannot be read any more, in the database of the catalogue.';
 
 create function topology.send_again(letter bigint) returns void
-language plpgsql security definer
-set search_path = pg_catalog, topology, dead_letter, pg_temp
+language sql security definer
+set search_path = pg_catalog, topology, pg_temp
 as $$
-declare
-    on_its_way boolean;
-begin
-    update dead_letter.letter as l set on_its_way = true, sent_at = clock_timestamp()
-    where l.id = letter and l.kind = 'topology' and not l.on_its_way and l.void is null;
-    if found then
-        return;
-    end if;
-    select l.on_its_way into on_its_way from dead_letter.letter as l where l.id = letter and l.kind = 'topology';
-    if on_its_way then
-        raise exception using errcode = 'PC012', message = format('letter %s is on its way already', letter),
-            hint = 'its consumer takes it with its next claim; to take it back, drop it';
-    end if;
-    perform dead_letter.gone(letter);
-end
+    select dead_letter.put_before('topology', letter)
 $$;
 comment on function topology.send_again(bigint) is
     'Put a dead letter before its consumer: a claim hands out the letter''s batch once the batch in work is done.';
@@ -101,30 +79,11 @@ $$;
 comment on function topology.letter_batch(jsonb) is
     'The batch of the dead letter that a position carries: read by its recorded slices, acked where the position is now.';
 
-create function topology.letter_done(consumer_id text, batch jsonb) returns void
-language plpgsql
-set search_path = pg_catalog, topology, dead_letter, pg_temp
-as $$
-begin
-    delete from dead_letter.letter as l
-    where l.id = (batch -> 'bounds' ->> 'letter')::bigint and l.kind = 'topology' and l.on_its_way
-      and l.address = topology.address(letter_done.consumer_id);
-    if not found then
-        raise exception using errcode = 'PC006',
-            message = format('dead letter %s, whose batch %s this is, was dropped', batch -> 'bounds' ->> 'letter', batch ->> 'id'),
-            hint = 'roll back and claim again';
-    end if;
-end
-$$;
-comment on function topology.letter_done(text, jsonb) is 'Take away a dead letter whose batch was processed.';
-
 create function topology.in_work(consumer_id text, "position" jsonb) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select p.batch || jsonb_build_object('attempt', p.attempt, 'error', p.error)
-    from topology.pending(consumer_id, "position") as p
-    where p.version is not null
+    select pgchange.in_work(topology.pending(consumer_id, "position"))
 $$;
 comment on function topology.in_work(text, jsonb) is
     'At the source: the batch that a position has not acked yet, with its attempts and the error of the last one; or null.';
@@ -133,9 +92,7 @@ create function topology.note_failure(consumer_id text, batch jsonb, error text)
 language sql security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    update topology.claim as c set error = note_failure.error
-    where c.consumer_id = note_failure.consumer_id and c.version = (note_failure.batch ->> 'version')::bigint
-      and c.attempt = (note_failure.batch ->> 'attempt')::integer
+    select pgchange.note_failure('topology', topology.name_of(consumer_id), batch, error)
 $$;
 comment on function topology.note_failure(text, jsonb, text) is
     'Note at the source what the attempt on a batch failed on, for its dead letter.';

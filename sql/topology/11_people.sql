@@ -7,19 +7,24 @@ as $$
 declare
     known topology.consumer;
 begin
-    if not topology.take_lock(consumer_id) then
-        raise lock_not_available using message = format('consumer topology:%s is at work', consumer_id),
-            hint = 'stop it, or wait until its batch has ended';
-    end if;
     select c.* into known from topology.consumer as c where c.consumer_id = take_idle.consumer_id;
-    if known.consumer_id is null then
-        raise exception using errcode = 'PC002', message = format('there is no consumer topology:%s here', consumer_id),
-            hint = 'select consumer_id from topology.consumer lists them';
-    end if;
+    perform pgchange.take_idle(
+        topology.name_of(consumer_id), topology.consumer_key(consumer_id), known.consumer_id is not null,
+        'select consumer_id from topology.consumer');
+    -- Under the lock: whoever held it may have moved the consumer.
+    select c.* into known from topology.consumer as c where c.consumer_id = take_idle.consumer_id;
     return known;
 end
 $$;
 comment on function topology.take_idle(text) is 'Take the lock of a consumer that exists and is not at work, or say so.';
+
+create function topology.is_known(consumer_id text) returns boolean
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select pgchange.mark('topology', topology.name_of(consumer_id)) is not null
+$$;
+comment on function topology.is_known(text) is 'Whether a consumer has claimed here, wherever its progress is.';
 
 do $$
 begin
@@ -36,7 +41,7 @@ declare
     is_here boolean;
     at jsonb;
     lag jsonb;
-    mark topology.claim;
+    mark pgchange.claim;
     told text;
     advice text;
 begin
@@ -45,7 +50,7 @@ begin
         lag := null;
         told := null;
         -- The catalogue is where the claims are.
-        is_here := one.source is null or exists (select from topology.claim as c where c.consumer_id = one.consumer_id);
+        is_here := one.source is null or topology.is_known(one.consumer_id);
         if is_here then
             mark := topology.pending(one.consumer_id, at);
             begin
@@ -74,28 +79,10 @@ create function topology.skip(consumer_id text, batch jsonb, reason text) return
 language plpgsql volatile security definer
 set search_path = pg_catalog, topology, dead_letter, pg_temp
 as $$
-declare
-    letter bigint := (batch -> 'bounds' ->> 'letter')::bigint;
-    tried integer := coalesce((batch ->> 'attempt')::integer, 1);
 begin
     perform topology.take_idle(consumer_id);
-    if coalesce(trim(reason), '') = '' then
-        raise invalid_parameter_value using message = 'say why the batch is skipped';
-    end if;
     perform topology.advance(consumer_id, batch);
-    if letter is null then
-        return dead_letter.write(
-            'topology', 'topology:' || consumer_id, topology.address(consumer_id), batch - array['attempt', 'error'],
-            (batch ->> 'count')::bigint, reason, batch ->> 'error', tried, (batch ->> 'id')::uuid);
-    end if;
-    update dead_letter.letter as l set
-        on_its_way = false, reason = skip.reason, error = coalesce(batch ->> 'error', l.error),
-        attempts = l.attempts + tried, given_up_by = session_user, given_up_at = clock_timestamp()
-    where l.id = letter and l.on_its_way and l.address = topology.address(skip.consumer_id);
-    if not found then
-        perform dead_letter.gone(letter);
-    end if;
-    return letter;
+    return dead_letter.give_up('topology', topology.name_of(consumer_id), topology.address(consumer_id), batch, reason);
 end
 $$;
 comment on function topology.skip(text, jsonb, text) is
@@ -106,23 +93,21 @@ create function topology.mark(consumer_id text) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pgchange, pg_temp
 as $$
+declare
+    known jsonb := pgchange.mark('topology', topology.name_of(consumer_id));
 begin
     if not topology.is_native() then
         perform pgchange.note_origin('topology.origin');
     end if;
     if exists (
-        select from topology.claim as c, topology.now_at() as n
-        where c.consumer_id = mark.consumer_id and (c.term, c.index) > (n.term, n.index))
+        select from topology.now_at() as n
+        where ((known -> 'upto' ->> 0)::bigint, (known -> 'upto' ->> 1)::bigint) > (n.term, n.index))
     then
         raise exception using errcode = 'PC004',
             message = format('what this catalogue knows of consumer topology:%s is beyond the log: it was restored without it', consumer_id),
             hint = format('restore the whole dump; or choose a point: airflow pgchange move topology:%s', consumer_id);
     end if;
-    return (
-        select jsonb_build_object(
-            'source', topology.here(), 'version', c.version, 'from_version', c.from_version,
-            'term', c.term, 'index', c.index, 'after_term', c.after_term, 'after_index', c.after_index)
-        from topology.claim as c where c.consumer_id = mark.consumer_id);
+    return known || jsonb_build_object('source', topology.here());
 end
 $$;
 comment on function topology.mark(text) is
@@ -134,27 +119,27 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
 declare
-    known topology.consumer := topology.take_idle(consumer_id);
-    unacked boolean := known.version = (mark ->> 'from_version')::bigint;
-    at bigint[] := array[
-        coalesce((mark ->> case when unacked then 'after_term' else 'term' end)::bigint, 0),
-        coalesce((mark ->> case when unacked then 'after_index' else 'index' end)::bigint, 0)];
+    consumer topology.consumer := topology.take_idle(consumer_id);
+    known bigint := coalesce((mark ->> 'version')::bigint, 0);
+    unacked boolean := consumer.version = (mark ->> 'from_version')::bigint;
+    found_at jsonb := mark -> case when unacked then 'after' else 'upto' end;
+    at bigint[] := array[coalesce((found_at ->> 0)::bigint, 0), coalesce((found_at ->> 1)::bigint, 0)];
 begin
-    if not unacked and known.version < (mark ->> 'version')::bigint then
+    if not unacked and consumer.version < known then
         raise exception using errcode = 'PC009',
-            message = format('consumer topology:%s is at batch %s, before the last claim that the catalogue knows', consumer_id, known.version),
+            message = format('consumer topology:%s is at batch %s, before the last claim that the catalogue knows', consumer_id, consumer.version),
             hint = format('choose a point: airflow pgchange move topology:%s --to beginning, or --to now', consumer_id);
     end if;
     -- Where the catalogue lost what it knew, the consumer may have been moved back or begun anew since.
-    if known.version > coalesce((mark ->> 'version')::bigint, 0) then
-        at := least(at, array[known.term, known.index]);
+    if consumer.version > known then
+        at := least(at, array[consumer.term, consumer.index]);
     end if;
     update topology.consumer as c set
-        version = coalesce((mark ->> case when unacked then 'from_version' else 'version' end)::bigint, 0),
+        version = case when unacked then (mark ->> 'from_version')::bigint else known end,
         term = at[1], index = at[2], source = mark ->> 'source', updated_at = now()
     where c.consumer_id = adopt_mark.consumer_id;
     perform topology.void_letters(consumer_id, 'its consumer was repaired, and its events come by themselves');
-    return case when unacked or known.version = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
+    return case when unacked or consumer.version = known then 'exactly once' else 'at least once' end;
 end
 $$;
 comment on function topology.adopt_mark(text, jsonb) is
@@ -179,10 +164,7 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, topology, pgchange, pg_temp
 as $$
 declare
-    began_at bigint := "position" ->> 'version';
-    version bigint := pgchange.next_version(
-        topology.name_of(consumer_id),
-        greatest(began_at, (select c.version from topology.claim as c where c.consumer_id = note_move.consumer_id)));
+    mark pgchange.claim;
 begin
     perform topology.check_point(point);
     if point ->> 'source' <> topology.here() or point is null and not pgchange.fits("position", topology.here()) then
@@ -198,16 +180,10 @@ begin
             message = format('the point %s/%s lies in the future: the log has not come there', point ->> 'term', point ->> 'index'),
             hint = 'topology.point() gives the point of now';
     end if;
-    insert into topology.claim as c (
-        consumer_id, version, from_version, attempt, after_term, after_index, term, index)
-    values (
-        note_move.consumer_id, version, began_at, 0, ("position" ->> 'term')::bigint, ("position" ->> 'index')::bigint,
-        coalesce((point ->> 'term')::bigint, 0), coalesce((point ->> 'index')::bigint, 0))
-    on conflict on constraint claim_pkey do update set
-        version = excluded.version, from_version = excluded.from_version, batch_id = null, attempt = 0, error = null,
-        batch = null, after_term = excluded.after_term, after_index = excluded.after_index, term = excluded.term,
-        index = excluded.index, claimed_at = excluded.claimed_at;
-    return version;
+    mark := pgchange.record(
+        'topology', topology.name_of(consumer_id), topology.address(consumer_id), ("position" ->> 'version')::bigint,
+        topology.at("position"), topology.at(point), topology.here(), null);
+    return mark.version;
 end
 $$;
 comment on function topology.note_move(text, jsonb, jsonb) is
@@ -246,11 +222,10 @@ begin
     if not topology.take_lock(consumer_id) then
         perform topology.take_idle(consumer_id);
     end if;
-    delete from topology.claim as c where c.consumer_id = drop_consumer.consumer_id;
-    claims := found;
-    delete from dead_letter.letter as l where l.kind = 'topology' and l.address = topology.address(drop_consumer.consumer_id);
+    claims := pgchange.forget_claim('topology', topology.name_of(consumer_id));
+    perform dead_letter.drop_of('topology', topology.address(consumer_id));
     delete from topology.consumer as c where c.consumer_id = drop_consumer.consumer_id;
-    if not found and not claims then
+    if not found and claims is null then
         perform topology.take_idle(consumer_id);
     end if;
 end
@@ -273,10 +248,12 @@ begin
     with needed as (
         select c.term, c.index from topology.consumer as c
         union all
-        select m.after_term, m.after_index from topology.claim as m
-        where not exists (select from topology.consumer as c where c.consumer_id = m.consumer_id)
+        select (m.after ->> 0)::bigint, (m.after ->> 1)::bigint from pgchange.claim as m
+        where m.kind = 'topology' and not exists (
+            select from topology.consumer as c where topology.address(c.consumer_id) = m.address)
         union all
-        select m.term, m.index from topology.claim as m where m.batch is null
+        select (m.upto ->> 0)::bigint, (m.upto ->> 1)::bigint from pgchange.claim as m
+        where m.kind = 'topology' and m.batch is null
         union all
         -- A letter at rest holds nothing back; one that is on its way is to arrive.
         select (l.content -> 'slices' -> 0 -> 'after' ->> 0)::bigint, (l.content -> 'slices' -> 0 -> 'after' ->> 1)::bigint

@@ -48,9 +48,9 @@ as $$
 begin
     perform topology.grant_consumer(role);
     execute format($grants$
-        grant select on topology.claim, topology.trimmed to %1$s;
+        grant select on topology.trimmed to %1$s;
         grant execute on function
-            topology.adopt_mark(text, jsonb), topology.note_move(text, jsonb, jsonb), topology.move_consumer(text, jsonb, bigint), topology.drop_consumer(text),
+            topology.is_known(text), topology.adopt_mark(text, jsonb), topology.note_move(text, jsonb, jsonb), topology.move_consumer(text, jsonb, bigint), topology.drop_consumer(text),
             topology.trim_log(interval), topology.letter_rights(jsonb), topology.check_letter(jsonb, jsonb),
             topology.send_again(bigint)
             to %1$s

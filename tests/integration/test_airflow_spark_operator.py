@@ -123,7 +123,7 @@ def _state(pid: int) -> str:
 
 
 def attempts(connect: Connect) -> list[tuple[Any, ...]]:
-    return connect().execute("select attempt from pubsub.claim").fetchall()
+    return connect().execute("select attempt from pgchange.claim").fetchall()
 
 
 def test_a_job_that_ends_well_advances_the_consumer(operator: Callable[..., SparkBatchOperator]) -> None:

@@ -113,4 +113,4 @@ def test_the_claim_of_a_consumer_of_the_topology_whose_progress_is_elsewhere_is_
         consumer.claim(10)
         consumer.ack()
     consumers.drop(results, catalogue, feed)
-    assert catalogue.execute("select from topology.claim").fetchall() == []
+    assert catalogue.execute("select from pgchange.claim").fetchall() == []

@@ -133,13 +133,13 @@ def test_an_upgrade_that_keeps_transaction_ids_keeps_letters(own_database, conne
 def test_a_letter_that_the_source_lost_with_its_tail_is_void_after_the_repair(db, other_db, connect_to):
     connection, source = connect_to(db), connect_to(other_db)
     kept, _ = give_up(connection, db, source=other_db, at=source)
-    mark = source.execute("select to_jsonb(c) from pubsub.claim as c").fetchone()[0]
+    mark = source.execute("select to_jsonb(c) from pgchange.claim as c").fetchone()[0]
     lost, ids = give_up(connection, db, source=other_db, at=source)
     dead_letters.again(connection, ids=[lost])
     # As a crash does it: the source knows the claim before the last one.
-    source.execute("delete from pubsub.claim")
+    source.execute("delete from pgchange.claim")
     source.execute(
-        "insert into pubsub.claim select (jsonb_populate_record(null::pubsub.claim, %s)).*",
+        "insert into pgchange.claim select (jsonb_populate_record(null::pgchange.claim, %s)).*",
         [Jsonb(mark)],
     )
     assert consumers.repair(connection, source, FEED) == "at least once"

@@ -22,7 +22,7 @@ QUESTIONS = pytest.mark.parametrize(
     ],
     ids=["lag", "passed", "passed a commit"],
 )
-LOST = "delete from pubsub.claim"
+LOST = "delete from pgchange.claim"
 RESTORED = "update revision.origin set written_in = '3'"
 
 

@@ -98,12 +98,19 @@ def test_events_that_come_into_an_installed_log_are_dispatched_once(db, connect,
     assert [change.id for change in drained(EventFeed("g"), installed)] == later
 
 
-@pytest.mark.parametrize("table", ["watermark", "claim"])
-def test_progress_beyond_the_transactions_of_the_cluster_is_not_believed(db, connect, table):
+@pytest.mark.parametrize(
+    "come_along",
+    [
+        "update pubsub.watermark set snapshot = '900000000:900000000:'",
+        """update pgchange.claim set upto = '{"snapshot": "900000000:900000000:", "partial": null}'""",
+    ],
+    ids=["watermark", "claim"],
+)
+def test_progress_beyond_the_transactions_of_the_cluster_is_not_believed(db, connect, come_along):
     connection = connect()
     commits(connection, 5)
     drained(COMMITS, db)
-    connection.execute(f"update pubsub.{table} set snapshot = '900000000:900000000:'")
+    connection.execute(come_along)
     commits(connection, 3)
     with pytest.raises(SourceRestored, match="rebase_after_restore"):
         drained(COMMITS, db)
@@ -114,7 +121,7 @@ def test_progress_beyond_the_transactions_of_the_cluster_is_not_believed(db, con
 def test_a_claim_of_another_place_is_not_adopted(db, connect, installed, restore):
     commits(connect(), 5)
     drained(COMMITS, db)
-    connection = restore(*DATA, "--table=pubsub.claim", "--table=pubsub.watermark")
+    connection = restore(*DATA, "--table=pgchange.claim", "--table=pubsub.watermark")
     assert one(connection, "select revision.is_native()")
     with pytest.raises(SourceRestored, match="rebase_after_restore"):
         consumers.repair(connection, connection, COMMITS)
@@ -127,7 +134,7 @@ def test_a_claim_beyond_the_log_of_a_catalogue_is_not_adopted(db, connect, insta
     feed = TopologyFeed("here")
     make_catalogue(connect())
     drained(feed, db)
-    connection = restore(*DATA, "--table=topology.claim", "--table=topology.consumer")
+    connection = restore(*DATA, "--table=pgchange.claim", "--table=topology.consumer")
     with pytest.raises(SourceRestored, match="beyond the log.*airflow pgchange move topology:here"):
         consumers.repair(connection, connection, feed)
     consumers.drop(connection, connection, feed)

@@ -136,14 +136,14 @@ def test_a_point_is_passed_when_all_before_it_is_processed(db, catalogue):
 
 def test_a_catalogue_that_lost_its_tail_is_refused(db, catalogue):
     work(db)
-    catalogue.execute("delete from topology.claim")
+    catalogue.execute("delete from pgchange.claim")
     with pytest.raises(SourceLostTail, match="repair"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1000)
 
 
 def test_repair_goes_on_at_least_once(db, catalogue):
     work(db)
-    catalogue.execute("delete from topology.claim")
+    catalogue.execute("delete from pgchange.claim")
     row = catalogue.execute("select topology.adopt_mark('router', topology.mark('router'))").fetchone()
     assert row == ("at least once",)
     assert len(work(db)) == 3

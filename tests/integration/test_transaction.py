@@ -217,7 +217,7 @@ def test_a_batch_in_work_locks_no_relation_for_anybody(db, connect):
         with connection.transaction():
             connection.execute("set local lock_timeout = '1s'")
             connection.execute(
-                "lock table revision.commit_queue, pubsub.watermark, pubsub.claim in access exclusive mode"
+                "lock table revision.commit_queue, pubsub.watermark, pgchange.claim in access exclusive mode"
             )
         consumer.ack()
 

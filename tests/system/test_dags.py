@@ -340,7 +340,7 @@ def test_topology_failover_lets_consumers_go_on_that_have_seen_what_a_new_master
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", uri(limited.conninfo))
     commits(connection)
     drain(db, feed=feed)
-    connection.execute("delete from pubsub.claim")
+    connection.execute("delete from pgchange.claim")
     with pytest.raises(SourceLostTail):
         lag(connection, connection, feed)
     run = example("topology_failover").test()

@@ -24,7 +24,7 @@ from tests.waiting import sleeps, until
 
 Example = Callable[[str], Any]
 IDS = range(1, BUCKETS + 1)
-LOST = "delete from pubsub.claim"
+LOST = "delete from pgchange.claim"
 """What a new master has not of the batches that the old one gave out."""
 SLOW = "create view slow as select id, cents, pg_sleep(0.001)::text as slept from account where id <= 3000"
 PATIENCE = 120.0

@@ -6,15 +6,6 @@ comment on type pgchange.finding is
     'warning for what may lead there; consumer: whom it is about, if it is one; told: what is wrong; call: what mends it, in SQL or '
     'for the shell, and as whom; null where that is not one call.';
 
-create function pgchange.shell_quoted(argument text) returns text
-language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-    select case when argument ~ '^[[:alnum:]_@%+=:,./-]+$' then argument
-                else '''' || replace(argument, '''', '''"''"''') || '''' end
-$$;
-comment on function pgchange.shell_quoted(text) is 'An argument as a shell reads it.';
-
 create function pgchange.consumers_health(many_attempts integer default 3) returns setof pgchange.finding
 language sql volatile
 set search_path = pg_catalog, pgchange, pg_temp

@@ -13,10 +13,13 @@ create function pgchange.register(schema name, kind text default null) returns v
 language sql
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
+    -- What an earlier schema of this name claimed is no more.
+    delete from pgchange.claim as c where c.kind = register.kind;
     insert into pgchange.registered (schema, kind) values (schema, kind)
     on conflict on constraint registered_pkey do update set kind = excluded.kind
 $$;
-comment on function pgchange.register(name, text) is 'Note a schema that tells how things are, and the kind of its feeds if it has any.';
+comment on function pgchange.register(name, text) is 'Note a schema that tells how things are, and the kind of its feeds if it has any; what an earlier schema of that kind had in '
+    'work is forgotten.';
 
 create type pgchange.consumer_status as (
     kind text, consumer text, feed jsonb, version bigint,
