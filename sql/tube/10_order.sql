@@ -1,4 +1,17 @@
--- The column that orders a backfill: of which types it may be, and which indexes give its order.
+-- The column that orders the rows of a table: of which types it may be, and which indexes give its order.
+
+create function tube.check_kind(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if (select c.relkind not in ('r', 'p') from pg_class as c where c.oid = tbl) then
+        perform tube.refuse(format('%s is no longer a table', tbl), 'detach it');
+    end if;
+end
+$$;
+comment on function tube.check_kind(regclass) is
+    'Refuse a view, which an owner may make of a table before PostgreSQL 16: what it calls would run with its reader''s rights.';
 
 create function tube.base_type(tbl regclass, column_name name) returns pg_type
 language plpgsql stable

@@ -74,15 +74,6 @@ comment on function tube.workers_with_pods(tube.tube) is
     'The workers of a tube that have anything to do, and perhaps some more: asked in one query for all of them, because planning '
     'the queries of tube.lag() is what a look at a worker without pods costs.';
 
-create function tube.count_faults(tube text) returns bigint
-language sql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select count(*)
-    from (select from tube.fault as f where f.tube = count_faults.tube and f.kind <> 'control' limit 1000) as bounded
-$$;
-comment on function tube.count_faults(text) is 'The faults of the capture of a tube''s tables, and what it missed, up to 1000.';
-
 create function tube.lag(tube text, workers integer, worker integer, "position" jsonb, upto integer default 1000) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, tube, pg_temp
@@ -120,6 +111,55 @@ comment on function tube.lag(text, integer, integer, jsonb, integer) is
     'How many ids are ready for a worker, with the control pods whose turn has come; and how many wait: of a table that came '
     'from another worker''s shard, whose pods are not done, and control pods with pods before them. Exact up to upto, its cost '
     'grows with upto and with nothing else. What an open transaction has touched nobody can see.';
+
+create function tube.is_backing_off(attempt integer, since timestamptz) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select attempt > 0 and clock_timestamp() < since + least(30 * 2 ^ least(attempt - 1, 9), 300) * interval '1 s'
+$$;
+comment on function tube.is_backing_off(integer, timestamptz) is
+    'Whether what has failed did so a short time ago: half a minute after the first attempt, longer and longer after others, at '
+    'most 5 minutes.';
+
+create function tube.lag_of_idle(upto integer) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube;
+    worker integer;
+    at tube.worker;
+    lag jsonb;
+    ready bigint := 0;
+    waiting bigint := 0;
+    age double precision;
+    faults bigint := 0;
+begin
+    for known in select t.* from tube.readable_tubes() as t where has_table_privilege(t.pods, 'delete') order by t.name loop
+        faults := faults + tube.count_faults(known.name);
+        for worker in select p.worker from tube.workers_with_pods(known) as p(worker) loop
+            at := tube.worker_now(known.name, worker);
+            continue when tube.locked(known.name, worker)
+                or tube.is_backing_off(at.attempt, greatest(at.claimed_at, at.updated_at))
+                -- Pods with ids do not wait for control pods that fail.
+                or tube.is_backing_off(at.control_attempt, at.control_failed_at) and not tube.has_unread(known, worker);
+            lag := tube.lag(known.name, known.partitions, worker, tube.position(known.name, worker), upto);
+            ready := ready + (lag ->> 'ready')::bigint;
+            waiting := waiting + (lag ->> 'waiting')::bigint;
+            age := greatest(age, (lag ->> 'ready_age')::double precision);
+            exit when ready >= upto;
+        end loop;
+        exit when ready >= upto;
+    end loop;
+    return jsonb_build_object(
+        'ready', ready, 'ready_exact', ready < upto, 'ready_age', age,
+        'waiting', waiting, 'waiting_exact', ready < upto, 'faults', faults);
+end
+$$;
+comment on function tube.lag_of_idle(integer) is
+    'What is ready for the workers, of all tubes that the caller may empty, that are not at work and do not rest after their '
+    'batch failed, nor, where they have nothing else to do, after their control pods did; it stops counting at upto.';
 
 create function tube.stats_of(known tube.tube, worker integer, kind text)
 returns table (pods text, min_seq bigint, max_seq bigint, min_ts timestamptz, max_ts timestamptz)

@@ -90,15 +90,6 @@ create policy seen on tube.worker for select using (tube in (select t.name from 
 create policy worked on tube.worker using (
     exists (select from tube.tube as t where t.name = tube and has_table_privilege(t.pods, 'delete')));
 
-create function tube.is_attached(tube text, tbl oid) returns boolean
-language sql stable security definer
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select (tube.attachment_of(tbl, tube)).tube is not null
-$$;
-comment on function tube.is_attached(text, oid) is
-    'Whether a table is attached to a tube, also for an owner of it who may no longer see the tube.';
-
 alter table tube.fault enable row level security;
 create policy seen on tube.fault for select using (tube in (select t.name from tube.tube as t));
 create policy touched on tube.fault for insert with check (

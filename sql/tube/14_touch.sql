@@ -14,41 +14,6 @@ $$;
 comment on function tube.checked_op(text) is
     'The kind of a touch; B where the application_name of the session has backfill in it.';
 
-create function tube.checked_chunk(chunk_size integer) returns integer
-language plpgsql immutable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    if chunk_size is null or chunk_size < 1 then
-        perform tube.refuse(format('a pod cannot have %s ids', coalesce(chunk_size::text, 'null')), 'a pod holds 1 to 900 ids');
-    end if;
-    return least(chunk_size, 900);
-end
-$$;
-comment on function tube.checked_chunk(integer) is 'How many ids a pod gets: at most as many as a page can hold.';
-
-create function tube.put_pods(
-    pods regclass, op text, shard integer, ids bigint[], payload jsonb default null, chunk_size integer default 900
-) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    if coalesce(cardinality(ids), 0) = 0 and payload is null then
-        return;
-    end if;
-    -- The payload is named only where there is one: a role without a right to that column may touch all the same.
-    execute format(
-        'insert into %s (op, shard, ids%s) select $1, $2, ($3::bigint[])[i : i + $4 - 1]%s '
-        'from generate_series(1, greatest(cardinality($3), 1), $4) as i',
-        pods, case when payload is not null then ', payload' end, case when payload is not null then ', $5' end)
-    using op, shard, ids, chunk_size, payload;
-end
-$$;
-comment on function tube.put_pods(regclass, text, integer, bigint[], jsonb, integer) is
-    'Put ids of a shard among the pods of a tube, chunk_size a pod, each pod with the payload; without ids the payload makes a '
-    'control pod.';
-
 create function tube.touch(
     tube text, shard integer, ids bigint[], op text, payload jsonb default null, chunk_size integer default 250
 ) returns void

@@ -107,49 +107,6 @@ $$;
 comment on function tube.ask_judge(regprocedure, bigint[], name, boolean, text, bigint, integer) is
     'What the function of a table''s owner says, and nothing else of what it does.';
 
-create function tube.place_judge(attached tube.attachment) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
-    function text := tube.placed_name(attached, 'judge');
-    signature text := function || '(bigint[], name, boolean, text, bigint, integer)';
-begin
-    execute format($function$
-        create or replace function %s(
-            asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
-            out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
-        )
-        language plpgsql security definer
-        set search_path = pg_catalog, tube, pg_temp %s
-        as %L
-    $function$, function, pgchange.settings(), format($body$
-declare
-    attached tube.attachment := (select a from tube.attachment as a where a.token = %L);
-begin
-    attached.id_column := tube.id_column(attached.tbl, attached.tube);
-    if asked is not null then
-        ids := tube.read_wanted(attached, asked);
-    elsif chunk is null then
-        perform tube.check_predicate(attached.predicate, attached.tbl);
-    else
-        select s.* into looked_at, upto_value, upto_id, ids, failed, message
-        from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
-    end if;
-end
-$body$, attached.token));
-    execute format('revoke all on function %s from public', signature);
-    execute format('comment on function %s is %L', signature,
-                   format('Reads %s for backfills into tube %s.', attached.tbl, attached.tube));
-    execute format('alter function %s owner to %I', signature, owner_name);
-    perform tube.ask_judge(signature::regprocedure);
-end
-$$;
-comment on function tube.place_judge(tube.attachment) is
-    'Write the function that applies the predicate of an attachment outside of its triggers, with the rights of the table''s '
-    'owner as these do; refused where the predicate does not fit the table, or asks for more than its owner may.';
-
 create function tube.judge_of(attached tube.attachment) returns regprocedure
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp

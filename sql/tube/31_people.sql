@@ -1,4 +1,4 @@
--- What people ask and do: status, mending, faults.
+-- What people ask and do: status, and mending.
 
 do $$
 begin
@@ -120,18 +120,6 @@ end
 $$;
 comment on function tube.mend(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
 
-create function tube.missed() returns table (tube text, tbl regclass, told text, call text)
-language sql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select a.tube, a.tbl, format('%s: %s', tube.full_name(a.tbl), f.message), tube.backfill_call(a)
-    from tube.fault as f
-    join tube.attachment as a on (a.tube, a.tbl) = (f.tube, f.tbl)
-    where f.kind = 'missed' and not tube.is_gone(a)
-    order by f.id
-$$;
-comment on function tube.missed() is 'The rows that came with a partition and may be in no pod, and what brings them.';
-
 create function tube.refresh() returns setof text
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
@@ -156,113 +144,3 @@ $$;
 comment on function tube.refresh() is
     'Mend the capture of the tables that the caller owns: partitions that came later, a renamed column; a line for each, with '
     'the reason where one cannot be mended.';
-
-create function tube.attached_to(tube text, workers integer, worker integer) returns jsonb
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    known tube.tube := tube.named(tube);
-begin
-    perform tube.check_worker_number(workers, worker);
-    return (
-        with tables as (
-            select a as attached, a.shard, n.nspname, c.relname, count(*) over (partition by c.relname) as namesakes,
-                   min(format('%I.%I', n.nspname, c.relname)) over (
-                       partition by c.relname, a.shard
-                       rows between unbounded preceding and unbounded following exclude current row) as twin
-            from tube.attachment as a
-            join pg_class as c on c.oid = a.tbl
-            join pg_namespace as n on n.oid = c.relnamespace
-            where a.tube = known.name and not tube.is_gone(a)
-        ), former as (
-            select c.relname, min(d.shard) as lowest, max(d.shard) as highest
-            from tube.detached as d join pg_class as c on c.oid = d.tbl
-            where d.tube = known.name
-            group by c.relname
-        )
-        select coalesce(jsonb_agg(jsonb_build_object(
-            'shard', t.shard, 'schema', t.nspname, 'name', t.relname,
-            'id_column', coalesce((tube.id_attribute(t.attached)).attname, (t.attached).id_column),
-            'predicate', (t.attached).predicate,
-            'shared', t.namesakes > 1 or coalesce(f.lowest <> t.shard or f.highest <> t.shard, false),
-            'keeper', (select pg_get_userbyid(p.relowner) from pg_class as p where p.oid = known.pods),
-            'twin', t.twin
-        ) order by t.shard, t.nspname, t.relname), '[]')
-        from tables as t
-        left join former as f on f.relname = t.relname
-        where tube.worker_of(t.shard, workers) = worker);
-end
-$$;
-comment on function tube.attached_to(text, integer, integer) is
-    'The tables in a worker''s shards: of each the shard, its schema and name, today''s name of the column of its ids, the '
-    'predicate that it is attached with; shared: whether another table that touches the tube, or did under another shard, has '
-    'the same name, so that copies in one schema would be one; the twin that has both name and shard in common with it, or null; '
-    'and the keeper, who owns the pods.';
-
-create function tube.positions() returns jsonb
-language sql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select coalesce(jsonb_object_agg(w.tube || '/' || w.worker, w.version), '{}')
-    from (select x.tube, x.worker, max(x.version) as version from tube.worker as x group by 1, 2) as w
-$$;
-comment on function tube.positions() is 'How many batches each worker of each tube has done.';
-
-create function tube.is_backing_off(attempt integer, since timestamptz) returns boolean
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select attempt > 0 and clock_timestamp() < since + least(30 * 2 ^ least(attempt - 1, 9), 300) * interval '1 s'
-$$;
-comment on function tube.is_backing_off(integer, timestamptz) is
-    'Whether what has failed did so a short time ago: half a minute after the first attempt, longer and longer after others, at '
-    'most 5 minutes.';
-
-create function tube.lag_of_idle(upto integer) returns jsonb
-language plpgsql volatile
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    known tube.tube;
-    worker integer;
-    at tube.worker;
-    lag jsonb;
-    ready bigint := 0;
-    waiting bigint := 0;
-    age double precision;
-    faults bigint := 0;
-begin
-    for known in select t.* from tube.readable_tubes() as t where has_table_privilege(t.pods, 'delete') order by t.name loop
-        faults := faults + tube.count_faults(known.name);
-        for worker in select p.worker from tube.workers_with_pods(known) as p(worker) loop
-            at := tube.worker_now(known.name, worker);
-            continue when tube.locked(known.name, worker)
-                or tube.is_backing_off(at.attempt, greatest(at.claimed_at, at.updated_at))
-                -- Pods with ids do not wait for control pods that fail.
-                or tube.is_backing_off(at.control_attempt, at.control_failed_at) and not tube.has_unread(known, worker);
-            lag := tube.lag(known.name, known.partitions, worker, tube.position(known.name, worker), upto);
-            ready := ready + (lag ->> 'ready')::bigint;
-            waiting := waiting + (lag ->> 'waiting')::bigint;
-            age := greatest(age, (lag ->> 'ready_age')::double precision);
-            exit when ready >= upto;
-        end loop;
-        exit when ready >= upto;
-    end loop;
-    return jsonb_build_object(
-        'ready', ready, 'ready_exact', ready < upto, 'ready_age', age,
-        'waiting', waiting, 'waiting_exact', ready < upto, 'faults', faults);
-end
-$$;
-comment on function tube.lag_of_idle(integer) is
-    'What is ready for the workers, of all tubes that the caller may empty, that are not at work and do not rest after their '
-    'batch failed, nor, where they have nothing else to do, after their control pods did; it stops counting at upto.';
-
-create function tube.clear_faults(tube text) returns bigint
-language sql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    with gone as (delete from tube.fault as f where f.tube = clear_faults.tube returning 1) select count(*) from gone
-$$;
-comment on function tube.clear_faults(text) is
-    'Forget the faults of a tube, when what caused them is mended; returns how many there were.';

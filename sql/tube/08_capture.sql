@@ -29,6 +29,14 @@ comment on function tube.pods_named(text) is
     'Today''s name, with its schema, of the table of a tube''s pods: a body that was written before it changed asks for it. '
     'Null where it was dropped.';
 
+create function tube.may_put(pods text, columns text[]) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select has_table_privilege(pods, 'insert') or (select bool_and(has_column_privilege(pods, c, 'insert')) from unnest(columns) as c)
+$$;
+comment on function tube.may_put(text, text[]) is 'Whether the caller may write these columns of a table of pods.';
+
 create function tube.truncate_body(attached tube.attachment) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -261,70 +269,3 @@ comment on function tube.capture_body(tube.attachment, text) is
     'The body of a trigger function of one table: an update touches the ids before and after it, if the predicate holds for '
     'either; a row for which the predicate fails is touched all the same, and counted in tube.fault. The op is B where the '
     'application_name of the session has backfill in it.';
-
-create function tube.placed(attached tube.attachment, kind text) returns pg_proc
-language sql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select p
-    from (
-        select p, t.relowner,
-               exists (select from tube.captures(attached.tbl, attached.tube) as c where c.function = p.oid) as is_called,
-               p.pronamespace = t.relnamespace as is_beside
-        from pg_class as t join pg_proc as p on p.proname = tube.function_name(attached.token, kind)
-        where t.oid = attached.tbl
-    ) as named(p, relowner, is_called, is_beside)
-    where is_called or is_beside or (p).proowner = relowner
-    order by is_called desc, (p).proowner = relowner desc
-    limit 1
-$$;
-comment on function tube.placed(tube.attachment, text) is
-    'One of the functions of an attachment, where it is now; never one that another role gave that name in another schema.';
-
-create function tube.is_anothers(attached tube.attachment) returns boolean
-language sql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select exists (
-        select from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
-        cross join lateral tube.placed(attached, k.kind) as p
-        join pg_class as t on t.oid = attached.tbl
-        where p.proowner <> t.relowner)
-$$;
-comment on function tube.is_anothers(tube.attachment) is
-    'Whether the functions of an attachment belong to a former owner of the table, so that the present one may not replace them.';
-
-create function tube.placed_name(attached tube.attachment, kind text) returns text
-language sql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-    select coalesce(
-        (select format('%I.%I', n.nspname, p.proname)
-         from tube.placed(attached, kind) as p join pg_namespace as n on n.oid = p.pronamespace),
-        format('%I.%I', tube.schema_of(attached.tbl), tube.function_name(attached.token, kind)))
-$$;
-comment on function tube.placed_name(tube.attachment, text) is
-    'What one of the functions of an attachment is called, with its schema: where it is, or where it will be made.';
-
-create function tube.place_function(attached tube.attachment, op text) returns void
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
-    function text := tube.placed_name(attached, op);
-begin
-    -- Without a predicate every name in the body has its schema, types and operators too, or a writer's own would run with
-    -- the owner's rights. Pinning the path instead would be the dearest part of it.
-    execute format(
-        'create or replace function %s() returns trigger language plpgsql security definer %s %s as %L', function,
-        case when attached.predicate is not null or op = 'truncate' then 'set search_path = pg_catalog, tube, pg_temp' end,
-        case when attached.predicate is not null then pgchange.settings() end,
-        tube.capture_body(attached, op));
-    execute format('revoke all on function %s() from public', function);
-    execute format('comment on function %s() is %L', function, tube.capture_comment(attached));
-    execute format('alter function %s() owner to %I', function, owner_name);
-end
-$$;
-comment on function tube.place_function(tube.attachment, text) is
-    'Write one of the trigger functions of a table, or replace it.';

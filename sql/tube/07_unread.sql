@@ -1,4 +1,4 @@
--- Reading a worker's pods: incremental ones before those of a backfill, each in the order of seq.
+-- A worker's pods: incremental ones before those of a backfill, each in the order of seq.
 --
 -- A lower seq may commit later than a higher one that was read. So a worker's position is a snapshot and a seq for each of the
 -- two kinds: to be read are the pods above the seq, and those below it of transactions that the snapshot found open.
@@ -7,41 +7,6 @@
 -- that knows no backlog. The settings of these functions leave PostgreSQL no other plan. One index is on (op = 'B'), worker
 -- and seq; where pods are to be found by their transaction instead, the kind is asked for in words that this index does not
 -- answer: (op is not distinct from 'B').
-
-create function tube.full_xid(xid xid) returns xid8
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select (near.n + ((xid::text::bigint - near.n) & 4294967295 | case
-        when (xid::text::bigint - near.n) & 2147483648 > 0 then -4294967296 else 0 end))::text::xid8
-    from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) as near(n)
-$$;
-comment on function tube.full_xid(xid) is 'A transaction id near today''s, with its epoch.';
-
-create function tube.snapshot_before(fresh xid8) returns pg_snapshot
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    -- A transaction at work may have an id at or above a snapshot's xmax, without being listed in it.
-    select format('%s:%s:%s', coalesce(min(o.xid), s.upper), s.upper, string_agg(o.xid::text, ',' order by o.xid))::pg_snapshot
-    from (
-        select pg_current_snapshot() as now,
-               greatest(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, fresh::text::bigint) as upper
-    ) as s
-    left join lateral (
-        select x::text::bigint from pg_snapshot_xip(s.now) as x
-        union
-        select g from generate_series(pg_snapshot_xmax(s.now)::text::bigint, s.upper - 1) as g
-        union
-        select pg_current_xact_id_if_assigned()::text::bigint
-    ) as o(xid) on o.xid < s.upper
-    where s.upper - pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= 10000
-    group by s.upper
-$$;
-comment on function tube.snapshot_before(xid8) is
-    'The current snapshot, in which every open transaction with an id below fresh is listed as open. Where fresh was assigned '
-    'after the horizon (the last seq drawn) was read, a pod that the snapshot does not see, and whose transaction it does not '
-    'list, has a seq above the horizon. Null where thousands of subtransactions would be listed too.';
 
 create function tube.worker_now(tube text, worker integer) returns tube.worker
 language plpgsql stable
@@ -165,3 +130,45 @@ end
 $$;
 comment on function tube.has_unread(tube.tube, integer) is
     'Whether there is a pod for a worker: asked first, so that a claim of nothing writes nothing.';
+
+create function tube.held_sql(held_back jsonb, held boolean) returns text
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+        select format('%s (%s)', case when not held then 'not' else '' end, coalesce(
+            string_agg(format('l.shard = %s and l.seq > %s', (m ->> 0)::integer, (m ->> 1)::bigint), ' or '), 'false'))
+        from jsonb_array_elements(held_back) as m);
+end
+$$;
+comment on function tube.held_sql(jsonb, boolean) is 'The condition of the pods that are held back, or of the others.';
+
+create function tube.pods_sql(known tube.tube, worker integer, choice jsonb) returns text
+language sql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select string_agg('(' || tube.unread_sql(
+        known, worker, k.kind, choice -> 'after', (choice ->> 'upto')::pg_snapshot, (choice ->> k.kind)::bigint,
+        (choice ->> 'pods')::bigint, tube.held_sql(choice -> 'held_back', false)) || ')', ' union all ')
+    from (values ('incremental'), ('backfill')) as k(kind)
+    where choice ->> k.kind is not null
+$$;
+comment on function tube.pods_sql(tube.tube, integer, jsonb) is 'The query of the pods of a batch, as far as they are there.';
+
+create function tube.pods_of(tube text, worker integer, choice jsonb)
+returns table (seq bigint, op character(1), shard integer, ids bigint[], payload jsonb, ts timestamptz)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+begin
+    return query execute 'select u.seq, u.op, u.shard, u.ids, u.payload, u.ts from ('
+        || tube.pods_sql(tube.named(tube), worker, choice) || ') as u';
+end
+$$;
+comment on function tube.pods_of(text, integer, jsonb) is 'The pods of a batch, as far as they are there.';

@@ -1,4 +1,39 @@
--- The rows of a backfill in their order: chunks by (order column, id), those without an order last; and which rows are wanted.
+-- The rows of a table that is there already, in their order: chunks by (order column, id), those without an order last; and for
+-- which of them a predicate holds.
+
+create function tube.check_whole(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform tube.check_kind(tbl);
+    if row_security_active(tbl) then
+        raise insufficient_privilege using
+            message = format('row security hides rows of %s from %I: they would count as gone', tbl, current_user),
+            hint = 'read it as a role with bypassrls, or as its owner without force row level security';
+    end if;
+end
+$$;
+comment on function tube.check_whole(regclass) is
+    'Refuse a table if row security hides rows of it from the caller: compared with a copy, they would be deleted there.';
+
+create function tube.check_code(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pgchange, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
+    code text := pgchange.code_in(tbl);
+begin
+    if code is not null then
+        raise insufficient_privilege using
+            message = format('reading %s would run code of %I with your rights: %s', tbl, owner_name, code),
+            hint = format('read it as %1$I, or let %1$I take that away or attach the table with a predicate, such as true', owner_name);
+    end if;
+end
+$$;
+comment on function tube.check_code(regclass) is
+    'Refuse to read a table for anybody but its owner where somebody else''s code is in its indexes, its checks and the like.';
 
 create function tube.slice_sql(
     attached tube.attachment, order_col name, at tube.keyset, chunk integer, row_name name, wanted text
@@ -153,51 +188,3 @@ end
 $$;
 comment on function tube.read_wanted(tube.attachment, bigint[]) is
     'What tube.judged_ids() says, with the rights of whoever calls it. It writes nothing: it works on a standby.';
-
-create function tube.wanted(tube text, tbl regclass, ids bigint[]) returns setof bigint
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-begin
-    perform tube.check_whole(tbl);
-    return query select unnest(tube.judged_ids(tube.require_attachment(tube, tbl, null), ids));
-end
-$$;
-comment on function tube.wanted(text, regclass, bigint[]) is
-    'Those of some ids that a copy of an attached table is to hold: there is a row, and the predicate that the table was attached '
-    'with holds for it, or fails. Refuses a table of which row security hides rows.';
-
-create function tube.backfill_slice(
-    known tube.tube, attached tube.attachment, order_col name, at tube.keyset, chunk integer, pod_size integer
-) returns tube.keyset
-language plpgsql
-set search_path = pg_catalog, tube, pg_temp
-set timezone = 'UTC'
-set datestyle = 'ISO'
-set intervalstyle = 'postgres'
-set extra_float_digits = 1
-set jit = off
-as $$
-declare
-    ids bigint[];
-begin
-    at.in_nulls := coalesce(at.in_nulls, false);
-    select s.looked_at, s.upto_value, s.upto_id, s.ids into at.looked_at, at.last_value, at.last_id, ids
-    from tube.judged_slice(attached, order_col, at.in_nulls, at.last_value, at.last_id, chunk) as s;
-    perform tube.put_pods(known.pods, 'B', attached.shard, ids, chunk_size => pod_size);
-    at.touched := cardinality(ids);
-    at.finished := false;
-    if at.looked_at < chunk then
-        -- The column of an inheritance child may be null where its parent's may not.
-        at.finished := at.in_nulls or not exists (
-            select from tube.descendants(attached.tbl) as d(relid)
-            join pg_attribute as a on a.attrelid = d.relid and a.attname = order_col and not a.attnotnull);
-        at.in_nulls := true;
-        at.last_value := null;
-        at.last_id := null;
-    end if;
-    return at;
-end
-$$;
-comment on function tube.backfill_slice(tube.tube, tube.attachment, name, tube.keyset, integer, integer) is
-    'Touch the next chunk rows of a table, as pods of op B, and return where that ended.';
