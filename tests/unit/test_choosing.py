@@ -210,8 +210,8 @@ def file(stem: str) -> Change:
 @pytest.mark.parametrize(
     ("source", "most", "test"),
     [
-        ("sql/pgmb/11_claim", 3, "integration/test_event_feed.py"),
-        ("sql/pgmb/11_claim", 1, "integration/test_event_"),
+        ("sql/pgmb/21_claim", 3, "integration/test_event_feed.py"),
+        ("sql/pgmb/21_claim", 1, "integration/test_event_"),
         ("sql/mbus/09_claim", 1, "integration/test_queue_claims.py"),
         ("sql/tube/27_claim", 1, "integration/test_tube_claim.py"),
         ("sql/topology/06_masters", 1, "integration/test_topology_masters.py"),

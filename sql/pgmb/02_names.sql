@@ -1,4 +1,14 @@
--- Ids and the times in them, settings, and the numbers that share events out among handlers.
+-- Ids and the times in them, the names of groups, and the numbers that share events out among handlers.
+
+create function pgmb.refuse(reason text, hint text default null) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC008', message = reason, hint = coalesce(hint, '');
+end
+$$;
+comment on function pgmb.refuse(text, text) is 'Refuse something, with the reason and what to do.';
 
 create function pgmb.create_event_id(ts timestamptz, rand bigint) returns pgmb.event_id
 language plpgsql immutable strict
@@ -106,12 +116,22 @@ comment on function pgmb.event_partition(text, integer) is
     'Which of so many handlers gets a key, such as an event''s id: a number from 0 to partitions - 1, never negative. A '
     'condition can say pgmb.event_partition(e.id, 4) = (s.params ->> ''partition'')::int.';
 
-create function pgmb.get_config_value(config_id pgmb.config_type) returns text
-language plpgsql stable
+create function pgmb.name_of(gid text) returns text
+language sql immutable
+as $$
+    select 'events:' || gid
+$$;
+comment on function pgmb.name_of(text) is 'A group''s name, as status shows it.';
+
+create function pgmb.check_group(gid text) returns void
+language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
-    return (select c.value from pgmb.config as c where c.id = config_id);
+    if not exists (select from pgmb.subscription_groups as g where g.id = gid) then
+        raise exception using errcode = 'PC002', message = format('there is no group %L', gid),
+            hint = 'the first subscription of a group makes it; select id from pgmb.subscription_groups lists them';
+    end if;
 end
 $$;
-comment on function pgmb.get_config_value(pgmb.config_type) is 'A setting.';
+comment on function pgmb.check_group(text) is 'Refuse a group that does not exist.';

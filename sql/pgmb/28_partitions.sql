@@ -241,3 +241,17 @@ comment on function pgmb.missing_partitions(regclass, timestamptz) is
     'The spans of time, in order and up to future_intervals_to_create from now, that still need a partition. Where rows of the '
     'present are in the default one, they begin at a whole multiple of partition_interval that is some seconds ahead, and there '
     'is at least one.';
+
+create function pgmb.placed_from(current_ts timestamptz) returns pgmb.event_id
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return pgmb.create_event_id(coalesce(
+        (select min(lower(m)) from pgmb.missing_partitions('pgmb.events', current_ts) as m),
+        (select pgmb.extract_date_from_event_id(max(p.upper_bound))
+         from pgmb.get_partitions_and_bounds('pgmb.events'::regclass) as p)), 0);
+end
+$$;
+comment on function pgmb.placed_from(timestamptz) is
+    'From this id on, events of the future are set aside: there is no partition for them.';

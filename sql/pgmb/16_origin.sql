@@ -1,4 +1,38 @@
--- After a restore, an upgrade, or a source that lost its tail.
+-- Where the transaction ids of the log come from, and what is done when that is another cluster than this one.
+
+create function pgmb.here() returns text
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pgchange, pg_temp
+as $$
+begin
+    -- Of what came along first, if anything did.
+    return (
+        select pgchange.place(o.id, o.cluster) from pgmb.origin as o
+        order by o.written_as = o.tableoid, o.written_in = o.xmin limit 1);
+end
+$$;
+comment on function pgmb.here() is 'The place where the transaction ids of this database mean something.';
+
+create function pgmb.is_native() returns boolean
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pgchange, pg_temp
+as $$
+begin
+    return coalesce(
+        (select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from pgmb.origin as o),
+        pgchange.refuse_empty('pgmb'));
+end
+$$;
+comment on function pgmb.is_native() is 'Whether the transaction ids of this database are those of its cluster.';
+
+create function pgmb.restored() returns boolean
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select not pgmb.is_native()
+$$;
+comment on function pgmb.restored() is
+    'Whether this is a copy in another cluster that has not dispatched yet: until then it cannot be told what was dispatched.';
 
 create function pgmb.full_xid(xid xid) returns bigint
 language sql stable
@@ -53,52 +87,3 @@ $$;
 comment on function pgmb.restamp_undispatched() is
     'In a restored or upgraded cluster, whose transaction ids mean something else: give all that waits the id of this '
     'transaction, so that the next poll dispatches it.';
-
-create function pgmb.mark(gid text) returns jsonb
-language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select jsonb_build_object(
-        'source', pgmb.here(), 'version', c.version, 'cursor', c.upto,
-        'from_version', c.from_version, 'after', c.after)
-    from pgmb.claim as c where c.group_id = gid
-$$;
-comment on function pgmb.mark(text) is
-    'What this source knows of a group whose cursor is elsewhere: the cursors before and after the batch that it claimed last.';
-
-create function pgmb.adopt_mark(gid text, mark jsonb) returns text
-language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    at bigint;
-    before boolean;
-begin
-    perform pgmb.take_idle(gid);
-    at := (select g.version from pgmb.subscription_groups as g where g.id = gid);
-    if mark is null then
-        mark := jsonb_build_object('version', 0, 'from_version', 0, 'after', null, 'cursor', null);
-    end if;
-    before := at = (mark ->> 'from_version')::bigint;
-    if not before and at < (mark ->> 'version')::bigint then
-        raise exception using errcode = 'PC009',
-            message = format('group %I is at batch %s, before the last claim that the source knows', gid, at),
-            hint = 'choose a cursor: pgmb.set_group_cursor(...)';
-    end if;
-    -- Where the source lost what it knew, the group may have been moved back or begun anew since.
-    if at > (mark ->> 'version')::bigint then
-        mark := mark || jsonb_build_object('cursor', (
-            select least(mark ->> 'cursor' collate "C", coalesce(g.last_read_event_id, '') collate "C")
-            from pgmb.subscription_groups as g where g.id = gid));
-    end if;
-    update pgmb.subscription_groups as g set
-        version = (mark ->> case when before then 'from_version' else 'version' end)::bigint,
-        last_read_event_id = nullif(mark ->> case when before then 'after' else 'cursor' end, ''),
-        source = mark ->> 'source', updated_at = now()
-    where g.id = gid;
-    return case when before or at = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
-end
-$$;
-comment on function pgmb.adopt_mark(text, jsonb) is
-    'Go on from what pgmb.mark() of the source says; returns the guarantee: exactly once where the source knows the last batch, '
-    'at least once from the mark on where it lost batches that were processed.';

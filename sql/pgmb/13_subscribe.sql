@@ -1,15 +1,5 @@
 -- Subscriptions and their conditions. A condition runs in every poll with the rights of the owner of this schema.
 
-create function pgmb.refuse(reason text, hint text default null) returns void
-language plpgsql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    raise exception using errcode = 'PC008', message = reason, hint = coalesce(hint, '');
-end
-$$;
-comment on function pgmb.refuse(text, text) is 'Refuse something, with the reason and what to do.';
-
 create function pgmb.compiles(statement text) returns text
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -172,3 +162,28 @@ comment on function pgmb.subscribing() is
 
 create trigger subscribing before insert or update of conditions_sql, group_id, condition_id on pgmb.subscriptions
     for each row execute function pgmb.subscribing();
+
+create function pgmb.keep_alive(gid pgmb.group_id, sids text[] default null) returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    kept integer;
+begin
+    -- A reader does not wait for a transaction that changes or removes a subscription: the next call says that it is in use.
+    with idle as (
+        select s.id from pgmb.subscriptions as s
+        -- A list of thousands is made a hash once, whatever the plan.
+        where s.group_id = gid and (sids is null or s.id in (select i.id from unnest(sids) as i(id)))
+          and s.expiry_interval is not null
+          and s.last_active_at + s.expiry_interval / 10 < now()
+        for no key update skip locked
+    )
+    update pgmb.subscriptions as s set last_active_at = now() from idle as i where s.id = i.id;
+    get diagnostics kept = row_count;
+    return kept;
+end
+$$;
+comment on function pgmb.keep_alive(pgmb.group_id, text[]) is
+    'Say that the subscriptions of a group, or some of them, are in use: those that expire get their whole interval again. It '
+    'writes at most once in a tenth of the interval, so it can be called with every batch.';

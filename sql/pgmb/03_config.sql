@@ -1,5 +1,15 @@
 -- Settings: which values they can have.
 
+create function pgmb.get_config_value(config_id pgmb.config_type) returns text
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (select c.value from pgmb.config as c where c.id = config_id);
+end
+$$;
+comment on function pgmb.get_config_value(pgmb.config_type) is 'A setting.';
+
 create function pgmb.interval_of(config_id pgmb.config_type, value text) returns interval
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp

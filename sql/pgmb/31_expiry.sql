@@ -1,31 +1,6 @@
 -- Subscriptions that were not used for longer than their expiry_interval expire, and a group that has none left is deleted; later
 -- so are the faults of subscriptions that are gone.
 
-create function pgmb.keep_alive(gid pgmb.group_id, sids text[] default null) returns integer
-language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    kept integer;
-begin
-    -- A reader does not wait for a transaction that changes or removes a subscription: the next call says that it is in use.
-    with idle as (
-        select s.id from pgmb.subscriptions as s
-        -- A list of thousands is made a hash once, whatever the plan.
-        where s.group_id = gid and (sids is null or s.id in (select i.id from unnest(sids) as i(id)))
-          and s.expiry_interval is not null
-          and s.last_active_at + s.expiry_interval / 10 < now()
-        for no key update skip locked
-    )
-    update pgmb.subscriptions as s set last_active_at = now() from idle as i where s.id = i.id;
-    get diagnostics kept = row_count;
-    return kept;
-end
-$$;
-comment on function pgmb.keep_alive(pgmb.group_id, text[]) is
-    'Say that the subscriptions of a group, or some of them, are in use: those that expire get their whole interval again. It '
-    'writes at most once in a tenth of the interval, so it can be called with every batch.';
-
 create function pgmb.expire(gid pgmb.group_id, sids text[], current_ts timestamptz) returns text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp

@@ -69,15 +69,6 @@ comment on function pgmb.trim_default(regclass, pgmb.event_id) is
     'Delete what is old in the default partition: rows that came while there was no partition for their id. They are deleted by '
     'spans as long as partitions are, each when no group needs anything in it.';
 
-create function pgmb.restored() returns boolean
-language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select not pgmb.is_native()
-$$;
-comment on function pgmb.restored() is
-    'Whether this is a copy in another cluster that has not dispatched yet: until then it cannot be told what was dispatched.';
-
 create function pgmb.trim_published() returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp

@@ -1,19 +1,5 @@
 -- What a scheduler calls every few minutes.
 
-create function pgmb.placed_from(current_ts timestamptz) returns pgmb.event_id
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    return pgmb.create_event_id(coalesce(
-        (select min(lower(m)) from pgmb.missing_partitions('pgmb.events', current_ts) as m),
-        (select pgmb.extract_date_from_event_id(max(p.upper_bound))
-         from pgmb.get_partitions_and_bounds('pgmb.events'::regclass) as p)), 0);
-end
-$$;
-comment on function pgmb.placed_from(timestamptz) is
-    'From this id on, events of the future are set aside: there is no partition for them.';
-
 create function pgmb.place_scheduled(current_ts timestamptz default now(), most bigint default 10000) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp

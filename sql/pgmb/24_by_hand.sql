@@ -1,5 +1,62 @@
 -- Reading by cursor: for handlers, and for SQL by hand. The lock of a group is the session's.
 
+create function pgmb.cursor_by_now(cursor text) returns text
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    last text := left((pgmb.dispatcher_now()).last_id, 15);
+begin
+    return case when left(cursor, 15) collate "C" > last then last || 'fffffffff' else cursor end;
+end
+$$;
+comment on function pgmb.cursor_by_now(text) is
+    'A cursor; in place of one beyond the last dispatch, that of now: what is dispatched from now on comes in any case.';
+
+create function pgmb.check_past(cursor text, rewind text) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    last text := (pgmb.dispatcher_now()).last_id;
+begin
+    if cursor collate "C" > greatest(last || 'g', pgmb.create_event_id(clock_timestamp(), 0)::text) collate "C"
+       and left(cursor, 15) <> left(last, 15)
+    then
+        raise invalid_parameter_value using message = format('the cursor %L lies in the future', cursor), hint = rewind;
+    end if;
+end
+$$;
+comment on function pgmb.check_past(text, text) is
+    'In the database of the events: refuse a cursor that lies in the future; the hint says what to give instead.';
+
+create function pgmb.check_cursor(gid text, cursor text) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    at text := (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid);
+    rewind text := 'give a time, pgmb.create_event_id(<timestamp>, 0), or what pgmb.read_next_events() of this group returned';
+begin
+    if cursor !~ '^pm[0-9a-f]{22}$' then
+        raise invalid_parameter_value using message = format('%L is not a cursor', cursor), hint = rewind;
+    end if;
+    perform pgmb.check_past(cursor, rewind);
+    if pgmb.rank_of(cursor) > 0 and cursor is distinct from at and not exists (
+        select from pgmb.dispatched as d
+        where d.group_id = gid and d.id >= cursor and d.id < left(cursor, 15) || 'g')
+    then
+        raise invalid_parameter_value using
+            message = format('the cursor %L is not one of group %L, which has no dispatch there', cursor, gid), hint = rewind;
+    end if;
+end
+$$;
+comment on function pgmb.check_cursor(text, text) is
+    'Refuse a cursor that is malformed, lies in the future, or belongs to another group.';
+
 create function pgmb.refuse_gap(gid text, after text, upto text, expected bigint, found_events bigint) returns void
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -177,111 +234,3 @@ as $$
 $$;
 comment on function pgmb.set_group_cursor(text, text, boolean) is
     'The same, where the new cursor is named as in read_next_events: cursor => ''...''.';
-
-create function pgmb.read_events(event_ids pgmb.event_id[]) returns setof pgmb.events
-language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select e.* from unnest(event_ids) with ordinality as i(id, n)
-    cross join lateral (select x.* from pgmb.events as x where x.id = i.id offset 0) as e
-    order by i.n
-$$;
-comment on function pgmb.read_events(pgmb.event_id[]) is
-    'Events by their ids, in the order of the ids; those that are gone are left out.';
-
-create function pgmb.replay_older(sid text, from_event_id text, below text, known text[], max_events integer) returns text[]
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-declare
-    condition pgmb.condition := (
-        select c from pgmb.condition as c join pgmb.subscriptions as s on s.condition_id = c.id where s.id = sid);
-    low text := from_event_id;
-    ids text[];
-    wanted text[] := '{}';
-    part record;
-begin
-    loop
-        ids := array(
-            select e.id::text from pgmb.events as e
-            where e.id > low and e.id < below and e.id not in (select k.id from unnest(known) as k(id))
-            order by e.id limit greatest(1000, max_events));
-        exit when cardinality(ids) = 0;
-        part := pgmb.evaluate(condition, pgmb.match_sql(condition, addressed => true), ids, array[sid]);
-        perform pgmb.note_faults(part.faults);
-        wanted := wanted || array(
-            select i.id from unnest(part.matches) as m cross join lateral unnest(m.ids) as i(id) order by i.id collate "C");
-        exit when cardinality(wanted) >= max_events;
-        low := ids[cardinality(ids)];
-    end loop;
-    return wanted;
-end
-$$;
-comment on function pgmb.replay_older(text, text, text, text[], integer) is
-    'The events between two ids that a subscription would have got, in order, without those that it is known to have got.';
-
-create function pgmb.replay_events(gid varchar, sid varchar, from_event_id pgmb.event_id, max_events integer)
-returns setof pgmb.events
-language plpgsql volatile security definer
-set search_path = pg_catalog, pgmb, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-declare
-    began text := coalesce(
-        (select d.id from pgmb.dispatched as d
-         where d.group_id = gid and d.subscription_id = sid order by d.group_id, d.id limit 1),
-        pgmb.create_event_id(clock_timestamp(), 0));
-    seen text;
-    ids text[];
-begin
-    perform pgmb.check_group(gid);
-    if not exists (select from pgmb.subscriptions as s where s.id = sid and s.group_id = gid) then
-        raise exception using errcode = 'PC002', message = format('group %L has no subscription %L', gid, sid),
-            hint = 'select id, group_id from pgmb.subscriptions lists them';
-    end if;
-    if coalesce(from_event_id !~ '^pm[0-9a-f]{22}$', true) then
-        raise invalid_parameter_value using message = format('%L is not an event id', from_event_id);
-    end if;
-    if coalesce(max_events, 0) < 1 then
-        raise invalid_parameter_value using message = 'max_events must be at least 1 event';
-    end if;
-    ids := pgmb.replay_older(
-        sid, from_event_id, began,
-        -- What was committed late, or under an id of its own, came by a dispatch although its id is older than the first; and
-        -- what waits to be dispatched will.
-        case when from_event_id < began then array(
-            select i.id
-            from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id)
-            where d.group_id = gid and d.subscription_id = sid and d.event_ids[1] < began
-            union all
-            select u.event_id from pgmb.unread_events as u where u.event_id < began) end,
-        max_events);
-    -- After the event itself where it was dispatched, else after its time.
-    seen := (
-        select d.id from pgmb.dispatched as d
-        where d.group_id = gid and d.subscription_id = sid and d.id > from_event_id and from_event_id = any (d.event_ids)
-        limit 1);
-    if cardinality(ids) < max_events then
-        ids := ids || array(
-            select i.id
-            from pgmb.dispatched as d cross join lateral unnest(d.event_ids) as i(id)
-            where d.group_id = gid and d.subscription_id = sid
-              and (d.id > coalesce(seen, from_event_id) or d.id = seen and i.id > from_event_id collate "C")
-              and i.id <> all (ids)
-              -- A retry is for one handler, which has had it; what was sent again comes as the event that it copies.
-              and not exists (
-                  select from pgmb.events as e
-                  where e.id = i.id and (
-                      e.topic = 'pgmb-retry'
-                      or e.metadata ->> 'replay_of' > from_event_id collate "C"
-                      and exists (select from pgmb.events as o where o.id = e.metadata ->> 'replay_of')))
-            -- A dispatch can have several slices of one subscription under its id.
-            order by d.id, i.id collate "C" limit max_events - cardinality(ids));
-    end if;
-    return query select e.* from pgmb.read_events(ids[:max_events]::pgmb.event_id[]) as e;
-end
-$$;
-comment on function pgmb.replay_events(varchar, varchar, pgmb.event_id, integer) is
-    'The events of a subscription after one that it had, at most so many: those older than the subscription by its condition, '
-    'the others as they were dispatched, without retries, and without copies of what is replayed itself. It moves no cursor.';
