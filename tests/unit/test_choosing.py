@@ -210,10 +210,10 @@ def file(stem: str) -> Change:
 @pytest.mark.parametrize(
     ("source", "most", "test"),
     [
-        ("sql/pgmb/11_claim", 3, "integration/test_event_feed.py"),
-        ("sql/pgmb/11_claim", 1, "integration/test_event_"),
+        ("sql/pgmb/21_claim", 3, "integration/test_event_feed.py"),
+        ("sql/pgmb/21_claim", 1, "integration/test_event_"),
         ("sql/mbus/09_claim", 1, "integration/test_queue_claims.py"),
-        ("sql/tube/13_claim", 1, "integration/test_tube_claim.py"),
+        ("sql/tube/27_claim", 1, "integration/test_tube_claim.py"),
         ("sql/topology/06_masters", 1, "integration/test_topology_masters.py"),
         ("airflow_pgchange/feeds/merge", 2, "integration/test_merge.py"),
         ("airflow_pgchange/cli/commands", 1, "integration/test_airflow_cli.py"),
@@ -236,7 +236,7 @@ def test_every_feed_has_its_tests(graph):
 @pytest.mark.parametrize(
     ("source", "kinds"),
     [
-        ("sql/tube/13_claim", ["own_server", "spark", "airflow"]),
+        ("sql/tube/27_claim", ["own_server", "spark", "airflow"]),
         ("sql/topology/06_masters", ["spark", "airflow"]),
         ("airflow_pgchange/spark/job", ["own_server", "airflow"]),
         ("airflow_pgchange/operators/queues", ["own_server", "spark"]),

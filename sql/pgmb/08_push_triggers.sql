@@ -1,0 +1,147 @@
+-- The functions and triggers by which the mutations of a table are published: placed and dropped, with writers running.
+
+create function pgmb.lock_for_capture(tbl regclass, to_drop boolean default false) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '5s'
+as $$
+begin
+    execute format('lock table %s in %s mode', tbl, case when to_drop then 'access exclusive' else 'share row exclusive' end);
+exception when lock_not_available then
+    raise lock_not_available using
+        message = format('%s is being %s by transactions that do not end', tbl, case when to_drop then 'used' else 'written' end),
+        hint = 'try again when they have ended; nothing was changed';
+end
+$$;
+comment on function pgmb.lock_for_capture(regclass, boolean) is
+    'Wait at most 5 s for the writers of a table, or, to drop a trigger, for everybody who uses it: a lock that waits longer '
+    'would stop all that come after it.';
+
+create function pgmb.place_push_function(tbl regclass, op text) returns text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    class pg_class := (select c from pg_class as c where c.oid = tbl);
+    function text := (
+        select f.oid::regproc::text from pgmb.pushes(tbl) as p join pg_proc as f on f.oid = p.function
+        where p.op = place_push_function.op and f.proowner = class.relowner limit 1);
+begin
+    if function is null then
+        function := format('%I.%I', (select n.nspname from pg_namespace as n where n.oid = class.relnamespace), format(
+            'pgchange_push_%s_%s_%s', left(class.relname, 8), op, left(md5(concat(tbl::oid, clock_timestamp(), random())), 12)));
+    end if;
+    execute format(
+        'create or replace function %s() returns trigger language plpgsql security definer '
+        'set search_path = pg_catalog, pgmb, pg_temp '
+        -- A row says the same in every session that writes it.
+        '%s set quote_all_identifiers = off as %L',
+        function, pgchange.settings(), pgmb.push_body(tbl, op));
+    execute format('revoke all on function %s() from public', function);
+    execute format('comment on function %s() is %L', function, 'Publishes mutations of a table.');
+    execute format('alter function %s() owner to %I', function, pg_get_userbyid(class.relowner));
+    return function;
+end
+$$;
+comment on function pgmb.place_push_function(regclass, text) is
+    'Write one of the trigger functions of a table, or overwrite it if it is there and belongs to the owner of the table: the '
+    'caller may have the right to overwrite any function, and one of another owner is not ours, whatever trigger calls it.';
+
+create function pgmb.drop_guards(tbl regclass, former_only boolean default false) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    guard name;
+begin
+    for guard in select g.guard from pgmb.push_guards(tbl) as g where not (former_only and g.by_owner) loop
+        perform pgmb.lock_for_capture(tbl, to_drop => true);
+        execute format('drop trigger %I on %s', guard, tbl);
+    end loop;
+end
+$$;
+comment on function pgmb.drop_guards(regclass, boolean) is
+    'Take the guards off a table, or only those that call a function of a former owner.';
+
+create function pgmb.place_guard(tbl regclass, function text) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.drop_guards(tbl, former_only => true);
+    -- To triggers of a partitioned table PostgreSQL (15 to 18) shows what a MERGE updates as the row that it inserted last;
+    -- but not where partitions have a trigger that comes before each row is inserted: this one never fires.
+    if (select c.relkind = 'p' from pg_class as c where c.oid = tbl) and pgmb.push_guard(tbl) is null then
+        execute format(
+            'create trigger pgmb_push_guard_%s before insert on %s for each row when (false) execute function %s()',
+            left(md5(concat(tbl::oid, clock_timestamp(), random())), 12), tbl, function);
+    end if;
+end
+$$;
+comment on function pgmb.place_guard(regclass, text) is
+    'See to it that triggers are shown what a MERGE on a partitioned table updates; its partitions get the guard by themselves.';
+
+create function pgmb.place_push(tbl regclass, op text) returns integer
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    calls text := pgmb.place_push_function(tbl, op);
+    captured oid[] := array(
+        select p.relid from pgmb.pushes(tbl) as p where p.op = place_push.op and p.function::regproc::text = calls);
+    part regclass;
+    placed integer := 0;
+begin
+    for part in select d.relid from pgmb.descendants(tbl) as d(relid) where d.relid <> all (captured) loop
+        execute format(
+            'create or replace trigger pgmb_push_%1$s after %1$s on %2$s %3$s for each statement execute function %4$s(%5$s)',
+            op, part,
+            case op when 'insert' then 'referencing new table as pgchange_added'
+                    when 'update' then 'referencing old table as pgchange_removed new table as pgchange_added'
+                    else 'referencing old table as pgchange_removed' end,
+            calls, case when part <> tbl then quote_literal('part') end);
+        placed := placed + 1;
+    end loop;
+    if op = 'update' then
+        perform pgmb.place_guard(tbl, calls);
+    end if;
+    return placed;
+end
+$$;
+comment on function pgmb.place_push(regclass, text) is
+    'Write the capture of one kind of mutation again, and put it on every partition that lacks it; returns on how many.';
+
+create function pgmb.drop_push(tbl regclass, ops text[], departed_only boolean default false) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    placed record;
+    functions oid[] := array(
+        select distinct f.oid
+        from pgmb.pushes(tbl) as p
+        join pg_proc as f on f.oid = p.function
+        join pg_class as c on c.relowner = f.proowner
+        where c.oid = tbl and p.op = any (ops));
+    function oid;
+begin
+    for placed in
+        select p.relid, p.op from pgmb.pushes(tbl) as p
+        where p.op = any (ops) and not (departed_only and p.relid in (select d.relid from pgmb.descendants(tbl) as d(relid)))
+        order by p.relid
+    loop
+        perform pgmb.lock_for_capture(placed.relid, to_drop => true);
+        execute format('drop trigger pgmb_push_%s on %s', placed.op, placed.relid);
+    end loop;
+    if 'update' = any (ops) and not departed_only then
+        perform pgmb.drop_guards(tbl);
+    end if;
+    foreach function in array functions loop
+        if not exists (select from pg_trigger as t where t.tgfoid = function) then
+            execute format('drop function %s', function::regprocedure);
+        end if;
+    end loop;
+end
+$$;
+comment on function pgmb.drop_push(regclass, text[], boolean) is
+    'Take the capture of some kinds of mutation off a table, or only off the former partitions that have left it.';

@@ -1,0 +1,132 @@
+-- Publishing the mutations of tables, or no longer.
+
+create function pgmb.check_pushable(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    class pg_class := (select c from pg_class as c where c.oid = tbl);
+    schema_name name := (select n.nspname from pg_namespace as n where n.oid = class.relnamespace);
+    owner_name name := pg_get_userbyid(class.relowner);
+begin
+    if class is null then
+        perform pgmb.refuse('there is no such table', 'name a table that is there');
+    end if;
+    if class.relkind not in ('r', 'p') then
+        perform pgmb.refuse(format('%s is not a table', tbl), 'push the mutations of the tables behind it');
+    end if;
+    if class.relpersistence = 't' then
+        perform pgmb.refuse(format('%s is a temporary table', tbl), 'push those of a permanent one');
+    end if;
+    if class.relispartition then
+        perform pgmb.refuse(format('%s is a partition', tbl), 'push the mutations of the partitioned table');
+    end if;
+    if exists (
+        select from pgmb.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
+    ) then
+        perform pgmb.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
+    end if;
+    if schema_name in ('pgmb', 'pg_catalog', 'information_schema') then
+        perform pgmb.refuse(format('%s is not a table of your own', tbl), 'push the mutations of one that is');
+    end if;
+    if not pg_has_role(current_user, class.relowner, 'usage') then
+        raise insufficient_privilege using
+            message = format('only the owner of %s, %I, may publish its mutations', tbl, owner_name),
+            hint = format('connect as %I, or set role %I', owner_name, owner_name);
+    end if;
+    if not has_schema_privilege(owner_name, schema_name, 'create') then
+        perform pgmb.refuse(
+            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, schema_name),
+            format('grant create on schema %I to %I', schema_name, owner_name));
+    end if;
+    if not (
+        has_schema_privilege(owner_name, 'pgmb', 'usage')
+        and has_column_privilege(owner_name, 'pgmb.events', 'payload', 'insert')
+        and has_column_privilege(owner_name, 'pgmb.push_fault', 'message', 'insert')
+    ) then
+        raise insufficient_privilege using
+            message = format('%I, the owner of %s, may not publish events', owner_name, tbl),
+            hint = format('let the owner of schema pgmb run: select pgmb.grant_pusher(%L)', owner_name);
+    end if;
+end
+$$;
+comment on function pgmb.check_pushable(regclass) is 'Refuse, with the reason, a table whose mutations cannot be published.';
+
+create function pgmb.note_push(tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    ops text[] := array(
+        select p.op from pgmb.pushes(tbl) as p
+        join pg_proc as f on f.oid = p.function
+        join pg_class as c on c.oid = p.relid
+        where p.relid = note_push.tbl and f.proowner = c.relowner
+    );
+begin
+    if ops = '{}' then
+        delete from pgmb.push_fault as f
+        where f.op = 'ATTACH' and f.tbl in (select d.relid from pgmb.descendants(note_push.tbl) as d(relid));
+        delete from pgmb.pushed_table as t where t.tbl = note_push.tbl;
+        return;
+    end if;
+    insert into pgmb.pushed_table (tbl, name, inserts, updates, deletes)
+    values (tbl, tbl::text, 'insert' = any (ops), 'update' = any (ops), 'delete' = any (ops))
+    on conflict on constraint pushed_table_pkey do update
+        set name = excluded.name, inserts = excluded.inserts, updates = excluded.updates, deletes = excluded.deletes;
+end
+$$;
+comment on function pgmb.note_push(regclass) is
+    'Note which mutations of a table are published. It believes the triggers, not the caller.';
+
+create function pgmb.push_table_mutations(
+    tbl regclass, insert boolean default true, delete boolean default true, update boolean default true
+) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    wanted text[] := array_remove(array[
+        case when $2 then 'insert' end, case when $3 then 'delete' end, case when $4 then 'update' end], null);
+    unwanted text[] := array(select o from unnest('{insert,delete,update}'::text[]) as o where o <> all (wanted));
+    op text;
+    came regclass[];
+begin
+    perform pgmb.check_pushable(tbl);
+    if wanted = '{}' then
+        perform pgmb.refuse(
+            format('no mutation of %s is to be published', tbl), format('select pgmb.stop_table_mutations_push(%L)', tbl));
+    end if;
+    perform pgmb.lock_for_capture(tbl);
+    if 'insert' = any (wanted) and (select t.inserts from pgmb.pushed_table as t where t.tbl = push_table_mutations.tbl) then
+        came := array(
+            select d.relid from pgmb.descendants(tbl) as d(relid)
+            where d.relid <> tbl and d.relid not in (select p.relid from pgmb.pushes(tbl) as p where p.op = 'insert'));
+    end if;
+    perform pgmb.drop_push(tbl, unwanted);
+    perform pgmb.drop_push(tbl, wanted, departed_only => true);
+    foreach op in array wanted loop
+        perform pgmb.place_push(tbl, op);
+    end loop;
+    perform pgmb.note_missed(tbl, came);
+    perform pgmb.note_push(tbl);
+end
+$$;
+comment on function pgmb.push_table_mutations(regclass, boolean, boolean, boolean) is
+    'Publish an event for each row that is inserted into a table, deleted from it or updated in it, in the transaction that '
+    'does it. Its topic is schema.table.insert, delete or update in lower case. The payload is the row; of an update the '
+    'columns that changed, with the row as it was in the metadata under old; an update that changes nothing sends no event. '
+    'Called again, it changes which are published and mends the capture. Not captured: TRUNCATE, what is written under '
+    'session_replication_role = replica or by logical replication.';
+
+create function pgmb.stop_table_mutations_push(tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.drop_push(tbl, '{insert,delete,update}');
+    perform pgmb.note_push(tbl);
+end
+$$;
+comment on function pgmb.stop_table_mutations_push(regclass) is
+    'Publish nothing more about a table; does nothing where nothing is published. Events that were published stay.';

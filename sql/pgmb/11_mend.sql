@@ -1,0 +1,128 @@
+-- What the capture of mutations has become: partitions that came later, a table that was renamed or dropped.
+
+create function pgmb.pushing()
+returns table (
+    tbl regclass, inserts boolean, updates boolean, deletes boolean, untriggered regclass[], disabled regclass[], stale boolean,
+    faults bigint, missed regclass[]
+)
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select t.tbl, t.inserts, t.updates, t.deletes,
+           array(
+               select d.relid from pgmb.descendants(t.tbl) as d(relid)
+               left join pgmb.pushes(t.tbl) as p on p.relid = d.relid
+               group by d.relid having count(p.op) < t.inserts::integer + t.updates::integer + t.deletes::integer
+               order by d.relid
+           ),
+           array(select distinct p.relid from pgmb.pushes(t.tbl) as p where not p.enabled),
+           exists (
+               select from pgmb.pushes(t.tbl) as p
+               join pg_proc as f on f.oid = p.function
+               where f.prosrc <> pgmb.push_body(t.tbl, p.op) or f.proowner <> c.relowner
+                  or p.relid not in (select d.relid from pgmb.descendants(t.tbl) as d(relid))
+           ) or t.updates and c.relkind = 'p' and pgmb.push_guard(t.tbl) is null,
+           (select count(*) from (select from pgmb.push_fault as f where f.tbl = t.tbl limit 1000) as bounded),
+           array(
+               select distinct f.tbl from pgmb.push_fault as f
+               where f.op = 'ATTACH' and f.tbl in (select d.relid from pgmb.descendants(t.tbl) as d(relid))
+               order by f.tbl)
+    from pgmb.pushed_table as t
+    join pg_class as c on c.oid = t.tbl
+$$;
+comment on function pgmb.pushing() is
+    'Every table whose mutations are published, with what is not captured as it should be: partitions that lack a trigger, '
+    'disabled ones, a capture that no longer fits because the table was renamed, has another owner, or lost a partition; and '
+    'faults, up to 1000; and partitions that had rows before they were captured. pgmb.refresh() mends.';
+
+create function pgmb.to_mend() returns table (tbl regclass, name text)
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.tbl, p.tbl::text from pgmb.pushing() as p join pg_class as c on c.oid = p.tbl
+    where pg_has_role(current_user, c.relowner, 'usage') and (p.untriggered <> '{}' or p.stale)
+$$;
+comment on function pgmb.to_mend() is
+    'The tables that the caller owns and whose capture pgmb.mend() is to mend, with their full names.';
+
+create function pgmb.mend(tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    known pgmb.pushed_table := (select t from pgmb.pushed_table as t where t.tbl = mend.tbl);
+begin
+    perform pgmb.push_table_mutations(tbl, known.inserts, known.deletes, known.updates);
+end
+$$;
+comment on function pgmb.mend(regclass) is 'Mend the capture of a table; the same mutations are published as before.';
+
+create function pgmb.refresh() returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    pushed record;
+begin
+    for pushed in select m.* from pgmb.to_mend() as m loop
+        begin
+            perform pgmb.mend(pushed.tbl);
+            return next format('%s: the capture of its mutations was mended', pushed.name);
+            return query
+                select format('%s; %s', pgmb.told_missed(p.tbl, m), pgmb.bring_missed(m))
+                from pgmb.pushing() as p cross join lateral unnest(p.missed) as m where p.tbl = pushed.tbl;
+        exception
+            when lock_not_available then
+                return next format('%s: postponed, it is being written', pushed.name);
+            when others then
+                return next format('%s: the capture of its mutations cannot be mended: %s', pushed.name, sqlerrm);
+        end;
+    end loop;
+end
+$$;
+comment on function pgmb.refresh() is
+    'Mend the capture of the tables that the caller owns: partitions that came later, a renamed table; a line for each, with the '
+    'reason where one cannot be mended.';
+
+create function pgmb.drop_left_over() returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    left_over regprocedure;
+begin
+    for left_over in
+        select p.oid from pg_proc as p
+        where p.proname like 'pgchange\_push\_%' and p.prorettype = 'trigger'::regtype
+          and obj_description(p.oid, 'pg_proc') = 'Publishes mutations of a table.'
+          and pg_has_role(current_user, p.proowner, 'usage')
+          and not exists (select from pg_depend as d where (d.refclassid, d.refobjid) = ('pg_proc'::regclass, p.oid))
+    loop
+        execute format('drop function %s', left_over);
+    end loop;
+end
+$$;
+comment on function pgmb.drop_left_over() is
+    'Drop the trigger functions of tables that were dropped, where the caller may: a table takes its triggers with it, and not '
+    'what they call.';
+
+create function pgmb.forget_dropped() returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    gone pgmb.pushed_table;
+begin
+    -- A dump contains the number of a table that is gone, which in the restored database can be that of another one.
+    for gone in select t.* from pgmb.pushed_table as t where not exists (select from pg_class as c where c.oid = t.tbl) loop
+        delete from pgmb.push_fault as f where f.tbl = gone.tbl;
+        delete from pgmb.pushed_table as t where t.tbl = gone.tbl;
+        return next format(
+            '%s was dropped, and its mutations are no longer published; if another table has its place: '
+            'select pgmb.push_table_mutations(%L)', gone.name, gone.name);
+    end loop;
+    perform pgmb.drop_left_over();
+end
+$$;
+comment on function pgmb.forget_dropped() is
+    'Forget the tables whose mutations were published and that were dropped, with their faults and trigger functions.';

@@ -1,0 +1,189 @@
+-- Subscriptions and their conditions. A condition runs in every poll with the rights of the owner of this schema.
+
+create function pgmb.compiles(statement text) returns text
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+set standard_conforming_strings = on
+set transform_null_equals = off
+as $$
+declare
+    planned refcursor;
+begin
+    -- A cursor has one statement only: what a text smuggles in after a semicolon is refused, and never run. So is what locks,
+    -- as this function is stable.
+    open planned for execute statement;
+    close planned;
+    return null;
+exception when others then
+    return sqlerrm;
+end
+$$;
+comment on function pgmb.compiles(text) is
+    'Why a query does not compile, or is not a single one; null where it is good. It is not run.';
+
+create function pgmb.prepare_poll_for_events_fn(sql_statements text[]) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    condition text;
+    reason text;
+    -- As in a poll, where e is not the row of a table and has no system columns.
+    tables constant text := '(select x.* from pgmb.events as x offset 0) as e, pgmb.subscriptions as s';
+begin
+    if sql_statements is null then
+        perform pgmb.refuse('null is not a list of conditions', 'give an array of them, as in array[''e.topic = ''''t'''''']');
+    end if;
+    foreach condition in array sql_statements loop
+        -- A text that closes a bracket which it has not opened fails inside the other kind of bracket.
+        reason := coalesce(
+            pgmb.compiles(format(
+                'select array[%s' || chr(10) || ']::boolean[] from %s limit 0', condition, tables)),
+            pgmb.compiles(format(
+                'select from %2$s where (%1$s' || chr(10) || ') limit 0', condition, tables)));
+        if reason is not null then
+            perform pgmb.refuse(
+                format('the condition %L cannot be used: %s', condition, reason),
+                'write an expression over e, the event, and s, the subscription, that is true or false');
+        end if;
+    end loop;
+end
+$$;
+comment on function pgmb.prepare_poll_for_events_fn(text[]) is
+    'Refuse a condition that does not compile, with its text and the reason. Polls need no other preparation.';
+
+create function pgmb.is_volatile(topical text) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    plan text;
+begin
+    -- PostgreSQL plans a query of a "with" by itself only where it must not be evaluated less often than it says.
+    execute format(
+        'explain (format json) with pgchange_whole as (select (%s' || chr(10) || ') as held from '
+        '(select null::varchar as topic) as e, pgmb.subscriptions as s) select held from pgchange_whole', topical) into plan;
+    return strpos(plan, '"CTE Name": "pgchange_whole"') > 0;
+end
+$$;
+comment on function pgmb.is_volatile(text) is
+    'Whether a condition that looks at the topic alone can give a different answer each time, as random() does.';
+
+create function pgmb.condition_added() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.prepare_poll_for_events_fn(array[new.conditions_sql]);
+    new.by_params := new.conditions_sql ~ '[[:<:]]s[.]params[[:space:]]*@>';
+    new.of_event := new.conditions_sql !~* '^(true|false)$';
+    -- A mention of e other than as e.topic, even in a text, makes it one that looks at more than the topic.
+    new.by_topic := new.conditions_sql ~ '[[:<:]]e[.]topic[[:>:]]'
+        and regexp_replace(new.conditions_sql, '[[:<:]]e[.]topic[[:>:]]', '', 'g') !~* '[[:<:]]e[[:>:]]'
+        and pgmb.compiles(format(
+            'select from (select null::varchar as topic) as e, pgmb.subscriptions as s where (%s' || chr(10) || ') limit 0',
+            new.conditions_sql)) is null;
+    if new.by_topic then
+        new.by_topic := not pgmb.is_volatile(new.conditions_sql);
+    end if;
+    return new;
+end
+$$;
+comment on function pgmb.condition_added() is 'Refuse a condition that does not compile, and note what it looks at.';
+
+create trigger added before insert on pgmb.condition for each row execute function pgmb.condition_added();
+insert into pgmb.condition (conditions_sql) values
+    ('TRUE'), ('s.params @> jsonb_build_object(''topic'', e.topic)'),
+    -- Those of airflow_pgchange.events.topical().
+    ('s.params @> jsonb_build_object(''topics'', jsonb_build_array(e.topic))'),
+    ('s.params @> jsonb_build_object(''topics'', jsonb_build_array(e.topic)) and pgmb.event_partition('
+     'coalesce(e.payload ->> (s.params ->> ''by''), e.id), (s.params ->> ''partitions'')::integer) '
+     '= (s.params ->> ''partition'')::integer');
+
+create function pgmb.condition_known(conditions text) returns integer
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select c.id from pgmb.condition as c
+    where md5(c.conditions_sql) = md5(conditions) and c.conditions_sql = conditions
+$$;
+comment on function pgmb.condition_known(text) is 'The number of a condition that is known; null for another.';
+
+create function pgmb.make_group(gid pgmb.group_id) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+    if strpos(gid, '/') > 0 then
+        perform pgmb.refuse(
+            format('the name of a group has no slash, as %L has: it would look like a handler of another group', gid),
+            'name the group otherwise');
+    end if;
+    loop
+        insert into pgmb.subscription_groups (id) values (gid) on conflict do nothing;
+        if found then
+            -- What was dispatched to an earlier group of this name is not for this one, and its events can be gone.
+            delete from pgmb.dispatched as d where d.group_id = gid;
+        end if;
+        -- A group that was just expiring is gone then: make it again.
+        perform from pgmb.subscription_groups as g where g.id = gid for key share;
+        exit when found;
+    end loop;
+end
+$$;
+comment on function pgmb.make_group(pgmb.group_id) is
+    'Make a group if it is not there yet, with nothing to read, and keep it from expiring until this transaction ends.';
+
+create function pgmb.subscribing() returns trigger
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    new.condition_id := pgmb.condition_known(new.conditions_sql);
+    if new.condition_id is null then
+        if not has_column_privilege('pgmb.condition', 'conditions_sql', 'insert') then
+            raise insufficient_privilege using
+                message = format('the condition %L is not known, and %I may not add one', new.conditions_sql, current_user),
+                hint = 'conditions run with the rights of the owner of schema pgmb: ask that owner to insert it into '
+                       'pgmb.condition (conditions_sql), or use a known one with params of your own';
+        end if;
+        insert into pgmb.condition (conditions_sql) values (new.conditions_sql) on conflict do nothing;
+        new.condition_id := pgmb.condition_known(new.conditions_sql);
+    end if;
+    perform pgmb.make_group(new.group_id);
+    return new;
+end
+$$;
+comment on function pgmb.subscribing() is
+    'Let a subscription have a condition that is known, or a new one if the role may add it; make its group.';
+
+create trigger subscribing before insert or update of conditions_sql, group_id, condition_id on pgmb.subscriptions
+    for each row execute function pgmb.subscribing();
+
+create function pgmb.keep_alive(gid pgmb.group_id, sids text[] default null) returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    kept integer;
+begin
+    -- A reader does not wait for a transaction that changes or removes a subscription: the next call says that it is in use.
+    with idle as (
+        select s.id from pgmb.subscriptions as s
+        -- A list of thousands is made a hash once, whatever the plan.
+        where s.group_id = gid and (sids is null or s.id in (select i.id from unnest(sids) as i(id)))
+          and s.expiry_interval is not null
+          and s.last_active_at + s.expiry_interval / 10 < now()
+        for no key update skip locked
+    )
+    update pgmb.subscriptions as s set last_active_at = now() from idle as i where s.id = i.id;
+    get diagnostics kept = row_count;
+    return kept;
+end
+$$;
+comment on function pgmb.keep_alive(pgmb.group_id, text[]) is
+    'Say that the subscriptions of a group, or some of them, are in use: those that expire get their whole interval again. It '
+    'writes at most once in a tenth of the interval, so it can be called with every batch.';

@@ -1,0 +1,113 @@
+-- What a poll takes: the events whose time has come, and the next slices of those that were published.
+
+create function pgmb.take_due(
+    inout at pgmb.dispatcher, most integer, out ids text[], out late boolean, out more boolean
+)
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    now_id text := pgmb.due_before();
+    n bigint;
+    on_time text[];
+    last_id text;
+begin
+    with next as (
+        select l.event_id from pgmb.late(at.snapshot, at.scheduled_upto, now_id) as l limit most
+    ), gone as (
+        delete from pgmb.scheduled as s using next as n where s.event_id = n.event_id returning s.event_id
+    )
+    -- Counted by those that were found: maintenance can have set some of them aside before they were taken.
+    select coalesce((select array_agg(g.event_id::text) from gone as g), '{}'), count(*) into ids, n from next as x;
+    late := n >= most;
+    more := late;
+    if late then
+        -- What tells the rest from what was taken stays as it is.
+        return;
+    end if;
+    most := most - n;
+    with next as (
+        select s.event_id from pgmb.scheduled as s
+        where s.event_id > at.scheduled_upto and s.event_id < now_id
+        order by s.event_id limit most
+    ), gone as (
+        delete from pgmb.scheduled as s using next as n where s.event_id = n.event_id returning s.event_id
+    )
+    select (select array_agg(g.event_id::text) from gone as g), count(*) >= most, max(n.event_id) into on_time, more, last_id
+    from next as n;
+    at.scheduled_upto := case when more then last_id else now_id end;
+    ids := ids || on_time;
+end
+$$;
+comment on function pgmb.take_due(pgmb.dispatcher, integer) is
+    'Take the scheduled events whose time has come, at most so many, and first those that were committed too late. late: more '
+    'of these can be left, so the dispatcher''s snapshot must not move, nor does it move past those that are in time.';
+
+create function pgmb.take_published(
+    inout at pgmb.dispatcher, upto pg_snapshot, most integer, out ids text[], out addressed boolean, out more boolean
+)
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    -- The transaction that was dispatched in part is finished first.
+    only_txid xid8 := at.partial_txid;
+    high_txid xid8 := coalesce(only_txid, '18446744073709551615');
+    high_seq bigint := 9223372036854775807;
+    taken bigint := 0;
+    last record;
+    slice record;
+begin
+    more := false;
+    for slice in
+        select u.txid, u.seq, cardinality(u.ids) as n
+        from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid => high_txid) as u
+        where only_txid is null or u.txid = only_txid
+    loop
+        more := taken >= most;
+        exit when more;
+        taken := taken + slice.n;
+        last := slice;
+    end loop;
+    if taken = 0 and only_txid is null then
+        return;
+    end if;
+    if taken > 0 then
+        high_txid := last.txid;
+        high_seq := last.seq;
+        select array_agg(i.id order by i.id collate "C"), bool_or(u.addressed) into ids, addressed
+        from pgmb.undispatched(at.snapshot, at.partial_txid, at.partial_seq, upto, high_txid, high_seq) as u
+        cross join lateral unnest(u.ids) as i(id)
+        where only_txid is null or u.txid = only_txid;
+    end if;
+    if more and slice.txid = last.txid then
+        at.snapshot := case when only_txid is null
+            then pgmb.snapshot_union(at.snapshot, pgmb.snapshot_below(upto, last.txid)) else at.snapshot end;
+        at.partial_txid := last.txid;
+        at.partial_seq := last.seq;
+        return;
+    end if;
+    at.snapshot := case
+        when only_txid is not null then pgmb.snapshot_with(at.snapshot, only_txid)
+        when more then pgmb.snapshot_union(
+            at.snapshot, pgmb.snapshot_below(upto, (last.txid::text::bigint + 1)::text::xid8))
+        else pgmb.snapshot_union(at.snapshot, upto) end;
+    more := more or only_txid is not null;
+    at.partial_txid := null;
+    at.partial_seq := null;
+end
+$$;
+comment on function pgmb.take_published(pgmb.dispatcher, pg_snapshot, integer) is
+    'Take the next slices, about so many events, and move the dispatcher past them; the ids come in order.';

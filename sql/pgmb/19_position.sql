@@ -1,0 +1,147 @@
+-- How far a group has read, and where its next events end.
+
+create function pgmb.register(gid text) returns boolean
+language sql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    insert into pgmb.subscription_groups (id)
+    select register.gid
+    where pg_try_advisory_xact_lock(pgmb.lock_key(register.gid))
+    on conflict do nothing
+    returning true
+$$;
+comment on function pgmb.register(text) is
+    'Make a group''s row, with nothing read, if it is not there yet and nobody reads it. For the database of its results, where '
+    'that is not the one of its subscriptions.';
+
+create function pgmb.position(gid text) returns jsonb
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select jsonb_build_object(
+            'schema', (select max(i.version) from pgmb.installed as i),
+            'group', g.id, 'version', g.version, 'cursor', coalesce(g.last_read_event_id, ''), 'source', g.source,
+            'database', pgmb.here())
+        from pgmb.subscription_groups as g where g.id = gid);
+end
+$$;
+comment on function pgmb.position(text) is
+    'How far a group has read, as a position; null where the group is not in this database.';
+
+create function pgmb.check_position(gid text, "position" jsonb) returns void
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    at bigint := "position" ->> 'version';
+    cursor text := "position" ->> 'cursor';
+    known record;
+begin
+    perform pgmb.check_group(gid);
+    if coalesce(at, 0) = 0 or pg_is_in_recovery() then
+        return;
+    end if;
+    if not pgchange.fits("position", pgmb.here()) then
+        raise exception using errcode = 'PC004',
+            message = format('the cursor of group %I belongs to another database than this source', gid),
+            hint = format(
+                'if the source was restored or upgraded: airflow pgchange repair events:%s; else check the source''s connection',
+                gid);
+    end if;
+    select coalesce(max(c.version), 0) as version, max(c.from_version) as from_version into known
+    from pgmb.claim as c where c.group_id = gid;
+    if at > known.version then
+        raise exception using errcode = 'PC003',
+            message = format(
+                'group %I is at batch %s, but this source knows only %s: it lost its latest transactions, or the group was '
+                'dropped and made again', gid, at, known.version),
+            hint = format(
+                'airflow pgchange repair events:%s starts again from what survived; events then come at least once', gid);
+    end if;
+    -- Retention kept only what comes after a later position: where the dispatch that was read last is gone, some after it are
+    -- gone too. A cursor that was moved to a time need not follow any dispatch.
+    if at < known.from_version and pgmb.rank_of(cursor) between 1 and 68719476734 and not exists (
+        select from pgmb.dispatched as d
+        where d.group_id = gid and d.id >= cursor and d.id < left(cursor, 15) || 'g')
+    then
+        raise exception using errcode = 'PC005',
+            message = format(
+                'group %I is at batch %s, but had come to %s already, and the events in between are gone: its results are from '
+                'an earlier time', gid, at, known.from_version),
+            hint = format('airflow pgchange move events:%s --to beginning goes on with what the log still has', gid);
+    end if;
+end
+$$;
+comment on function pgmb.check_position(text, jsonb) is
+    'Refuse a position that belongs to another database, that is ahead of what this source knows, or after which retention has '
+    'deleted events.';
+
+create function pgmb.may_dispatch() returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return (
+        select not pg_is_in_recovery() and current_setting('transaction_read_only') = 'off'
+           and current_setting('transaction_isolation') = 'read committed'
+    );
+end
+$$;
+comment on function pgmb.may_dispatch() is 'Whether this transaction can dispatch events.';
+
+create function pgmb.next_runs(gid text, after text, most bigint, step bigint default null)
+returns table (upto text, count bigint, alone boolean, lowest text, highest text)
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+declare
+    -- Partitions of the future, however many, are not looked into.
+    before text := left((pgmb.dispatcher_now()).last_id, 15) || 'g';
+    slice record;
+    seen text;
+    begun bigint;
+    n bigint;
+    taken bigint := 0;
+begin
+    count := 0;
+    alone := true;
+    upto := after;
+    for slice in
+        select d.id, d.alone, d.event_ids[1] as lowest, d.event_ids[cardinality(d.event_ids)] as highest
+        from pgmb.dispatched as d
+        where d.group_id = next_runs.gid and d.id > next_runs.after and d.id < before
+        order by d.group_id, d.id
+    loop
+        -- The slices of several subscriptions have one id.
+        if slice.id is distinct from seen then
+            exit when taken = most;
+            if count >= step then
+                return next;
+                count := 0;
+            end if;
+            begun := case when left(slice.id, 15) = left(upto, 15) then pgmb.rank_of(upto) else 0 end;
+            n := least(pgmb.rank_of(slice.id) - begun, most - taken);
+            taken := taken + n;
+            count := count + n;
+            upto := pgmb.cursor_at(pgmb.micros(slice.id), begun + n);
+            seen := slice.id;
+        end if;
+        alone := alone and slice.alone;
+        lowest := least(lowest, slice.lowest collate "C");
+        highest := greatest(highest, slice.highest collate "C");
+    end loop;
+    if count > 0 then
+        return next;
+    end if;
+end
+$$;
+comment on function pgmb.next_runs(text, text, bigint, bigint) is
+    'Where the next events of a group end, at most so many of them, in runs of about step: the cursor after each run and how '
+    'many events it has; of all runs so far, whether every slice is alone, and the lowest and highest id of the events.';

@@ -1,0 +1,257 @@
+-- Partitions of events and dispatched: made ahead of time, of the length that the settings say now.
+--
+-- The default partition stays, so that no publisher fails, whatever the id of its event. A new partition is made beside the table
+-- and attached; the default one must then hold none of its rows. Rows of the future, which nobody reads yet, are set aside
+-- before, in pgmb.later. Rows of the present stay: a running query would look for them where they were. So new partitions begin
+-- after them, and what is written until then goes into the default one, where retention deletes it.
+--
+-- A publisher that was sent to the default partition meanwhile would fail, as its row no longer belongs there: so at the moment
+-- of attaching there is none at work. The table is locked first, as everybody does, and then the default partition. What is done
+-- under these locks has a bound: the default partition is read, once and up to 16 MB, and rows that have just come are set aside.
+--
+-- A query planned before does not miss what a new partition gets: it reads the default one too, which is locked for the
+-- attaching. So either the query has locked it already, and nothing is attached, or it must lock it, and is planned again.
+
+create function pgmb.get_partitions_and_bounds(table_id oid)
+returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select i.inhrelid::regclass, b.bound[1], b.bound[2]
+    from pg_inherits as i
+    join pg_class as c on c.oid = i.inhrelid
+    cross join lateral regexp_match(
+        pg_get_expr(c.relpartbound, c.oid), $re$FROM \('(\w+)'\) TO \('(\w+)'\)$re$) as b(bound)
+    where i.inhparent = table_id and b.bound is not null
+    order by 2
+$$;
+comment on function pgmb.get_partitions_and_bounds(oid) is
+    'The partitions of a table, without the default one, with the ids that they take, from the lower bound to below the upper '
+    'one; in order.';
+
+create function pgmb.get_current_partition(table_id oid, current_ts timestamptz default now()) returns regclass
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select p.partition_id
+    from pgmb.get_partitions_and_bounds(table_id) as p
+    where pgmb.create_event_id(current_ts, 0) >= p.lower_bound and pgmb.create_event_id(current_ts, 0) < p.upper_bound
+$$;
+comment on function pgmb.get_current_partition(oid, timestamptz) is
+    'The partition that takes the ids of a time; null where that is the default one.';
+
+create function pgmb.default_partition(tbl regclass) returns regclass
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select p.partdefid::regclass from pg_partitioned_table as p where p.partrelid = tbl
+$$;
+comment on function pgmb.default_partition(regclass) is 'The partition that takes what no other one takes.';
+
+create function pgmb.end_of_partition(lower timestamptz, width interval) returns timestamptz
+language sql immutable
+set search_path = pg_catalog, pg_temp
+-- A day has 24 hours, also in a session whose time zone has daylight saving.
+set timezone = 'UTC'
+as $$
+    select date_bin(width, lower, 'epoch') + width
+$$;
+comment on function pgmb.end_of_partition(timestamptz, interval) is
+    'Where a partition that begins at a time ends: the next whole multiple of width since 1970, in UTC.';
+
+create function pgmb.present() returns pgmb.event_id
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return greatest(
+        pgmb.create_event_id(clock_timestamp(), 0)::text collate "C",
+        pgmb.cursor_at(pgmb.micros((pgmb.dispatcher_now()).last_id) + 1, 0) collate "C");
+end
+$$;
+comment on function pgmb.present() is
+    'What has been published or dispatched up to now has an id below this one, unless it is to be delivered later.';
+
+create function pgmb.default_holds(tbl regclass, lower_id pgmb.event_id, upper_id pgmb.event_id) returns boolean
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+-- By the index, also where old statistics promise a row at once.
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    held boolean;
+begin
+    execute format('select exists (select from %s where id >= %L and id < %L)', pgmb.default_partition(tbl), lower_id, upper_id)
+    into held;
+    return held;
+end
+$$;
+comment on function pgmb.default_holds(regclass, pgmb.event_id, pgmb.event_id) is
+    'Whether the default partition holds rows with ids from one on to before another. A query can be reading those before '
+    'pgmb.present().';
+
+create function pgmb.partition_name(tbl regclass, span tstzrange) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select c.relname || to_char(lower(span) at time zone 'UTC', '_YYYYMMDD_HH24MISS')
+           || to_char(upper(span) at time zone 'UTC', '_YYYYMMDD_HH24MISS')
+    from pg_class as c where c.oid = tbl
+$$;
+comment on function pgmb.partition_name(regclass, tstzrange) is 'What the partition of a span of time is called.';
+
+create function pgmb.prepare_partition(tbl regclass, span tstzrange) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    name text := pgmb.partition_name(tbl, span);
+begin
+    execute format('create table pgmb.%I (like %s including all)', name, tbl);
+    if not exists (select from pg_index as i where i.indrelid = tbl and i.indisprimary) then
+        -- Without a key it needs an identity, or no row of it can be deleted under a publication for all tables.
+        execute format('alter table pgmb.%I replica identity full', name);
+    end if;
+    execute format('comment on table pgmb.%I is %L', name, format('Of %s, from %s to before %s.', tbl, lower(span), upper(span)));
+    execute format(
+        'alter table pgmb.%I add constraint pgchange_bounds check (id >= %L and id < %L)', name,
+        pgmb.create_event_id(lower(span), 0), pgmb.create_event_id(upper(span), 0));
+end
+$$;
+comment on function pgmb.prepare_partition(regclass, tstzrange) is
+    'Make the table of a partition beside the one that it will belong to: nobody waits for that.';
+
+create function pgmb.attach_partitions(
+    tbl regclass, spans tstzrange[], misfits regclass[] default '{}', stop_publishers boolean default false
+) returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    rest regclass := pgmb.default_partition(tbl);
+    lower_id pgmb.event_id := pgmb.create_event_id(lower(spans[1]), 0);
+    upper_id pgmb.event_id := pgmb.create_event_id(upper(spans[cardinality(spans)]), 0);
+    name text;
+    span tstzrange;
+    part regclass;
+begin
+    perform set_config('lock_timeout', case when stop_publishers then '60s' else pgchange.patience('50 ms') end, true);
+    -- A transaction that reads first and then publishes would wait for us, and we for it: where we wait long, readers are kept
+    -- out too.
+    execute format(
+        'lock table only %s in %s mode', tbl,
+        case when stop_publishers or misfits <> '{}' then 'access exclusive' else 'share row exclusive' end);
+    foreach part in array misfits loop
+        execute format('lock table %s in access exclusive mode', part);
+        if pgmb.empty_ones(array[part]) = '{}' then
+            raise object_in_use using message = format('%s is no longer empty', part);
+        end if;
+        return next format('dropped the empty partition %s', part);
+        execute format('drop table %s', part);
+    end loop;
+    if spans = '{}' then
+        return;
+    end if;
+    execute format('lock table %s in access exclusive mode', rest);
+    -- What has come since that was done without the locks.
+    perform pgmb.set_aside(tbl, lower_id, upper_id, case when stop_publishers then null else 1000 end);
+    if pgmb.default_holds(tbl, lower_id, upper_id) then
+        raise object_in_use using message = format('the default partition of %s holds rows from %s on', tbl, lower(spans[1])),
+            hint = 'rows of the present stay there, and pgmb.make_partitions() makes partitions that begin after them; for rows '
+                'of the future pgmb.place_scheduled() makes room';
+    end if;
+    -- This reads the default partition now, once for all of them. What lies between two of them has a partition already.
+    execute format('alter table %s add constraint pgchange_free check (id < %L or id >= %L)', rest, lower_id, upper_id);
+    foreach span in array spans loop
+        name := pgmb.partition_name(tbl, span);
+        execute format(
+            'alter table %s attach partition pgmb.%I for values from (%L) to (%L)', tbl, name,
+            pgmb.create_event_id(lower(span), 0), pgmb.create_event_id(upper(span), 0));
+        execute format('alter table pgmb.%I drop constraint pgchange_bounds', name);
+        return next format('added pgmb.%s, up to %s', name, upper(span));
+    end loop;
+    execute format('alter table %s drop constraint pgchange_free', rest);
+end
+$$;
+comment on function pgmb.attach_partitions(regclass, tstzrange[], regclass[], boolean) is
+    'Attach partitions that were prepared, in order, in the place of some that are empty and too long. Writers of the table wait '
+    'for the moment that this takes. It gives up where it would have to wait for others, unless it may stop publishers: then it '
+    'waits for a minute at most.';
+
+create function pgmb.misfits(tbl regclass, current_ts timestamptz) returns regclass[]
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    width interval := pgmb.setting_as_interval('partition_interval');
+begin
+    return pgmb.empty_ones(array(
+        select p.partition_id from pgmb.get_partitions_and_bounds(tbl) as p
+        where p.lower_bound > pgmb.create_event_id(current_ts, 0)
+          and pgmb.extract_date_from_event_id(p.upper_bound) > pgmb.end_of_partition(
+              pgmb.extract_date_from_event_id(p.lower_bound), width)));
+end
+$$;
+comment on function pgmb.misfits(regclass, timestamptz) is
+    'The partitions that were made ahead when the interval was longer than it is now, and that are still empty.';
+
+create function pgmb.missing_partitions(tbl regclass, current_ts timestamptz) returns setof tstzrange
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    width interval := pgmb.setting_as_interval('partition_interval');
+    upto timestamptz := current_ts
+        + greatest(width, least(pgmb.setting_as_interval('future_intervals_to_create'), pgmb.most_ahead()));
+    lower timestamptz;
+    upper timestamptz;
+    part record;
+begin
+    select coalesce(pgmb.extract_date_from_event_id(max(p.upper_bound)), date_bin(width, current_ts, 'epoch')) into lower
+    from pgmb.get_partitions_and_bounds(tbl) as p
+    where p.lower_bound <= pgmb.create_event_id(current_ts, 0);
+    if pgmb.default_holds(tbl, pgmb.create_event_id(lower, 0), pgmb.present()) then
+        -- Not the very next one: attaching it can take some seconds.
+        lower := pgmb.end_of_partition(pgmb.extract_date_from_event_id(pgmb.present()) + interval '5 seconds', width);
+        upto := greatest(upto, lower + width);
+    end if;
+    for part in
+        select pgmb.extract_date_from_event_id(p.lower_bound) as begins, pgmb.extract_date_from_event_id(p.upper_bound) as ends
+        from pgmb.get_partitions_and_bounds(tbl) as p
+        where p.upper_bound > pgmb.create_event_id(lower, 0)
+          -- Asked once, and not for each of them.
+          and p.partition_id <> all ((select pgmb.misfits(tbl, current_ts))::regclass[])
+        union all
+        select 'infinity', 'infinity'
+        order by 1
+    loop
+        while lower < least(part.begins, upto) loop
+            -- Where nobody made any, one partition for all of the time.
+            upper := least(part.begins, pgmb.end_of_partition(greatest(lower, current_ts), width));
+            return next tstzrange(lower, upper);
+            lower := upper;
+        end loop;
+        lower := greatest(lower, part.ends);
+    end loop;
+end
+$$;
+comment on function pgmb.missing_partitions(regclass, timestamptz) is
+    'The spans of time, in order and up to future_intervals_to_create from now, that still need a partition. Where rows of the '
+    'present are in the default one, they begin at a whole multiple of partition_interval that is some seconds ahead, and there '
+    'is at least one.';
+
+create function pgmb.placed_from(current_ts timestamptz) returns pgmb.event_id
+language plpgsql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return pgmb.create_event_id(coalesce(
+        (select min(lower(m)) from pgmb.missing_partitions('pgmb.events', current_ts) as m),
+        (select pgmb.extract_date_from_event_id(max(p.upper_bound))
+         from pgmb.get_partitions_and_bounds('pgmb.events'::regclass) as p)), 0);
+end
+$$;
+comment on function pgmb.placed_from(timestamptz) is
+    'From this id on, events of the future are set aside: there is no partition for them.';

@@ -1,0 +1,282 @@
+-- What is older than partition_retention_period is deleted, a partition at a time, when no group needs anything in it.
+--
+-- What is still needed is looked for without a lock. Then a few partitions are emptied, under locks that nobody waits for long,
+-- after a second look: an insert can have come before the lock. As locks are kept to the end of the transaction, the other
+-- partitions are left to the next one. Those that were emptied are dropped later, several at once.
+
+create function pgmb.shrink_default(tbl regclass, edge pgmb.event_id) returns void
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    part regclass := pgmb.default_partition(tbl);
+begin
+    perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
+    if pg_table_size(part) > 1024 * 1024 and not pgmb.default_holds(tbl, '', edge) then
+        -- Where events for later are published all the time, some have come again: as few as possible are moved under the lock.
+        perform pgmb.set_most_aside(tbl, edge, 'pmg');
+        execute format('lock table only %s in access exclusive mode', part);
+        perform pgmb.set_aside(tbl, edge, 'pmg', 1000);
+        if not pgmb.default_holds(tbl, '', 'pmg') then
+            execute format('truncate %s', part);
+        end if;
+    end if;
+exception when lock_not_available or deadlock_detected then
+    null;
+end
+$$;
+comment on function pgmb.shrink_default(regclass, pgmb.event_id) is
+    'Give back the space of a default partition from which all was deleted or, from an id on, set aside, unless it is in use: '
+    'making the next partition reads all of it.';
+
+create function pgmb.trim_default(tbl regclass, cut pgmb.event_id) returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    part regclass := pgmb.default_partition(tbl);
+    span record;
+    deleted bigint;
+    gone bigint := 0;
+    holders text[] := '{}';
+begin
+    perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
+    for span in select * from pgmb.default_spans(tbl, cut) loop
+        begin
+            -- One statement sees the rows, and whether they are needed, at one moment.
+            execute format('delete from %s where id >= $2 and id < $3 and (select pgmb.holder_of($1, $2, $3)) is null', part)
+            using tbl, span.lower_bound, span.upper_bound;
+            get diagnostics deleted = row_count;
+        exception when lock_not_available or deadlock_detected then
+            -- Another transaction has taken some of them away and not committed that.
+            return next format('postponed the old rows of %s: some are in use', part);
+            exit;
+        end;
+        gone := gone + deleted;
+        if deleted = 0 then
+            holders := holders || coalesce(pgmb.holder_of(tbl, span.lower_bound, span.upper_bound), 'they have come into use');
+        end if;
+    end loop;
+    if gone > 0 then
+        return next format('deleted %s rows of %s', gone, part);
+    end if;
+    return query select distinct format('kept old rows of %s: %s', part, h) from unnest(holders) as h;
+end
+$$;
+comment on function pgmb.trim_default(regclass, pgmb.event_id) is
+    'Delete what is old in the default partition: rows that came while there was no partition for their id. They are deleted by '
+    'spans as long as partitions are, each when no group needs anything in it.';
+
+create function pgmb.trim_published() returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    -- The partitions of this quarter of an hour, and of the last one.
+    turn integer := extract(epoch from statement_timestamp())::bigint / 900 % 4;
+    part text;
+    filled boolean;
+    waits boolean;
+    at pgmb.dispatcher;
+begin
+    perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
+    perform pgmb.check_isolation();
+    if pgmb.restored() then
+        return next 'kept all of pgmb.published: it was restored here, and select pgmb.poll_for_events() must come first';
+        return;
+    end if;
+    for part in select 'published_' || i from generate_series(0, 3) as i where i not in (turn, (turn + 3) % 4) loop
+        execute format('select exists (select from pgmb.%I)', part) into filled;
+        continue when not filled;
+        begin
+            execute format('lock table pgmb.%I in access exclusive mode', part);
+            at := pgmb.dispatcher_now();
+            execute format(
+                'select exists (select from pgmb.%I as p where not pg_visible_in_snapshot(p.txid, $1) '
+                'and (p.txid <> $2 or p.seq > $3 or $2 is null))', part)
+            into waits using at.snapshot, at.partial_txid, at.partial_seq;
+            if waits then
+                return next format('kept %s: not all in it is dispatched', part);
+            else
+                execute format('truncate pgmb.%I', part);
+                return next format('emptied %s', part);
+            end if;
+        exception when lock_not_available or deadlock_detected then
+            return next format('postponed %s: it is in use', part);
+        end;
+    end loop;
+end
+$$;
+comment on function pgmb.trim_published() is
+    'Empty the partitions of published whose quarter of an hour is over and that are dispatched; a line for each.';
+
+create function pgmb.holder_since(tbl regclass, lower pgmb.event_id, upper pgmb.event_id, seen pg_snapshot) returns text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+begin
+    if tbl = 'pgmb.events'::regclass and (
+        exists (
+            select
+            from pgmb.dispatcher_now() as d
+            cross join lateral pgmb.undispatched(
+                pgmb.snapshot_union(d.snapshot, seen), null, null, pg_current_snapshot()) as u
+            cross join lateral unnest(u.ids) as i(id)
+            where i.id >= lower and i.id < upper)
+        or exists (select from pgmb.scheduled as s where s.event_id >= lower and s.event_id < upper)
+        or exists (select from pgmb.later as l where l.id >= lower and l.id < upper))
+    then
+        return 'not all in it is dispatched';
+    end if;
+    return pgmb.holder_of(tbl, lower, upper, all_dispatched => true);
+end
+$$;
+comment on function pgmb.holder_since(regclass, pgmb.event_id, pgmb.event_id, pg_snapshot) is
+    'As pgmb.holder_of, for a range that nobody can write into now, and in which all that the snapshot sees is dispatched.';
+
+create function pgmb.trim_some(tbl regclass, parts regclass[], seen pg_snapshot) returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    part record;
+    holder text;
+    locked_at timestamptz;
+    tried integer := 0;
+    free regclass[] := '{}';
+begin
+    perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
+    for part in
+        select p.* from pgmb.get_partitions_and_bounds(tbl) as p where p.partition_id = any (parts)
+        -- While we wait for others nobody may have to wait for us: partitions in use come last.
+        order by exists (
+                select from pg_locks as l where l.relation = p.partition_id and l.pid is distinct from pg_backend_pid()),
+            p.lower_bound
+    loop
+        exit when cardinality(free) = 16 or clock_timestamp() > locked_at + interval '100 ms';
+        tried := tried + 1;
+        begin
+            execute format('lock table only %s in access exclusive mode', part.partition_id);
+            locked_at := coalesce(locked_at, clock_timestamp());
+            holder := pgmb.holder_since(tbl, part.lower_bound, part.upper_bound, seen);
+            if holder is null then
+                free := free || part.partition_id;
+            else
+                return next format('kept %s: %s', part.partition_id, holder);
+            end if;
+        exception when lock_not_available or deadlock_detected then
+            return next format('postponed %s: it is in use', part.partition_id);
+        end;
+    end loop;
+    -- After all have been looked at: for each one that is emptied, every query is planned again.
+    for part in select f.id from unnest(free) as f(id) loop
+        execute format('truncate %s', part.id);
+        return next format('emptied %s', part.id);
+    end loop;
+    if tried < cardinality(parts) then
+        return next format('left %s old partitions of %s to the next time', cardinality(parts) - tried, tbl);
+    end if;
+end
+$$;
+comment on function pgmb.trim_some(regclass, regclass[], pg_snapshot) is
+    'Empty the first of some partitions that no group needed when the snapshot was taken, as many as a fraction of a second '
+    'allows. A line for each, and one for those that are left.';
+
+create function pgmb.trim_partitions(tbl regclass, current_ts timestamptz default now()) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    seen pg_snapshot;
+    part record;
+    free regclass[] := '{}';
+begin
+    perform pgmb.check_append_only(tbl, current_ts);
+    if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
+        return next format('postponed emptying partitions of %s: another maintenance is at work', tbl);
+        return;
+    end if;
+    if pgmb.restored() then
+        return next format('kept all of %s: it was restored here, and select pgmb.poll_for_events() must come first', tbl);
+        return;
+    end if;
+    if exists (select from pgmb.published as p where p.txid = pg_current_xact_id_if_assigned()) then
+        -- No snapshot that this transaction takes shows them as waiting: they would be taken for dispatched.
+        return next format('kept all of %s: this transaction has published events; maintain it in another transaction', tbl);
+        return;
+    end if;
+    return query select * from pgmb.trim_default(tbl, pgmb.retained_from(current_ts));
+    seen := pg_current_snapshot();
+    for part in select * from pgmb.old_partitions(tbl, current_ts) loop
+        if part.holder is null then
+            free := free || part.partition_id;
+        else
+            return next format('kept %s: %s', part.partition_id, part.holder);
+        end if;
+    end loop;
+    -- In any case: it can have been in use when the last of its rows was deleted.
+    perform pgmb.shrink_default(tbl, pgmb.placed_from(current_ts));
+    return query select * from pgmb.trim_some(tbl, free, seen);
+end
+$$;
+comment on function pgmb.trim_partitions(regclass, timestamptz) is
+    'Empty some partitions that are older than partition_retention_period and that no group needs: where others are left it says '
+    'so, and is to be called again in another transaction. A line for each thing done or kept, and for which group.';
+
+create function pgmb.drop_partitions(tbl regclass, unwanted regclass[]) returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    part regclass;
+    done text[] := '{}';
+begin
+    perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
+    -- The parent first, as every reader and writer does.
+    execute format('lock table only %s in access exclusive mode', tbl);
+    foreach part in array unwanted loop
+        execute format('lock table %s in access exclusive mode', part);
+        if pgmb.empty_ones(array[part]) <> '{}' then
+            done := done || format('dropped the empty partition %s', part);
+            execute format('drop table %s', part);
+        end if;
+    end loop;
+    return query select unnest(done);
+exception when lock_not_available or deadlock_detected then
+    return next format('postponed dropping empty partitions of %s: it is in use', tbl);
+end
+$$;
+comment on function pgmb.drop_partitions(regclass, regclass[]) is
+    'Drop those of some partitions that are empty. For a moment that locks the whole table, so it is done rarely, and not at all '
+    'where others would have to wait long.';
+
+create function pgmb.drop_emptied(tbl regclass, current_ts timestamptz default now(), spare integer default 8)
+returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    emptied regclass[];
+begin
+    perform pgmb.check_append_only(tbl, current_ts);
+    if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
+        return next format('postponed dropping empty partitions of %s: another maintenance is at work', tbl);
+        return;
+    end if;
+    emptied := pgmb.empty_ones(array(select p.partition_id from pgmb.past_retention(tbl, current_ts) as p));
+    if cardinality(emptied) > spare then
+        return query select * from pgmb.drop_partitions(tbl, emptied);
+    end if;
+end
+$$;
+comment on function pgmb.drop_emptied(regclass, timestamptz, integer) is
+    'Drop the old partitions that are empty, when there are more than spare of them.';

@@ -1,0 +1,208 @@
+-- What a scheduler calls every few minutes.
+
+create function pgmb.place_scheduled(current_ts timestamptz default now(), most bigint default 10000) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    edge pgmb.event_id;
+    placed bigint;
+begin
+    perform pgmb.check_time(current_ts);
+    perform pgmb.check_isolation();
+    if most not between 1 and 1000000 then
+        raise invalid_parameter_value using message = format('1 to 1000000 events are placed at once, not %s', most);
+    end if;
+    if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
+        return 0;
+    end if;
+    edge := pgmb.placed_from(current_ts);
+    placed := pgmb.set_aside('pgmb.events', edge, 'pmg', most) + pgmb.publish_later(edge, most);
+    perform pgmb.move_later_from();
+    return placed;
+end
+$$;
+comment on function pgmb.place_scheduled(timestamptz, bigint) is
+    'Set aside the events of the default partition for which there is no other one yet, and publish those for which there is one '
+    'now: at most so many of each; returns how many. Nobody waits for it: call it until nothing is left to do, each time in a '
+    'transaction of its own.';
+
+create function pgmb.crowded_default(tbl regclass, current_ts timestamptz default now()) returns text
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.check_append_only(tbl, current_ts);
+    return (
+        select format(
+            'publishers would wait while the %s of the default partition are read; when they can: '
+            'select pgmb.make_partitions(%L, stop_publishers => true)', pg_size_pretty(d.bytes), 'pgmb.' || tbl)
+        from pg_relation_size(pgmb.default_partition(tbl)) as d(bytes)
+        where d.bytes > 16 * 1024 * 1024 and exists (select from pgmb.missing_partitions(tbl, current_ts)));
+end
+$$;
+comment on function pgmb.crowded_default(regclass, timestamptz) is
+    'Why partitions that a table needs are made only with stop_publishers; null where they are made without it.';
+
+create function pgmb.in_use(tbl regclass) returns text
+language sql stable
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    -- A dump, or a transaction that has read the default partition and does not end, is in the way just as a publisher is.
+    select 'it is in use' || coalesce(', just now by ' || string_agg(distinct coalesce(
+        'process ' || l.pid, 'the prepared transaction ' || quote_literal(p.gid), 'a prepared transaction'), ', '), '')
+    from pg_locks as l
+    left join pg_locks as t on l.pid is null and t.pid is null and t.virtualtransaction = l.virtualtransaction
+        and t.locktype = 'transactionid'
+    left join pg_prepared_xacts as p on p.transaction = t.transactionid
+    where l.locktype = 'relation' and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+      and l.relation in (tbl, pgmb.default_partition(tbl)) and l.pid is distinct from pg_backend_pid()
+$$;
+comment on function pgmb.in_use(regclass) is
+    'Why no partition can be attached to a table now: which processes have locked it, or its default partition.';
+
+create function pgmb.make_partitions(
+    tbl regclass, current_ts timestamptz default now(), stop_publishers boolean default false
+) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    -- A transaction keeps what it has locked to its end: others would wait while this one sleeps.
+    tries integer := case when stop_publishers or pg_current_xact_id_if_assigned() is not null then 1 else 8 end;
+    misfits regclass[];
+    missing tstzrange[];
+    crowded text;
+    -- Publishers wait while some are attached, and that is to be a moment.
+    lot constant integer := 50;
+    left_over integer;
+begin
+    perform pgmb.check_append_only(tbl, current_ts);
+    if not pg_try_advisory_xact_lock(pgmb.upkeep_key()) then
+        return next format('postponed the partitions of %s: another maintenance is at work', tbl);
+        return;
+    end if;
+    crowded := pgmb.crowded_default(tbl, current_ts);
+    if crowded is not null and not stop_publishers then
+        return next format('postponed the partitions of %s: %s', tbl, crowded);
+        return;
+    end if;
+    misfits := pgmb.misfits(tbl, current_ts);
+    missing := array(select m from pgmb.missing_partitions(tbl, current_ts) as m);
+    if missing = '{}' and misfits = '{}' then
+        return;
+    end if;
+    left_over := greatest(cardinality(missing), cardinality(misfits)) - lot;
+    if left_over > 0 then
+        missing := missing[:lot];
+        misfits := array(
+            select p.partition_id from pgmb.get_partitions_and_bounds(tbl) as p
+            where p.partition_id = any (misfits)
+              and p.lower_bound < pgmb.create_event_id(coalesce(upper(missing[lot]), 'infinity'), 0)
+            limit lot);
+    end if;
+    -- All of them before the first is attached: from then on publishers wait.
+    perform pgmb.prepare_partition(tbl, m) from unnest(missing) as m;
+    loop
+        perform pgmb.set_most_aside(
+            tbl, pgmb.create_event_id(lower(missing[1]), 0), pgmb.create_event_id(upper(missing[cardinality(missing)]), 0),
+            case when stop_publishers then null else 10000 end);
+        begin
+            return query select pgmb.attach_partitions(tbl, missing, misfits, stop_publishers);
+            if left_over > 0 then
+                return next format('left %s partitions of %s to the next time', left_over, tbl);
+            end if;
+            return;
+        exception when lock_not_available or object_in_use or deadlock_detected then
+            tries := tries - 1;
+        end;
+        exit when tries = 0;
+        -- Others wait while a try waits: between two tries they get much more time than that.
+        perform pg_sleep(0.5);
+    end loop;
+    if missing <> '{}' then
+        execute (select string_agg(format('drop table pgmb.%I', pgmb.partition_name(tbl, m)), '; ') from unnest(missing) as m);
+    end if;
+    return next format('postponed the partitions of %s: %s', tbl, pgmb.in_use(tbl));
+end
+$$;
+comment on function pgmb.make_partitions(regclass, timestamptz, boolean) is
+    'Keep partitions of partition_interval ready for future_intervals_to_create from now, one at least; a line for each thing '
+    'done. It makes the next 50: where some are left it says so, and is to be called again in another transaction. Where '
+    'publishers are in the way it tries again for a few seconds, unless its transaction has written before. Empty partitions '
+    'that were made ahead with a longer interval are replaced. Where the default partition has grown, it must be told that it '
+    'may stop publishers while that is read: then it waits, up to a minute, for those at work.';
+
+create function pgmb.maintain_append_only_table(tbl regclass, current_ts timestamptz default now()) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    -- What locks the whole table comes last, as locks are kept to the end.
+    return query select * from pgmb.trim_partitions(tbl, current_ts);
+    return query select * from pgmb.make_partitions(tbl, current_ts);
+    return query select * from pgmb.drop_emptied(tbl, current_ts);
+end
+$$;
+comment on function pgmb.maintain_append_only_table(regclass, timestamptz) is
+    'Make the partitions of pgmb.events or pgmb.dispatched ahead, and delete what is old and no longer needed; a line for each '
+    'thing done, postponed or kept.';
+
+create function pgmb.maintain_log(current_ts timestamptz) returns setof text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return query select * from pgmb.misfit_settings();
+    return query select * from pgmb.expire_subscriptions(current_ts);
+    return query select * from pgmb.forget_faults(current_ts);
+    return query select * from pgmb.forget_dropped();
+    return query select * from pgmb.trim_published();
+    perform pgmb.place_scheduled(current_ts);
+    -- What locks a whole table comes last for both, as locks are kept to the end.
+    return query select * from pgmb.trim_partitions('pgmb.dispatched', current_ts);
+    return query select * from pgmb.trim_partitions('pgmb.events', current_ts);
+    return query select * from pgmb.make_partitions('pgmb.dispatched', current_ts);
+    return query select * from pgmb.make_partitions('pgmb.events', current_ts);
+    return query select * from pgmb.drop_emptied('pgmb.dispatched', current_ts);
+    return query select * from pgmb.drop_emptied('pgmb.events', current_ts);
+end
+$$;
+comment on function pgmb.maintain_log(timestamptz) is
+    'Look after the log as of a time, in one transaction; a line for each thing that was done, postponed, kept or left.';
+
+create function pgmb.maintain_events_table() returns setof text
+language sql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select * from pgmb.maintain_log(now())
+$$;
+comment on function pgmb.maintain_events_table() is
+    'Look after the log, in one transaction: select pgmb.maintain_events_table(). Subscriptions expire, partitions are made '
+    'ahead, what is old and no longer needed is deleted. A line for each thing that was done, postponed, kept (and for which '
+    'group), or left to the next time, as no more is locked at once than takes a moment. What is locked stays so to the end of '
+    'the transaction: so it tries once what its steps, each in a transaction of its own, try for some seconds.';
+
+create procedure pgmb.maintain_events_table(current_ts timestamptz)
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    line text;
+begin
+    for line in select * from pgmb.maintain_log(current_ts) loop
+        raise notice '%', line;
+    end loop;
+end
+$$;
+comment on procedure pgmb.maintain_events_table(timestamptz) is
+    'Look after the log as of a time, as the function without arguments does as of now: call pgmb.maintain_events_table(now()). '
+    'A notice for each thing that was done, postponed, kept or left to the next time.';
+
+-- The first partitions, before anybody publishes.
+do $$
+begin
+    perform pgmb.make_partitions('pgmb.dispatched');
+    perform pgmb.make_partitions('pgmb.events');
+end
+$$;

@@ -1,0 +1,212 @@
+-- Which table an attachment is of, by which column and triggers it touches its tube, and under which shard: found again whatever
+-- was renamed, dropped or restored since.
+
+-- In a dump a relation that was dropped is a mere number, which another relation may have where the dump is restored: so a
+-- number alone proves nothing. In PL/pgSQL, which keeps its plans: every claim asks.
+create function tube.are_pods(rel regclass, tube text) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    told text := obj_description(rel, 'pg_class');
+begin
+    if told like 'Pods of tube %' then
+        return starts_with(told, format('Pods of tube %s:', tube));
+    end if;
+    -- A dump may have left the comment out.
+    return (
+        select count(*) = 4
+        from pg_attribute as a
+        join (values
+            ('seq', 'bigint'::regtype), ('shard', 'integer'), ('ids', 'bigint[]'), ('txid', 'xid8')
+        ) as v(name, type) on a.attname = v.name and a.atttypid = v.type
+        where a.attrelid = rel and a.attnum > 0);
+end
+$$;
+comment on function tube.are_pods(regclass, text) is
+    'Whether a relation is the table that was made for a tube''s pods; false where that was dropped.';
+
+create function tube.capture_comment(attached tube.attachment) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select format('Capture of %s for tube %s.', tube.full_name(attached.tbl), attached.tube)
+$$;
+comment on function tube.capture_comment(tube.attachment) is 'What is noted with the functions of a table''s triggers.';
+
+create function tube.is_gone(attached tube.attachment) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if exists (
+        select from pg_trigger as t join pg_proc as p on p.oid = t.tgfoid
+        where t.tgrelid = attached.tbl and starts_with(p.proname, 'pgchange_touch_')
+          and split_part(p.proname, '_', 4) = attached.token
+    ) then
+        return false;
+    end if;
+    -- Somebody may have dropped all of them.
+    return not exists (
+        select from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op)
+        join pg_proc as p on p.proname = tube.function_name(attached.token, k.op)
+        where obj_description(p.oid, 'pg_proc') = tube.capture_comment(attached));
+end
+$$;
+comment on function tube.is_gone(tube.attachment) is
+    'Whether the table of an attachment was dropped, whatever has its number now: that has none of its triggers, nor the name '
+    'that is noted with their functions.';
+
+create function tube.attachment_of(rel oid, tube text) returns tube.attachment
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+-- Asked by captures too, whatever a writer has set.
+set row_security = on
+as $$
+begin
+    return (
+        with recursive line(relid, up) as (
+            select rel, 0
+            union
+            select i.inhparent, line.up + 1 from line join pg_inherits as i on i.inhrelid = line.relid
+        )
+        select a from line join tube.attachment as a on a.tbl = line.relid and a.tube = attachment_of.tube
+        where not tube.is_gone(a)
+        order by line.up limit 1);
+end
+$$;
+comment on function tube.attachment_of(oid, text) is
+    'The attachment that a table belongs to: its own, or that of the nearest table whose partition or child it is.';
+
+create function tube.is_attached(tube text, tbl oid) returns boolean
+language sql stable security definer
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select (tube.attachment_of(tbl, tube)).tube is not null
+$$;
+comment on function tube.is_attached(text, oid) is
+    'Whether a table is attached to a tube, also for an owner of it who may no longer see the tube.';
+
+create function tube.attached_name(rel oid, tube text) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.full_name((tube.attachment_of(rel, tube)).tbl)
+$$;
+comment on function tube.attached_name(oid, text) is
+    'Today''s name, with its schema, of the attached table that a relation is or is a partition of.';
+
+create function tube.shard_of(tube text, tbl regclass) returns integer
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select coalesce(
+        (select a.shard from tube.attachment as a where a.tube = shard_of.tube and a.tbl = shard_of.tbl),
+        (select d.shard from tube.detached as d where d.tube = shard_of.tube and d.tbl = shard_of.tbl))
+$$;
+comment on function tube.shard_of(text, regclass) is
+    'The shard under which a table touches a tube, or did when it was detached; null for one that never did.';
+
+create function tube.inferred_shard(tbl regclass) returns integer
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    digits text := coalesce(
+        substring(tube.schema_of(tbl) from '(?:^|[^0-9])0*([0-9]{1,9})$'),
+        (select substring(c.relname from '(?:^|[^0-9])0*([0-9]{1,9})$') from pg_class as c where c.oid = tbl));
+begin
+    if digits is null then
+        perform tube.refuse(
+            format('neither the name of the schema of %s nor its own ends in a shard''s number', tbl),
+            'give the shard: tube.tube_table_ensure_attached(tube, tbl, shard => ...)');
+    end if;
+    return digits::integer;
+end
+$$;
+comment on function tube.inferred_shard(regclass) is 
+    'The shard that the trailing digits of the name of a table''s schema are, or else those of its own name.';
+
+create function tube.id_attribute(attached tube.attachment) returns pg_attribute
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+        select c from pg_attribute as c
+        where c.attrelid = attached.tbl and c.attnum > 0 and not c.attisdropped
+          and (c.attname = attached.id_column or c.attnum = attached.id_number)
+        order by c.attname = attached.id_column desc
+        limit 1);
+end
+$$;
+comment on function tube.id_attribute(tube.attachment) is
+    'The column of ids as it is today: the one of that name, whatever its number is after a restore or once another column took '
+    'its place; where there is none, the one that was renamed.';
+
+create function tube.id_column(rel oid, tube text) returns name
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select (tube.id_attribute(tube.attachment_of(rel, tube))).attname
+$$;
+comment on function tube.id_column(oid, text) is
+    'Today''s name of the column of ids of an attached table or of a partition of it.';
+
+create function tube.capture_ops(tbl regclass) returns text[]
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    -- To triggers of a partitioned table PostgreSQL (15 to 18) shows what a MERGE updates as the row that it inserted last;
+    -- but not where partitions have a trigger that comes before each row is inserted: so there is one, that never fires.
+    select array['insert', 'update', 'delete', 'truncate'] || case when c.relkind = 'p' then array['guard'] end
+    from pg_class as c where c.oid = tbl
+$$;
+comment on function tube.capture_ops(regclass) is
+    'What the triggers are for by which a table and each of its partitions touch a tube.';
+
+create function tube.captures(tbl regclass, tube text)
+returns table (relid regclass, trigger name, op text, function oid, enabled boolean)
+language plpgsql stable rows 4
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    token text := (select a.token from tube.attachment as a where a.tbl = captures.tbl and a.tube = captures.tube);
+    names name[] := array(select tube.function_name(token, k) from unnest(array['insert', 'update', 'delete', 'truncate']) as k);
+    functions oid[] := array(select p.oid from pg_proc as p where p.proname = any (names));
+    tree oid[];
+begin
+    if functions = '{}' then
+        return;
+    end if;
+    tree := array(select d.relid from tube.descendants(tbl) as d(relid));
+    -- Not a function of that name that somebody else put on another table.
+    functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
+    return query
+        select t.tgrelid::regclass, t.tgname, case when t.tgtype & 1 = 1 then 'guard' else split_part(p.proname, '_', 3) end,
+               p.oid, t.tgenabled in ('O', 'A')
+        from pg_proc as p
+        join pg_depend as d on d.refclassid = 'pg_proc'::regclass and d.refobjid = p.oid and d.classid = 'pg_trigger'::regclass
+        join pg_trigger as t on t.oid = d.objid
+        where p.oid = any (functions);
+end
+$$;
+comment on function tube.captures(regclass, text) is
+    'The triggers by which a table touches a tube, its partitions'' and those of former partitions too: found by what they '
+    'call, whatever was renamed.';
+
+create function tube.former_captures(tbl regclass, tube text) returns table (relid regclass, trigger name)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select t.tgrelid, t.tgname
+    from tube.descendants(tbl) as d(relid)
+    join pg_trigger as t on t.tgrelid = d.relid
+    join pg_proc as p on p.oid = t.tgfoid
+    where starts_with(p.proname, 'pgchange_touch_')
+      and t.tgargs = convert_to(former_captures.tube, getdatabaseencoding()) || decode('00', 'hex')
+      and split_part(p.proname, '_', 4) is distinct from (
+          select a.token from tube.attachment as a where a.tbl = former_captures.tbl and a.tube = former_captures.tube)
+$$;
+comment on function tube.former_captures(regclass, text) is
+    'The triggers on a table and its partitions by which another table, whose partition one was, still touches a tube.';

@@ -1,0 +1,188 @@
+-- The table of a tube's pods: how it is made, which worker each pod is for, and what is put there.
+
+create function tube.belongs(shard text, partitions integer) returns text
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return case when partitions = 1 then format('mod(%s, 1)', shard)
+                else format('mod(mod(%1$s, %2$s) + %2$s, %2$s)', shard, partitions) end;
+end
+$$;
+comment on function tube.belongs(text, integer) is
+    'The SQL of the worker that a shard belongs to: its remainder, which is never negative.';
+
+create function tube.worker_of(shard integer, partitions integer) returns integer
+language sql immutable
+as $$
+    select pg_catalog.mod(pg_catalog.mod(shard, partitions) operator(pg_catalog.+) partitions, partitions)
+$$;
+comment on function tube.worker_of(integer, integer) is 'The worker that a shard belongs to, as tube.belongs() has it in SQL.';
+
+create function tube.index_pods(pods regclass, partitions integer) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    base text := (select c.relname || '_' || partitions from pg_class as c where c.oid = pods);
+    workers_index name := tube.short_name(base, '_workers_idx');
+    control_index name := tube.short_name(base, '_control_idx');
+    part text;
+begin
+    -- One index for all workers: a worker's pods lie together in it, so that no worker steps over those of another, and more
+    -- workers cost a writer nothing.
+    -- At once as strong as dropping an index needs: to strengthen it later could deadlock with a reader that goes on to write.
+    perform tube.take_locks(array[pods], 'access exclusive');
+    for part in
+        select i.indexrelid::regclass::text from pg_index as i
+        join pg_description as d on d.objoid = i.indexrelid and d.classoid = 'pg_class'::regclass
+        where i.indrelid = pods and d.description like 'pgchange workers %'
+    loop
+        execute format('drop index %s', part);
+    end loop;
+    execute format(
+        'create index %I on %s ((op = ''B''), (%s), seq)', workers_index, pods, tube.belongs('shard', partitions));
+    execute format(
+        'create index %I on %s ((%s), seq) where ids = ''{}''', control_index, pods, tube.belongs('shard', partitions));
+    execute format(
+        'comment on index %1$I.%2$I is ''pgchange workers %4$s''; comment on index %1$I.%3$I is ''pgchange workers %4$s''',
+        tube.schema_of(pods), workers_index, control_index, partitions);
+exception when duplicate_table then
+    perform tube.refuse(
+        format('there is a relation %I or %I already in schema %I', workers_index, control_index, tube.schema_of(pods)),
+        'rename it: the indexes of the pods need these names');
+end
+$$;
+comment on function tube.index_pods(regclass, integer) is
+    'Give the pods the indexes for a number of workers. Writers wait meanwhile, about a second for a million pods.';
+
+create function tube.make_pods(schema_name name, tube text) returns regclass
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    pods text;
+    grantee text;
+begin
+    if octet_length(tube) > 57 then
+        perform tube.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
+    end if;
+    if schema_name is null or starts_with(schema_name, 'pg_') then
+        perform tube.refuse(
+            format('a tube cannot be made in %s', coalesce('schema ' || quote_ident(schema_name), 'no schema')),
+            'set search_path to the schema that is to hold it');
+    end if;
+    pods := format('%I.%I', schema_name, tube);
+    if to_regclass(pods) is not null then
+        perform tube.refuse(
+            format('there is a relation %s already', pods),
+            'choose another name, or another schema' || case when tube.are_pods(to_regclass(pods), tube) then format(
+                '; if it is left of a tube that is no more: drop table %s; drop function %I.%I; then make the tube and attach its '
+                'tables again', pods, schema_name, tube || '_touch') else '' end);
+    end if;
+    -- A table is a type too, and a call of a function of that name would become a cast.
+    if schema_name = 'tube' and exists (
+        select from pg_proc as p where p.pronamespace = 'tube'::regnamespace and p.proname = make_pods.tube
+    ) then
+        perform tube.refuse(format('there is a function %s already', pods), 'choose another name, or another schema');
+    end if;
+    -- A pod's transaction has its id before the pod draws its seq: so a pod of a transaction that a snapshot does not know
+    -- has a higher seq than any that was drawn when the snapshot was taken.
+    execute format($table$
+        create table %1$s (
+            seq bigint not null default case when pg_current_xact_id() is not null then nextval('tube.seq') end,
+            op character(1) not null default 'T',
+            shard integer not null,
+            ids bigint[] not null,
+            payload jsonb,
+            ts timestamptz not null default statement_timestamp(),
+            txid xid8 not null default pg_current_xact_id()
+        ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000)
+    $table$, pods);
+    execute format('alter table %s alter column ids set storage plain', pods);
+    -- They have no key. Under a publication for all tables, or for those of the schema, PostgreSQL would refuse every delete.
+    execute format('alter table %s replica identity full', pods);
+    execute format('create index on %s (txid, seq)', pods);
+    -- Default privileges would let others write a pod with a seq or a txid of their own, and hide from workers what is behind it.
+    for grantee in
+        select distinct case when g.grantee = 0 then 'public' else g.grantee::regrole::text end
+        from pg_class as c cross join lateral aclexplode(c.relacl) as g
+        where c.oid = pods::regclass and g.grantee <> c.relowner
+    loop
+        execute format('revoke all on table %s from %s', pods, grantee);
+    end loop;
+    execute format(
+        'comment on table %s is %L', pods,
+        'Pods of tube ' || tube || ': ids that were touched, in chunks; those without ids are control pods.');
+    return pods::regclass;
+exception when duplicate_object then
+    perform tube.refuse(format('there is a type %s already', pods), 'choose another name, or another schema');
+end
+$$;
+comment on function tube.make_pods(name, text) is 'Make the table of a tube''s pods.';
+
+create function tube.checked_chunk(chunk_size integer) returns integer
+language plpgsql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if chunk_size is null or chunk_size < 1 then
+        perform tube.refuse(format('a pod cannot have %s ids', coalesce(chunk_size::text, 'null')), 'a pod holds 1 to 900 ids');
+    end if;
+    return least(chunk_size, 900);
+end
+$$;
+comment on function tube.checked_chunk(integer) is 'How many ids a pod gets: at most as many as a page can hold.';
+
+create function tube.put_pods(
+    pods regclass, op text, shard integer, ids bigint[], payload jsonb default null, chunk_size integer default 900
+) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if coalesce(cardinality(ids), 0) = 0 and payload is null then
+        return;
+    end if;
+    -- The payload is named only where there is one: a role without a right to that column may touch all the same.
+    execute format(
+        'insert into %s (op, shard, ids%s) select $1, $2, ($3::bigint[])[i : i + $4 - 1]%s '
+        'from generate_series(1, greatest(cardinality($3), 1), $4) as i',
+        pods, case when payload is not null then ', payload' end, case when payload is not null then ', $5' end)
+    using op, shard, ids, chunk_size, payload;
+end
+$$;
+comment on function tube.put_pods(regclass, text, integer, bigint[], jsonb, integer) is
+    'Put ids of a shard among the pods of a tube, chunk_size a pod, each pod with the payload; without ids the payload makes a '
+    'control pod.';
+
+create function tube.put_control(known tube.tube, attached tube.attachment, op text, type text, details jsonb) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.put_pods(
+        known.pods, op, attached.shard, '{}',
+        jsonb_build_object('type', type, 'tbl', tube.full_name(attached.tbl)) || details)
+$$;
+comment on function tube.put_control(tube.tube, tube.attachment, text, text, jsonb) is
+    'Put a control pod about an attached table among the pods of a tube.';
+
+create function tube.has_control(known tube.tube, tbl regclass, shard integer, types text[]) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    found_one boolean;
+begin
+    execute format(
+        'select exists (
+            select from %s as l
+            where l.ids = ''{}'' and %s = %s and l.shard = $1 and l.payload ->> ''type'' = any ($2)
+              and tube.table_named(l.payload ->> ''tbl'') = $3)',
+        known.pods, tube.belongs('l.shard', known.partitions), tube.belongs(format('(%s)', shard), known.partitions))
+    using shard, types, tbl into found_one;
+    return found_one;
+end
+$$;
+comment on function tube.has_control(tube.tube, regclass, integer, text[]) is
+    'Whether there is a control pod of one of some types for a table and shard.';

@@ -1,0 +1,174 @@
+-- A worker's pods: incremental ones before those of a backfill, each in the order of seq.
+--
+-- A lower seq may commit later than a higher one that was read. So a worker's position is a snapshot and a seq for each of the
+-- two kinds: to be read are the pods above the seq, and those below it of transactions that the snapshot found open.
+--
+-- Pods are read in the order of an index, whatever the statistics say: a limit without a sort relies on it, and so does a cost
+-- that knows no backlog. The settings of these functions leave PostgreSQL no other plan. One index is on (op = 'B'), worker
+-- and seq; where pods are to be found by their transaction instead, the kind is asked for in words that this index does not
+-- answer: (op is not distinct from 'B').
+
+create function tube.worker_now(tube text, worker integer) returns tube.worker
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    return (
+        select w from tube.worker as w
+        where w.tube = worker_now.tube and w.worker = worker_now.worker
+        order by w.version desc limit 1);
+end
+$$;
+comment on function tube.worker_now(text, integer) is 'The newest row of a worker; null for one that has not begun.';
+
+create function tube.position(tube text, worker integer) returns jsonb
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    return (
+        select jsonb_build_object(
+            'schema', (select max(i.version) from tube.installed as i),
+            'version', w.version,
+            'incremental', jsonb_build_array(w.snapshot, w.done),
+            'backfill', jsonb_build_array(w.backfill_snapshot, w.backfill_done))
+        from tube.worker_now(tube, worker) as w
+        where w.version is not null);
+end
+$$;
+comment on function tube.position(text, integer) is 'How far a worker has come; null for one that has not begun.';
+
+create function tube.position_or_start("position" jsonb) returns jsonb
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(nullif("position", '{}'), '{"incremental": ["1:1:", 0], "backfill": ["1:1:", 0]}')
+$$;
+comment on function tube.position_or_start(jsonb) is 'A position, and that of a worker that has not begun where there is none.';
+
+create function tube.unread_sql(
+    known tube.tube, worker integer, kind text, "position" jsonb, upto pg_snapshot, high bigint default null,
+    most bigint default null, extra text default 'true'
+) returns text
+language plpgsql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    done pg_snapshot := "position" -> kind ->> 0;
+    done_upto bigint := "position" -> kind ->> 1;
+begin
+    high := coalesce(high, 9223372036854775807);
+    return format($query$
+        (
+            select p.*
+            from (
+                select l.ctid as place, l.seq, l.op, l.shard, l.ids, l.payload, l.ts
+                from unnest(%2$L::xid8[]) as late(txid)
+                cross join lateral (
+                    select l.ctid, l.* from %1$s as l
+                    where l.txid = late.txid and l.seq <= %10$s and (l.op is not distinct from 'B') = %3$s
+                      and l.ids <> '{}' and %7$s = %11$s and %9$s
+                    order by l.txid, l.seq
+                    limit %8$s
+                ) as l
+                where %5$L::pg_snapshot is null or pg_visible_in_snapshot(late.txid, %5$L)
+            ) as p
+            order by p.seq
+        )
+        union all
+        (
+            select l.ctid as place, l.seq, l.op, l.shard, l.ids, l.payload, l.ts from %1$s as l
+            where (l.op = 'B') is %3$s and %7$s = %11$s and l.seq > %4$s and l.seq <= %6$s
+              and l.ids <> '{}' and %9$s
+              and (%5$L::pg_snapshot is null or pg_visible_in_snapshot(l.txid, %5$L))
+            order by l.op = 'B', %7$s, l.seq
+        )
+        limit %8$s
+        $query$,
+        known.pods, array(select pg_snapshot_xip(done)), case kind when 'backfill' then 'true' else 'false' end, done_upto, upto,
+        high, tube.belongs('l.shard', known.partitions), coalesce(most::text, 'all'), extra, least(done_upto, high), worker);
+end
+$$;
+comment on function tube.unread_sql is
+    'The query of the first most pods of one kind, incremental or backfill, that a position has not done, upto sees, whose seq '
+    'is at most high, in the order of seq; null for most or high sets no bound, and for upto lets pass what the query itself '
+    'sees, the transaction''s own too. Its cost depends on neither the backlog nor what '
+    'was deleted nor other workers.';
+
+create function tube.first_unread(
+    known tube.tube, worker integer, kind text, "position" jsonb, upto pg_snapshot default pg_current_snapshot(),
+    high bigint default null, extra text default 'true'
+) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    first_seq bigint;
+begin
+    execute 'select u.seq from (' || tube.unread_sql(known, worker, kind, "position", upto, high, 1, extra) || ') as u'
+    into first_seq;
+    return first_seq;
+end
+$$;
+comment on function tube.first_unread is 'The seq of the first pod of tube.unread_sql(); null where there is none.';
+
+create function tube.has_unread(known tube.tube, worker integer) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    at jsonb := tube.position_or_start(tube.position(known.name, worker));
+begin
+    return tube.first_unread(known, worker, 'incremental', at) is not null
+        or tube.first_unread(known, worker, 'backfill', at) is not null;
+end
+$$;
+comment on function tube.has_unread(tube.tube, integer) is
+    'Whether there is a pod for a worker: asked first, so that a claim of nothing writes nothing.';
+
+create function tube.held_sql(held_back jsonb, held boolean) returns text
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+        select format('%s (%s)', case when not held then 'not' else '' end, coalesce(
+            string_agg(format('l.shard = %s and l.seq > %s', (m ->> 0)::integer, (m ->> 1)::bigint), ' or '), 'false'))
+        from jsonb_array_elements(held_back) as m);
+end
+$$;
+comment on function tube.held_sql(jsonb, boolean) is 'The condition of the pods that are held back, or of the others.';
+
+create function tube.pods_sql(known tube.tube, worker integer, choice jsonb) returns text
+language sql immutable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select string_agg('(' || tube.unread_sql(
+        known, worker, k.kind, choice -> 'after', (choice ->> 'upto')::pg_snapshot, (choice ->> k.kind)::bigint,
+        (choice ->> 'pods')::bigint, tube.held_sql(choice -> 'held_back', false)) || ')', ' union all ')
+    from (values ('incremental'), ('backfill')) as k(kind)
+    where choice ->> k.kind is not null
+$$;
+comment on function tube.pods_sql(tube.tube, integer, jsonb) is 'The query of the pods of a batch, as far as they are there.';
+
+create function tube.pods_of(tube text, worker integer, choice jsonb)
+returns table (seq bigint, op character(1), shard integer, ids bigint[], payload jsonb, ts timestamptz)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+begin
+    return query execute 'select u.seq, u.op, u.shard, u.ids, u.payload, u.ts from ('
+        || tube.pods_sql(tube.named(tube), worker, choice) || ') as u';
+end
+$$;
+comment on function tube.pods_of(text, integer, jsonb) is 'The pods of a batch, as far as they are there.';

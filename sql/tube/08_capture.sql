@@ -1,0 +1,271 @@
+-- The capture of a table: each statement that inserts, updates or deletes rows, or truncates, touches the tube.
+--
+-- The trigger functions are written for the columns of one table, so that PostgreSQL keeps their plans. They belong to the
+-- owner of the table and run with that owner's rights, so that a plain writer needs none of ours and a predicate can do no
+-- more than its owner. They evaluate inside an exception block and write outside it: a write inside would cost every
+-- statement a second transaction id.
+
+create function tube.ids_of(rows text, tbl regclass, id_column name, predicate text) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format(
+        'array(select %1$I::bigint from %2$I as %3$I where %3$I.%1$I is not null%4$s limit 10000001)', id_column, rows,
+        (select c.relname from pg_class as c where c.oid = tbl), E' and (' || predicate || E'\n)')
+$$;
+comment on function tube.ids_of(text, regclass, name, text) is
+    'The expression of the ids in a transition table, without those that are null: up to ten million, as an array may not pass a '
+    'gigabyte.';
+
+create function tube.pods_named(tube text) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+-- Asked by captures too, whatever a writer has set.
+set row_security = on
+as $$
+    select tube.full_name(t.pods) from tube.tube as t where t.name = pods_named.tube and tube.are_pods(t.pods, t.name)
+$$;
+comment on function tube.pods_named(text) is
+    'Today''s name, with its schema, of the table of a tube''s pods: a body that was written before it changed asks for it. '
+    'Null where it was dropped.';
+
+create function tube.may_put(pods text, columns text[]) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select has_table_privilege(pods, 'insert') or (select bool_and(has_column_privilege(pods, c, 'insert')) from unnest(columns) as c)
+$$;
+comment on function tube.may_put(text, text[]) is 'Whether the caller may write these columns of a table of pods.';
+
+create function tube.truncate_body(attached tube.attachment) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format($body$
+declare
+    open boolean := false;
+    attached boolean := false;
+    pods text;
+    name text := %3$L;
+    noted boolean := false;
+begin
+    begin
+        attached := tube.is_attached(%2$L, tg_relid);
+        pods := tube.pods_named(%2$L);
+        open := tube.may_put(pods, '{op, shard, ids, payload}') and has_sequence_privilege('tube.seq', 'usage');
+        name := coalesce(tube.attached_name(tg_relid, %2$L), name);
+        -- Every partition of a truncated table fires: one pod will do, where it can be seen.
+        if has_table_privilege(pods, 'select') then
+            execute format(
+                'select exists (
+                    select from %%s as p
+                    where p.txid = pg_current_xact_id() and p.ids = ''{}'' and p.payload ->> ''type'' = ''truncate''
+                      and p.payload ->> ''tbl'' = $1)', pods) using name into noted;
+        end if;
+    exception
+        when undefined_function or invalid_schema_name then
+            null;
+        when others or assert_failure then
+            attached := true;
+    end;
+    -- Left over from a tube, or a schema, that was dropped.
+    if attached is not true then
+        return null;
+    end if;
+    if open is not true then
+        raise warning 'the truncation of %% is not captured: tube %% cannot be written', tg_relid::regclass, %2$L;
+        begin
+            insert into tube.fault (tube, tbl, ids, message)
+            values (%2$L, tg_relid, 0, 'a truncation is lost: the owner of the table may not write the pods');
+        exception when others or assert_failure then
+            null; -- Who may not note it either has warned already.
+        end;
+    elsif noted is not true then
+        execute format('insert into %%s (op, shard, ids, payload) values (''T'', $1, ''{}'', $2)', pods)
+        using %1$s, jsonb_build_object('type', 'truncate', 'tbl', name);
+    end if;
+    return null;
+end
+$body$, attached.shard, attached.tube, tube.full_name(attached.tbl))
+$$;
+comment on function tube.truncate_body(tube.attachment) is
+    'The body of the trigger function for TRUNCATE: one control pod a transaction, that names the table.';
+
+create function tube.row_by_row_body(attached tube.attachment, rows text, kind text) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select format($body$
+        declare
+            pgchange_pods pg_catalog.text;
+            pgchange_open boolean := false;
+            pgchange_attached boolean := false;
+            pgchange_column pg_catalog.text;
+            pgchange_row pg_catalog.record;
+            pgchange_id bigint;
+            pgchange_told boolean;
+            pgchange_wanted boolean;
+            pgchange_failed bigint := 0;
+            pgchange_lost bigint := 0;
+            pgchange_message pg_catalog.text;
+        begin
+            begin
+                pgchange_attached := tube.is_attached(%2$L, tg_relid);
+                pgchange_pods := tube.pods_named(%2$L);
+                pgchange_open := tube.may_put(pgchange_pods, '{op, shard, ids}')
+                    and pg_catalog.has_sequence_privilege('tube.seq', 'usage');
+                pgchange_column := tube.id_column(tg_relid, %2$L);
+            exception
+                when undefined_function or invalid_schema_name then
+                    null;
+                when others or assert_failure then
+                    pgchange_attached := true;
+                    pgchange_message := sqlerrm;
+            end;
+            -- Left over from a tube, or a schema, that was dropped.
+            if pgchange_attached is not true then
+                return null;
+            end if;
+            if pgchange_open is not true then
+                raise warning 'a change of %% is not captured: tube %% cannot be written', tg_relid::pg_catalog.regclass, %2$L;
+                begin
+                    insert into tube.fault (tube, tbl, ids, message)
+                    select %2$L, tg_relid, pg_catalog.count(*), 'rows are lost: the owner of the table may not write the pods'
+                    from (%3$s) as pgchange_lost_rows;
+                exception when others or assert_failure then
+                    null; -- Who may not note it either has warned already.
+                end;
+                return null;
+            end if;
+            pgchange_pods := pg_catalog.format('insert into %%s (op, shard, ids) values ($1, %5$s, $2)', pgchange_pods);
+            pgchange_touched := '{}';
+            for pgchange_row in %3$s loop
+                pgchange_id := null;
+                pgchange_told := false;
+                pgchange_wanted := true;
+                begin
+                    pgchange_id := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.->>) pgchange_column;
+                    pgchange_told := pg_catalog.to_jsonb(pgchange_row) operator(pg_catalog.?) pgchange_column;
+                    -- A row without an id is nothing to touch.
+                    continue when pgchange_id is null and pgchange_told;
+                    %4$s
+                exception when others or assert_failure then
+                    pgchange_wanted := true;
+                    pgchange_message := sqlerrm;
+                    pgchange_failed := pg_catalog.int8inc(pgchange_failed);
+                end;
+                if pgchange_told is not true then
+                    pgchange_lost := pg_catalog.int8inc(pgchange_lost);
+                elsif pgchange_wanted then
+                    pgchange_touched := pg_catalog.array_append(pgchange_touched, pgchange_id);
+                end if;
+                if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 900 then
+                    execute pgchange_pods using %1$s, pgchange_touched;
+                    pgchange_touched := '{}';
+                end if;
+            end loop;
+            if pgchange_touched operator(pg_catalog.<>) '{}' then
+                execute pgchange_pods using %1$s, pgchange_touched;
+            end if;
+            begin
+                if pgchange_failed operator(pg_catalog.>) 0 then
+                    insert into tube.fault (tube, tbl, ids, message) values (%2$L, tg_relid, pgchange_failed, pgchange_message);
+                end if;
+                if pgchange_lost operator(pg_catalog.>) 0 then
+                    insert into tube.fault (tube, tbl, ids, message)
+                    values (%2$L, tg_relid, pgchange_lost, 'ids could not be told: the column of ids is gone or is not a number');
+                end if;
+            exception when others or assert_failure then
+                raise warning 'a fault of the capture of %% could not be noted: %%', tg_relid::pg_catalog.regclass, sqlerrm;
+            end;
+        end;
+$body$,
+        kind, attached.tube, rows,
+        case when attached.predicate is not null then format(
+            E'select (%s\n) into strict pgchange_wanted\n'
+            '                    from pg_catalog.jsonb_populate_record(null::%s, pg_catalog.to_jsonb(pgchange_row)) as %I;',
+            attached.predicate, tube.full_name(attached.tbl), (select c.relname from pg_class as c where c.oid = attached.tbl)) end,
+        attached.shard)
+$$;
+comment on function tube.row_by_row_body(tube.attachment, text, text) is
+    'The part of a trigger function that takes each row by itself: where the capture of all of them failed, or where there are '
+    'more than ten million. The pods it finds whatever they are called now.';
+
+create function tube.capture_body(attached tube.attachment, op text) returns text
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+set quote_all_identifiers = off
+as $$
+declare
+    -- Nothing of the pods is read, so whatever is on them runs nothing.
+    pods regclass := (select t.pods from tube.tube as t where t.name = attached.tube);
+    kind text := format(
+        'case when pg_catalog.strpos(pg_catalog.current_setting(''application_name''), ''backfill'') operator(pg_catalog.>) 0 '
+        'then ''B'' else %L end', upper(left(op, 1)));
+    added text := tube.ids_of('pgchange_added', attached.tbl, attached.id_column, attached.predicate);
+    removed text := tube.ids_of('pgchange_removed', attached.tbl, attached.id_column, attached.predicate);
+begin
+    if op = 'truncate' then
+        return tube.truncate_body(attached);
+    end if;
+    -- An update compares two arrays, and joins them only where they differ: in one query with the join PostgreSQL would read
+    -- a transition table again for each place that names its array, and prepare a hash for nothing.
+    return format($body$
+#variable_conflict use_column
+declare
+    pgchange_touched bigint[];
+    pgchange_before bigint[];
+begin
+    begin
+        select %2$s where %1$s;
+        %6$s
+    exception when others or assert_failure then
+        pgchange_touched := null;
+    end;
+    if pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 0
+        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 900
+    then
+        insert into %3$s (op, shard, ids) values (%4$s, %5$s, pgchange_touched);
+    elsif pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.>) 900
+        and pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.<=) 10000000
+    then
+        insert into %3$s (op, shard, ids)
+        select %4$s, %5$s, pgchange_touched[i : pg_catalog.int4pl(i, 899)]
+        from pg_catalog.generate_series(1, pg_catalog.cardinality(pgchange_touched), 900) as i;
+    elsif (pg_catalog.cardinality(pgchange_touched) operator(pg_catalog.=) 0) is not true then
+%7$s
+    end if;
+    return null;
+end
+$body$,
+        -- Another table under the name of the pods is not written: its triggers would run with the owner's rights.
+        format('%1$L::pg_catalog.regclass operator(pg_catalog.=) %2$s::pg_catalog.oid '
+               'and (pg_catalog.has_table_privilege(%1$L::pg_catalog.regclass, ''insert'') '
+               'or pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''op'', ''insert'') '
+               'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''shard'', ''insert'') '
+               'and pg_catalog.has_column_privilege(%1$L::pg_catalog.regclass, ''ids'', ''insert'')) '
+               -- Nor pods of a schema tube that was dropped and installed again: they number themselves no more.
+               'and ''tube.seq''::pg_catalog.regclass operator(pg_catalog.=) %3$s::pg_catalog.oid '
+               'and pg_catalog.has_sequence_privilege(''tube.seq''::pg_catalog.regclass, ''usage'')',
+               tube.full_name(pods), pods::oid, 'tube.seq'::regclass::oid),
+        case op when 'update' then format('%s, %s into pgchange_touched, pgchange_before', added, removed)
+                else format('%s into pgchange_touched', case op when 'delete' then removed else added end) end,
+        tube.full_name(pods),
+        kind,
+        attached.shard,
+        case op when 'update' then $update$if pgchange_before operator(pg_catalog.<>) pgchange_touched then
+            pgchange_touched := array(
+                select pg_catalog.unnest(pgchange_touched) union select pg_catalog.unnest(pgchange_before));
+        end if;$update$ end,
+        tube.row_by_row_body(
+            attached,
+            case op when 'delete' then 'select r.* from pgchange_removed as r'
+                    when 'insert' then 'select r.* from pgchange_added as r'
+                    else 'select r.* from pgchange_added as r union all select r.* from pgchange_removed as r' end,
+            kind));
+end
+$$;
+comment on function tube.capture_body(tube.attachment, text) is
+    'The body of a trigger function of one table: an update touches the ids before and after it, if the predicate holds for '
+    'either; a row for which the predicate fails is touched all the same, and counted in tube.fault. The op is B where the '
+    'application_name of the session has backfill in it.';

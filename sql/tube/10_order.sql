@@ -1,0 +1,142 @@
+-- The column that orders the rows of a table: of which types it may be, and which indexes give its order.
+
+create function tube.check_kind(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if (select c.relkind not in ('r', 'p') from pg_class as c where c.oid = tbl) then
+        perform tube.refuse(format('%s is no longer a table', tbl), 'detach it');
+    end if;
+end
+$$;
+comment on function tube.check_kind(regclass) is
+    'Refuse a view, which an owner may make of a table before PostgreSQL 16: what it calls would run with its reader''s rights.';
+
+create function tube.base_type(tbl regclass, column_name name) returns pg_type
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    kind pg_type;
+begin
+    select t.* into kind
+    from pg_attribute as a join pg_type as t on t.oid = a.atttypid
+    where a.attrelid = tbl and a.attname = column_name;
+    while kind.typtype = 'd' loop
+        select t.* into kind from pg_type as t where t.oid = kind.typbasetype;
+    end loop;
+    return kind;
+end
+$$;
+comment on function tube.base_type(regclass, name) is 'The type of a column, or that which its domain is over.';
+
+-- In PL/pgSQL, which keeps its plans: every slice of a backfill asks.
+create function tube.is_own_type(kind pg_type) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    parts oid[];
+begin
+    with recursive part(oid) as (
+        select kind.oid
+        union
+        select p.oid
+        from part join pg_type as t on t.oid = part.oid
+        cross join lateral (
+            select t.typelem where t.typcategory = 'A'
+            union all
+            select r.rngsubtype from pg_range as r where t.oid in (r.rngtypid, r.rngmultitypid)
+        ) as p(oid)
+    )
+    select array_agg(oid) into parts from part;
+    return exists (
+        select from pg_type as t
+        where t.oid = any (parts)
+          and (t.typtype in ('c', 'd')
+               or t.typnamespace <> 'pg_catalog'::regnamespace and exists (
+                   select from pg_cast as c where c.castfunc <> 0 and t.oid in (c.castsource, c.casttarget))))
+        or exists (
+            select from pg_opclass as o join pg_am as m on m.oid = o.opcmethod and m.amname = 'btree'
+            where o.opcintype = any (parts) and o.opcdefault and o.opcnamespace <> 'pg_catalog'::regnamespace);
+end
+$$;
+comment on function tube.is_own_type(pg_type) is
+    'Whether rows are sorted by operators that are not found in pg_catalog, where a comparison takes those of another type; or '
+    'whether who compares and reads values runs what somebody wrote for this type: a cast, or a check of a domain within it.';
+
+create function tube.order_type(tbl regclass, order_col name) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+set quote_all_identifiers = off
+as $$
+    select concat(
+        format_type(a.atttypid, a.atttypmod), ' collate ' || nullif(a.attcollation, 0)::regcollation,
+        (select ' of ' || string_agg(quote_literal(e.enumlabel), ', ' order by e.enumsortorder)
+         from tube.base_type(tbl, order_col) as k
+         join pg_enum as e on e.enumtypid in (k.oid, k.typelem)))
+    from pg_attribute as a where a.attrelid = tbl and a.attname = order_col and a.attnum > 0 and not a.attisdropped
+$$;
+comment on function tube.order_type(regclass, name) is
+    'The type, the collation and the labels of a column, upon which its order depends; null where there is no such column.';
+
+create function tube.check_order(tbl regclass, order_col text) returns name
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    column_name name := (
+        select a.attname from pg_attribute as a
+        where a.attrelid = tbl and a.attnum > 0 and not a.attisdropped and quote_ident(a.attname) in (order_col, quote_ident(order_col))
+    );
+    kind pg_type := tube.base_type(tbl, column_name);
+begin
+    perform tube.check_kind(tbl);
+    if column_name is null then
+        perform tube.refuse(
+            format('%s has no column %s', tbl, coalesce(quote_ident(order_col), 'null')), 'name the column to order by');
+    end if;
+    if kind.typtype = 'c' then
+        perform tube.refuse(
+            format('column %I of %s is a composite: a value that is partly null is neither null nor not null', column_name, tbl),
+            'name a column of another type');
+    end if;
+    if tube.is_own_type(kind) then
+        perform tube.refuse(
+            format('column %I of %s is %s, a type with an order, casts or checks of its own', column_name, tbl,
+                   format_type(kind.oid, null)),
+            'name a column of one of PostgreSQL''s own types');
+    end if;
+    begin
+        -- Of the type alone: planning a query of the table runs what its indexes call.
+        execute format('select null::%1$s > null::%1$s', format_type(kind.oid, null));
+    exception when undefined_function then
+        perform tube.refuse(
+            format('column %I of %s has no order', column_name, tbl), 'name a column of a type that can be sorted');
+    end;
+    return column_name;
+end
+$$;
+comment on function tube.check_order(regclass, text) is 'The column to order a backfill by; refused where it cannot be.';
+
+create function tube.has_order_index(tbl regclass, order_col name, id_column name) returns boolean
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select not exists (
+        select from tube.descendants(tbl) as d(relid)
+        join pg_class as t on t.oid = d.relid and t.relkind = 'r'
+        where not exists (
+            select from pg_index as i
+            join pg_class as c on c.oid = i.indexrelid
+            join pg_am as m on m.oid = c.relam and m.amname = 'btree'
+            join pg_opclass as s on s.oid = i.indclass[0] and s.opcdefault
+            join pg_attribute as o on o.attrelid = t.oid and o.attname = order_col
+            join pg_attribute as k on k.attrelid = t.oid and k.attname = id_column
+            where i.indrelid = t.oid and i.indisvalid and i.indpred is null
+              and i.indkey[0] = o.attnum and i.indoption[0] = 0 and i.indcollation[0] = o.attcollation
+              and (o.attnum = k.attnum or i.indnatts > 1 and i.indkey[1] = k.attnum and i.indoption[1] = 0)))
+$$;
+comment on function tube.has_order_index(regclass, name, name) is
+    'Whether indexes give the order of a backfill in all of a table: of the column and, among rows that are equal in it, of the id.';

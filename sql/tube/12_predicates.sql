@@ -1,0 +1,183 @@
+-- What a predicate may be, and who applies it.
+
+create function tube.parse_predicate(predicate text) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+set standard_conforming_strings = on
+as $$
+declare
+    around text;
+    probe refcursor;
+begin
+    -- Whatever closes the parenthesis that a predicate stands in is no SQL between brackets, and the other way round. A cursor
+    -- has one statement or fails before any runs.
+    foreach around in array array[E'select where (%s\n) limit 0', E'select array[%s\n] limit 0'] loop
+        begin
+            open probe for execute format(around, predicate);
+            close probe;
+        exception
+            when syntax_error or invalid_text_representation or datatype_mismatch or invalid_cursor_definition then
+                perform tube.refuse(
+                    format('the predicate %L does not parse: %s', predicate, sqlerrm),
+                    'write an SQL condition over the columns of one row');
+            when lock_not_available or transaction_rollback or insufficient_resources then
+                raise;
+            when others then
+                null; -- Its columns are those of tables that come later.
+        end;
+    end loop;
+end
+$$;
+comment on function tube.parse_predicate(text) is 'Refuse a predicate that is not one SQL expression.';
+
+create function tube.check_predicate(predicate text, tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+set standard_conforming_strings = on
+as $$
+declare
+    probe refcursor;
+    -- Of virtual columns a trigger sees no values.
+    seen text := (
+        select format('(select %s from %s)', string_agg(quote_ident(a.attname), ', ') filter (where a.attgenerated <> 'v'), tbl)
+        from pg_attribute as a where a.attrelid = tbl and a.attnum > 0 and not a.attisdropped
+        having bool_or(a.attgenerated = 'v')
+    );
+begin
+    perform tube.parse_predicate(predicate);
+    begin
+        open probe for execute format(
+            E'select from %s as %I where (%s\n) limit 0', coalesce(seen, tbl::text),
+            (select c.relname from pg_class as c where c.oid = tbl), predicate);
+        close probe;
+    exception
+        -- These say nothing about the predicate.
+        when lock_not_available or transaction_rollback or insufficient_resources then
+            raise;
+        when others then
+            perform tube.refuse(
+                format('the predicate %L does not fit %s: %s', predicate, tbl, sqlerrm),
+                'write an SQL condition over the columns of one row; name functions and other tables with their schema');
+    end;
+end
+$$;
+comment on function tube.check_predicate(text, regclass) is
+    'Refuse a predicate that a table cannot answer. To plan it may run parts of it: so with the rights of the table''s owner.';
+
+create function tube.predicate_parses() returns trigger
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if new.predicate is not null then
+        perform tube.parse_predicate(new.predicate);
+    end if;
+    return new;
+end
+$$;
+comment on function tube.predicate_parses() is 'No tube gets a predicate that was not checked.';
+create trigger predicate_parses before insert or update of predicate on tube.tube
+    for each row execute function tube.predicate_parses();
+
+create function tube.ask_judge(
+    judge regprocedure, asked bigint[] default null, order_col name default null, in_nulls boolean default null,
+    last_value text default null, last_id bigint default null, chunk integer default null,
+    out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    answered boolean := false;
+begin
+    -- Each argument of the very type: else it could be another function of that name that is called, which runs with the rights
+    -- of the caller. And undone in any case: what a cursor held, a trigger deferred or a setting left behind would run with them
+    -- later.
+    execute format('select * from %s($1::bigint[], $2::name, $3::boolean, $4::text, $5::bigint, $6::integer)', judge::regproc)
+    using asked, order_col, in_nulls, last_value, last_id, chunk
+    into looked_at, upto_value, upto_id, ids, failed, message;
+    answered := true;
+    raise exception using errcode = 'PCUND', message = 'answered';
+exception when sqlstate 'PCUND' then
+    if not answered then
+        raise;
+    end if;
+end
+$$;
+comment on function tube.ask_judge(regprocedure, bigint[], name, boolean, text, bigint, integer) is
+    'What the function of a table''s owner says, and nothing else of what it does.';
+
+create function tube.judge_of(attached tube.attachment) returns regprocedure
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    judge regprocedure;
+begin
+    -- Nothing else of that name: it runs as the table's owner, or it does not run; nor do casts of what it returns.
+    select p.oid into judge
+    from pg_proc as p join pg_class as c on c.oid = attached.tbl
+    where p.proname = tube.function_name(attached.token, 'judge') and p.proowner = c.relowner and p.prosecdef
+      and array(select unnest(p.proallargtypes)::regtype)
+          = '{bigint[],name,boolean,text,bigint,integer,bigint,text,bigint,bigint[],bigint,text}'
+      and p.pronargs = 6;
+    if judge is null then
+        perform tube.refuse(
+            format('%s has another owner than when it was attached to tube %I, or the function of its predicate was replaced',
+                   attached.tbl, attached.tube),
+            format('its present owner agrees to the predicate by attaching it again: '
+                   'select tube.tube_table_ensure_attached(%L, %L)', attached.tube, attached.tbl));
+    end if;
+    if not has_function_privilege(judge, 'execute') then
+        raise insufficient_privilege using
+            message = format('the predicate of tube %I over %s is applied by the table''s owner', attached.tube, attached.tbl),
+            hint = format('let the owner backfill, or run: grant execute on function %s to %I', judge, current_user);
+    end if;
+    return judge;
+end
+$$;
+comment on function tube.judge_of(tube.attachment) is
+    'The function of the table''s owner that applies the predicate of an attachment; refused where there is none, or where the '
+    'caller may not use it.';
+
+create function tube.judged_slice(
+    attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
+    out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[]
+)
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    failed bigint;
+    message text;
+begin
+    if attached.predicate is null then
+        select s.* into looked_at, upto_value, upto_id, ids, failed, message
+        from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
+        return;
+    end if;
+    select s.* into looked_at, upto_value, upto_id, ids, failed, message
+    from tube.ask_judge(tube.judge_of(attached), asked => null, order_col => order_col, in_nulls => in_nulls,
+                        last_value => last_value, last_id => last_id, chunk => chunk) as s;
+    if failed > 0 then
+        insert into tube.fault (tube, tbl, ids, message) values (attached.tube, attached.tbl, failed, message);
+    end if;
+end
+$$;
+comment on function tube.judged_slice(tube.attachment, name, boolean, text, bigint, integer) is
+    'The next rows of a backfill: how many there are, the last one''s order and id, and the ids of those for which the '
+    'attachment''s predicate holds. A predicate is applied by a function of the table''s owner, and no other way.';
+
+create function tube.judged_ids(attached tube.attachment, asked bigint[]) returns bigint[]
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if attached.predicate is null then
+        return tube.read_wanted(attached, asked);
+    end if;
+    return (select a.ids from tube.ask_judge(tube.judge_of(attached), asked) as a);
+end
+$$;
+comment on function tube.judged_ids(tube.attachment, bigint[]) is
+    'Those of some ids that have a row for which the attachment''s predicate holds, or fails.';

@@ -1,0 +1,219 @@
+-- The functions and triggers of an attachment: where they are, placed, mended and dropped.
+
+create function tube.placed(attached tube.attachment, kind text) returns pg_proc
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select p
+    from (
+        select p, t.relowner,
+               exists (select from tube.captures(attached.tbl, attached.tube) as c where c.function = p.oid) as is_called,
+               p.pronamespace = t.relnamespace as is_beside
+        from pg_class as t join pg_proc as p on p.proname = tube.function_name(attached.token, kind)
+        where t.oid = attached.tbl
+    ) as named(p, relowner, is_called, is_beside)
+    where is_called or is_beside or (p).proowner = relowner
+    order by is_called desc, (p).proowner = relowner desc
+    limit 1
+$$;
+comment on function tube.placed(tube.attachment, text) is
+    'One of the functions of an attachment, where it is now; never one that another role gave that name in another schema.';
+
+create function tube.is_anothers(attached tube.attachment) returns boolean
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select exists (
+        select from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
+        cross join lateral tube.placed(attached, k.kind) as p
+        join pg_class as t on t.oid = attached.tbl
+        where p.proowner <> t.relowner)
+$$;
+comment on function tube.is_anothers(tube.attachment) is
+    'Whether the functions of an attachment belong to a former owner of the table, so that the present one may not replace them.';
+
+create function tube.placed_name(attached tube.attachment, kind text) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select coalesce(
+        (select format('%I.%I', n.nspname, p.proname)
+         from tube.placed(attached, kind) as p join pg_namespace as n on n.oid = p.pronamespace),
+        format('%I.%I', tube.schema_of(attached.tbl), tube.function_name(attached.token, kind)))
+$$;
+comment on function tube.placed_name(tube.attachment, text) is
+    'What one of the functions of an attachment is called, with its schema: where it is, or where it will be made.';
+
+create function tube.place_function(attached tube.attachment, op text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
+    function text := tube.placed_name(attached, op);
+begin
+    -- Without a predicate every name in the body has its schema, types and operators too, or a writer's own would run with
+    -- the owner's rights. Pinning the path instead would be the dearest part of it.
+    execute format(
+        'create or replace function %s() returns trigger language plpgsql security definer %s %s as %L', function,
+        case when attached.predicate is not null or op = 'truncate' then 'set search_path = pg_catalog, tube, pg_temp' end,
+        case when attached.predicate is not null then pgchange.settings() end,
+        tube.capture_body(attached, op));
+    execute format('revoke all on function %s() from public', function);
+    execute format('comment on function %s() is %L', function, tube.capture_comment(attached));
+    execute format('alter function %s() owner to %I', function, owner_name);
+end
+$$;
+comment on function tube.place_function(tube.attachment, text) is
+    'Write one of the trigger functions of a table, or replace it.';
+
+create function tube.place_judge(attached tube.attachment) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = attached.tbl);
+    function text := tube.placed_name(attached, 'judge');
+    signature text := function || '(bigint[], name, boolean, text, bigint, integer)';
+begin
+    execute format($function$
+        create or replace function %s(
+            asked bigint[], order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
+            out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
+        )
+        language plpgsql security definer
+        set search_path = pg_catalog, tube, pg_temp %s
+        as %L
+    $function$, function, pgchange.settings(), format($body$
+declare
+    attached tube.attachment := (select a from tube.attachment as a where a.token = %L);
+begin
+    attached.id_column := tube.id_column(attached.tbl, attached.tube);
+    if asked is not null then
+        ids := tube.read_wanted(attached, asked);
+    elsif chunk is null then
+        perform tube.check_predicate(attached.predicate, attached.tbl);
+    else
+        select s.* into looked_at, upto_value, upto_id, ids, failed, message
+        from tube.read_slice(attached, order_col, in_nulls, last_value, last_id, chunk) as s;
+    end if;
+end
+$body$, attached.token));
+    execute format('revoke all on function %s from public', signature);
+    execute format('comment on function %s is %L', signature,
+                   format('Reads %s for backfills into tube %s.', attached.tbl, attached.tube));
+    execute format('alter function %s owner to %I', signature, owner_name);
+    perform tube.ask_judge(signature::regprocedure);
+end
+$$;
+comment on function tube.place_judge(tube.attachment) is
+    'Write the function that applies the predicate of an attachment outside of its triggers, with the rights of the table''s '
+    'owner as these do; refused where the predicate does not fit the table, or asks for more than its owner may.';
+
+create function tube.place_functions(attached tube.attachment) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if attached.predicate is not null then
+        perform tube.place_judge(attached);
+    end if;
+    perform tube.place_function(attached, k.op) from unnest(array['insert', 'update', 'delete', 'truncate']) as k(op);
+end
+$$;
+comment on function tube.place_functions(tube.attachment) is
+    'Write the functions of an attachment as it is now, in place of those that are there.';
+
+create function tube.uncaptured(attached tube.attachment) returns regclass[]
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select array(
+        select d.relid from tube.descendants(attached.tbl) as d(relid)
+        left join (
+            select c.relid from tube.captures(attached.tbl, attached.tube) as c
+            group by 1 having count(distinct c.op) = cardinality(tube.capture_ops(attached.tbl))
+        ) as whole on whole.relid = d.relid
+        where whole.relid is null order by d.relid)
+$$;
+comment on function tube.uncaptured(tube.attachment) is
+    'Of a table and its partitions those that are not captured, or only in part.';
+
+create function tube.place_triggers(attached tube.attachment) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    uncaptured regclass[] := tube.uncaptured(attached);
+    former regclass[] := array(select distinct f.relid from tube.former_captures(attached.tbl, attached.tube) as f order by 1);
+    captured record;
+    missing record;
+    wanted name;
+begin
+    if uncaptured || former = '{}' then
+        return;
+    end if;
+    perform tube.take_locks(
+        array(select distinct r from unnest(uncaptured || former) as r order by r),
+        case when former <> '{}' then 'access exclusive' else 'share row exclusive' end);
+    for captured in select f.* from tube.former_captures(attached.tbl, attached.tube) as f loop
+        execute format('drop trigger %I on %s', captured.trigger, captured.relid);
+    end loop;
+    for missing in
+        with kinds as materialized (
+            select k.op, tube.placed_name(attached, case k.op when 'guard' then 'update' else k.op end) as function
+            from unnest(tube.capture_ops(attached.tbl)) as k(op)
+        ), captured as materialized (
+            select c.relid, c.op from tube.captures(attached.tbl, attached.tube) as c
+        )
+        select r.relid, k.op, k.function from kinds as k cross join unnest(uncaptured) as r(relid)
+        where not exists (select from captured as c where c.relid = r.relid and c.op = k.op)
+          and (k.op <> 'guard' or r.relid = attached.tbl)
+    loop
+        if missing.op = 'guard' then
+            execute format(
+                'create trigger %I before insert on %s for each row when (false) execute function %s()',
+                tube.function_name(attached.token, 'guard'), missing.relid, missing.function);
+            continue;
+        end if;
+        wanted := tube.capture_name(attached.tbl, attached.tube, missing.op);
+        execute format(
+            'create trigger %I after %s on %s %s for each statement execute function %s(%L)', wanted, missing.op, missing.relid,
+            case missing.op when 'insert' then 'referencing new table as pgchange_added'
+                            when 'update' then 'referencing old table as pgchange_removed new table as pgchange_added'
+                            when 'delete' then 'referencing old table as pgchange_removed' else '' end,
+            missing.function, attached.tube);
+    end loop;
+exception when duplicate_object then
+    perform tube.refuse(format('%s has a trigger %I already', missing.relid, wanted), 'drop or rename it');
+end
+$$;
+comment on function tube.place_triggers(tube.attachment) is
+    'Put the capture of a table on it and on every partition that lacks it, and take off that of a table that it has left.';
+
+create function tube.drop_capture(attached tube.attachment) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    captured record;
+    function regprocedure;
+begin
+    -- With the guard of a partitioned table go those of its partitions.
+    for captured in
+        select c.* from tube.captures(attached.tbl, attached.tube) as c where c.op <> 'guard' or c.relid = attached.tbl
+    loop
+        execute format('drop trigger %I on %s', captured.trigger, captured.relid);
+    end loop;
+    -- Those of a former owner stay: they do nothing without their triggers.
+    for function in
+        select p.oid from unnest(array['insert', 'update', 'delete', 'truncate', 'judge']) as k(kind)
+        join pg_proc as p on p.proname = tube.function_name(attached.token, k.kind)
+        where not exists (select from pg_trigger as t where t.tgfoid = p.oid) and pg_has_role(current_user, p.proowner, 'usage')
+    loop
+        execute format('drop function %s', function);
+    end loop;
+end
+$$;
+comment on function tube.drop_capture(tube.attachment) is
+    'Drop the triggers and the functions of an attachment, once nobody uses their tables.';

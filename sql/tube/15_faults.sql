@@ -1,0 +1,74 @@
+-- What a capture failed on or came too late for: noted, told, counted and forgotten.
+
+create function tube.backfill_call(attached tube.attachment) returns text
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select format('backfill %1$s: select tube.tube_backfill_schedule(%2$L, %3$L, %4$s, %4$s), or the DAG tube_backfill',
+                  tube.full_name(attached.tbl), attached.tube, quote_ident(attached.id_column), attached.shard)
+$$;
+comment on function tube.backfill_call(tube.attachment) is 'What brings the rows of a table that are in no pod.';
+
+create function tube.note_missed(attached tube.attachment, came regclass[]) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    told text;
+begin
+    for told in
+        select format('rows of %s may have been there before it was captured, and are not in tube %s',
+                      tube.full_name(r), attached.tube)
+        from unnest(came) as r
+        -- By its size: what reads a table may run code of its owner.
+        where exists (select from tube.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
+          and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
+        order by r
+    loop
+        insert into tube.fault (tube, tbl, kind, ids, message) values (attached.tube, attached.tbl, 'missed', 0, told);
+        raise notice using message = format('%s: %s', tube.full_name(attached.tbl), told), hint = tube.backfill_call(attached);
+    end loop;
+end
+$$;
+comment on function tube.note_missed(tube.attachment, regclass[]) is
+    'Note which of the partitions that a capture came to late have rows that may be in no pod, and say so.';
+
+create function tube.missed() returns table (tube text, tbl regclass, told text, call text)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select a.tube, a.tbl, format('%s: %s', tube.full_name(a.tbl), f.message), tube.backfill_call(a)
+    from tube.fault as f
+    join tube.attachment as a on (a.tube, a.tbl) = (f.tube, f.tbl)
+    where f.kind = 'missed' and not tube.is_gone(a)
+    order by f.id
+$$;
+comment on function tube.missed() is 'The rows that came with a partition and may be in no pod, and what brings them.';
+
+create function tube.clear_missed(tube text, tbl regclass, before timestamptz) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    delete from tube.fault as f
+    where f.tube = clear_missed.tube and f.tbl = clear_missed.tbl and f.kind = 'missed' and f.occurred_at < before
+$$;
+comment on function tube.clear_missed(text, regclass, timestamptz) is
+    'Tell no more of the rows that came with partitions before a backfill began that brings them.';
+
+create function tube.count_faults(tube text) returns bigint
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select count(*)
+    from (select from tube.fault as f where f.tube = count_faults.tube and f.kind <> 'control' limit 1000) as bounded
+$$;
+comment on function tube.count_faults(text) is 'The faults of the capture of a tube''s tables, and what it missed, up to 1000.';
+
+create function tube.clear_faults(tube text) returns bigint
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    with gone as (delete from tube.fault as f where f.tube = clear_faults.tube returning 1) select count(*) from gone
+$$;
+comment on function tube.clear_faults(text) is
+    'Forget the faults of a tube, when what caused them is mended; returns how many there were.';

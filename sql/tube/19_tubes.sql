@@ -1,0 +1,145 @@
+-- Making, changing and removing tubes.
+
+create function tube.adopt(attached tube.attachment, predicate text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    if tube.is_anothers(attached)
+       or not pg_has_role(current_user, (select c.relowner from pg_class as c where c.oid = attached.tbl), 'usage')
+    then
+        raise notice '% keeps the predicate that its owner has agreed to, and takes the new one when the owner attaches it again',
+            attached.tbl;
+        return;
+    end if;
+    perform tube.hold_capture(attached.tbl);
+    update tube.attachment as a set predicate = adopt.predicate where a.tube = attached.tube and a.tbl = attached.tbl
+    returning a.* into attached;
+    if found then
+        perform tube.fail_backfills(attached.tube, attached.tbl, 'the predicate was changed');
+        perform tube.place_functions(attached);
+    end if;
+end
+$$;
+comment on function tube.adopt(tube.attachment, text) is
+    'Put another predicate in force for a table of the caller''s; one of another owner keeps what its owner agreed to.';
+
+create function tube.make(tube text, partitions integer, predicate text, schema_name name) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube;
+    wanted text := nullif(trim(predicate), '');
+    attached tube.attachment;
+begin
+    if coalesce(tube, '') = '' then
+        perform tube.refuse('a tube needs a name');
+    end if;
+    if partitions not between 1 and 999 then
+        perform tube.refuse(format('%s workers cannot share a tube', partitions), 'partitions is a number from 1 to 999');
+    end if;
+    -- Where two make the same tube at once, the second finds it made.
+    perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
+    select t.* into known from tube.tube as t where t.name = make.tube;
+    if known.name is not null and not tube.are_pods(known.pods, tube) then
+        perform tube.tube_ensure_absent(tube);
+        raise notice 'the table of the pods of tube % was dropped: the tube is made anew, and no table is attached to it', tube;
+        known := null;
+    end if;
+    if known.name is null then
+        known := (make.tube, tube.make_pods(schema_name, make.tube), coalesce(make.partitions, 1), wanted, now());
+        insert into tube.tube values (known.*);
+        perform tube.index_pods(known.pods, known.partitions);
+        perform tube.make_touch(schema_name, tube);
+        return;
+    end if;
+    perform tube.check_level();
+    perform tube.named(tube);
+    if predicate is not null and wanted is distinct from known.predicate then
+        perform tube.check_owner(known.pods, format('change tube %I', tube));
+        update tube.tube as t set predicate = wanted where t.name = make.tube;
+        for attached in
+            select a.* from tube.attachment as a where a.tube = make.tube and not tube.is_gone(a) order by a.tbl
+        loop
+            perform tube.adopt(attached, wanted);
+        end loop;
+    end if;
+    if partitions <> known.partitions then
+        perform tube.check_owner(known.pods, format('change tube %I', tube));
+        perform tube.hold_still(tube);
+        perform tube.index_pods(known.pods, partitions);
+        update tube.tube as t set partitions = make.partitions where t.name = make.tube;
+        update tube.worker as w set
+            version = w.version + 1, snapshot = default, done = 0, backfill_snapshot = default, backfill_done = 0,
+            batch = null, attempt = 0
+        where w.tube = make.tube and w.worker < make.partitions;
+        delete from tube.worker as w where w.tube = make.tube and w.worker >= make.partitions;
+    end if;
+end
+$$;
+comment on function tube.make(text, integer, text, name) is 'Make a tube, or change what of it is given.';
+
+create function tube.tube_ensure_exists(tube text, partitions integer default null, predicate text default null) returns void
+language sql
+as $$
+    select tube.make(tube, partitions, predicate, pg_catalog.current_schema())
+$$;
+comment on function tube.tube_ensure_exists(text, integer, text) is
+    'Make a tube in the current schema, for partitions workers (1) and the rows that predicate holds for (all); of one that is '
+    'there change what is given: the number of workers once none is at work, the predicate (an empty one takes it away) at once '
+    'for the caller''s tables, for those of others when their owners attach them again. It is SQL over one row, and runs with '
+    'the rights of the owner of each attached table.';
+
+create function tube.tube_ensure_absent(in_tube text) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := (select t from tube.tube as t where t.name = in_tube);
+    pods regclass := case when tube.are_pods(known.pods, known.name) then known.pods end;
+    attached oid;
+    function regprocedure;
+begin
+    if known.name is null then
+        return;
+    end if;
+    perform tube.check_owner(pods, format('remove tube %I', in_tube));
+    for attached in select a.tbl from tube.attachment as a where a.tube = in_tube order by a.tbl loop
+        perform tube.hold_capture(attached);
+    end loop;
+    perform tube.hold_still(in_tube);
+    -- Who is attaching a table ends first, so that it is detached too; who comes later finds no tube.
+    perform from tube.tube as t where t.name = in_tube for update;
+    perform tube.detach(in_tube, tbl => null, beside => pods);
+    delete from dead_letter.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
+    perform tube.clear_faults(in_tube);
+    delete from tube.tube as t where t.name = in_tube;
+    for function in
+        select p.oid from pg_proc as p
+        where p.proname = in_tube || '_touch' and pg_has_role(current_user, p.proowner, 'usage')
+          and obj_description(p.oid, 'pg_proc') = format('Touch ids of a shard in tube %s.', in_tube)
+    loop
+        execute format('drop function %s', function);
+    end loop;
+    if pods is not null then
+        execute format('drop table %s', pods);
+    end if;
+end
+$$;
+comment on function tube.tube_ensure_absent(text) is
+    'Detach all tables from a tube and remove it with its pods and its dead letters, once no worker is at work; nothing where '
+    'there is none.';
+
+create function tube.tube_list(in_tbl regclass default null)
+returns table (tube text, predicate text, partitions integer, tbl regclass, shard integer)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select t.name, t.predicate, t.partitions, a.tbl, a.shard
+    from tube.tube as t
+    left join tube.attachment as a on a.tube = t.name and not tube.is_gone(a)
+    where in_tbl is null or a.tbl = in_tbl
+    order by t.name, a.shard, a.tbl::text
+$$;
+comment on function tube.tube_list(regclass) is 'Every tube with every table attached to it; or the tubes of one table.';

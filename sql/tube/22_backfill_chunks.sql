@@ -1,0 +1,158 @@
+-- The backfill that goes on where it stopped: begun, and carried out chunk by chunk.
+
+create function tube.backfill_begin(
+    tube text, tbl regclass, order_col text, shard integer default null, chunk_size integer default 50000
+) returns bigint
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    attached tube.attachment := tube.require_attachment(tube, tbl, shard);
+    column_name name;
+    running tube.backfill;
+    made bigint;
+begin
+    if coalesce(chunk_size not between 1 and 1000000, true) then
+        perform tube.refuse(format('a chunk cannot have %s rows', chunk_size), 'from 1 to 1000000');
+    end if;
+    perform tube.check_whole(tbl);
+    attached := tube.lock_backfill(tube, tbl, shard);
+    -- Not before: one that waits there with a lock on the table would keep writers from ending that the other waits for.
+    column_name := tube.check_order(tbl, coalesce(nullif(trim(order_col), ''), quote_ident(attached.id_column)));
+    running := tube.unfinished_backfill(known.name, tbl);
+    if running.id is not null then
+        if trim(order_col) <> '' and running.order_col <> column_name then
+            perform tube.refuse(
+                format('backfill %s of %s into tube %I, by %I, is not finished', running.id, tbl, tube, running.order_col),
+                format('go on with it, or tube.backfill_cancel(%s)', running.id));
+        end if;
+        return running.id;
+    end if;
+    perform tube.check_replayed(tube, tbl, attached.shard);
+    if not tube.has_order_index(tbl, column_name, attached.id_column) then
+        raise notice 'no index gives the order of %, so every chunk sorts the whole table: create index on % (%, %) would help, '
+                     'or larger chunks', quote_ident(column_name), tbl, quote_ident(column_name), quote_ident(attached.id_column);
+    end if;
+    insert into tube.backfill (tube, tbl, shard, order_col, order_type, chunk_size, start_seq, total)
+    values (known.name, tbl, attached.shard, column_name, tube.order_type(tbl, column_name), chunk_size, nextval('tube.seq'),
+            tube.estimated_rows(tbl))
+    returning id into made;
+    return made;
+end
+$$;
+comment on function tube.backfill_begin(text, regclass, text, integer, integer) is
+    'Begin a backfill of an attached table that tube.backfill_chunk() carries out, or find the one that is not finished, which '
+    'keeps its chunk_size and, where a person paused it, stays so: returns its number. Without an order_col it goes by the ids. '
+    'One of a table into a tube at a time. In a transaction of its own.';
+
+create function tube.hindrance(job tube.backfill) returns text
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    return case
+        when tube.schema_of(job.tbl) is null then 'the table is gone'
+        when tube.id_column(job.tbl, job.tube) is null then 'the column of its ids is gone'
+        when tube.order_type(job.tbl, job.order_col) is null then format('column %I is gone, or renamed', job.order_col)
+        when tube.order_type(job.tbl, job.order_col) <> job.order_type then
+            format('column %I, in whose order it goes, was %s and is %s', job.order_col, job.order_type,
+                   tube.order_type(job.tbl, job.order_col))
+    end;
+end
+$$;
+comment on function tube.hindrance(tube.backfill) is 'Why a backfill cannot go on where it stopped; null where it can.';
+
+create function tube.next_chunk(job tube.backfill) returns tube.backfill
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(job.tube);
+    attached tube.attachment := tube.require_attachment(job.tube, job.tbl, job.shard);
+    start_seq jsonb := jsonb_build_object('start_seq', job.start_seq::text);
+    began timestamptz;
+    at tube.keyset;
+begin
+    perform tube.check_whole(job.tbl);
+    if job.state = 'scheduled' then
+        perform tube.put_control(known, attached, 'T', 'backfill_start', start_seq);
+    end if;
+    began := clock_timestamp();
+    -- Pauses between chunks count, but not a rest of minutes: nobody was at work.
+    if job.rated_from is null or job.updated_at < began - interval '5 min' then
+        job.rated_from := began;
+        job.rated_looked_at := job.looked_at;
+    end if;
+    at := tube.backfill_slice(
+        known, attached, job.order_col, (job.in_nulls, job.last_value, job.last_id, 0, 0, false), job.chunk_size, pod_size => 900);
+    if at.finished then
+        perform tube.put_control(known, attached, 'B', 'backfill_end', start_seq);
+        perform tube.clear_missed(job.tube, job.tbl, job.started_at);
+    end if;
+    update tube.backfill as b set
+        state = case when at.finished then 'done' else 'running' end,
+        in_nulls = at.in_nulls, last_value = at.last_value, last_id = at.last_id,
+        looked_at = b.looked_at + at.looked_at, done = b.done + at.touched,
+        total = case when at.finished then b.looked_at + at.looked_at else greatest(b.total, b.looked_at + at.looked_at) end,
+        rated_from = job.rated_from, rated_looked_at = job.rated_looked_at,
+        rate = case when at.looked_at = 0 then b.rate else (b.looked_at + at.looked_at - job.rated_looked_at)
+            / greatest(extract(epoch from clock_timestamp() - job.rated_from), 0.000001) end,
+        updated_at = clock_timestamp(), finished_at = case when at.finished then clock_timestamp() end
+    where b.id = job.id
+    returning b.* into job;
+    return job;
+end
+$$;
+comment on function tube.next_chunk(tube.backfill) is
+    'Touch the rows of a backfill''s next chunk, and return it as it is then. The first one begins with backfill_start, and the '
+    'last one ends with backfill_end.';
+
+create function tube.backfill_chunk(
+    id bigint, timeout interval default '60 seconds', out touched bigint, out looked_at bigint, out total bigint,
+    out finished boolean, out state text
+)
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    job tube.backfill := (select b from tube.backfill as b where b.id = backfill_chunk.id);
+    waited boolean;
+    reason text;
+    done_before bigint;
+begin
+    perform tube.check_level();
+    -- Into another tube the same table may be backfilled at once, chunk by chunk in turn.
+    perform pg_advisory_xact_lock(tube.backfill_key(job.tbl, job.shard));
+    job := (select b from tube.backfill as b where b.id = backfill_chunk.id);
+    waited := job.state = 'scheduled';
+    if waited then
+        -- Whoever was writing when the backfill's seq was drawn is waited for before the first row is read; and before its row
+        -- is locked, for who wants to pause or cancel it.
+        perform tube.wait_for_writers(array[job.tbl], timeout);
+    end if;
+    job := tube.backfill_named(id);
+    done_before := job.done;
+    if job.state = 'failed' then
+        perform tube.refuse(format('backfill %s of %s failed: %s', job.id, job.tbl, job.message), 'mend that, and begin another');
+    end if;
+    reason := case when job.state in ('scheduled', 'running') then tube.hindrance(job) end;
+    if reason is not null then
+        -- Told by the next call: an error here would undo this.
+        perform tube.fail_backfills(job.tube, job.tbl, reason);
+        job.state := 'failed';
+    elsif job.state = 'running' or job.state = 'scheduled' and waited then
+        job := tube.next_chunk(job);
+    end if;
+    touched := job.done - done_before;
+    looked_at := job.looked_at;
+    total := job.total;
+    finished := job.state = 'done';
+    state := job.state;
+end
+$$;
+comment on function tube.backfill_chunk(bigint, interval) is
+    'Carry out the next chunk of a backfill, in a transaction of its own: how many ids it touched, how many rows are looked at '
+    'of about how many in all, whether that was the last, and the state. A backfill that was paused or cancelled stays where it '
+    'is. Before the first chunk it waits, as long as timeout says, for who was writing when the backfill began. Where the table '
+    'or the column of its order is not what it was, the state is failed, and the next call tells why.';

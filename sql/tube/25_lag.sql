@@ -1,0 +1,275 @@
+-- What waits for a worker, and what is in the tubes: at a cost that knows no backlog.
+
+create function tube.count_unread(
+    known tube.tube, worker integer, "position" jsonb, condition text, upto integer,
+    out counted bigint, out exact boolean, out oldest timestamptz
+)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    touches bigint;
+    low bigint;
+    high bigint;
+    whole bigint;
+begin
+    execute format(
+        'select count(*), count(distinct (t.shard, t.id)), min(t.seq), max(t.seq), sum(t.size) filter (where t.n = 1), min(t.ts)
+         from (
+            select u.seq, u.shard, u.ts, cardinality(u.ids) as size, i.id, i.n
+            from ((%s) union all (%s)) as u cross join lateral unnest(u.ids) with ordinality as i(id, n)
+            limit %s) as t',
+        tube.unread_sql(known, worker, 'incremental', "position", pg_current_snapshot(), extra => condition),
+        tube.unread_sql(known, worker, 'backfill', "position", pg_current_snapshot(), extra => condition),
+        upto::bigint + 1)
+    into touches, counted, low, high, whole, oldest;
+    exact := touches <= upto;
+    if not exact then
+        -- As many on the way to the latest seq as on the way so far.
+        counted := whole + greatest(0, (select s.last_value from tube.seq as s) - high) * whole / (high - low + 1);
+    end if;
+end
+$$;
+comment on function tube.count_unread(tube.tube, integer, jsonb, text, integer) is
+    'How many ids there are for a worker under a condition, each once: exact up to upto touches, beyond it an estimate from '
+    'how thick they lay so far.';
+
+create function tube.workers_with_pods(known tube.tube) returns setof integer
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+begin
+    return query execute format($query$
+        select k.worker
+        from generate_series(0, %3$s - 1) as k(worker)
+        cross join lateral tube.worker_now(%4$L, k.worker) as w
+        where (select true from %1$s as l
+               where (l.op = 'B') is false and %2$s = k.worker and l.seq > coalesce(w.done, 0)
+               order by l.op = 'B', %2$s, l.seq limit 1)
+           or (select true from %1$s as l
+               where (l.op = 'B') is true and %2$s = k.worker and l.seq > coalesce(w.backfill_done, 0)
+               order by l.op = 'B', %2$s, l.seq limit 1)
+           or (select true from %1$s as l where l.ids = '{}' and %2$s = k.worker order by %2$s, l.seq limit 1)
+           or (select true
+               from unnest(array(
+                   select pg_snapshot_xip(w.snapshot) union select pg_snapshot_xip(w.backfill_snapshot))) as late(txid)
+               cross join lateral (
+                   select from %1$s as l where l.txid = late.txid and %2$s = k.worker order by l.txid, l.seq limit 1) as l
+               limit 1)
+        order by k.worker
+        $query$, known.pods, tube.belongs('l.shard', known.partitions), known.partitions, known.name);
+end
+$$;
+comment on function tube.workers_with_pods(tube.tube) is
+    'The workers of a tube that have anything to do, and perhaps some more: asked in one query for all of them, because planning '
+    'the queries of tube.lag() is what a look at a worker without pods costs.';
+
+create function tube.lag(tube text, workers integer, worker integer, "position" jsonb, upto integer default 1000) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    at jsonb := tube.position_or_start("position");
+    held jsonb;
+    ready record;
+    waiting record;
+    controls record;
+begin
+    perform tube.check_still_shared_by(known, workers, worker);
+    if coalesce(upto < 0, true) then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    held := tube.held_back(known, worker);
+    ready := tube.count_unread(known, worker, at, tube.held_sql(held, false), upto);
+    select 0::bigint as counted, true as exact, null::timestamptz as oldest into waiting;
+    if held <> '[]' then
+        waiting := tube.count_unread(known, worker, at, tube.held_sql(held, true), upto);
+    end if;
+    select count(*) filter (where d.is_due) as due, count(*) filter (where not d.is_due) as others,
+           min(d.ts) filter (where d.is_due) as due_since, min(d.ts) filter (where not d.is_due) as others_since
+    into controls from tube.due(known, worker, at) as d;
+    return jsonb_build_object(
+        'ready', ready.counted + controls.due, 'ready_exact', ready.exact,
+        'ready_age', extract(epoch from clock_timestamp() - least(ready.oldest, controls.due_since)),
+        'waiting', waiting.counted + controls.others, 'waiting_exact', waiting.exact,
+        'waiting_age', extract(epoch from clock_timestamp() - least(waiting.oldest, controls.others_since)),
+        'faults', tube.count_faults(tube));
+end
+$$;
+comment on function tube.lag(text, integer, integer, jsonb, integer) is
+    'How many ids are ready for a worker, with the control pods whose turn has come; and how many wait: of a table that came '
+    'from another worker''s shard, whose pods are not done, and control pods with pods before them. Exact up to upto, its cost '
+    'grows with upto and with nothing else. What an open transaction has touched nobody can see.';
+
+create function tube.is_backing_off(attempt integer, since timestamptz) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select attempt > 0 and clock_timestamp() < since + least(30 * 2 ^ least(attempt - 1, 9), 300) * interval '1 s'
+$$;
+comment on function tube.is_backing_off(integer, timestamptz) is
+    'Whether what has failed did so a short time ago: half a minute after the first attempt, longer and longer after others, at '
+    'most 5 minutes.';
+
+create function tube.lag_of_idle(upto integer) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube;
+    worker integer;
+    at tube.worker;
+    lag jsonb;
+    ready bigint := 0;
+    waiting bigint := 0;
+    age double precision;
+    faults bigint := 0;
+begin
+    for known in select t.* from tube.readable_tubes() as t where has_table_privilege(t.pods, 'delete') order by t.name loop
+        faults := faults + tube.count_faults(known.name);
+        for worker in select p.worker from tube.workers_with_pods(known) as p(worker) loop
+            at := tube.worker_now(known.name, worker);
+            continue when tube.locked(known.name, worker)
+                or tube.is_backing_off(at.attempt, greatest(at.claimed_at, at.updated_at))
+                -- Pods with ids do not wait for control pods that fail.
+                or tube.is_backing_off(at.control_attempt, at.control_failed_at) and not tube.has_unread(known, worker);
+            lag := tube.lag(known.name, known.partitions, worker, tube.position(known.name, worker), upto);
+            ready := ready + (lag ->> 'ready')::bigint;
+            waiting := waiting + (lag ->> 'waiting')::bigint;
+            age := greatest(age, (lag ->> 'ready_age')::double precision);
+            exit when ready >= upto;
+        end loop;
+        exit when ready >= upto;
+    end loop;
+    return jsonb_build_object(
+        'ready', ready, 'ready_exact', ready < upto, 'ready_age', age,
+        'waiting', waiting, 'waiting_exact', ready < upto, 'faults', faults);
+end
+$$;
+comment on function tube.lag_of_idle(integer) is
+    'What is ready for the workers, of all tubes that the caller may empty, that are not at work and do not rest after their '
+    'batch failed, nor, where they have nothing else to do, after their control pods did; it stops counting at upto.';
+
+create function tube.stats_of(known tube.tube, worker integer, kind text)
+returns table (pods text, min_seq bigint, max_seq bigint, min_ts timestamptz, max_ts timestamptz)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    at jsonb := tube.position_or_start(tube.position(known.name, worker));
+    counted bigint;
+begin
+    execute 'select count(*), min(seq), max(seq), min(ts), max(ts) from (select seq, ts from (' || tube.unread_sql(
+        known, worker, kind, at, upto => null, most => 1001) || ') as u) as t'
+    into counted, min_seq, max_seq, min_ts, max_ts;
+    pods := case when counted > 1000 then '1000+' else counted::text end;
+    if counted > 1000 then
+        execute format(
+            'select l.seq, l.ts from %1$s as l
+             where (l.op = ''B'') is %3$s and %2$s = %4$s and l.ids <> ''{}''
+             order by l.op = ''B'' desc, %2$s desc, l.seq desc limit 1',
+            known.pods, tube.belongs('l.shard', known.partitions), case kind when 'backfill' then 'true' else 'false' end, worker)
+        into max_seq, max_ts;
+    end if;
+    return next;
+end
+$$;
+comment on function tube.stats_of(tube.tube, integer, text) is 'How many pods of one kind a worker has, and from when to when.';
+
+create function tube.controls_by_type(known tube.tube, worker integer) returns text
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select string_agg(format('%s:%s', t.type, t.counted) || case when t.whole >= 1000 then '+' else '' end, ' ' order by t.type)
+    from (
+        select coalesce(d.payload ->> 'type', 'control') as type, count(*) as counted, sum(count(*)) over () as whole
+        from tube.due(known, worker, tube.position_or_start(tube.position(known.name, worker))) as d
+        group by 1
+    ) as t
+$$;
+comment on function tube.controls_by_type(tube.tube, integer) is
+    'How many control pods of each type a worker has, as in backfill_end:1 backfill_start:1; among its first 1000, beyond which '
+    'each number has a plus. Null where it has none.';
+
+create function tube.tube_stats()
+returns table (
+    tube text, predicate text, partition integer, shards integer,
+    inc_count text, inc_min_seq bigint, inc_max_seq bigint, inc_min_ts timestamptz, inc_max_ts timestamptz,
+    backfill_count text, backfill_min_seq bigint, backfill_max_seq bigint, backfill_min_ts timestamptz,
+    backfill_max_ts timestamptz, control_count text
+)
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+as $$
+declare
+    known tube.tube;
+begin
+    for known in select t.* from tube.readable_tubes() as t loop
+        return query
+            select known.name, known.predicate, k.worker,
+                   (select count(distinct a.shard)::integer from tube.attachment as a
+                    where a.tube = known.name and tube.worker_of(a.shard, known.partitions) = k.worker),
+                   i.*, b.*,
+                   tube.controls_by_type(known, k.worker)
+            from generate_series(0, known.partitions - 1) as k(worker)
+            cross join lateral tube.stats_of(known, k.worker, 'incremental') as i
+            cross join lateral tube.stats_of(known, k.worker, 'backfill') as b;
+    end loop;
+end
+$$;
+comment on function tube.tube_stats() is
+    'Every tube, a row for each of its workers, with the pods that wait: counted up to 1000 and then said as 1000+, so that '
+    'it costs the same at ten pods and ten million. shards are those of attached tables; the control pods, of both '
+    'kinds, are counted by their type. What the transaction itself has touched counts too.';
+
+create function tube.point(tube text) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    -- In this order: whatever the snapshot sees has a lower seq.
+    s pg_snapshot := pg_current_snapshot();
+    seq bigint := (select q.last_value from tube.seq as q);
+begin
+    perform tube.named(tube);
+    return jsonb_build_object('snapshot', s, 'seq', seq, 'until', clock_timestamp()::timestamptz(0));
+end
+$$;
+comment on function tube.point(text) is 'A point in a tube to wait for: all that was touched by what is committed now.';
+
+create function tube.passed(tube text, workers integer, worker integer, "position" jsonb, goal jsonb) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    at jsonb := tube.position_or_start("position");
+    seen pg_snapshot := goal ->> 'snapshot';
+    high bigint := goal ->> 'seq';
+    is_left boolean;
+begin
+    perform tube.check_still_shared_by(known, workers, worker);
+    is_left := tube.first_unread(known, worker, 'incremental', at, seen, high) is not null
+        or tube.first_unread(known, worker, 'backfill', at, seen, high) is not null;
+    return jsonb_build_object('passed', not is_left, 'goal', goal);
+end
+$$;
+comment on function tube.passed(text, integer, integer, jsonb, jsonb) is
+    'Whether a worker has done all of its pods up to a point, and the point.';

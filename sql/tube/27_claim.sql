@@ -1,0 +1,171 @@
+-- A worker's next batch. A claim is recorded before it is worked on, so that a retry is the same batch under the same id.
+
+create function tube.snapshot_before(fresh xid8) returns pg_snapshot
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    -- A transaction at work may have an id at or above a snapshot's xmax, without being listed in it.
+    select format('%s:%s:%s', coalesce(min(o.xid), s.upper), s.upper, string_agg(o.xid::text, ',' order by o.xid))::pg_snapshot
+    from (
+        select pg_current_snapshot() as now,
+               greatest(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, fresh::text::bigint) as upper
+    ) as s
+    left join lateral (
+        select x::text::bigint from pg_snapshot_xip(s.now) as x
+        union
+        select g from generate_series(pg_snapshot_xmax(s.now)::text::bigint, s.upper - 1) as g
+        union
+        select pg_current_xact_id_if_assigned()::text::bigint
+    ) as o(xid) on o.xid < s.upper
+    where s.upper - pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= 10000
+    group by s.upper
+$$;
+comment on function tube.snapshot_before(xid8) is
+    'The current snapshot, in which every open transaction with an id below fresh is listed as open. Where fresh was assigned '
+    'after the horizon (the last seq drawn) was read, a pod that the snapshot does not see, and whose transaction it does not '
+    'list, has a seq above the horizon. Null where thousands of subtransactions would be listed too.';
+
+create function tube.choose(known tube.tube, worker integer, "position" jsonb, max_changes integer) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    -- In this order: see tube.snapshot_before.
+    horizon bigint := (select s.last_value from tube.seq as s);
+    listed pg_snapshot := tube.snapshot_before(pg_current_xact_id());
+    upto pg_snapshot := coalesce(listed, pg_current_snapshot());
+    held jsonb := tube.held_back(known, worker);
+    chosen jsonb := jsonb_build_object(
+        'upto', upto, 'held_back', held, 'after', "position", 'moves_on', held = '[]' and listed is not null);
+    pods bigint := 0;
+    ids bigint := 0;
+    oldest timestamptz;
+    kind text;
+    pod record;
+    is_full boolean := false;
+begin
+    foreach kind in array array['incremental', 'backfill'] loop
+        for pod in execute 'select seq, cardinality(ids) as size, ts from (' || tube.unread_sql(
+            known, worker, kind, "position", upto, horizon, max_changes, tube.held_sql(held, false)
+        ) || ') as u' loop
+            is_full := ids > 0 and ids + pod.size > max_changes;
+            exit when is_full;
+            pods := pods + 1;
+            ids := ids + pod.size;
+            oldest := least(oldest, pod.ts);
+            chosen := jsonb_set(chosen, array[kind], to_jsonb(pod.seq));
+        end loop;
+        exit when is_full or ids >= max_changes;
+    end loop;
+    return chosen || jsonb_build_object('pods', pods, 'oldest', oldest);
+end
+$$;
+comment on function tube.choose(tube.tube, integer, jsonb, integer) is
+    'The next batch of a worker: whole pods, incremental ones first, of at most max_changes ids in all, or one pod that has '
+    'more; {upto, held_back, after, moves_on, pods, incremental, backfill, oldest}, the two kinds as the seq up to which it '
+    'goes, moves_on as whether the worker''s position may follow.';
+
+create function tube.place(shard integer, id bigint) returns integer[]
+language sql immutable
+as $$
+    select array[shard, pg_catalog.hashint8(id) & 63]
+$$;
+comment on function tube.place(integer, bigint) is 'Where in a batch an id is: its shard, and one of 64 parts of it.';
+
+create function tube.slices(tube text, worker integer, choice jsonb) returns jsonb
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    with counted as (
+        select tube.place(p.shard, i.id) as place, count(distinct i.id) as n
+        from tube.pods_of(tube, worker, choice) as p cross join lateral unnest(p.ids) as i(id)
+        group by 1
+    ), summed as (
+        select c.place, c.n, sum(c.n) over (partition by c.place[1] order by c.place) - c.n as before from counted as c
+    ), sliced as (
+        select s.place[1] as shard, min(s.place[2]) - 1 as after, max(s.place[2]) as upto, sum(s.n) as n
+        from summed as s
+        group by s.place[1], div(s.before, 20000)
+    )
+    select jsonb_agg(
+        jsonb_build_object('count', s.n, 'after', array[s.shard, s.after], 'upto', array[s.shard, s.upto])
+        order by s.shard, s.upto)
+    from sliced as s
+$$;
+comment on function tube.slices(text, integer, jsonb) is
+    'The slices of a batch, each of one shard and, where parts are that small, of about 20,000 ids.';
+
+create function tube.claim(
+    tube text, workers integer, worker integer, "position" jsonb, max_changes integer, max_attempts integer default null
+) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    at tube.worker;
+    choice jsonb;
+    slices jsonb;
+    made jsonb;
+begin
+    perform tube.check_still_shared_by(known, workers, worker);
+    if max_changes is null or max_changes < 1 then
+        raise invalid_parameter_value using message = 'a batch has at least 1 change';
+    end if;
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
+            hint = 'claim in a transaction of its own';
+    end if;
+    at := tube.worker_now(tube, worker);
+    if at.version is distinct from ("position" ->> 'version')::bigint then
+        raise exception using errcode = 'PC006',
+            message = format('worker %s of tube %I is not where its position says', worker, tube),
+            hint = 'it went on, or the number of workers changed meanwhile: claim again';
+    end if;
+    if tube.is_restored(known) then
+        perform tube.rebase_after_restore(tube);
+        at := tube.worker_now(tube, worker);
+    end if;
+    if at.batch is not null
+       and (select count(*) from tube.pods_of(tube, worker, at.batch -> 'bounds')) = (at.batch -> 'bounds' ->> 'pods')::bigint
+    then
+        if at.attempt >= max_attempts then
+            raise exception using errcode = 'PC010',
+                message = format('batch %s of worker %s of tube %I has failed, at attempt %s', at.batch ->> 'id', worker, tube, at.attempt),
+                hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip tube:%s/%s, '
+                              'or select tube.skip_batch(%L, %s, ''...'')', tube, worker, tube, worker);
+        end if;
+        update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
+        where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version
+        returning w.attempt into at.attempt;
+        return at.batch || jsonb_build_object('attempt', at.attempt);
+    end if;
+
+    if not tube.has_unread(known, worker) then
+        return null;
+    end if;
+    choice := tube.choose(known, worker, tube.position(tube, worker), max_changes);
+    delete from tube.moved as m where m.tube = claim.tube and not tube.is_left(known, m);
+    if (choice ->> 'pods')::bigint = 0 then
+        return null;
+    end if;
+    slices := tube.slices(tube, worker, choice);
+    made := jsonb_build_object(
+        'id', md5(concat_ws('|', tube, workers, worker, at.version, choice - 'upto'))::uuid,
+        'version', at.version + 1, 'attempt', 1, 'slices', slices,
+        'count', (select sum((s.slice -> 'count')::bigint) from jsonb_array_elements(slices) as s(slice)),
+        'bounds', choice || jsonb_build_object('from_version', at.version),
+        'lsn', pg_current_wal_insert_lsn(), 'oldest', choice -> 'oldest');
+    update tube.worker as w set batch = made, attempt = 1, error = null, claimed_at = clock_timestamp()
+    where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version;
+    return made;
+end
+$$;
+comment on function tube.claim(text, integer, integer, jsonb, integer, integer) is
+    'Record and return the next batch of a worker, or the one that it claimed and never acked, with the attempt counted; null '
+    'when nothing is ready. Call it in a transaction of its own, holding the worker''s lock.';

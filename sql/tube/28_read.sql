@@ -1,0 +1,74 @@
+-- What a worker reads: the ids of its batch, of which tables they are, and which of them a copy is to hold.
+
+create function tube.changes(tube text, worker integer, choice jsonb, after integer[], upto integer[])
+returns table (id bigint, shard integer, seq bigint, backfill boolean, payload jsonb, touched_at timestamptz)
+language sql volatile
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select i.id, p.shard, max(p.seq), bool_and(p.op = 'B'),
+           (array_agg(p.payload order by p.seq desc) filter (where p.payload is not null))[1], min(p.ts)
+    from tube.pods_of(tube, worker, choice) as p
+    cross join lateral unnest(p.ids) as i(id)
+    where tube.place(p.shard, i.id) > after and tube.place(p.shard, i.id) <= upto
+    group by p.shard, i.id
+    order by bool_and(p.op = 'B'), min(p.seq), i.id
+$$;
+comment on function tube.changes(text, integer, jsonb, integer[], integer[]) is
+    'The ids of a batch, each once a shard, incremental ones first and in the order in which they were first touched; from '
+    'behind one place up to another.';
+
+create function tube.attached_to(tube text, workers integer, worker integer) returns jsonb
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+begin
+    perform tube.check_worker_number(workers, worker);
+    return (
+        with tables as (
+            select a as attached, a.shard, n.nspname, c.relname, count(*) over (partition by c.relname) as namesakes,
+                   min(format('%I.%I', n.nspname, c.relname)) over (
+                       partition by c.relname, a.shard
+                       rows between unbounded preceding and unbounded following exclude current row) as twin
+            from tube.attachment as a
+            join pg_class as c on c.oid = a.tbl
+            join pg_namespace as n on n.oid = c.relnamespace
+            where a.tube = known.name and not tube.is_gone(a)
+        ), former as (
+            select c.relname, min(d.shard) as lowest, max(d.shard) as highest
+            from tube.detached as d join pg_class as c on c.oid = d.tbl
+            where d.tube = known.name
+            group by c.relname
+        )
+        select coalesce(jsonb_agg(jsonb_build_object(
+            'shard', t.shard, 'schema', t.nspname, 'name', t.relname,
+            'id_column', coalesce((tube.id_attribute(t.attached)).attname, (t.attached).id_column),
+            'predicate', (t.attached).predicate,
+            'shared', t.namesakes > 1 or coalesce(f.lowest <> t.shard or f.highest <> t.shard, false),
+            'keeper', (select pg_get_userbyid(p.relowner) from pg_class as p where p.oid = known.pods),
+            'twin', t.twin
+        ) order by t.shard, t.nspname, t.relname), '[]')
+        from tables as t
+        left join former as f on f.relname = t.relname
+        where tube.worker_of(t.shard, workers) = worker);
+end
+$$;
+comment on function tube.attached_to(text, integer, integer) is
+    'The tables in a worker''s shards: of each the shard, its schema and name, today''s name of the column of its ids, the '
+    'predicate that it is attached with; shared: whether another table that touches the tube, or did under another shard, has '
+    'the same name, so that copies in one schema would be one; the twin that has both name and shard in common with it, or null; '
+    'and the keeper, who owns the pods.';
+
+create function tube.wanted(tube text, tbl regclass, ids bigint[]) returns setof bigint
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform tube.check_whole(tbl);
+    return query select unnest(tube.judged_ids(tube.require_attachment(tube, tbl, null), ids));
+end
+$$;
+comment on function tube.wanted(text, regclass, bigint[]) is
+    'Those of some ids that a copy of an attached table is to hold: there is a row, and the predicate that the table was attached '
+    'with holds for it, or fails. Refuses a table of which row security hides rows.';

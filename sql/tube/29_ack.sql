@@ -1,0 +1,59 @@
+-- An ack deletes the pods.
+
+create function tube.ack(tube text, worker integer, batch jsonb) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    bounds jsonb := ack.batch -> 'bounds';
+    moves_on boolean := bounds ->> 'moves_on';
+    at tube.worker;
+    deleted bigint;
+begin
+    delete from tube.worker as w
+    where w.tube = ack.tube and w.worker = ack.worker and w.version = (bounds ->> 'from_version')::bigint
+    returning w.* into at;
+    if at.version is null then
+        raise exception using errcode = 'PC006',
+            message = format('worker %s of tube %I is not where batch %s began', worker, tube, batch ->> 'id'),
+            hint = 'somebody moved it; roll back and claim again';
+    elsif (ack.batch ->> 'version')::bigint is distinct from (at.batch ->> 'version')::bigint then
+        raise exception using errcode = 'PC006',
+            message = format('batch %s of worker %s of tube %I was not claimed as version %s', batch ->> 'id', worker, tube,
+                             coalesce(ack.batch ->> 'version', 'null')),
+            hint = 'ack a batch as its claim returned it; roll back and claim again';
+    end if;
+    execute format(
+        'with gone as (delete from %s where ctid = any (array(select u.place from (%s) as u)) returning 1) select count(*) from gone',
+        known.pods, tube.pods_sql(known, worker, bounds))
+    into deleted;
+    if deleted <> (bounds ->> 'pods')::bigint then
+        raise exception using errcode = 'PC006',
+            message = format('pods of batch %s are gone', batch ->> 'id'),
+            hint = 'somebody deleted them meanwhile; roll back and claim again';
+    end if;
+    -- One that ended among the pods of late transactions leaves the position where it is: the rest of them is found again.
+    if moves_on and (bounds ->> 'incremental')::bigint >= at.done then
+        at.snapshot := bounds ->> 'upto';
+        at.done := bounds ->> 'incremental';
+    end if;
+    if moves_on and (bounds ->> 'backfill')::bigint >= at.backfill_done then
+        at.backfill_snapshot := bounds ->> 'upto';
+        at.backfill_done := bounds ->> 'backfill';
+    end if;
+    insert into tube.worker (
+        tube, worker, version, snapshot, done, backfill_snapshot, backfill_done, control_attempt, control_failed_at)
+    values (
+        at.tube, at.worker, (ack.batch ->> 'version')::bigint, at.snapshot, at.done, at.backfill_snapshot, at.backfill_done,
+        at.control_attempt, at.control_failed_at);
+    return (batch ->> 'version')::bigint;
+end
+$$;
+comment on function tube.ack(text, integer, jsonb) is
+    'Delete the pods of a batch whose ids are all done, in the transaction that holds the worker''s lock.';

@@ -1,0 +1,146 @@
+-- What people ask and do: status, and mending.
+
+do $$
+begin
+    perform pgchange.register('tube', 'tube');
+end
+$$;
+
+create function tube.status(upto integer default 1000) returns setof pgchange.consumer_status
+language plpgsql volatile
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+as $$
+declare
+    known tube.tube;
+begin
+    for known in select t.* from tube.readable_tubes() as t loop
+        return query
+            select 'tube', tube.name_of(known.name, k.worker),
+                   jsonb_build_object('tube', known.name, 'worker', k.worker, 'workers', known.partitions), coalesce(w.version, 0),
+                   coalesce((l.lag ->> 'ready')::bigint, 0), coalesce((l.lag ->> 'ready_exact')::boolean, true),
+                   (l.lag ->> 'ready_age')::double precision, coalesce((l.lag ->> 'waiting')::bigint, 0), f.faults,
+                   tube.locked(known.name, k.worker), (w.batch ->> 'id')::uuid, nullif(w.attempt, 0),
+                   case when w.batch is not null then w.error end, case when w.batch is not null then w.claimed_at end, w.updated_at,
+                   null::text, null::text
+            from generate_series(0, known.partitions - 1) as k(worker)
+            left join lateral tube.worker_now(known.name, k.worker) as w on true
+            cross join tube.count_faults(known.name) as f(faults)
+            left join tube.workers_with_pods(known) as p(worker) on p.worker = k.worker
+            cross join lateral (
+                select case when p.worker is not null then tube.lag(
+                    known.name, known.partitions, k.worker, tube.position(known.name, k.worker), upto) end
+            ) as l(lag)
+            order by k.worker;
+    end loop;
+end
+$$;
+comment on function tube.status(integer) is
+    'Every worker of every tube that the caller may read, as pgchange.status() shows it; faults are those of the tube''s capture. '
+    'tube.attachments() tells of the tables.';
+
+create function tube.attachments()
+returns table (
+    tube text, tbl regclass, shard integer, id_column name, untriggered regclass[], disabled regclass[], stale boolean,
+    faults bigint, predicate_waits boolean, lost text, missed bigint
+)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+as $$
+    select a.tube, a.tbl, a.shard, a.id_column, tube.uncaptured(a),
+           c.disabled,
+           (i.key).attname is distinct from a.id_column or (i.key).attnum <> a.id_number
+           or exists (
+               select from pg_proc as p
+               where p.oid = any (c.functions)
+                 and (p.prosrc <> tube.capture_body(a, split_part(p.proname, '_', 3)) or p.proowner <> r.relowner)
+           )
+           or a.predicate is not null and not exists (
+               select from pg_proc as p where p.proname = tube.function_name(a.token, 'judge') and p.proowner = r.relowner),
+           (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.kind = 'capture' and f.tbl in (
+               select d.relid from tube.descendants(a.tbl) as d(relid)) limit 1000) as bounded),
+           a.predicate is distinct from t.predicate,
+           coalesce(
+               (select format('%s, %I, may not write the pods of tube %I: %s; %s; then backfill it',
+                              case when p.proowner = r.relowner then 'its owner' else 'a former owner' end, w.name, t.name, l.lost,
+                              tube.rights_hint(w.name, t.pods))
+                from pg_proc as p
+                cross join lateral pg_get_userbyid(p.proowner) as w(name)
+                cross join lateral tube.what_is_lost(p.proowner, t.pods) as l(lost)
+                where p.oid = any (c.functions) and l.lost is not null
+                limit 1),
+               (select format('what is written through %1$s, a parent of it or of its child, is not captured; detach it, '
+                              'attach %1$s to tube %2$I, and backfill', p.relid, t.name)
+                from tube.outer_parents(a.tbl) as p(relid)
+                where (tube.attachment_of(p.relid, a.tube)).tube is null
+                order by p.relid limit 1)),
+           (select count(*) from tube.fault as f where f.tube = a.tube and f.kind = 'missed' and f.tbl = a.tbl)
+    from tube.attachment as a
+    join pg_class as r on r.oid = a.tbl
+    cross join lateral (select tube.id_attribute(a)) as i(key)
+    cross join lateral (
+        select coalesce(array_agg(distinct f.relid) filter (where not f.enabled), '{}') as disabled,
+               array_agg(distinct f.function) as functions
+        from tube.captures(a.tbl, a.tube) as f
+    ) as c
+    join tube.tube as t on t.name = a.tube
+    where tube.are_pods(t.pods, t.name) and not tube.is_gone(a)
+$$;
+comment on function tube.attachments() is
+    'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
+    'longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; triggers that somebody '
+    'disabled, and has to enable; faults of their capture, up to 1000; whether the tube has another predicate than the '
+    'table''s owner agreed to by attaching it; and why changes are lost: where the table''s owner may no longer write the pods, '
+    'or the table got a parent that is not attached; and with how many partitions rows came that a backfill has to bring.';
+
+create function tube.to_mend() returns table (tube text, tbl regclass, name text)
+language sql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select a.tube, a.tbl, tube.full_name(a.tbl) from tube.attachments() as a join pg_class as c on c.oid = a.tbl
+    where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
+$$;
+comment on function tube.to_mend() is
+    'The tables that the caller owns and whose capture needs tube.mend(), with their full names.';
+
+create function tube.mend(tube text, tbl regclass) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    before tube.attachment := (select a from tube.attachment as a where a.tube = mend.tube and a.tbl = mend.tbl);
+begin
+    if before.predicate is not null then
+        -- A predicate that the former owner agreed to is not the new owner's.
+        perform tube.judge_of(before);
+    end if;
+    perform tube.attach(tube, tbl, shard => null, id_column => null, agreed => false);
+end
+$$;
+comment on function tube.mend(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
+
+create function tube.refresh() returns setof text
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    each_one record;
+begin
+    for each_one in select m.* from tube.to_mend() as m loop
+        begin
+            perform tube.mend(each_one.tube, each_one.tbl);
+            return next format('%s: its capture for tube %s was mended', each_one.tbl, each_one.tube);
+            return query select format('%s; %s', m.told, m.call) from tube.missed() as m where (m.tube, m.tbl) = (each_one.tube, each_one.tbl);
+        exception
+            when lock_not_available then
+                return next format('%s: postponed, it is being written', each_one.tbl);
+            when others then
+                return next format('%s: its capture for tube %s cannot be mended: %s', each_one.tbl, each_one.tube, sqlerrm);
+        end;
+    end loop;
+end
+$$;
+comment on function tube.refresh() is
+    'Mend the capture of the tables that the caller owns: partitions that came later, a renamed column; a line for each, with '
+    'the reason where one cannot be mended.';
