@@ -14,13 +14,15 @@ create table pgchange.claim (
     after jsonb not null,
     upto jsonb not null,
     source text not null,
+    elsewhere boolean not null,
     claimed_at timestamptz not null default clock_timestamp(),
     primary key (kind, consumer)
 );
 comment on table pgchange.claim is
     'The batch that each consumer claimed last, or with none the point to which it was moved by hand since. consumer is its name as '
     'status shows it, address what its feed knows it by. after is the position before it, at from_version, upto the one behind it: '
-    'the same where the batch is a dead letter that is sent again. source is the place that they belong to. error is what the last '
+    'the same where the batch is a dead letter that is sent again. source is the place that they belong to; '
+    'elsewhere, that the consumer''s progress is kept in another database, so that this row tells how far it has come. error is what the last '
     'attempt failed on, if it could say so.';
 
 create function pgchange.shell_quoted(argument text) returns text
@@ -111,32 +113,34 @@ comment on function pgchange.claim_again(pgchange.claim, integer) is
     'The batch of a claim once more, with the attempt counted; refused after max_attempts of them, uncounted.';
 
 create function pgchange.record(
-    kind text, consumer text, address jsonb, from_version bigint, after jsonb, upto jsonb, source text, batch jsonb
+    kind text, consumer text, address jsonb, "position" jsonb, after jsonb, upto jsonb, source text, batch jsonb
 ) returns pgchange.claim
 language plpgsql
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
 declare
     made pgchange.claim;
-    version bigint := pgchange.next_version(consumer, greatest(from_version, (
+    began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
+    version bigint := pgchange.next_version(consumer, greatest(began_at, (
         select c.version from pgchange.claim as c where c.kind = record.kind and c.consumer = record.consumer)));
 begin
     insert into pgchange.claim as c (
-        kind, consumer, address, version, from_version, batch_id, attempt, batch, after, upto, source)
+        kind, consumer, address, version, from_version, batch_id, attempt, batch, after, upto, source, elsewhere)
     values (
-        kind, consumer, address, version, from_version, (batch ->> 'id')::uuid, (batch is not null)::integer,
-        batch || jsonb_build_object('version', version, 'attempt', 1), after, upto, source)
+        kind, consumer, address, version, began_at, (batch ->> 'id')::uuid, (batch is not null)::integer,
+        batch || jsonb_build_object('version', version, 'attempt', 1), after, upto, source,
+        coalesce("position" ->> 'database', '') <> source)
     on conflict on constraint claim_pkey do update set
         version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id,
         attempt = excluded.attempt, error = null, batch = excluded.batch, after = excluded.after, upto = excluded.upto,
-        source = excluded.source, claimed_at = excluded.claimed_at
+        source = excluded.source, elsewhere = excluded.elsewhere, claimed_at = excluded.claimed_at
     returning c.* into made;
     return made;
 end
 $$;
-comment on function pgchange.record(text, text, jsonb, bigint, jsonb, jsonb, text, jsonb) is
-    'Record the batch that a consumer at a version claims, with its version and first attempt; or without a batch a move by hand. '
-    'A batch in work is given up as such.';
+comment on function pgchange.record(text, text, jsonb, jsonb, jsonb, jsonb, text, jsonb) is
+    'Record the batch that a consumer at a position claims, from after up to a point of the source, with its version and first '
+    'attempt; or without a batch a move by hand. A batch in work is given up as such.';
 
 create function pgchange.in_work(mark pgchange.claim) returns jsonb
 language sql immutable

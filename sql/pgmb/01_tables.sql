@@ -234,25 +234,15 @@ create index subscriptions_group on pgmb.subscriptions (group_id);
 create index subscriptions_condition on pgmb.subscriptions (condition_id);
 create index subscriptions_params on pgmb.subscriptions using gin (params) with (fastupdate = off);
 
-create table pgmb.claim (
-    group_id pgmb.group_id primary key,
-    version bigint not null,
-    from_version bigint not null,
-    batch_id uuid,
-    attempt integer not null,
-    error text,
-    batch jsonb,
-    after pgmb.event_id not null,
-    upto pgmb.event_id not null,
-    elsewhere boolean not null,
-    moved_to pgmb.event_id,
-    claimed_at timestamptz not null default clock_timestamp()
-);
-comment on table pgmb.claim is
-    'The batch that each group claimed last, in the database of the events: what a retry works on again, and the mark that '
-    'shows whether this cluster still has all that the group saw. after is what the cursor was when it was claimed; elsewhere '
-    'says that the cursor is kept in another database, so that this row tells how far the group has read; moved_to is the '
-    'lowest cursor that it has been moved to there since; such a move leaves a row without a batch. error is what the attempt failed on.';
+create view pgmb.claims as
+select c.consumer, c.address ->> 'group' as group_id, c.version, c.from_version, c.batch_id, c.attempt, c.error, c.batch,
+       (c.after #>> '{}')::pgmb.event_id as after, (c.upto #>> '{}')::pgmb.event_id as upto, c.elsewhere, c.claimed_at
+from pgchange.claim as c
+where c.kind = 'event';
+comment on view pgmb.claims is
+    'The batch that each group claimed last, in the database of the events. after is what the cursor was when it was claimed, upto '
+    'what it is behind the batch, or where it was moved to since; elsewhere says that the cursor is kept in another database, so that '
+    'this row tells how far the group has read.';
 
 create table pgmb.fault (
     id bigint generated always as identity primary key,

@@ -51,7 +51,7 @@ begin
                 gid);
     end if;
     select coalesce(max(c.version), 0) as version, max(c.from_version) as from_version into known
-    from pgmb.claim as c where c.group_id = gid;
+    from pgmb.claims as c where c.consumer = pgmb.name_of(gid);
     if at > known.version then
         raise exception using errcode = 'PC003',
             message = format(

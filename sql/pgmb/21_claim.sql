@@ -1,19 +1,40 @@
 -- A group's next batch. The lock, the cursor and the ack are where the results are; the claim is where the events are.
 
-create function pgmb.pending(gid text, "position" jsonb) returns pgmb.claim
-language plpgsql stable security definer
+create function pgmb.address(gid text) returns jsonb
+language sql immutable
+as $$
+    select pg_catalog.jsonb_build_object('group', gid)
+$$;
+comment on function pgmb.address(text) is 'What a group''s claim and its dead letters are known by.';
+
+create function pgmb.pending(gid text, "position" jsonb) returns pgchange.claim
+language sql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-begin
-    return (
-        select c from pgmb.claim as c
-        where c.group_id = gid
-          and c.from_version = coalesce(("position" ->> 'version')::bigint, 0)
-          and c.version > c.from_version and c.batch is not null
-          and c.after = coalesce("position" ->> 'cursor', ''));
-end
+    select pgchange.pending(
+        'event', pgmb.name_of(gid), coalesce(("position" ->> 'version')::bigint, 0),
+        to_jsonb(coalesce("position" ->> 'cursor', '')))
 $$;
 comment on function pgmb.pending(text, jsonb) is 'The claim that a position has not acked yet, if there is one.';
+
+create function pgmb.in_work(gid text, "position" jsonb) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select pgchange.in_work(p) || jsonb_build_object('elsewhere', p.elsewhere) from pgmb.pending(gid, "position") as p
+$$;
+comment on function pgmb.in_work(text, jsonb) is
+    'In the database of the events: the batch that a position has not acked yet, with its attempts and the error of the last '
+    'one, and whether the cursor is in another database; or null.';
+
+create function pgmb.note_failure(gid text, batch jsonb, error text) returns void
+language sql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select pgchange.note_failure('event', pgmb.name_of(gid), batch, error)
+$$;
+comment on function pgmb.note_failure(text, jsonb, text) is
+    'Note what the attempt on a batch failed on, for its dead letter.';
 
 create function pgmb.choose(gid text, after text, max_changes integer) returns jsonb
 language plpgsql volatile
@@ -45,28 +66,6 @@ $$;
 comment on function pgmb.choose(text, text, integer) is
     'The next dispatched events of a group, at most so many, as a batch.';
 
-create function pgmb.claim_again(mark pgmb.claim, max_attempts integer) returns jsonb
-language plpgsql volatile
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    if mark.attempt >= max_attempts then
-        raise exception using errcode = 'PC010',
-            message = format('batch %s of group %I has failed, at attempt %s', mark.batch_id, mark.group_id, mark.attempt),
-            hint = format(
-                'mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip events:%s', mark.group_id);
-    end if;
-    perform pgmb.keep_alive(mark.group_id);
-    update pgmb.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
-    where c.group_id = mark.group_id
-    returning c.attempt into mark.attempt;
-    -- What the first attempt dispatched was committed after the point that it noted.
-    return mark.batch || jsonb_build_object('attempt', mark.attempt, 'lsn', pg_current_wal_insert_lsn());
-end
-$$;
-comment on function pgmb.claim_again(pgmb.claim, integer) is
-    'The batch of a claim once more, with the attempt counted; refused after max_attempts of them.';
-
 create function pgmb.claim(gid text, "position" jsonb, max_changes integer, max_attempts integer default null) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -74,23 +73,19 @@ as $$
 declare
     began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
     after text := coalesce("position" ->> 'cursor', '');
-    mark pgmb.claim;
+    mark pgchange.claim;
     choice jsonb;
     polled record;
     batch jsonb;
-    id uuid;
 begin
     perform pgmb.check_position(gid, "position");
-    if coalesce(max_changes < 1, true) then
-        raise invalid_parameter_value using message = 'a batch has at least 1 change';
-    end if;
-    if pg_current_xact_id_if_assigned() is not null then
-        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
-            hint = 'claim in a transaction of its own';
-    end if;
+    perform pgchange.check_claim(max_changes);
     mark := pgmb.pending(gid, "position");
     if mark.version is not null then
-        return pgmb.claim_again(mark, max_attempts);
+        batch := pgchange.claim_again(mark, max_attempts);
+        perform pgmb.keep_alive(gid);
+        -- What the first attempt dispatched was committed after the point that it noted.
+        return batch || jsonb_build_object('lsn', pg_current_wal_insert_lsn());
     end if;
     choice := pgmb.choose(gid, after, max_changes);
     while (choice ->> 'count')::bigint < max_changes loop
@@ -105,23 +100,12 @@ begin
     if choice ->> 'count' = '0' then
         return null;
     end if;
-    id := md5(concat_ws('|', gid, choice -> 'bounds', choice -> 'count', began_at))::uuid;
     batch := choice || jsonb_build_object(
-        'id', id, 'attempt', 1, 'lsn', pg_current_wal_insert_lsn(),
-        'version', pgchange.next_version(
-            pgmb.name_of(gid), greatest(began_at, (select c.version from pgmb.claim as c where c.group_id = gid))),
-        'bounds', choice -> 'bounds' || jsonb_build_object(
-            'from_version', began_at, 'source', pgmb.here()));
-    insert into pgmb.claim as c (group_id, version, from_version, batch_id, attempt, batch, after, upto, elsewhere)
-    values (
-        gid, (batch ->> 'version')::bigint, began_at, id, 1, batch, after, choice -> 'bounds' ->> 'upto',
-        coalesce("position" ->> 'database', '') <> pgmb.here())
-    on conflict on constraint claim_pkey do update set
-        version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id, attempt = 1,
-        error = null,
-        batch = excluded.batch, after = excluded.after, upto = excluded.upto, elsewhere = excluded.elsewhere, moved_to = null,
-        claimed_at = excluded.claimed_at;
-    return batch;
+        'id', md5(concat_ws('|', gid, choice -> 'bounds', choice -> 'count', began_at))::uuid, 'lsn', pg_current_wal_insert_lsn(),
+        'bounds', choice -> 'bounds' || jsonb_build_object('from_version', began_at, 'source', pgmb.here()));
+    mark := pgchange.record(
+        'event', pgmb.name_of(gid), pgmb.address(gid), "position", to_jsonb(after), batch -> 'bounds' -> 'upto', pgmb.here(), batch);
+    return mark.batch;
 end
 $$;
 comment on function pgmb.claim(text, jsonb, integer, integer) is

@@ -7,8 +7,7 @@ as $$
 declare
     bounds jsonb := batch -> 'bounds';
 begin
-    perform pgchange.check_version(batch, (
-        select c.version from pgmb.claim as c where c.group_id = gid and c.batch_id = (ack.batch ->> 'id')::uuid));
+    perform pgchange.check_claimed('event', pgmb.name_of(gid), batch);
     update pgmb.subscription_groups as g set
         version = (batch ->> 'version')::bigint, last_read_event_id = bounds ->> 'upto',
         source = bounds ->> 'source', updated_at = now()

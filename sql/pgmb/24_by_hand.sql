@@ -171,7 +171,7 @@ declare
     -- Of a group whose cursor is in another database the last claim tells how far it has read.
     at text := greatest(
         (select g.last_read_event_id from pgmb.subscription_groups as g where g.id = gid),
-        (select c.upto from pgmb.claim as c where c.group_id = gid and c.elsewhere));
+        (select c.upto from pgmb.claims as c where c.consumer = pgmb.name_of(gid) and c.elsewhere));
     low text := coalesce(new_cursor, '');
     gone text;
 begin
@@ -191,7 +191,7 @@ begin
                 'events that were dispatched to group %I up to %s are gone, so it cannot read them again', gid,
                 pgmb.extract_date_from_event_id(gone)),
             hint = 'retention deletes events that every group has read; all later ones are there: ' || case
-                when exists (select from pgmb.claim as c where c.group_id = gid and c.elsewhere) then format(
+                when exists (select from pgmb.claims as c where c.consumer = pgmb.name_of(gid) and c.elsewhere) then format(
                     'airflow pgchange move events:%s --to %L', gid,
                     pgmb.extract_date_from_event_id(gone) + interval '1 microsecond')
                 else format('select pgmb.set_group_cursor(%L, %L)', gid, gone) end;

@@ -4,10 +4,10 @@ create function pgmb.cursors() returns table (group_id pgmb.group_id, cursor pgm
 language sql stable
 as $$
     -- For a group whose cursor is in another database, the last claim says where it was, or was moved back to.
-    select g.id, coalesce(case when c.elsewhere then least(c.after, c.moved_to) else g.last_read_event_id end, ''),
+    select g.id, coalesce(case when c.elsewhere then least(c.after, case when c.batch is null then c.upto end) else g.last_read_event_id end, ''),
            case when c.elsewhere then c.claimed_at else g.updated_at end
     from pgmb.subscription_groups as g
-    left join pgmb.claim as c on c.group_id = g.id
+    left join pgmb.claims as c on c.group_id = g.id
 $$;
 comment on function pgmb.cursors() is
     'How far each group has certainly read, and when it last moved; an empty cursor is the beginning.';

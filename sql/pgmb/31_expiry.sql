@@ -21,7 +21,7 @@ begin
         -- What a poll under way dispatches to this group would be there for the next one of its name.
         perform pg_advisory_xact_lock(pgmb.dispatch_key());
         delete from pgmb.subscription_groups as g where g.id = gid;
-        delete from pgmb.claim as c where c.group_id = gid;
+        perform pgchange.forget_claim('event', pgmb.name_of(gid));
     end if;
     return format(
         '%s subscriptions of group %s expired%s', gone, gid, case when left_without then ', and the group with them' else '' end);

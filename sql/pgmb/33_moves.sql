@@ -42,9 +42,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pgmb, pgchange, pg_temp
 as $$
 declare
-    began_at bigint := "position" ->> 'version';
-    version bigint := pgchange.next_version(
-        pgmb.name_of(gid), greatest(began_at, (select c.version from pgmb.claim as c where c.group_id = gid)));
+    mark pgchange.claim;
 begin
     perform pgmb.check_group(gid);
     if new_cursor is null and not coalesce(pgchange.came_along("position" ->> 'source', pgmb.here()), true) then
@@ -54,15 +52,10 @@ begin
     end if;
     perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
     perform pgmb.check_kept(gid, new_cursor);
-    insert into pgmb.claim as c (group_id, version, from_version, attempt, after, upto, elsewhere, moved_to)
-    values (
-        gid, version, began_at, 0, coalesce("position" ->> 'cursor', ''), coalesce(new_cursor, ''),
-        "position" ->> 'database' <> pgmb.here(), coalesce(new_cursor, ''))
-    on conflict on constraint claim_pkey do update set
-        version = excluded.version, from_version = excluded.from_version, batch_id = null, attempt = 0, error = null,
-        batch = null, after = excluded.after, upto = excluded.upto, elsewhere = excluded.elsewhere,
-        moved_to = least(c.moved_to, excluded.moved_to), claimed_at = excluded.claimed_at;
-    return version;
+    mark := pgchange.record(
+        'event', pgmb.name_of(gid), pgmb.address(gid), "position", to_jsonb(coalesce("position" ->> 'cursor', '')),
+        to_jsonb(coalesce(new_cursor, '')), pgmb.here(), null);
+    return mark.version;
 end
 $$;
 comment on function pgmb.note_move(text, jsonb, pgmb.event_id) is
@@ -108,10 +101,7 @@ create function pgmb.mark(gid text) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select jsonb_build_object(
-        'source', pgmb.here(), 'version', c.version, 'cursor', c.upto,
-        'from_version', c.from_version, 'after', c.after)
-    from pgmb.claim as c where c.group_id = gid
+    select pgchange.mark('event', pgmb.name_of(gid)) || jsonb_build_object('source', pgmb.here())
 $$;
 comment on function pgmb.mark(text) is
     'What this source knows of a group whose cursor is elsewhere: the cursors before and after the batch that it claimed last.';
@@ -121,32 +111,30 @@ language plpgsql security definer
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    at bigint;
+    known bigint := coalesce((mark ->> 'version')::bigint, 0);
+    began_at bigint := coalesce((mark ->> 'from_version')::bigint, 0);
+    g pgmb.subscription_groups;
     before boolean;
+    cursor text;
 begin
     perform pgmb.take_idle(gid);
-    at := (select g.version from pgmb.subscription_groups as g where g.id = gid);
-    if mark is null then
-        mark := jsonb_build_object('version', 0, 'from_version', 0, 'after', null, 'cursor', null);
-    end if;
-    before := at = (mark ->> 'from_version')::bigint;
-    if not before and at < (mark ->> 'version')::bigint then
+    select x.* into g from pgmb.subscription_groups as x where x.id = gid;
+    before := g.version = began_at;
+    if not before and g.version < known then
         raise exception using errcode = 'PC009',
-            message = format('group %I is at batch %s, before the last claim that the source knows', gid, at),
+            message = format('group %I is at batch %s, before the last claim that the source knows', gid, g.version),
             hint = 'choose a cursor: pgmb.set_group_cursor(...)';
     end if;
+    cursor := mark ->> case when before then 'after' else 'upto' end;
     -- Where the source lost what it knew, the group may have been moved back or begun anew since.
-    if at > (mark ->> 'version')::bigint then
-        mark := mark || jsonb_build_object('cursor', (
-            select least(mark ->> 'cursor' collate "C", coalesce(g.last_read_event_id, '') collate "C")
-            from pgmb.subscription_groups as g where g.id = gid));
+    if g.version > known then
+        cursor := least(cursor collate "C", coalesce(g.last_read_event_id, '') collate "C");
     end if;
-    update pgmb.subscription_groups as g set
-        version = (mark ->> case when before then 'from_version' else 'version' end)::bigint,
-        last_read_event_id = nullif(mark ->> case when before then 'after' else 'cursor' end, ''),
+    update pgmb.subscription_groups as x set
+        version = case when before then began_at else known end, last_read_event_id = nullif(cursor, ''),
         source = mark ->> 'source', updated_at = now()
-    where g.id = gid;
-    return case when before or at = (mark ->> 'version')::bigint then 'exactly once' else 'at least once' end;
+    where x.id = gid;
+    return case when before or g.version = known then 'exactly once' else 'at least once' end;
 end
 $$;
 comment on function pgmb.adopt_mark(text, jsonb) is

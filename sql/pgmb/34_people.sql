@@ -28,7 +28,7 @@ begin
                     when c.batch is null then c.version else c.from_version end as version,
                case when c.elsewhere then c.claimed_at else g.updated_at end as updated_at,
                c is null and not exists (select from pgmb.subscriptions as s where s.group_id = g.id) as unknown
-        from pgmb.subscription_groups as g left join pgmb.claim as c on c.group_id = g.id
+        from pgmb.subscription_groups as g left join pgmb.claims as c on c.group_id = g.id
         order by g.id
     loop
         select a.* into run from pgmb.next_runs(known.id, known.cursor, upto::bigint + 1) as a;
@@ -82,7 +82,7 @@ begin
     -- What a poll under way dispatches to this group would be there for the next one of its name.
     perform pg_advisory_xact_lock(pgmb.dispatch_key());
     delete from pgmb.fault as f where f.group_id = gid;
-    delete from pgmb.claim as c where c.group_id = gid;
+    perform pgchange.forget_claim('event', pgmb.name_of(gid));
     delete from dead_letter.letter as l where l.kind in ('event', 'handler') and l.address ->> 'group' = gid;
     delete from pgmb.subscription_groups as g where g.id = gid;
 end

@@ -15,29 +15,6 @@ as $$
 $$;
 comment on function pgmb.letter_rights(jsonb) is 'What a role that may execute this may do with dead letters of the event log.';
 
-create function pgmb.in_work(gid text, "position" jsonb) returns jsonb
-language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select p.batch || jsonb_build_object('attempt', p.attempt, 'error', p.error, 'elsewhere', p.elsewhere)
-    from pgmb.pending(gid, "position") as p
-    where p.version is not null
-$$;
-comment on function pgmb.in_work(text, jsonb) is
-    'In the database of the events: the batch that a position has not acked yet, with its attempts and the error of the last '
-    'one, and whether the cursor is in another database; or null.';
-
-create function pgmb.note_failure(gid text, batch jsonb, error text) returns void
-language sql security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    update pgmb.claim as c set error = note_failure.error
-    where c.group_id = gid and c.version = (note_failure.batch ->> 'version')::bigint
-      and c.attempt = (note_failure.batch ->> 'attempt')::integer
-$$;
-comment on function pgmb.note_failure(text, jsonb, text) is
-    'Note what the attempt on a batch failed on, for its dead letter.';
-
 create function pgmb.copies(gid text, batch jsonb) returns table (part bigint, events jsonb)
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -82,7 +59,7 @@ begin
         order by part
     loop
         letter := dead_letter.write(
-            'event', 'events:' || gid, jsonb_build_object('group', gid), copied.content, copied.n, reason, batch ->> 'error',
+            'event', pgmb.name_of(gid), pgmb.address(gid), copied.content, copied.n, reason, batch ->> 'error',
             coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
     end loop;
     perform pgmb.ack(gid, batch);

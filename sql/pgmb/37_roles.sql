@@ -187,7 +187,7 @@ begin
     perform pgmb.grant_consumer(role);
     perform pgmb.grant_maintainer(role);
     execute format($grants$
-        grant select on pgmb.claim, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published,
+        grant select on pgmb.claims, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published,
             pgmb.dispatcher to %1$s;
         grant execute on function
             pgmb.dispatcher_now(), pgmb.undispatched(pg_snapshot, xid8, bigint, pg_snapshot, xid8, bigint),

@@ -36,15 +36,6 @@ comment on table pubsub.watermark is
     'partial_txid up to queue id partial_id. All below txid is processed. version counts the batches and '
     'the moves by hand, source is the place that the transaction ids belong to.';
 
-create table pubsub.trimmed (
-    branch_id bigint not null,
-    upto xid8 not null,
-    commits bigint not null,
-    trimmed_at timestamptz not null default now()
-);
-alter table pubsub.trimmed replica identity full;
-comment on table pubsub.trimmed is 'History that is gone: how many commits of which branch, below which transaction.';
-
 create view pubsub.out_of_order as
 select w.consumer_id, w.branch_id, q.txid, q.commit_id
 from pubsub.watermark as w

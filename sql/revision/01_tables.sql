@@ -93,3 +93,12 @@ create table revision.fault (
 comment on table revision.fault is
     'Rows that could not be placed in the queue, and why. The write itself went through; revision.replay_faults tries again. '
     'Of kind missed: a partition that had rows before it was captured, until revision.enqueue_attached has brought them.';
+
+create table revision.trimmed (
+    branch_id bigint not null,
+    upto xid8 not null,
+    commits bigint not null,
+    trimmed_at timestamptz not null default now()
+);
+alter table revision.trimmed replica identity full;
+comment on table revision.trimmed is 'History that is gone: how many commits of which branch, below which transaction.';

@@ -34,18 +34,12 @@ comment on function revision.native_from() is
     'they are not.';
 
 create function revision.trimmed_since(branch_id bigint, since pg_snapshot) returns boolean
-language plpgsql stable security definer
+language sql stable security definer
 set search_path = pg_catalog, revision, pg_temp
 as $$
-declare
-    trimmed boolean := false;
-begin
-    if to_regclass('pubsub.trimmed') is not null then
-        execute 'select exists (select from pubsub.trimmed where branch_id = coalesce($1, branch_id) and commits > 0 and upto > $2)'
-        into trimmed using branch_id, pg_snapshot_xmin(since);
-    end if;
-    return trimmed;
-end
+    select exists (
+        select from revision.trimmed as t
+        where t.branch_id = coalesce(trimmed_since.branch_id, t.branch_id) and t.commits > 0 and t.upto > pg_snapshot_xmin(since))
 $$;
 comment on function revision.trimmed_since(bigint, pg_snapshot) is
     'Whether history of a branch, or of any, is gone that was written since.';

@@ -103,6 +103,39 @@ $$;
 comment on function topology.take_back(topology._pico_instance) is
     'What was chosen in place of a master that is Online again ends; refused while that may have been promoted.';
 
+create function topology.set_state(instance text, state text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    chosen topology._pico_instance := topology.instance_named(instance);
+    old text := chosen.current_state ->> 0;
+    incarnation bigint := coalesce((chosen.current_state ->> 1)::bigint, 0);
+    next_state jsonb;
+begin
+    if state is null or state not in ('Online', 'Offline', 'Expelled') then
+        perform topology.refuse(
+            format('%s is no state of an instance', coalesce(quote_literal(state), 'null')), 'choose Online, Offline or Expelled');
+    end if;
+    if old = state then
+        return;
+    end if;
+    if old = 'Expelled' then
+        perform topology.refuse(format('instance %L was expelled', chosen.name), 'add it as a new instance');
+    end if;
+    if state = 'Expelled' then
+        perform topology.check_not_master(chosen);
+    elsif state = 'Online' then
+        perform topology.check_alone(topology.address_of(chosen.raft_id), chosen.raft_id);
+        perform topology.take_back(chosen);
+    end if;
+    next_state := jsonb_build_array(state, incarnation + case when state = 'Online' then 1 else 0 end);
+    update topology._pico_instance as i set current_state = next_state, target_state = next_state where i.name = chosen.name;
+end
+$$;
+comment on function topology.set_state(text, text) is
+    'Record that an instance is Online, Offline or Expelled; the latter for ever, and never the master. Twice does nothing.';
+
 create function topology.end_choice() returns trigger
 language plpgsql
 set search_path = pg_catalog, topology, pg_temp

@@ -190,3 +190,15 @@ as $$
 $$;
 comment on function topology.slices(bigint, bigint, integer) is
     'The next events behind one, as slices of ten thousand: {count, after, upto}; null where there are none.';
+
+create function topology.changes("after" bigint[], upto bigint[])
+returns table (id text, term bigint, index bigint, event jsonb, written_at timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select l.term || '/' || l.index, l.term, l.index, l.event::jsonb, l.written_at
+    from topology.log as l
+    where (l.term, l.index) > ("after"[1], "after"[2]) and (l.term, l.index) <= (upto[1], upto[2])
+    order by l.term, l.index
+$$;
+comment on function topology.changes(bigint[], bigint[]) is 'The events behind one, {term, index}, up to another, in order.';

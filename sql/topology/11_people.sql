@@ -181,7 +181,7 @@ begin
             hint = 'topology.point() gives the point of now';
     end if;
     mark := pgchange.record(
-        'topology', topology.name_of(consumer_id), topology.address(consumer_id), ("position" ->> 'version')::bigint,
+        'topology', topology.name_of(consumer_id), topology.address(consumer_id), "position",
         topology.at("position"), topology.at(point), topology.here(), null);
     return mark.version;
 end

@@ -138,7 +138,7 @@ def test_a_group_whose_source_lost_its_tail_is_shown_as_held_back(
     with ConsumerTransaction(EventFeed("mails"), db, other_db) as consumer:
         consumer.claim(1)
         consumer.ack()
-    source.execute("delete from pgmb.claim")
+    source.execute("delete from pgchange.claim")
     (found,) = pgchange("status", "--dsn", db, "--source-dsn", other_db)
     assert found["ready"] is None
     assert "lost its latest transactions" in found["held_back_by"]

@@ -322,7 +322,7 @@ def test_a_consumer_needs_the_rights_that_grant_consumer_gives_and_no_more(db, c
 
 def test_trimmed_history_is_told_to_a_new_consumer_who_must_accept_it(db, connect):
     connection = connect()
-    connection.execute("insert into pubsub.trimmed (branch_id, upto, commits) values (0, '100', 12)")
+    connection.execute("insert into revision.trimmed (branch_id, upto, commits) values (0, '100', 12)")
     commits(connection)
     with pytest.raises(HistoryTrimmed, match="12 commits"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1)

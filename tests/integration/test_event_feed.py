@@ -252,7 +252,7 @@ def test_a_source_that_lost_its_tail_is_told_and_repaired(db, other_db, connect_
     publish(source, *"abc")
     work(db, source=other_db, limit=1)
     work(db, source=other_db, limit=1)
-    source.execute("update pgmb.claim set version = 1, from_version = 0, upto = after, after = ''")
+    source.execute("""update pgchange.claim set version = 1, from_version = 0, upto = after, after = '""'""")
     with pytest.raises(SourceLostTail, match="airflow pgchange repair events:g"):
         lag(results, source, FEED)
     mark = one(source, "select pgmb.mark('g')")
@@ -331,7 +331,7 @@ def test_a_dropped_group_is_forgotten(connect):
     publish(connection, "a")
     claim(connection)
     connection.execute("select pgmb.drop_group('g')")
-    for table in ("subscription_groups", "subscriptions", "claim", "fault"):
+    for table in ("subscription_groups", "subscriptions", "claims", "fault"):
         assert one(connection, f"select count(*) from pgmb.{table}") == 0
 
 

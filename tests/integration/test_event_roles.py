@@ -112,7 +112,7 @@ def test_a_consumer_works_by_feed_and_by_hand(session, admin):
     connection.execute("select pgmb.set_group_cursor('g', %s, true)", [rows[-1]["next_cursor"]])
     for statement in (
         "update pgmb.subscription_groups set last_read_event_id = null",
-        "delete from pgmb.claim",
+        "delete from pgchange.claim",
         "select pgmb.drop_group('g')",
         "insert into pgmb.events (topic, payload) values ('t', '{}')",
     ):

@@ -220,7 +220,7 @@ def test_what_was_trimmed_before_a_restore_is_no_less_in_doubt_after_it(item):
     item.execute("insert into item values (13)")
     item.execute(
         "with gone as (delete from revision.commit_queue where commit_id = 13 returning *) "
-        "insert into pubsub.trimmed (branch_id, upto, commits) "
+        "insert into revision.trimmed (branch_id, upto, commits) "
         "select branch_id, (txid::text::bigint + 1)::text::xid8, 1 from gone"
     )
     item.execute("update revision.origin set written_in = '3'")

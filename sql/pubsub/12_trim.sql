@@ -68,7 +68,7 @@ begin
     end if;
     execute format(
         'with gone as (select branch_id, count(*) as commits, max(txid::text::bigint) + 1 as upto from %s group by 1), '
-        'noted as (insert into pubsub.trimmed (branch_id, upto, commits) '
+        'noted as (insert into revision.trimmed (branch_id, upto, commits) '
         'select branch_id, upto::text::xid8, commits from gone returning commits) select sum(commits) from noted', partition)
     into gone;
     execute format('truncate %s', partition);

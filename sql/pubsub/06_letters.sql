@@ -33,7 +33,7 @@ begin
     end if;
     -- Only what was trimmed can be missing.
     if exists (
-        select from pubsub.trimmed as t
+        select from revision.trimmed as t
         where t.branch_id = check_readable.branch_id
           and t.upto > pg_snapshot_xmin((batch -> 'bounds' ->> 'after')::pg_snapshot))
     then
@@ -104,15 +104,6 @@ as $$
         'commit_id', null, 'in_order', null)
 $$;
 comment on function pubsub.unmoved(jsonb) is 'The bounds of a batch that leaves its watermark at the position where it is.';
-
-create function pubsub.note_failure(consumer_id text, branch_id bigint, batch jsonb, error text) returns void
-language sql security definer
-set search_path = pg_catalog, pubsub, pg_temp
-as $$
-    select pgchange.note_failure('commit', pubsub.name_of(consumer_id, branch_id), batch, error)
-$$;
-comment on function pubsub.note_failure(text, bigint, jsonb, text) is
-    'Note at the source what the attempt on a batch failed on, for its dead letter.';
 
 create function pubsub.covers(at pubsub.watermark, bounds jsonb) returns boolean
 language sql immutable

@@ -44,7 +44,7 @@ begin
     perform pubsub.grant_consumer(role);
     perform dead_letter.grant_keeper(role);
     execute format($grants$
-        grant select on pubsub.trimmed to %1$s;
+        grant select on revision.trimmed to %1$s;
         grant execute on function
             pubsub.pending(text, bigint, jsonb), pubsub.skip_batch(text, bigint, text), pubsub.note_move(text, bigint, jsonb, jsonb), pubsub.move_consumer(text, bigint, jsonb, bigint),
             pubsub.is_known(text, bigint), pubsub.drop_consumer(text, bigint), pubsub.adopt_mark(text, bigint, jsonb),

@@ -57,7 +57,7 @@ begin
         return null;
     end if;
     mark := pgchange.record(
-        'topology', topology.name_of(consumer_id), topology.address(consumer_id), began_at,
+        'topology', topology.name_of(consumer_id), topology.address(consumer_id), "position",
         to_jsonb(at), batch -> 'bounds' -> 'upto', topology.here(), batch);
     return mark.batch;
 end
@@ -67,17 +67,23 @@ comment on function topology.claim(text, jsonb, integer, integer) is
     'a dead letter that is to be sent again before the next; '
     'null when nothing is ready. Call it on the primary of the catalogue, in a transaction of its own, holding the lock.';
 
-create function topology.changes("after" bigint[], upto bigint[])
-returns table (id text, term bigint, index bigint, event jsonb, written_at timestamptz)
+create function topology.in_work(consumer_id text, "position" jsonb) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select l.term || '/' || l.index, l.term, l.index, l.event::jsonb, l.written_at
-    from topology.log as l
-    where (l.term, l.index) > ("after"[1], "after"[2]) and (l.term, l.index) <= (upto[1], upto[2])
-    order by l.term, l.index
+    select pgchange.in_work(topology.pending(consumer_id, "position"))
 $$;
-comment on function topology.changes(bigint[], bigint[]) is 'The events behind one, {term, index}, up to another, in order.';
+comment on function topology.in_work(text, jsonb) is
+    'At the source: the batch that a position has not acked yet, with its attempts and the error of the last one; or null.';
+
+create function topology.note_failure(consumer_id text, batch jsonb, error text) returns void
+language sql security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select pgchange.note_failure('topology', topology.name_of(consumer_id), batch, error)
+$$;
+comment on function topology.note_failure(text, jsonb, text) is
+    'Note at the source what the attempt on a batch failed on, for its dead letter.';
 
 create function topology.advance(consumer_id text, batch jsonb) returns void
 language plpgsql volatile security definer

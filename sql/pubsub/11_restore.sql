@@ -216,8 +216,8 @@ begin
         perform pubsub.burn_xids(pubsub.renumber_commits(restored_at));
         perform pubsub.rewrite_queue();
         perform pubsub.rewrite_positions();
-        delete from pubsub.trimmed as t where t.commits = 0;
-        update pubsub.trimmed as t set upto = '3';
+        delete from revision.trimmed as t where t.commits = 0;
+        update revision.trimmed as t set upto = '3';
     elsif not pubsub.txids_look_kept() then
         raise exception using errcode = 'PC004', message = 'the transaction ids were not kept: this is a restored dump',
             hint = 'select pubsub.rebase_after_restore()';

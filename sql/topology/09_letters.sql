@@ -79,24 +79,6 @@ $$;
 comment on function topology.letter_batch(jsonb) is
     'The batch of the dead letter that a position carries: read by its recorded slices, acked where the position is now.';
 
-create function topology.in_work(consumer_id text, "position" jsonb) returns jsonb
-language sql stable security definer
-set search_path = pg_catalog, topology, pg_temp
-as $$
-    select pgchange.in_work(topology.pending(consumer_id, "position"))
-$$;
-comment on function topology.in_work(text, jsonb) is
-    'At the source: the batch that a position has not acked yet, with its attempts and the error of the last one; or null.';
-
-create function topology.note_failure(consumer_id text, batch jsonb, error text) returns void
-language sql security definer
-set search_path = pg_catalog, topology, pg_temp
-as $$
-    select pgchange.note_failure('topology', topology.name_of(consumer_id), batch, error)
-$$;
-comment on function topology.note_failure(text, jsonb, text) is
-    'Note at the source what the attempt on a batch failed on, for its dead letter.';
-
 create function topology.void_letters(consumer_id text, why text) returns void
 language sql
 set search_path = pg_catalog, topology, dead_letter, pg_temp

@@ -93,23 +93,6 @@ comment on function pubsub.skip(text, bigint, jsonb, text) is
     'Give up a claimed batch, as pubsub.in_work() of the source has it: it becomes a dead letter, or goes back to the one that '
     'it was sent from, whose number is returned; the consumer goes on behind it.';
 
-create function pubsub.in_work(consumer_id text, branch_id bigint, "position" jsonb) returns jsonb
-language sql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
-as $$
-    select pgchange.in_work(pubsub.pending(consumer_id, branch_id, "position"))
-$$;
-comment on function pubsub.in_work(text, bigint, jsonb) is
-    'At the source: the batch that a position has not acked yet, with its attempts and the error of the last one; or null.';
-
-create function pubsub.is_known(consumer_id text, branch_id bigint) returns boolean
-language sql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
-as $$
-    select pgchange.mark('commit', pubsub.name_of(consumer_id, branch_id)) is not null
-$$;
-comment on function pubsub.is_known(text, bigint) is 'Whether a consumer has claimed here, wherever its watermark is.';
-
 create function pubsub.skip_batch(consumer_id text, branch_id bigint, reason text) returns uuid
 language plpgsql security definer
 set search_path = pg_catalog, pubsub, pg_temp
@@ -169,7 +152,7 @@ begin
     end if;
     mark := pgchange.record(
         'commit', pubsub.name_of(consumer_id, branch_id), pubsub.address(consumer_id, branch_id),
-        ("position" ->> 'version')::bigint, pubsub.at("position"), pubsub.at(point - 'partial'), here, null);
+        "position", pubsub.at("position"), pubsub.at(point - 'partial'), here, null);
     return mark.version;
 end
 $$;
