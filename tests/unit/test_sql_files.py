@@ -16,7 +16,7 @@ from tests.suite.sql_reading import (
     written_twice,
 )
 
-READ_FORWARD = ("core", "dead_letters", "staging")
+READ_FORWARD = ("core", "dead_letters", "staging", "mbus")
 ROOT = Path(__file__).parents[2]
 
 
