@@ -14,7 +14,7 @@ begin
     if not exists (select from pg_catalog.pg_extension where extname = 'hstore') then
         execute 'create extension hstore';
     end if;
-    -- hstore may live in any schema. It is on the path for the type's name only, until the end: see 25_hstore.sql.
+    -- hstore may live in any schema. It is on the path for the type's name only, until the end: see 35_hstore.sql.
     perform pg_catalog.set_config('search_path', pg_catalog.format(
         'pg_catalog, mbus, %s, pg_temp',
         (select e.extnamespace::pg_catalog.regnamespace from pg_catalog.pg_extension as e where e.extname = 'hstore')), true);
@@ -191,6 +191,22 @@ create index on mbus.wake (consumer, part);
 alter table mbus.wake replica identity full;
 comment on table mbus.wake is
     'Messages apart whose predecessor was received out of order: to be looked at again by their consumer.';
+
+create table mbus.batch (
+    number bigint generated always as identity primary key,
+    consumer integer not null references mbus.consumer on delete cascade,
+    slot integer not null,
+    batch jsonb not null,
+    attempt integer not null default 1,
+    error text,
+    count bigint not null,
+    lowest bigint not null,
+    highest bigint not null,
+    claimed_at timestamptz not null default clock_timestamp()
+);
+create index on mbus.batch (consumer, number);
+comment on table mbus.batch is
+    'Batches that workers of a consumer''s feed claimed and did not ack: their messages are in mbus.apart between lowest and highest.';
 
 create table mbus.fault (
     id bigint generated always as identity primary key,

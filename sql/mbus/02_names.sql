@@ -1,4 +1,4 @@
--- What names may be, and what is made of them: queues, roles, locks.
+-- What names may be, and what is made of them: queues, functions, roles, locks.
 
 create function mbus.check_queue_name(qname text) returns void
 language plpgsql immutable
@@ -94,6 +94,43 @@ end
 $$;
 comment on function mbus.queue_of(text) is 'The queue that a message id belongs to; null for none that is known.';
 
+create function mbus.name_of(qname text, cname text) returns text
+language sql immutable
+set search_path from current
+as $$
+    select 'queue:' || concat_ws('/', qname, cname)
+$$;
+comment on function mbus.name_of(text, text) is 'A consumer''s name, as status shows it.';
+
+create function mbus.function_name(kind text, qname text, cname text default null) returns text
+language sql immutable
+set search_path from current
+as $$
+    select concat_ws('_', kind, qname, 'by_' || cname)
+$$;
+comment on function mbus.function_name(text, text, text) is 'The name of a queue''s own function.';
+
+create function mbus.queue_functions(known mbus.queue) returns text[]
+language sql immutable
+set search_path from current
+as $$
+    select array(
+        select mbus.function_name(kind, known.qname)
+        from unnest(array['post', 'postn', 'peek', 'clear_queue', 'run_on']) as kind)
+        || array['copy$' || known.id, 'entries$' || known.id, 'awaited$' || known.id, 'any$' || known.id]
+$$;
+comment on function mbus.queue_functions(mbus.queue) is 'The names of a queue''s own functions, without those of its consumers.';
+
+create function mbus.consumer_functions(known mbus.queue, c mbus.consumer) returns text[]
+language sql immutable
+set search_path from current
+as $$
+    select array(
+        select mbus.function_name(kind, known.qname, c.name) from unnest(array['consume', 'consumen', 'take_from']) as kind)
+        || array['look$' || c.id, 'safe$' || c.id, 'match$' || c.id, 'receive$' || c.id, 'find$' || c.id, 'single$' || c.id]
+$$;
+comment on function mbus.consumer_functions(mbus.queue, mbus.consumer) is 'The names of a consumer''s own functions.';
+
 create function mbus.role_name(kind text, qname text default null, cname text default null) returns text
 language sql stable
 as $$
@@ -127,6 +164,26 @@ language sql immutable
 as $$ select pg_catalog.hashtextextended('mbus message ' || id::text, queue) $$;
 comment on function mbus.message_key(integer, bigint) is 'The lock of one message that was consumed by itself, or is being taken.';
 
+create function mbus.slot_key(qname text, cname text, slot integer) returns bigint
+language sql immutable
+as $$ select pg_catalog.hashtextextended(pg_catalog.concat_ws('/', 'mbus slot', qname, cname), slot) $$;
+comment on function mbus.slot_key(text, text, integer) is 'The lock of one worker of a consumer''s feed.';
+
+create function mbus.held_slots(qname text, cname text) returns table (slot integer, mine boolean)
+language sql stable rows 2
+set search_path from current
+as $$
+    select s.slot, bool_or(l.pid = pg_backend_pid())
+    from generate_series(0, 63) as s(slot)
+    cross join lateral (select mbus.slot_key(qname, cname, s.slot) as key) as k
+    join pg_locks as l
+        on l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+       and (l.classid::bigint << 32 | l.objid::bigint) = k.key
+    group by s.slot
+$$;
+comment on function mbus.held_slots(text, text) is 'The slots that are held, and whether this session is among those who do.';
+
 create function mbus.temporary_key(name text) returns bigint
 language sql immutable
 as $$ select pg_catalog.hashtextextended('mbus temporary ' || name, 0) $$;
@@ -143,11 +200,3 @@ as $$
           and (l.classid::bigint << 32) | l.objid::bigint = mbus.temporary_key(name))
 $$;
 comment on function mbus.lives(text) is 'Whether the session of a temporary queue or consumer is still there.';
-
-create function mbus.name_of(qname text, cname text) returns text
-language sql immutable
-set search_path from current
-as $$
-    select 'queue:' || concat_ws('/', qname, cname)
-$$;
-comment on function mbus.name_of(text, text) is 'A consumer''s name, as status shows it.';

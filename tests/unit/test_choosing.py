@@ -212,7 +212,7 @@ def file(stem: str) -> Change:
     [
         ("sql/pgmb/21_claim", 3, "integration/test_event_feed.py"),
         ("sql/pgmb/21_claim", 1, "integration/test_event_"),
-        ("sql/mbus/09_claim", 1, "integration/test_queue_claims.py"),
+        ("sql/mbus/13_claim", 1, "integration/test_queue_claims.py"),
         ("sql/tube/27_claim", 1, "integration/test_tube_claim.py"),
         ("sql/topology/06_masters", 1, "integration/test_topology_masters.py"),
         ("airflow_pgchange/feeds/merge", 2, "integration/test_merge.py"),

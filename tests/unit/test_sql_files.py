@@ -16,7 +16,6 @@ from tests.suite.sql_reading import (
     written_twice,
 )
 
-READ_FORWARD = ("core", "dead_letters", "revision", "pubsub", "staging", "tube", "pgmb", "topology")
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,7 +26,7 @@ def files() -> list[SqlFile]:
     return [read(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
 
 
-@pytest.mark.parametrize("folder", READ_FORWARD)
+@pytest.mark.parametrize("folder", [system.folder for system in SYSTEMS])
 def test_a_file_uses_only_what_stands_in_it_or_before_it(files, folder):
     found = looking_forward(files)
     assert [name for name in found if name.startswith(f"sql/{folder}/")] == []

@@ -1,5 +1,10 @@
 -- What is in a queue: the messages that somebody is still to receive, or that nobody's selector matches.
 
+create function mbus.passed(id bigint, txid xid8, done bigint, late_xids xid8[], late_ids bigint[]) returns boolean
+language sql immutable
+as $$ select id <= done and coalesce(id <= late_ids[array_position(late_xids, txid)], true) $$;
+comment on function mbus.passed(bigint, xid8, bigint, xid8[], bigint[]) is 'Whether a position went past a message.';
+
 create function mbus.dones(consumer integer) returns bigint[]
 language sql stable
 set search_path from current
@@ -68,55 +73,6 @@ end
 $$;
 comment on function mbus.matches(integer, mbus.qt_model) is
     'Whether a consumer''s selector matches a message, or fails on it. Where few are asked, a query that calls each by name costs more.';
-
-create function mbus.make_views(known mbus.queue) returns void
-language plpgsql
-set search_path from current
-as $$
-declare
-    received text := (
-        select string_agg(format($sql$
-            case when %1$s = any (w.wanted) and (
-                %1$s = any (r.receipts)
-                or l.id <= (select mbus.dones(%1$s))[1 + mod(l.id, %2$s)]
-                   and not exists (
-                       select from late as e
-                       where e.consumer = %1$s and e.part = mod(l.id, %2$s) and e.xid = l.txid and l.id > e.upto)
-                   and not exists (select from mbus.apart as a where a.consumer = %1$s and a.id = l.id)
-            ) then %1$s end$sql$, c.id, known.consumers_cnt), ',' order by c.id) from mbus.consumer as c where c.qname = known.qname);
-begin
-    execute format($view$
-        create or replace view mbus.%1$I as
-        with late as materialized (select * from mbus.lates(%3$L))
-        select l.id, l.added::timestamp as added, coalesce(l.iid, %4$L || l.id) as iid,
-               l.delayed_until::timestamp as delayed_until, l.expires::timestamp as expires, s.received,
-               l.headers, l.properties, l.data, l.txid, w.wanted,
-               r.taken or case when w.wanted = '{}' then coalesce(l.not_for <> '{}', false) else w.wanted <@ s.received end as gone
-        from mbus.%2$I as l%6$s
-        cross join lateral (
-            select coalesce(array_agg(r.consumer), '{}') as receipts, coalesce(bool_or(r.consumer is null), false) as taken
-            from mbus.receipt as r where r.queue = %5$s and r.id = l.id
-        ) as r
-        cross join lateral (select array_remove(array[%7$s]::integer[], null) as received offset 0) as s
-        $view$,
-        'all$' || known.qname, 'log$' || known.qname, known.qname, known.qname || '.', known.id, mbus.wanted_by(known),
-        coalesce(received, ''));
-    execute format('comment on view mbus.%I is %L', 'all$' || known.qname,
-        'Every message in the log of queue ' || known.qname || ': by which consumers it is wanted and received, and whether it is gone.');
-    -- Made once: who reads it locks it before the other, so that who replaced both could wait for a reader that waits for them.
-    if to_regclass(format('mbus.%I', 'qt$' || known.qname)) is null then
-        execute format($view$
-            create view mbus.%1$I as
-            select a.id, a.added, a.iid, a.delayed_until, a.expires, a.received, a.headers, a.properties, a.data
-            from mbus.%2$I as a where not a.gone
-            $view$, 'qt$' || known.qname, 'all$' || known.qname);
-        execute format('comment on view mbus.%I is %L', 'qt$' || known.qname, 'The messages in queue ' || known.qname || '.');
-    end if;
-    perform mbus.make_entries_function(known);
-    perform mbus.make_any_function(known);
-end
-$$;
-comment on function mbus.make_views(mbus.queue) is 'Write the views of a queue, and the query of single messages, as its consumers are now.';
 
 create function mbus.reception(queue integer, consumers integer[], part integer, id bigint, txid xid8)
 returns table (consumer integer, received boolean)
@@ -252,97 +208,3 @@ $$;
 comment on function mbus.message_of(mbus.queue, bigint, integer[]) is
     'A message of the log, received by these. No view is read: who has one made anew or dropped would wait for a transaction that waits for '
     'them.';
-
-create function mbus.is_msg_exists(msgiid text) returns boolean
-language plpgsql stable security definer
-set search_path from current
-as $$
-declare
-    known mbus.queue := mbus.queue_of(msgiid);
-begin
-    if known.id is not null then
-        perform mbus.demand('consume', known.qname);
-        if exists (select from mbus.entries(known, msgiid) as e where not e.gone) then
-            return true;
-        end if;
-    end if;
-    return exists (select from mbus.dmq as d where d.iid = msgiid and mbus.is_admin())
-        or exists (select from mbus.tempq as t where t.iid = msgiid);
-end
-$$;
-comment on function mbus.is_msg_exists(text) is 'Whether a message is in its queue, or in the dmq.';
-
-create function mbus.peek(msgiid text) returns mbus.qt_model
-language plpgsql stable security definer
-set search_path from current
-as $$
-declare
-    known mbus.queue := mbus.queue_of(msgiid);
-    message mbus.qt_model;
-begin
-    if known.id is not null then
-        perform mbus.demand('consume', known.qname);
-        select m.* into message
-        from mbus.entries(known, msgiid) as e cross join mbus.message_of(known, e.id, e.received) as m
-        where not e.gone order by e.id limit 1;
-        if message.id is not null then
-            return message;
-        end if;
-    end if;
-    select d.id, d.added, d.iid, d.delayed_until, d.expires, d.received, d.headers, d.properties, d.data into message
-    from mbus.dmq as d where d.iid = msgiid and mbus.is_admin() order by d.id limit 1;
-    if message.id is null then
-        select t.id, t.added, t.iid, t.delayed_until, t.expires, t.received, t.headers, t.properties, t.data into message
-        from mbus.tempq as t where t.iid = msgiid;
-    end if;
-    return message;
-end
-$$;
-comment on function mbus.peek(text) is 'A message by its id, which stays where it is; null where there is none. Delay and expiry do not matter.';
-
-create function mbus.make_peek_function(known mbus.queue) returns void
-language plpgsql
-set search_path from current
-as $$
-begin
-    perform mbus.place('peek_' || known.qname, 'msgid text default null', 'boolean',
-        mbus.as_receiver('language plpgsql stable security definer'),
-        format($body$
-begin
-    %1$s
-    if msgid is null then
-        return mbus.%2$I();
-    end if;
-    return exists (select from mbus.entries(mbus.queue_named(%3$L), msgid) as e where not e.gone);
-end
-$body$, case when known.is_roles_security_model then format('perform mbus.demand(''consume'', %L);', known.qname) else '' end,
-            'any$' || known.id, known.qname),
-        format('Whether a message is in queue %s, or any is.', known.qname));
-end
-$$;
-comment on function mbus.make_peek_function(mbus.queue) is 'Write peek_<queue>.';
-
-create function mbus.estimated_messages(qname text) returns bigint
-language plpgsql stable security definer
-set search_path from current
-as $$
-declare
-    known mbus.queue := (select q from mbus.queue as q where q.qname = estimated_messages.qname);
-    counted bigint;
-begin
-    if known.id is null then
-        raise notice 'Queue % does not exists', qname;
-        return null;
-    end if;
-    perform mbus.demand('consume', known.qname);
-    execute format('select count(*) from (select from mbus.%I limit 10000) as m', 'qt$' || known.qname) into counted;
-    if counted = 10000 then
-        counted := greatest(counted, (
-            select pg_sequence_last_value(known.seq) - min(d) from mbus.consumer as c, unnest(mbus.dones(c.id)) as d
-            where c.qname = known.qname));
-    end if;
-    return counted;
-end
-$$;
-comment on function mbus.estimated_messages(text) is 'How many messages are in a queue: exact up to ten thousand, an estimate above; null, with a notice, where there '
-    'is none.';

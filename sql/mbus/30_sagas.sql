@@ -67,6 +67,23 @@ end
 $$;
 comment on function mbus.check_saga(jsonb) is 'Refuse a saga whose messages would not wait for each other.';
 
+create function mbus.saga_post(
+    known bigint, kind text, step text, qname text, data hstore, "after" text[], properties hstore default '', iid text default null
+) returns text
+language plpgsql
+set search_path from current
+as $$
+declare
+    posted text := mbus.post(
+        qname, data, case when "after" = '{}' then '' else hstore('consume_after', "after"::text) end,
+        properties || hstore(array['saga', known::text, 'kind', kind, 'step', step]), iid => saga_post.iid);
+begin
+    insert into mbus.saga_message (saga, iid, kind, step, "after") values (known, posted, kind, step, saga_post."after");
+    return posted;
+end
+$$;
+comment on function mbus.saga_post(bigint, text, text, text, hstore, text[], hstore, text) is 'Post a message of a saga, and note whose it is.';
+
 create function mbus.start_saga(description jsonb, data hstore) returns bigint
 language plpgsql security definer
 set search_path from current
@@ -120,20 +137,3 @@ $$;
 comment on function mbus.start_saga(jsonb, hstore) is
     'Post the messages of a saga, each with data; returns its number. The description is {name, bungs, end, rolled_back: queues, '
     'within: seconds or null, steps: [{name, queue, compensation: queue or null, after: [names]}]}, each step behind those that it comes after.';
-
-create function mbus.saga_post(
-    known bigint, kind text, step text, qname text, data hstore, "after" text[], properties hstore default '', iid text default null
-) returns text
-language plpgsql
-set search_path from current
-as $$
-declare
-    posted text := mbus.post(
-        qname, data, case when "after" = '{}' then '' else hstore('consume_after', "after"::text) end,
-        properties || hstore(array['saga', known::text, 'kind', kind, 'step', step]), iid => saga_post.iid);
-begin
-    insert into mbus.saga_message (saga, iid, kind, step, "after") values (known, posted, kind, step, saga_post."after");
-    return posted;
-end
-$$;
-comment on function mbus.saga_post(bigint, text, text, text, hstore, text[], hstore, text) is 'Post a message of a saga, and note whose it is.';

@@ -1,4 +1,4 @@
--- Views for people and other roles, what is done with messages by SQL, putting them back, and the queue of dead messages.
+-- Views for people and other roles, what is done with messages by SQL, and putting them back.
 
 create function mbus.columns_through(receiver regprocedure) returns integer[]
 language sql stable
@@ -84,42 +84,6 @@ $$;
 comment on function mbus.create_view(text, text, text, text) is
     'Make a view, public.<queue>_q unless named otherwise: who may select from it receives, who may insert into it posts, without a '
     'right to the queue itself.';
-
-create function mbus.post_dmq(
-    data hstore, headers hstore default null, properties hstore default null,
-    delayed_until timestamp default null, expires timestamp default null, iid text default null
-) returns text
-language plpgsql security definer
-set search_path from current
-as $$
-declare
-    number bigint := nextval(pg_get_serial_sequence('mbus.dmq', 'id'));
-    whose text := (mbus.queue_of(iid)).qname;
-    recipients integer[];
-begin
-    -- By its iid it holds up others, and is sent again to that queue.
-    if not mbus.is_admin() and not exists (
-        select from mbus.queue as q
-        where coalesce(q.qname = whose, true) and (mbus.may('post', q.qname) or mbus.may('consume', q.qname)))
-    then
-        perform mbus.deny();
-    end if;
-    begin
-        recipients := case when whose is not null then mbus.got_now(mbus.queue_named(whose), iid) end;
-    exception when unique_violation then
-        -- Received before by some, it is still there for others.
-        null;
-    end;
-    insert into mbus.dmq (id, iid, delayed_until, expires, received, headers, properties, data)
-    overriding system value
-    values (number, coalesce(post_dmq.iid, 'dmq.' || number), post_dmq.delayed_until, post_dmq.expires, recipients,
-            mbus.headers_for(coalesce(post_dmq.headers, ''), 'dmq'), post_dmq.properties, post_dmq.data);
-    return coalesce(iid, 'dmq.' || number);
-end
-$$;
-comment on function mbus.post_dmq(hstore, hstore, hstore, timestamp, timestamp, text) is
-    'Put a message that nobody can process among the dead ones, under its own iid; who waits for it goes on waiting. For who may post '
-    'to the queue of that iid, or consume from it.';
 
 create function mbus.create_run_function(qname text) returns void
 language plpgsql security definer

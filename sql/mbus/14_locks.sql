@@ -68,6 +68,19 @@ comment on function mbus.parts_at(mbus.queue, integer, integer[], integer, integ
     'Of some parts those in which there may be something for a consumer, the oldest message first, and what mbus.set_free() found where '
     'it was asked.';
 
+create function mbus.was_taken(queue integer, c integer, id bigint) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (
+        select from mbus.receipt as r
+        where r.queue = was_taken.queue and r.id = was_taken.id
+          and (r.consumer is null or r.consumer = c and r.txid is distinct from pg_current_xact_id_if_assigned()));
+end
+$$;
+comment on function mbus.was_taken(integer, integer, bigint) is
+    'Whether somebody else took a message for a consumer: what this transaction receives for it counts not.';
+
 create function mbus.claim_from(known mbus.queue, c integer, parts integer[], free bigint[], has_whole boolean) returns bigint
 language plpgsql
 as $$
@@ -104,19 +117,6 @@ $$;
 comment on function mbus.claim_from(mbus.queue, integer, integer[], bigint[], boolean) is
     'The next single message of parts that a consumer has locked, locked by itself unless they are locked whole; null for none.';
 
-create function mbus.was_taken(queue integer, c integer, id bigint) returns boolean
-language plpgsql stable
-as $$
-begin
-    return exists (
-        select from mbus.receipt as r
-        where r.queue = was_taken.queue and r.id = was_taken.id
-          and (r.consumer is null or r.consumer = c and r.txid is distinct from pg_current_xact_id_if_assigned()));
-end
-$$;
-comment on function mbus.was_taken(integer, integer, bigint) is
-    'Whether somebody else took a message for a consumer: what this transaction receives for it counts not.';
-
 create function mbus.check_isolation() returns void
 language plpgsql
 as $$
@@ -128,20 +128,6 @@ begin
 end
 $$;
 comment on function mbus.check_isolation() is 'Refuse a transaction that could not see what others have received since it began.';
-
-create function mbus.check_origin(known mbus.queue) returns void
-language plpgsql stable
-as $$
-begin
-    if not mbus.is_native() then
-        raise exception using errcode = 'PC004',
-            message = format('queue %s was restored from a dump, or upgraded: its transaction ids mean something else here',
-                             known.qname),
-            hint = 'select mbus.rebase_after_restore()';
-    end if;
-end
-$$;
-comment on function mbus.check_origin(mbus.queue) is 'Refuse a queue whose transaction ids are not those of this cluster.';
 
 create function mbus.claim(known mbus.queue, c integer, amt integer) returns bigint[]
 language plpgsql

@@ -1,4 +1,4 @@
--- Posting: one message a call, many through arrays, or COPY into the log.
+-- Posting to a queue, also a message that was received, to have it again: one a call, many through arrays, or COPY into the log.
 
 create function mbus.predecessors(consume_after text) returns text[]
 language plpgsql immutable
@@ -48,11 +48,6 @@ end
 $$;
 comment on function mbus.check_iid(mbus.queue, text) is
     'Refuse an id that is another queue''s, for it could not be found again, or that nobody was given.';
-
-create function mbus.passed(id bigint, txid xid8, done bigint, late_xids xid8[], late_ids bigint[]) returns boolean
-language sql immutable
-as $$ select id <= done and coalesce(id <= late_ids[array_position(late_xids, txid)], true) $$;
-comment on function mbus.passed(bigint, xid8, bigint, xid8[], bigint[]) is 'Whether a position went past a message.';
 
 create function mbus.got_now(known mbus.queue, iid text) returns integer[]
 language plpgsql stable
@@ -211,61 +206,3 @@ $body$, guard, known.qname, 'log$' || known.qname, known.qname || '.', 'post_' |
 end
 $$;
 comment on function mbus.make_post_functions(mbus.queue) is 'Write post_<queue> and postn_<queue>.';
-
-create function mbus.post(
-    qname text, data hstore, headers hstore default null, properties hstore default null,
-    delayed_until timestamp default null, expires timestamp default null, iid text default null
-) returns text
-language plpgsql
-set search_path from current
-as $$
-declare
-    posted text;
-begin
-    if qname like 'temp.%' then
-        return mbus.post_temp(qname, data, headers, properties, delayed_until, expires);
-    elsif qname = 'dmq' then
-        return mbus.post_dmq(data, headers, properties, delayed_until, expires, iid);
-    elsif qname is null or to_regprocedure(
-        format('mbus.%1$I(%2$s, %2$s, %2$s, timestamp, timestamp, text)', 'post_' || qname, pg_typeof(data))) is null
-    then
-        raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes one';
-    end if;
-    execute format('select mbus.%I($1, $2, $3, $4, $5, $6)', 'post_' || qname)
-    into posted using data, headers, properties, delayed_until, expires, iid;
-    return posted;
-end
-$$;
-comment on function mbus.post(text, hstore, hstore, hstore, timestamp, timestamp, text) is
-    'Post a message to a queue, also a temporary one; returns its iid.';
-
-create function mbus.get_iid(qname text) returns text
-language plpgsql security definer
-set search_path from current
-as $$
-declare
-    known mbus.queue := mbus.queue_named(qname, 'No such queue: %s');
-begin
-    perform mbus.demand('post', qname);
-    return known.qname || '.' || nextval(known.seq);
-end
-$$;
-comment on function mbus.get_iid(text) is 'An id for a message that is to be posted to a queue.';
-
-create function mbus.can_post(qname text) returns boolean
-language sql stable security definer
-set search_path from current
-as $$
-    select coalesce(mbus.may('post', qname) and exists (select from mbus.queue as q where q.qname = can_post.qname), false)
-$$;
-comment on function mbus.can_post(text) is 'Whether this session may post to a queue.';
-
-create function mbus.can_consume(qname text, cname text default 'default') returns boolean
-language sql stable security definer
-set search_path from current
-as $$
-    select coalesce(
-        mbus.may('consume', qname, cname)
-        and exists (select from mbus.consumer as c where c.qname = can_consume.qname and c.name = cname), false)
-$$;
-comment on function mbus.can_consume(text, text) is 'Whether this session may consume from a queue by a consumer.';

@@ -1,5 +1,73 @@
 -- Receiving messages.
 
+create function mbus.held_back(known mbus.queue, ids bigint[], consumers integer[]) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    -- In one order for all, so that those who take the same messages do not lock each other out.
+    perform pg_advisory_xact_lock_shared(k)
+    from (
+        select distinct mbus.part_key(c, mod(i, known.consumers_cnt)::integer) as k from unnest(ids) as i, unnest(consumers) as c
+        order by k
+    ) as keys;
+    perform pg_advisory_xact_lock(k) from (select mbus.message_key(known.id, i) as k from unnest(ids) as i order by k) as keys;
+    -- Only now: who held it for a claim may have committed that, and be at work on the batch.
+    perform pg_advisory_xact_lock_shared(k)
+    from (
+        select distinct mbus.slot_key(known.qname, c.name, b.slot) as k
+        from mbus.apart as a
+        join mbus.batch as b on b.number = a.batch
+        join mbus.consumer as c on c.id = a.consumer
+        where a.consumer = any (consumers) and a.id = any (ids)
+        order by k
+    ) as keys;
+    -- Where another worker adopted the batch of that slot meanwhile, its ack waits for this.
+    perform from mbus.apart as a where a.consumer = any (consumers) and a.id = any (ids) order by a.consumer, a.id for update;
+end
+$$;
+comment on function mbus.held_back(mbus.queue, bigint[], integer[]) is
+    'Wait until nobody holds these messages for these consumers, and keep others from receiving them until this transaction ends.';
+
+create function mbus.take_for(known mbus.queue, msgiid text, c integer) returns mbus.qt_model
+language plpgsql
+set search_path from current
+as $$
+declare
+    number bigint;
+    message mbus.qt_model;
+    ids bigint[] := array(select e.id from mbus.entries(known, msgiid) as e where not e.gone and (c is null or c = any (e.wanted)));
+begin
+    perform mbus.check_isolation();
+    if ids = '{}' then
+        return null;
+    end if;
+    perform mbus.held_back(known, ids, case when c is null
+        then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end);
+    ids := array(
+        select e.id from mbus.entries(known, msgiid) as e
+        where not e.gone and e.id = any (ids)
+          and (c is null or c = any (e.wanted) and c <> all (e.received)));
+    if ids = '{}' then
+        return null;
+    end if;
+    number := ids[1];
+    message := mbus.message_of(known, number, (select e.received from mbus.entries(known, msgiid) as e where e.id = number));
+    insert into mbus.receipt (queue, id, consumer, pending)
+    select known.id, e.id, c, array(select w from unnest(e.wanted) as w where w <> all (e.received))
+    from mbus.entries(known, msgiid) as e where e.id = any (ids) and (c is null or e.id = number);
+    delete from mbus.apart as a
+    where a.id = any (case when c is null then ids else array[number] end)
+      and a.consumer = any (case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end);
+    perform mbus.wake_up(
+        case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end, ids);
+    message.headers := message.headers || hstore('destination', known.qname);
+    return message;
+end
+$$;
+comment on function mbus.take_for(mbus.queue, text, integer) is
+    'Receive a message by its id for one consumer, or remove it for all (c is null); waits for who holds it.';
+
 create function mbus.make_consume_functions(known mbus.queue, c mbus.consumer) returns void
 language plpgsql
 set search_path from current
@@ -99,74 +167,6 @@ begin
 end
 $$;
 comment on function mbus.consume(text, text) is 'Receive a message of a queue, also a temporary one, for a consumer.';
-
-create function mbus.held_back(known mbus.queue, ids bigint[], consumers integer[]) returns void
-language plpgsql
-set search_path from current
-as $$
-begin
-    -- In one order for all, so that those who take the same messages do not lock each other out.
-    perform pg_advisory_xact_lock_shared(k)
-    from (
-        select distinct mbus.part_key(c, mod(i, known.consumers_cnt)::integer) as k from unnest(ids) as i, unnest(consumers) as c
-        order by k
-    ) as keys;
-    perform pg_advisory_xact_lock(k) from (select mbus.message_key(known.id, i) as k from unnest(ids) as i order by k) as keys;
-    -- Only now: who held it for a claim may have committed that, and be at work on the batch.
-    perform pg_advisory_xact_lock_shared(k)
-    from (
-        select distinct mbus.slot_key(known.qname, c.name, b.slot) as k
-        from mbus.apart as a
-        join mbus.batch as b on b.number = a.batch
-        join mbus.consumer as c on c.id = a.consumer
-        where a.consumer = any (consumers) and a.id = any (ids)
-        order by k
-    ) as keys;
-    -- Where another worker adopted the batch of that slot meanwhile, its ack waits for this.
-    perform from mbus.apart as a where a.consumer = any (consumers) and a.id = any (ids) order by a.consumer, a.id for update;
-end
-$$;
-comment on function mbus.held_back(mbus.queue, bigint[], integer[]) is
-    'Wait until nobody holds these messages for these consumers, and keep others from receiving them until this transaction ends.';
-
-create function mbus.take_for(known mbus.queue, msgiid text, c integer) returns mbus.qt_model
-language plpgsql
-set search_path from current
-as $$
-declare
-    number bigint;
-    message mbus.qt_model;
-    ids bigint[] := array(select e.id from mbus.entries(known, msgiid) as e where not e.gone and (c is null or c = any (e.wanted)));
-begin
-    perform mbus.check_isolation();
-    if ids = '{}' then
-        return null;
-    end if;
-    perform mbus.held_back(known, ids, case when c is null
-        then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end);
-    ids := array(
-        select e.id from mbus.entries(known, msgiid) as e
-        where not e.gone and e.id = any (ids)
-          and (c is null or c = any (e.wanted) and c <> all (e.received)));
-    if ids = '{}' then
-        return null;
-    end if;
-    number := ids[1];
-    message := mbus.message_of(known, number, (select e.received from mbus.entries(known, msgiid) as e where e.id = number));
-    insert into mbus.receipt (queue, id, consumer, pending)
-    select known.id, e.id, c, array(select w from unnest(e.wanted) as w where w <> all (e.received))
-    from mbus.entries(known, msgiid) as e where e.id = any (ids) and (c is null or e.id = number);
-    delete from mbus.apart as a
-    where a.id = any (case when c is null then ids else array[number] end)
-      and a.consumer = any (case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end);
-    perform mbus.wake_up(
-        case when c is null then array(select x.id from mbus.consumer as x where x.qname = known.qname) else array[c] end, ids);
-    message.headers := message.headers || hstore('destination', known.qname);
-    return message;
-end
-$$;
-comment on function mbus.take_for(mbus.queue, text, integer) is
-    'Receive a message by its id for one consumer, or remove it for all (c is null); waits for who holds it.';
 
 create function mbus.take(msgiid text) returns mbus.qt_model
 language plpgsql security definer

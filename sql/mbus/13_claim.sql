@@ -1,5 +1,19 @@
 -- What is handed out of the parts that a consumer has locked, and how far that brings it.
 
+create function mbus.check_origin(known mbus.queue) returns void
+language plpgsql stable
+as $$
+begin
+    if not mbus.is_native() then
+        raise exception using errcode = 'PC004',
+            message = format('queue %s was restored from a dump, or upgraded: its transaction ids mean something else here',
+                             known.qname),
+            hint = 'select mbus.rebase_after_restore()';
+    end if;
+end
+$$;
+comment on function mbus.check_origin(mbus.queue) is 'Refuse a queue whose transaction ids are not those of this cluster.';
+
 create function mbus.gone(known mbus.queue, c integer, above bigint) returns int8multirange
 language plpgsql stable
 as $$
@@ -44,24 +58,6 @@ end
 $$;
 comment on function mbus.look_ahead(mbus.queue, integer, bigint, integer) is
     'What a consumer would come upon next, up to an id, for who does not receive it.';
-
-create function mbus.open_in(now pg_snapshot, bound bigint) returns xid8[]
-language plpgsql stable
-as $$
-declare
-    upper bigint := pg_snapshot_xmax(now)::text::bigint;
-begin
-    if bound <= upper and pg_snapshot_xmin(now) = pg_snapshot_xmax(now) then
-        return '{}';
-    end if;
-    return array(
-        select x from pg_snapshot_xip(now) as x where x is distinct from pg_current_xact_id_if_assigned()
-        union all
-        select g::text::xid8 from generate_series(upper, bound - 1) as g
-        where g::text::xid8 is distinct from pg_current_xact_id_if_assigned());
-end
-$$;
-comment on function mbus.open_in(pg_snapshot, bigint) is 'The transactions below a bound that a snapshot does not see, but for this one.';
 
 create function mbus.from_log(known mbus.queue, c integer, parts integer[], amt integer) returns bigint[]
 language plpgsql

@@ -1,17 +1,5 @@
 -- Deleting what every consumer has received. Nobody steps over the dead rows: positions are beyond them.
 
-create function mbus.trim_sometimes(known mbus.queue, received integer) returns void
-language plpgsql
-as $$
-begin
-    if random() * (select count(*) from mbus.consumer as c where c.qname = known.qname) < 1 then
-        perform mbus.trim(known, 2000 + 2 * received);
-    end if;
-end
-$$;
-comment on function mbus.trim_sometimes(mbus.queue, integer) is
-    'Trim a queue, if it falls to this one of its consumers, each of which does its share.';
-
 create function mbus.trim(known mbus.queue, most integer) returns bigint
 language plpgsql
 set search_path from current
@@ -86,6 +74,18 @@ $$;
 comment on function mbus.trim(mbus.queue, integer) is
     'Delete messages among the next so many that every consumer has gone past; returns how many there were.';
 
+create function mbus.trim_sometimes(known mbus.queue, received integer) returns void
+language plpgsql
+as $$
+begin
+    if random() * (select count(*) from mbus.consumer as c where c.qname = known.qname) < 1 then
+        perform mbus.trim(known, 2000 + 2 * received);
+    end if;
+end
+$$;
+comment on function mbus.trim_sometimes(mbus.queue, integer) is
+    'Trim a queue, if it falls to this one of its consumers, each of which does its share.';
+
 create function mbus.sweep(known mbus.queue, clear boolean) returns bigint
 language plpgsql
 set search_path from current
@@ -146,29 +146,3 @@ $body$, known.qname, case when known.is_roles_security_model
 end
 $$;
 comment on function mbus.make_clear_function(mbus.queue) is 'Write clear_queue_<queue>.';
-
-create function mbus.maintain() returns bigint
-language plpgsql security definer
-set search_path from current
-set lock_timeout = '1s'
-as $$
-declare
-    known mbus.queue;
-    trimmed bigint := 0;
-    now_trimmed bigint;
-begin
-    for known in select q.* from mbus.queue as q order by q.qname loop
-        loop
-            now_trimmed := mbus.trim(known, 100000);
-            trimmed := trimmed + now_trimmed;
-            exit when now_trimmed = 0;
-        end loop;
-        trimmed := trimmed + mbus.sweep(known, false);
-    end loop;
-    -- Last: until this transaction ends nobody takes from the queue of a consumer that it removes.
-    perform mbus.clear_tempq();
-    return trimmed;
-end
-$$;
-comment on function mbus.maintain() is
-    'Delete from all queues what everybody has received and what expired, and temporary queues and consumers whose sessions ended; returns how many messages.';

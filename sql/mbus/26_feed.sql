@@ -4,27 +4,6 @@
 -- they count as received only when the batch is acked. Each worker of a consumer holds one lock, its slot; a batch belongs to
 -- the slot of its worker. A batch whose slot nobody holds is the next that is claimed, whoever claims.
 
-create table mbus.batch (
-    number bigint generated always as identity primary key,
-    consumer integer not null references mbus.consumer on delete cascade,
-    slot integer not null,
-    batch jsonb not null,
-    attempt integer not null default 1,
-    error text,
-    count bigint not null,
-    lowest bigint not null,
-    highest bigint not null,
-    claimed_at timestamptz not null default clock_timestamp()
-);
-create index on mbus.batch (consumer, number);
-comment on table mbus.batch is
-    'Batches that workers of a consumer''s feed claimed and did not ack: their messages are in mbus.apart between lowest and highest.';
-
-create function mbus.slot_key(qname text, cname text, slot integer) returns bigint
-language sql immutable
-as $$ select pg_catalog.hashtextextended(pg_catalog.concat_ws('/', 'mbus slot', qname, cname), slot) $$;
-comment on function mbus.slot_key(text, text, integer) is 'The lock of one worker of a consumer''s feed.';
-
 create function mbus.feed_lock(qname text, cname text) returns boolean
 language plpgsql security definer
 set search_path from current
@@ -41,21 +20,6 @@ $$;
 comment on function mbus.feed_lock(text, text) is
     'Take one of the 64 places that workers of a consumer''s feed have, until the transaction ends. It reads no table, so that nothing '
     'but the lock is held.';
-
-create function mbus.held_slots(qname text, cname text) returns table (slot integer, mine boolean)
-language sql stable rows 2
-set search_path from current
-as $$
-    select s.slot, bool_or(l.pid = pg_backend_pid())
-    from generate_series(0, 63) as s(slot)
-    cross join lateral (select mbus.slot_key(qname, cname, s.slot) as key) as k
-    join pg_locks as l
-        on l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-       and (l.classid::bigint << 32 | l.objid::bigint) = k.key
-    group by s.slot
-$$;
-comment on function mbus.held_slots(text, text) is 'The slots that are held, and whether this session is among those who do.';
 
 create function mbus.feed_locked(qname text, cname text) returns boolean
 language sql stable security definer
@@ -109,6 +73,22 @@ $$;
 comment on function mbus.pending(text, mbus.consumer, integer) is
     'The batches of a consumer that were claimed and are not at work, that of a slot first.';
 
+create function mbus.dissolve(known mbus.queue, mark mbus.batch) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    execute format(
+        'update mbus.apart as a set batch = null, due = ''-infinity'', '
+        'expires = (select l.expires from mbus.%I as l where l.id = a.id) '
+        'where a.consumer = $1 and a.batch = $2 and a.id between $3 and $4', 'log$' || known.qname)
+    using mark.consumer, mark.number, mark.lowest, mark.highest;
+    delete from mbus.batch as b where b.number = mark.number;
+end
+$$;
+comment on function mbus.dissolve(mbus.queue, mbus.batch) is
+    'Hand the messages of a batch back to its consumer: some of them were taken from it, or deleted, so it is no longer the same.';
+
 create function mbus.adopt(qname text, c mbus.consumer, new_slot integer, max_attempts integer) returns mbus.batch
 language plpgsql
 set search_path from current
@@ -150,19 +130,3 @@ end
 $$;
 comment on function mbus.adopt(text, mbus.consumer, integer, integer) is
     'The next batch that was claimed and is not at work, as this slot''s, with the attempt counted; null for none.';
-
-create function mbus.dissolve(known mbus.queue, mark mbus.batch) returns void
-language plpgsql
-set search_path from current
-as $$
-begin
-    execute format(
-        'update mbus.apart as a set batch = null, due = ''-infinity'', '
-        'expires = (select l.expires from mbus.%I as l where l.id = a.id) '
-        'where a.consumer = $1 and a.batch = $2 and a.id between $3 and $4', 'log$' || known.qname)
-    using mark.consumer, mark.number, mark.lowest, mark.highest;
-    delete from mbus.batch as b where b.number = mark.number;
-end
-$$;
-comment on function mbus.dissolve(mbus.queue, mbus.batch) is
-    'Hand the messages of a batch back to its consumer: some of them were taken from it, or deleted, so it is no longer the same.';

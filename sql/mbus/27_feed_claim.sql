@@ -1,5 +1,43 @@
 -- The batch of a feed: claimed in a transaction of its own, read, acked with the results.
 
+create function mbus.set_by(known mbus.queue, c mbus.consumer, my_slot integer, ids bigint[]) returns mbus.batch
+language plpgsql
+set search_path from current
+as $$
+declare
+    mark mbus.batch;
+    slices jsonb;
+    oldest timestamptz;
+begin
+    -- What was claimed is not received before the ack.
+    delete from mbus.receipt as r
+    where r.queue = known.id and r.consumer = c.id and r.id = any (ids) and r.txid = pg_current_xact_id();
+    with numbered as (
+        select i as id, (row_number() over (order by i) - 1) / 10000 as slice from unnest(ids) as i
+    ), sliced as (
+        select count(*) as counted, min(n.id) as lowest, max(n.id) as highest from numbered as n group by n.slice
+    )
+    select jsonb_agg(jsonb_build_object('count', s.counted, 'after', s.lowest - 1, 'upto', s.highest) order by s.lowest)
+    into slices from sliced as s;
+    insert into mbus.batch (consumer, slot, batch, count, lowest, highest)
+    values (c.id, my_slot, '{}', cardinality(ids), (slices -> 0 ->> 'after')::bigint + 1, (slices -> -1 ->> 'upto')::bigint)
+    returning * into mark;
+    insert into mbus.apart (consumer, id, part, due, batch)
+    select c.id, i, mod(i, known.consumers_cnt), 'infinity', mark.number from unnest(ids) as i;
+    execute format('select l.added from mbus.%I as l where l.id = $1', 'log$' || known.qname) into oldest using mark.lowest;
+    update mbus.batch as b set batch = jsonb_build_object(
+        -- Not made of numbers: a restored database gives them again, to other messages.
+        'id', gen_random_uuid(),
+        'version', mark.number, 'count', mark.count, 'slices', slices, 'oldest', oldest,
+        'bounds', jsonb_build_object('number', mark.number, 'consumer', c.id, 'lowest', mark.lowest, 'highest', mark.highest))
+    where b.number = mark.number
+    returning b.* into mark;
+    return mark;
+end
+$$;
+comment on function mbus.set_by(mbus.queue, mbus.consumer, integer, bigint[]) is
+    'Keep messages that were just claimed as a batch: nobody else has them, and they are not received yet.';
+
 create function mbus.feed_claim(
     qname text, cname text, "position" jsonb, max_changes integer, max_attempts integer default null
 ) returns jsonb
@@ -49,44 +87,6 @@ $$;
 comment on function mbus.feed_claim(text, text, jsonb, integer, integer) is
     'Record and return the next batch of a consumer, or one that was claimed and never acked, with the attempt counted; null when '
     'nothing is ready. Call it in a transaction of its own, while the transaction of "position" holds a lock of the feed.';
-
-create function mbus.set_by(known mbus.queue, c mbus.consumer, my_slot integer, ids bigint[]) returns mbus.batch
-language plpgsql
-set search_path from current
-as $$
-declare
-    mark mbus.batch;
-    slices jsonb;
-    oldest timestamptz;
-begin
-    -- What was claimed is not received before the ack.
-    delete from mbus.receipt as r
-    where r.queue = known.id and r.consumer = c.id and r.id = any (ids) and r.txid = pg_current_xact_id();
-    with numbered as (
-        select i as id, (row_number() over (order by i) - 1) / 10000 as slice from unnest(ids) as i
-    ), sliced as (
-        select count(*) as counted, min(n.id) as lowest, max(n.id) as highest from numbered as n group by n.slice
-    )
-    select jsonb_agg(jsonb_build_object('count', s.counted, 'after', s.lowest - 1, 'upto', s.highest) order by s.lowest)
-    into slices from sliced as s;
-    insert into mbus.batch (consumer, slot, batch, count, lowest, highest)
-    values (c.id, my_slot, '{}', cardinality(ids), (slices -> 0 ->> 'after')::bigint + 1, (slices -> -1 ->> 'upto')::bigint)
-    returning * into mark;
-    insert into mbus.apart (consumer, id, part, due, batch)
-    select c.id, i, mod(i, known.consumers_cnt), 'infinity', mark.number from unnest(ids) as i;
-    execute format('select l.added from mbus.%I as l where l.id = $1', 'log$' || known.qname) into oldest using mark.lowest;
-    update mbus.batch as b set batch = jsonb_build_object(
-        -- Not made of numbers: a restored database gives them again, to other messages.
-        'id', gen_random_uuid(),
-        'version', mark.number, 'count', mark.count, 'slices', slices, 'oldest', oldest,
-        'bounds', jsonb_build_object('number', mark.number, 'consumer', c.id, 'lowest', mark.lowest, 'highest', mark.highest))
-    where b.number = mark.number
-    returning b.* into mark;
-    return mark;
-end
-$$;
-comment on function mbus.set_by(mbus.queue, mbus.consumer, integer, bigint[]) is
-    'Keep messages that were just claimed as a batch: nobody else has them, and they are not received yet.';
 
 create function mbus.feed_changes(qname text, cname text, batch jsonb, "after" bigint, upto bigint)
 returns table (

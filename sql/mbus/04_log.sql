@@ -1,0 +1,81 @@
+-- What is made for each queue: its log, and functions of its own that carry its name.
+
+create function mbus.make_log(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    sequence text := format('mbus.%I', 'seq$' || known.qname);
+begin
+    -- That of a queue of this name that was dropped is there still: its ids may be waited for, or be a saga's.
+    if to_regclass(sequence) is null then
+        execute format('create sequence %s', sequence);
+        execute format('comment on sequence %s is %L', sequence, 'The ids of the messages of queue ' || known.qname || '.');
+    end if;
+    -- A message's transaction has its id before the message draws its own: what a reader cannot see yet, of a transaction with
+    -- an id that is younger than its snapshot, has a higher id than any that was drawn before.
+    execute format($table$
+        create table mbus.%1$I (
+            data %4$s,
+            headers %4$s not null default %4$s(array[
+                'seenby', '{' || current_database() || '}', 'source_db', current_database()::text,
+                'destination_queue', %2$L, 'enqueue_time', clock_timestamp()::timestamp::text]),
+            properties %4$s,
+            delayed_until timestamptz,
+            expires timestamptz,
+            iid text,
+            not_for integer[],
+            id bigint primary key default case when pg_current_xact_id() is not null then nextval(%3$L) end,
+            added timestamptz not null default clock_timestamp(),
+            txid xid8 not null default pg_current_xact_id(),
+            -- Malformed, it would fail who receives and not who posts.
+            check (array_position((headers -> 'consume_after')::text[], null) is null),
+            -- At the ends of time there are moments that the time zone of who receives has not.
+            constraint times_of_every_time_zone check (
+                (delayed_until between '0001-01-01 UTC' and '100000-01-01 UTC' or not isfinite(delayed_until))
+                and (expires between '0001-01-01 UTC' and '100000-01-01 UTC' or not isfinite(expires))),
+            special boolean not null generated always as (delayed_until is not null or headers ? 'consume_after') stored
+        ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000,
+                autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.2,
+                autovacuum_vacuum_cost_delay = 0)
+        $table$, 'log$' || known.qname, known.qname, sequence, pg_typeof((null::mbus.qt_model).data));
+    execute format('create index on mbus.%I (txid, id)', 'log$' || known.qname);
+    execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
+    execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
+        'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. not_for: '
+        'the consumers that had a message before it was put back, or are to have it still; null for one that was not put back.');
+    update mbus.queue as q set
+        seq = to_regclass(sequence), began = coalesce(pg_sequence_last_value(to_regclass(sequence)), 0)
+    where q.id = known.id;
+end
+$$;
+comment on function mbus.make_log(mbus.queue) is 'Make the tables of a queue.';
+
+create function mbus.place(
+    name text, arguments text, returned text, options text, body text, note text, pinned boolean default true
+) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    signature text := format('mbus.%I(%s)', mbus.check_length(name), regexp_replace(arguments, ' default [^,]*', '', 'g'));
+begin
+    execute format('create or replace function mbus.%I(%s) returns %s %s %s as %L',
+        name, arguments, returned, options,
+        case when pinned then format('set search_path = %s', current_setting('search_path')) end, body);
+    execute format('comment on function %s is %L', signature, note);
+    execute format('revoke all on function %s from public', signature);
+end
+$$;
+comment on function mbus.place(text, text, text, text, text, text, boolean) is
+    'Write one of the functions of a queue, anew if it is there; not pinned, it has the settings of those who call it, search_path too.';
+
+create function mbus.as_receiver(options text) returns text
+language sql immutable
+set search_path from current
+as $$
+    -- What is called below runs with these too: each of its own would be paid for at every message.
+    select options || ' set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off set enable_hashjoin = off '
+        'set enable_sort = off set jit = off set max_parallel_workers_per_gather = 0 set plan_cache_mode = force_generic_plan'
+$$;
+comment on function mbus.as_receiver(text) is 'The options of a function that looks for what a consumer may have next, or that calls one.';

@@ -1,0 +1,95 @@
+-- Posting by the name of a queue, to a temporary one, or among the dead messages.
+
+create function mbus.post_dmq(
+    data hstore, headers hstore default null, properties hstore default null,
+    delayed_until timestamp default null, expires timestamp default null, iid text default null
+) returns text
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    number bigint := nextval(pg_get_serial_sequence('mbus.dmq', 'id'));
+    whose text := (mbus.queue_of(iid)).qname;
+    recipients integer[];
+begin
+    -- By its iid it holds up others, and is sent again to that queue.
+    if not mbus.is_admin() and not exists (
+        select from mbus.queue as q
+        where coalesce(q.qname = whose, true) and (mbus.may('post', q.qname) or mbus.may('consume', q.qname)))
+    then
+        perform mbus.deny();
+    end if;
+    begin
+        recipients := case when whose is not null then mbus.got_now(mbus.queue_named(whose), iid) end;
+    exception when unique_violation then
+        -- Received before by some, it is still there for others.
+        null;
+    end;
+    insert into mbus.dmq (id, iid, delayed_until, expires, received, headers, properties, data)
+    overriding system value
+    values (number, coalesce(post_dmq.iid, 'dmq.' || number), post_dmq.delayed_until, post_dmq.expires, recipients,
+            mbus.headers_for(coalesce(post_dmq.headers, ''), 'dmq'), post_dmq.properties, post_dmq.data);
+    return coalesce(iid, 'dmq.' || number);
+end
+$$;
+comment on function mbus.post_dmq(hstore, hstore, hstore, timestamp, timestamp, text) is
+    'Put a message that nobody can process among the dead ones, under its own iid; who waits for it goes on waiting. For who may post '
+    'to the queue of that iid, or consume from it.';
+
+create function mbus.post(
+    qname text, data hstore, headers hstore default null, properties hstore default null,
+    delayed_until timestamp default null, expires timestamp default null, iid text default null
+) returns text
+language plpgsql
+set search_path from current
+as $$
+declare
+    posted text;
+begin
+    if qname like 'temp.%' then
+        return mbus.post_temp(qname, data, headers, properties, delayed_until, expires);
+    elsif qname = 'dmq' then
+        return mbus.post_dmq(data, headers, properties, delayed_until, expires, iid);
+    elsif qname is null or to_regprocedure(
+        format('mbus.%1$I(%2$s, %2$s, %2$s, timestamp, timestamp, text)', 'post_' || qname, pg_typeof(data))) is null
+    then
+        raise undefined_object using message = format('Unknown queue:%s', qname), hint = 'mbus.create_queue() makes one';
+    end if;
+    execute format('select mbus.%I($1, $2, $3, $4, $5, $6)', 'post_' || qname)
+    into posted using data, headers, properties, delayed_until, expires, iid;
+    return posted;
+end
+$$;
+comment on function mbus.post(text, hstore, hstore, hstore, timestamp, timestamp, text) is
+    'Post a message to a queue, also a temporary one; returns its iid.';
+
+create function mbus.get_iid(qname text) returns text
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname, 'No such queue: %s');
+begin
+    perform mbus.demand('post', qname);
+    return known.qname || '.' || nextval(known.seq);
+end
+$$;
+comment on function mbus.get_iid(text) is 'An id for a message that is to be posted to a queue.';
+
+create function mbus.can_post(qname text) returns boolean
+language sql stable security definer
+set search_path from current
+as $$
+    select coalesce(mbus.may('post', qname) and exists (select from mbus.queue as q where q.qname = can_post.qname), false)
+$$;
+comment on function mbus.can_post(text) is 'Whether this session may post to a queue.';
+
+create function mbus.can_consume(qname text, cname text default 'default') returns boolean
+language sql stable security definer
+set search_path from current
+as $$
+    select coalesce(
+        mbus.may('consume', qname, cname)
+        and exists (select from mbus.consumer as c where c.qname = can_consume.qname and c.name = cname), false)
+$$;
+comment on function mbus.can_consume(text, text) is 'Whether this session may consume from a queue by a consumer.';

@@ -1,0 +1,155 @@
+-- Single messages: found along one index in the order of all parts, and received from their part.
+--
+-- A level says from where on to look, so that neither what was received nor the number of parts is paid for at every message. It only
+-- repeats what follows from the positions: whoever raises one looks at what is between the last and the first message that is not
+-- received, by a snapshot, and notes what that could not see: transactions that were open, and parts that others were at. Levels are only
+-- added, nobody waits for another, and what a claim that is rolled back had found out goes with it.
+--
+-- What is found is received under the lock of its part, where the part still stands as the same snapshot saw it. What has to wait, or
+-- comes from apart, goes the way of batches.
+
+create type mbus.start as (
+    version bigint, whole bigint, whole_xids xid8[], whole_ids bigint[],
+    done bigint, late_xids xid8[], busy integer[], froms bigint[], has_apart boolean
+);
+comment on type mbus.start is
+    'From where on a single message is looked for: the position of all parts that have no younger one, the level, and whether '
+    'there are messages apart.';
+
+create type mbus.head as (id bigint, part integer, version bigint, is_plain boolean);
+comment on type mbus.head is
+    'A message that a consumer may have next, and the version of the position of its part by which that was seen; what is not plain is '
+    'received as by a batch.';
+
+create type mbus.found as (now pg_snapshot, heads mbus.head[]);
+comment on type mbus.found is 'The messages that a consumer may have next, in order, and the snapshot by which they were seen.';
+
+create function mbus.starts_at(c integer) returns setof mbus.start
+language sql stable rows 1
+as $$
+    select coalesce(w.version, 0), w.done, w.late_xids, w.late_ids,
+           case when x.is_level then l.done else coalesce(w.done, 0) end,
+           case when x.is_level then l.late_xids else coalesce(w.late_xids, '{}') end,
+           case when x.is_level then l.busy else '{}' end, case when x.is_level then l.froms else '{}' end,
+           exists (select from mbus.apart as a where a.consumer = c)
+    from (values (0)) as one
+    left join lateral (
+        select p.version, p.done, p.late_xids, p.late_ids from mbus.position as p
+        where p.consumer = c and p.part between -1 and -1
+        order by p.part desc, p.version desc limit 1
+    ) as w on true
+    left join lateral (
+        select l.done, l.late_xids, l.busy, l.froms from mbus.level as l
+        where l.consumer = c
+        order by l.done desc limit 1
+    ) as l on true
+    cross join lateral (select coalesce(l.done >= coalesce(w.done, 0), false)) as x(is_level)
+$$;
+comment on function mbus.starts_at(integer) is 'From where on the next single message of a consumer is looked for.';
+
+create function mbus.make_find_function(known mbus.queue, c mbus.consumer) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    -- %%1$s are the rows, %%2$s is which of them, %%3$s which are wanted.
+    seek text := $sql$
+            select row(t.id, mod(t.id, %1$s)::integer, coalesce(p.version, start.version), %2$s)::mbus.head as head
+            from %%1$s as t
+            left join lateral (
+                select p.version, p.done, p.late_xids, p.late_ids from mbus.position as p
+                where p.consumer = %3$s and p.part between mod(t.id, %1$s)::integer and mod(t.id, %1$s)::integer and p.version > start.version
+                order by p.part desc, p.version desc limit 1
+            ) as p on true
+            where %%2$s and mod(t.id, %1$s)::integer <> all (busy) and %%3$s
+              -- Each by itself: most have been received, and are not asked about.
+              and case when coalesce(
+                      mbus.passed(t.id, t.pgchange_txid, p.done, p.late_xids, p.late_ids),
+                      mbus.passed(t.id, t.pgchange_txid, start.whole, start.whole_xids, start.whole_ids)) then false
+                  else not exists (
+                      select from mbus.receipt as r
+                      where r.queue = %4$s and coalesce(r.consumer, 0) = any (array[0, %3$s]) and r.id = t.id offset 0) end
+            order by t.id$sql$;
+    body text := $body$
+    if start.late_xids <> '{}' or start.busy <> '{}' then
+        found.heads := array(
+            select x.head
+            from (
+                select s.head
+                from unnest(start.late_xids) as e(xid)
+                cross join lateral (%1$s
+                    limit most
+                ) as s
+                where pg_visible_in_snapshot(e.xid, found.now) or e.xid = pg_current_xact_id_if_assigned()
+                union all
+                select s.head
+                from unnest(start.busy, start.froms) as b(part, above)
+                cross join lateral (%2$s
+                    limit 1
+                ) as s
+                where b.part <> all (busy)
+            ) as x
+            order by (x.head).id
+            limit most);
+    end if;
+    if cardinality(found.heads) < most then
+        found.heads := found.heads || array(%3$s
+            limit most - cardinality(found.heads));
+    end if;
+    return found;$body$;
+    rows_of_log text := mbus.selectable(known);
+    texts text[];
+    is_safe boolean;
+    made text;
+    wanted text;
+begin
+    foreach is_safe in array array[false, true] loop
+        made := format(seek, known.consumers_cnt, case when is_safe then 'false' else 'not t.pgchange_special' end, c.id, known.id);
+        wanted := mbus.wanted_of(c, is_safe);
+        texts := texts || format(body,
+            format(made, rows_of_log, 't.pgchange_txid = e.xid and t.id <= start.done', wanted),
+            format(made, rows_of_log,
+                format('t.id > b.above and t.id <= start.done and mod(t.id, %s) = b.part', known.consumers_cnt), wanted),
+            format(made, rows_of_log, 't.id > start.done and t.id <= horizon', wanted));
+    end loop;
+    perform mbus.place('find$' || c.id, 'start mbus.start, horizon bigint, busy integer[], most integer', 'mbus.found',
+        'language plpgsql stable' || case when c.selector is not null then ' ' || pgchange.settings() else '' end,
+        format($body$
+#variable_conflict use_column
+declare
+    found mbus.found := row(pg_current_snapshot(), '{}');
+begin%1$s%2$s
+end
+$body$, texts[1], case when c.selector is not null then format($body$
+exception when others or assert_failure then
+    if sqlstate ~ '^(40|53|57)' then
+        raise;
+    end if;
+    found.heads := '{}';%s$body$, texts[2]) end),
+        format('The messages that consumer %s of queue %s may have next, one at a time.', c.name, known.qname),
+        pinned => false);
+end
+$$;
+comment on function mbus.make_find_function(mbus.queue, mbus.consumer) is
+    'Write a consumer''s own query for single messages, in which its selector stands. Where that fails, every message is received as by a '
+    'batch, which knows what to do.';
+
+create function mbus.heads_apart(c integer, parts integer[], free bigint[], most integer) returns mbus.head[]
+language plpgsql stable
+as $$
+begin
+    return array(
+        select row(min(h.id), h.part, null, false)::mbus.head
+        from (
+            (select a.id, a.part from mbus.apart as a
+             where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity' and a.part = any (parts)
+             order by a.id limit most)
+            union all
+            select a.id, a.part from mbus.apart as a where a.consumer = c and a.id = any (free)
+        ) as h
+        group by h.part
+        order by min(h.id));
+end
+$$;
+comment on function mbus.heads_apart(integer, integer[], bigint[], integer) is
+    'The messages apart that a consumer may have next, also of those that mbus.set_free() found, one a part.';

@@ -1,0 +1,162 @@
+-- Receiving single messages: what was found is received, and the level raised behind it.
+
+create function mbus.settle(queue integer, c integer, start mbus.start, h mbus.head, now pg_snapshot, bound bigint) returns boolean
+language plpgsql
+as $$
+declare
+    stood mbus.position;
+    mine xid8 := pg_current_xact_id();
+    open xid8[] := mbus.open_in(now, bound);
+begin
+    if open = '{}' then
+        -- Mostly nobody else is at work, and this says it all.
+        update mbus.position as p set
+            version = p.version + 1, done = h.id, began = case when p.txid = mine then p.began else p.done end,
+            began_xids = case when p.txid = mine then p.began_xids else '{}' end,
+            began_ids = case when p.txid = mine then p.began_ids else '{}' end, txid = mine
+        where p.ctid = (
+                select x.ctid from mbus.position as x where x.consumer = c and x.part between h.part and h.part
+                order by x.part desc, x.version desc limit 1)
+          and p.version = h.version and p.version > start.version and p.late_xids = '{}'
+          and start.version >= coalesce((
+              select w.version from mbus.position as w where w.consumer = c and w.part between -1 and -1
+              order by w.part desc, w.version desc limit 1), 0)
+          and not exists (
+              select from mbus.receipt as r
+              where r.queue = settle.queue and coalesce(r.consumer, 0) = any (array[0, c]) and r.id = h.id);
+        if found then
+            return true;
+        end if;
+    end if;
+    select p.* into stood from mbus.stands_at(c, h.part) as p;
+    if coalesce(stood.version, 0) <> h.version or mbus.was_taken(queue, c, h.id) then
+        return false;
+    end if;
+    perform mbus.keep_apart(
+        c, row(array[h.part], start.version, array[h.version], null, null, null, null, null, null)::mbus.standing, h.id, open,
+        h.id <= stood.done, array(select x from unnest(stood.late_xids) as x where pg_visible_in_snapshot(x, now) or x = mine), h.id);
+    return true;
+end
+$$;
+comment on function mbus.settle(integer, integer, mbus.start, mbus.head, pg_snapshot, bigint) is
+    'Move a part on to a message that was found in it by a snapshot; false where another has moved it since, or taken that message.';
+
+create function mbus.raise_level(c integer, start mbus.start, horizon bigint, bound bigint, next mbus.found, busy integer[]) returns void
+language plpgsql
+as $$
+declare
+    reached bigint := coalesce(next.heads[1].id - 1, horizon);
+    froms bigint[];
+    late xid8[];
+begin
+    -- What is late, or was left in a part that others were at, and can be had now, is had first.
+    if reached <= start.done or cardinality(busy) > 64 then
+        return;
+    end if;
+    select coalesce(array_agg(least(coalesce(p.done, 0), f.above)), '{}'), mbus.open_in(next.now, bound)
+    into froms, late
+    from unnest(busy) as b(part)
+    left join lateral mbus.stands_at(c, b.part) as p on true
+    left join unnest(start.busy, start.froms) as f(part, above) on f.part = b.part;
+    if busy <> '{}' then
+        late := array(
+            select unnest(late)
+            union select x from unnest(busy) as b(part) cross join mbus.stands_at(c, b.part) as p cross join unnest(p.late_xids) as x);
+    end if;
+    insert into mbus.level (consumer, done, late_xids, busy, froms) values (c, reached, late, busy, froms);
+    delete from mbus.level as l
+    where l.ctid = any (array(
+        select x.ctid from mbus.level as x where x.consumer = c and x.done < reached for update skip locked));
+end
+$$;
+comment on function mbus.raise_level(integer, mbus.start, bigint, bigint, mbus.found, integer[]) is
+    'Have the next single message looked for behind what a consumer has received, given what was found next when busy parts are passed over.';
+
+create function mbus.make_single_function(known mbus.queue, c mbus.consumer) returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    perform mbus.place('single$' || c.id, '', 'bigint', 'language plpgsql',
+        format($body$
+#variable_conflict use_variable
+declare
+    held integer := coalesce(nullif(current_setting('mbus.held', true), ''), '0')::integer;
+    start mbus.start;
+    horizon bigint;
+    bound bigint;
+    free bigint[];
+    found mbus.found;
+    heads mbus.head[];
+    h mbus.head;
+    busy integer[] := '{}';
+    others integer[];
+    -- Of the first few, one is free mostly.
+    few integer := 4;
+    has_whole boolean;
+    number bigint;
+begin
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        perform mbus.check_isolation();
+    end if;
+    <<looking>>
+    loop
+        bound := null;
+        horizon := coalesce(pg_sequence_last_value(%3$L), 0);
+        select s.* into start from mbus.starts_at(%2$s) as s;
+        -- Mostly nobody has posted anything since.
+        exit when horizon <= start.done and start.late_xids = '{}' and start.busy = '{}' and not start.has_apart;
+        if not mbus.is_native() then
+            perform mbus.check_origin(mbus.queue_named(%1$L));
+        end if;
+        found := mbus.find$%2$s(start, horizon, busy, few);
+        heads := found.heads;
+        if start.has_apart then
+            others := array(select p from unnest(%4$L::integer[]) as p where p <> all (busy));
+            free := mbus.set_free(%2$s, others, 2 * few, heads = '{}' or random() < 0.1);
+            heads := array(select x from unnest(heads || mbus.heads_apart(%2$s, others, free, 2 * few)) as x order by x.id);
+        end if;
+        foreach h in array heads loop
+            continue when h.part = any (busy);
+            -- Past so many messages a transaction locks whole parts: locks are few.
+            has_whole := held >= 64 and mbus.take_part(%2$s, h.part, true);
+            if not has_whole and not mbus.take_part(%2$s, h.part, false) then
+                busy := busy || h.part;
+                continue;
+            end if;
+            if h.is_plain and (has_whole or pg_try_advisory_xact_lock(mbus.message_key(%5$s, h.id))) then
+                bound := mbus.bound_now();
+                continue looking when not mbus.settle(%5$s, %2$s, start, h, found.now, bound);
+                number := h.id;
+            else
+                number := mbus.claim_from(mbus.queue_named(%1$L), %2$s, array[h.part], free, has_whole);
+            end if;
+            exit looking when number is not null;
+            busy := busy || h.part;
+        end loop;
+        exit when heads = '{}';
+        few := 2 * %6$s;
+    end loop;
+    if number is not null and not has_whole then
+        perform set_config('mbus.held', (held + 1)::text, true);
+    end if;
+    -- Nothing for this consumer in a long stretch: now and then its parts are moved on, so that the log can be trimmed.
+    if number is null and random() * 1000 < horizon - start.done then
+        number := mbus.claim_from(
+            mbus.queue_named(%1$L), %2$s, array(select p from unnest(%4$L::integer[]) as p where mbus.take_part(%2$s, p, false)), '{}', false);
+    end if;
+    -- What was passed over once need not be again.
+    if number > start.done + 8 and random() < 0.25 or number is null and horizon > start.done + 8 and random() < 0.25 then
+        bound := coalesce(bound, mbus.bound_now());
+        perform mbus.raise_level(%2$s, start, horizon, bound, mbus.find$%2$s(start, horizon, busy, 1), busy);
+    end if;
+    return number;
+end
+$body$, known.qname, c.id, format('mbus.%I', 'seq$' || known.qname), known.parts, known.id, known.consumers_cnt),
+        format('Receive a single message of queue %s for consumer %s: the oldest that nobody holds, locked by itself; its place in the log.',
+            known.qname, c.name),
+        pinned => false);
+end
+$$;
+comment on function mbus.make_single_function(mbus.queue, mbus.consumer) is
+    'Write how a consumer receives single messages. Who takes another message of their part need not wait.';

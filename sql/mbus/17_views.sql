@@ -1,0 +1,104 @@
+-- What is written anew with each consumer that a queue gets or loses.
+
+create function mbus.make_any_function(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    -- Where no consumer receives everything, what nobody wants stays.
+    looks text := case when exists (select from mbus.consumer as c where c.qname = known.qname and c.selector is null) then ''
+                       else format($body$
+    is_sure := not exists (select from mbus.%I);$body$, 'log$' || known.qname) end;
+    c mbus.consumer;
+begin
+    for c in select x.* from mbus.consumer as x where x.qname = known.qname order by x.id loop
+        looks := looks || format($body$
+    select s.* into start from mbus.starts_at(%1$s) as s;
+    if start.has_apart and exists (
+        select from mbus.apart as a join mbus.%2$I as l on l.id = a.id
+        where a.consumer = %1$s
+          and not exists (
+              select from mbus.receipt as r
+              where r.queue = %3$s and coalesce(r.consumer, 0) = any (array[0, %1$s]) and r.id = a.id offset 0))
+    then
+        return true;
+    end if;
+    if horizon > start.done or start.late_xids <> '{}' or start.busy <> '{}' then
+        found := mbus.find$%1$s(start, horizon, '{}', 1);
+        if %4$s then
+            return true;
+        end if;
+        -- What expired and was not passed over yet is there still.
+        is_sure := is_sure and found.heads = '{}'
+            and not exists (select from mbus.%2$I as l where l.id > start.done and l.expires <= clock_timestamp());
+    end if;$body$, c.id, 'log$' || known.qname, known.id,
+            -- Where its selector fails, others are among what is found that it does not match.
+            case when c.selector is null then 'found.heads <> ''{}''' else 'found.heads[1].is_plain' end);
+    end loop;
+    perform mbus.place('any$' || known.id, '', 'boolean', 'language plpgsql stable',
+        format($body$
+declare
+    horizon bigint := coalesce(pg_sequence_last_value(%1$L), 0);
+    start mbus.start;
+    found mbus.found;
+    is_sure boolean := true;
+begin%2$s
+    return not is_sure and exists (select from mbus.%3$I);
+end
+$body$, format('mbus.%I', 'seq$' || known.qname), looks, 'qt$' || known.qname),
+        format('Whether any message is in queue %s. Mostly a look at where its consumers are tells.', known.qname),
+        pinned => false);
+end
+$$;
+comment on function mbus.make_any_function(mbus.queue) is
+    'Write the question whether any message is in a queue: the view of its messages is asked only where that may depend on one which no '
+    'consumer would come upon.';
+
+create function mbus.make_views(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    received text := (
+        select string_agg(format($sql$
+            case when %1$s = any (w.wanted) and (
+                %1$s = any (r.receipts)
+                or l.id <= (select mbus.dones(%1$s))[1 + mod(l.id, %2$s)]
+                   and not exists (
+                       select from late as e
+                       where e.consumer = %1$s and e.part = mod(l.id, %2$s) and e.xid = l.txid and l.id > e.upto)
+                   and not exists (select from mbus.apart as a where a.consumer = %1$s and a.id = l.id)
+            ) then %1$s end$sql$, c.id, known.consumers_cnt), ',' order by c.id) from mbus.consumer as c where c.qname = known.qname);
+begin
+    execute format($view$
+        create or replace view mbus.%1$I as
+        with late as materialized (select * from mbus.lates(%3$L))
+        select l.id, l.added::timestamp as added, coalesce(l.iid, %4$L || l.id) as iid,
+               l.delayed_until::timestamp as delayed_until, l.expires::timestamp as expires, s.received,
+               l.headers, l.properties, l.data, l.txid, w.wanted,
+               r.taken or case when w.wanted = '{}' then coalesce(l.not_for <> '{}', false) else w.wanted <@ s.received end as gone
+        from mbus.%2$I as l%6$s
+        cross join lateral (
+            select coalesce(array_agg(r.consumer), '{}') as receipts, coalesce(bool_or(r.consumer is null), false) as taken
+            from mbus.receipt as r where r.queue = %5$s and r.id = l.id
+        ) as r
+        cross join lateral (select array_remove(array[%7$s]::integer[], null) as received offset 0) as s
+        $view$,
+        'all$' || known.qname, 'log$' || known.qname, known.qname, known.qname || '.', known.id, mbus.wanted_by(known),
+        coalesce(received, ''));
+    execute format('comment on view mbus.%I is %L', 'all$' || known.qname,
+        'Every message in the log of queue ' || known.qname || ': by which consumers it is wanted and received, and whether it is gone.');
+    -- Made once: who reads it locks it before the other, so that who replaced both could wait for a reader that waits for them.
+    if to_regclass(format('mbus.%I', 'qt$' || known.qname)) is null then
+        execute format($view$
+            create view mbus.%1$I as
+            select a.id, a.added, a.iid, a.delayed_until, a.expires, a.received, a.headers, a.properties, a.data
+            from mbus.%2$I as a where not a.gone
+            $view$, 'qt$' || known.qname, 'all$' || known.qname);
+        execute format('comment on view mbus.%I is %L', 'qt$' || known.qname, 'The messages in queue ' || known.qname || '.');
+    end if;
+    perform mbus.make_entries_function(known);
+    perform mbus.make_any_function(known);
+end
+$$;
+comment on function mbus.make_views(mbus.queue) is 'Write the views of a queue, and the query of single messages, as its consumers are now.';

@@ -1,0 +1,101 @@
+-- Temporary consumers, which live as long as the session that made them, and what clears away after those that are gone.
+
+create function mbus.bound_to(known mbus.queue) returns text
+language sql stable
+set search_path from current
+as $$
+    select case when bool_and(c.selector is not null) and not mbus.is_admin() and not mbus.has_role('admin', known.qname)
+                then string_agg(distinct format(E'(%s\n)', c.selector), ' or ') end
+    from mbus.consumer as c where c.qname = known.qname and not c.temporary and mbus.may('consume', known.qname, c.name)
+$$;
+comment on function mbus.bound_to(mbus.queue) is
+    'The selectors of the consumers by whom the session may consume from a queue, as one; null where one of them receives everything, as '
+    'for an admin.';
+
+create function mbus.create_temporary_consumer(qname text, p_selector text default null) returns text
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+    -- Of a length that any queue's functions can have with it.
+    cname text := 'temp_' || left(mbus.temporary_name(), 12);
+begin
+    perform mbus.demand('consume', qname);
+    if p_selector is not null and not mbus.is_owner() then
+        perform mbus.deny();
+    end if;
+    known := mbus.queue_to_change(qname);
+    perform mbus.add_consumer(known, cname, coalesce(p_selector, mbus.bound_to(known)), true);
+    if not known.is_roles_security_model then
+        perform mbus.let_call((mbus.consumer_functions(known, mbus.consumer_named(qname, cname)))[1:3], quote_ident(session_user));
+    end if;
+    perform pg_advisory_lock(mbus.temporary_key(qname || ' ' || cname));
+    insert into mbus.temporary (name, is_queue, through) values (qname || ' ' || cname, false, array(
+        select c.id from mbus.consumer as c
+        where c.qname = known.qname and not c.temporary and mbus.may('consume', c.qname, c.name)));
+    return cname;
+end
+$$;
+comment on function mbus.create_temporary_consumer(text, text) is
+    'Make a consumer that lives as long as this session, whose user may consume by it; returns its name. It receives what its maker '
+    'may, as long as it may: who consumes by selectors only is bound to them here too. A selector may be set by the owner of the queues only.';
+
+create function mbus.clear_tempq() returns void
+language plpgsql security definer
+set search_path from current
+set lock_timeout = '200ms'
+as $$
+declare
+    left_over mbus.temporary;
+begin
+    for left_over in select t.* from mbus.temporary as t where not mbus.lives(t.name) for update skip locked loop
+        begin
+            if left_over.is_queue then
+                delete from mbus.tempq as t where t.tqname = left_over.name;
+            else
+                perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+                perform mbus.remove_consumer(q, c)
+                from mbus.consumer as c join mbus.queue as q using (qname)
+                where c.temporary and c.qname || ' ' || c.name = left_over.name;
+            end if;
+            delete from mbus.temporary as t where t.name = left_over.name;
+        exception when lock_not_available then
+            -- Whoever takes would wait behind this for a transaction that has taken and is open: another time.
+            null;
+        when dependent_objects_still_exist then
+            raise warning '%', sqlerrm;
+        end;
+    end loop;
+    delete from mbus.tempq as t
+    where t.id in (select x.id from mbus.tempq as x where x.expires < clock_timestamp() for update skip locked);
+end
+$$;
+comment on function mbus.clear_tempq() is
+    'Remove temporary queues and consumers whose sessions ended, with their messages; what somebody is at stays until the next time.';
+
+create function mbus.maintain() returns bigint
+language plpgsql security definer
+set search_path from current
+set lock_timeout = '1s'
+as $$
+declare
+    known mbus.queue;
+    trimmed bigint := 0;
+    now_trimmed bigint;
+begin
+    for known in select q.* from mbus.queue as q order by q.qname loop
+        loop
+            now_trimmed := mbus.trim(known, 100000);
+            trimmed := trimmed + now_trimmed;
+            exit when now_trimmed = 0;
+        end loop;
+        trimmed := trimmed + mbus.sweep(known, false);
+    end loop;
+    -- Last: until this transaction ends nobody takes from the queue of a consumer that it removes.
+    perform mbus.clear_tempq();
+    return trimmed;
+end
+$$;
+comment on function mbus.maintain() is
+    'Delete from all queues what everybody has received and what expired, and temporary queues and consumers whose sessions ended; returns how many messages.';
