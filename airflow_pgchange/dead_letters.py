@@ -75,7 +75,7 @@ def listed(
     return [_seen_from(source, connection, letter) for letter in letters]
 
 
-def again(
+def redrive(
     connection: psycopg.Connection[Any],
     source: psycopg.Connection[Any] | None = None,
     *,
@@ -133,7 +133,7 @@ def drop(
 def _send(connection: psycopg.Connection[Any], source: psycopg.Connection[Any] | None, number: int) -> None:
     if source is not None and source is not connection:
         _ask_source(source, connection, number)
-    ask(connection, select("dead_letter.send_again", number))
+    ask(connection, select("dead_letter.redrive", number))
 
 
 def _seen_from(

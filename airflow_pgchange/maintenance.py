@@ -34,12 +34,12 @@ PLACED = 10_000
 """Scheduled events that are placed in one transaction."""
 
 TUBES = (
-    "select name, 'its capture for tube ' || tube, array[tube, tbl::oid::text] from tube.to_mend()",
-    "select tube.mend(%s, %s::oid)",
+    "select name, 'its capture for tube ' || tube, array[tube, tbl::oid::text] from tube.to_recapture()",
+    "select tube.recapture(%s, %s::oid)",
 )
 MUTATIONS = (
-    "select name, 'the capture of its mutations', array[tbl::oid::text] from pgmb.to_mend()",
-    "select pgmb.mend(%s::oid)",
+    "select name, 'the capture of its mutations', array[tbl::oid::text] from pgmb.to_recapture()",
+    "select pgmb.recapture(%s::oid)",
 )
 """What finds captures that are to be mended, each with a table's name, what it is and the arguments of what mends it."""
 
@@ -97,7 +97,7 @@ def maintain(
             )
     if "revision" in held:
         report.add(report.done, lambda: _lines(connection, "revision.maintain_partitions", width, ahead))
-        report.add(report.done, lambda: _lines(connection, "revision.refresh_tracking"))
+        report.add(report.done, lambda: _lines(connection, "revision.recapture"))
     if "pubsub" in held and keep is not None:
         report.add(report.done, lambda: consumers.trim(connection, keep))
     if "tube" in held:

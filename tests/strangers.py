@@ -29,7 +29,7 @@ def stranger(admin: Connection, who: Any, connect_to: Callable[[str], Connection
 
 def attacher(admin: Connection, who: Any, connect_to: Callable[[str], Connection]) -> Connection:
     """A stranger that may attach its table to tube q."""
-    admin.execute("select tube.grant_use(%s::regrole)", [who.name])
+    admin.execute("select tube.grant_consumer(%s::regrole)", [who.name])
     admin.execute(f"grant insert (op, shard, ids, payload, ts) on q to {who.name}")
     return stranger(admin, who, connect_to, rows=500)
 

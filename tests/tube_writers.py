@@ -23,7 +23,7 @@ def make_owner(connection, role):
     who = role("owner")
     connection.execute(f"create schema own authorization {who.name}")
     make(connection)
-    connection.execute("select tube.grant_use(%s::regrole)", [who.name])
+    connection.execute("select tube.grant_consumer(%s::regrole)", [who.name])
     connection.execute(f"grant insert (op, shard, ids, payload, ts) on q to {who.name}")
     with psycopg.connect(who.conninfo, autocommit=True) as session:
         session.execute("create table own.item (id bigint primary key, kind text not null default 'a')")

@@ -85,13 +85,13 @@ def _letters() -> GroupCommand:
                 function="letters.show",
             ),
             _command(
-                "again",
+                "redrive",
                 "Send letters again, to the consumers that gave them up",
                 *WHERE_BOTH,
                 LETTERS,
                 OF_CONSUMER,
                 OLDER_THAN,
-                function="letters.again",
+                function="letters.redrive",
             ),
             _command(
                 "drop",

@@ -22,11 +22,11 @@ def show(args: Namespace) -> Rows:
 
 
 @command("No letter can be sent again: `airflow pgchange letters list` says why.")
-def again(args: Namespace) -> Rows:
+def redrive(args: Namespace) -> Rows:
     with both(args) as (connection, source):
         return [
             {"letter": number, "state": "sent again"}
-            for number in dead_letters.again(connection, source, **_chosen(args))
+            for number in dead_letters.redrive(connection, source, **_chosen(args))
         ]
 
 

@@ -31,7 +31,7 @@ def replay(
     """Publish the events since a time that fit a subscription once more, for it alone; returns how many.
 
     In their order, at most ``max_events``, all or none. They are new events: of the same topic and payload, and with the
-    id of the old one as ``replay_of`` in their metadata. So the role needs ``pgmb.grant_publisher`` beside
+    id of the old one as ``replay_of`` in their metadata. So the role needs ``pgmb.grant_writer`` beside
     ``pgmb.grant_consumer``. Raises UnknownConsumer where the group has no such subscription, InvalidArgument for a time
     without a zone or no number of events.
     """

@@ -116,8 +116,8 @@ class SchemaVersionMismatch(PgChangeError):
 
 
 class PermissionDenied(PgChangeError):
-    """The role lacks a right. ``pubsub.grant_consumer``, ``revision.grant_tracker``, ``tube.grant_use``,
-    ``pgmb.grant_consumer``, ``mbus.grant_keeper``, ``topology.grant_reader`` and others like them give what each role
+    """The role lacks a right. ``pubsub.grant_consumer``, ``revision.grant_owner``, ``tube.grant_consumer``,
+    ``pgmb.grant_consumer``, ``mbus.grant_admin``, ``topology.grant_reader`` and others like them give what each role
     needs."""
 
 
@@ -210,19 +210,20 @@ ADVICE: dict[type[PgChangeError], str] = {
 }
 
 GRANTS = {
-    "revision": "`revision.grant_tracker('<role>')` is for who tracks tables, `grant_maintainer` for maintenance",
-    "pubsub": "`pubsub.grant_consumer('<role>')` is for consumers, `grant_keeper` for who skips, sends again, moves, "
+    "pgchange": "`pubsub.grant_consumer('<role>')`, or the grant of another feed, is for who consumes, and opens it too",
+    "revision": "`revision.grant_owner('<role>')` is for who tracks tables, `grant_maintainer` for maintenance",
+    "pubsub": "`pubsub.grant_consumer('<role>')` is for consumers, `grant_admin` for who skips, sends again, moves, "
     "repairs, drops and trims",
-    "pgchange_staging": "`pgchange_staging.grant_consumer('<role>')` is for consumers, `grant_keeper` for maintenance",
-    "tube": "`tube.grant_use('<role>')` is for all, `grant_keeper` for who makes tubes; on the pods insert (op, shard, "
-    "ids, payload, ts) for who touches and attaches, select and delete for who works them",
-    "pgmb": "`pgmb.grant_publisher('<role>')` is for who publishes, and in its place `grant_subscriber`, "
-    "`grant_consumer` or `grant_keeper`",
+    "pgchange_staging": "`pgchange_staging.grant_consumer('<role>')` is for consumers, `grant_maintainer` for upkeep",
+    "tube": "`tube.grant_consumer('<role>')` is for all, `grant_owner` for who makes tubes; on the pods insert (op, "
+    "shard, ids, payload, ts) for who touches and attaches, select and delete for who works them",
+    "pgmb": "`pgmb.grant_writer('<role>')` is for who publishes, and in its place `grant_subscriber`, "
+    "`grant_consumer` or `grant_admin`",
     "mbus": "membership in `mbus_<db>_post_<queue>` or `mbus_<db>_consume_<queue>_by_<consumer>` is for who uses a "
-    "queue, `mbus.grant_keeper('<role>')` for who keeps dead letters",
+    "queue, `mbus.grant_admin('<role>')` for who keeps dead letters",
     "topology": "`topology.grant_reader('<role>')` is for who reads the catalogue, and in its place `grant_consumer`, "
-    "`grant_operator` or `grant_keeper`",
-    "dead_letter": "the `grant_keeper('<role>')` of the schema whose letters they are, such as `pubsub.grant_keeper`, is "
+    "`grant_writer` or `grant_admin`",
+    "dead_letter": "the `grant_admin('<role>')` of the schema whose letters they are, such as `pubsub.grant_admin`, is "
     "for who keeps dead letters",
 }
 """Who needs which grant of a schema, by the name that PostgreSQL has in its error."""

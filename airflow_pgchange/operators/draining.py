@@ -121,7 +121,7 @@ class DrainingOperator(BaseOperator):
         def given_up(letter: int) -> None:
             self.log.error(
                 "%s: a batch was given up, and is dead letter %d. Once mended, send it again with: "
-                "airflow pgchange letters again %d --conn-id %s%s",
+                "airflow pgchange letters redrive %d --conn-id %s%s",
                 feed.name,
                 letter,
                 letter,

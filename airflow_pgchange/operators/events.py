@@ -187,7 +187,7 @@ class ReplayEventsOperator(BaseOperator):
     back, so that all its handlers get again what was dispatched to the group. Guarantee: at least once; a task that is
     tried again after it had committed replays again.
 
-    With ``subscription_id`` the role needs ``pgmb.grant_publisher`` beside ``pgmb.grant_consumer``, as it publishes.
+    With ``subscription_id`` the role needs ``pgmb.grant_writer`` beside ``pgmb.grant_consumer``, as it publishes.
     Raises UnknownConsumer for a group or a subscription that is not there, ConsumerBusy while somebody holds the group
     for longer than ``wait_for``, InvalidArgument for something that is not a time.
 

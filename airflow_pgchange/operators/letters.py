@@ -16,7 +16,7 @@ from airflow_pgchange.hooks.pgchange import PgChangeHook
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-Action = Literal["send_again", "drop"]
+Action = Literal["redrive", "drop"]
 
 
 class DeadLettersOperator(BaseOperator):
@@ -26,7 +26,7 @@ class DeadLettersOperator(BaseOperator):
     at least once, as the operator that processes it says. Letters that can no longer be sent, for their history was
     trimmed or their source restored, are left, and logged.
 
-    :param action: ``send_again`` or ``drop`` (templated)
+    :param action: ``redrive`` or ``drop`` (templated)
     :param consumer: only letters of this consumer, as ``airflow pgchange status`` names it (templated)
     :param older_than: only letters that were given up longer ago, as a timedelta or a PostgreSQL interval such as
         ``7 days`` (templated)
@@ -83,7 +83,7 @@ class DeadLettersOperator(BaseOperator):
                     if self.source_conn_id
                     else None
                 )
-                done = dead_letters.again(connection, source, ids=ids, **asked)
+                done = dead_letters.redrive(connection, source, ids=ids, **asked)
                 if not ids:
                     self._tell_of_others(dead_letters.listed(connection, source, **asked))
         self.log.info("%s: %d letters", self.action, len(done))

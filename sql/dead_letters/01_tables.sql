@@ -24,7 +24,7 @@ create table dead_letter.kind (
 comment on table dead_letter.kind is
     'The kinds of feeds that have dead letters. Each names the schema that brings letter_rights(address jsonb) text[], which of '
     'see and keep the caller may do; check_letter(address jsonb, content jsonb), which raises why it cannot be sent again, as '
-    'far as this database knows; and send_again(letter bigint), which deletes the letter as it sends it, or sets on_its_way and '
+    'far as this database knows; and redrive(letter bigint), which deletes the letter as it sends it, or sets on_its_way and '
     'has its consumer delete it. elsewhere: what letters stand for may lie in another database than they do.';
 
 create table dead_letter.letter (

@@ -101,7 +101,7 @@ begin
         hint = 'somebody else has sent it again or dropped it';
 end
 $$;
-comment on function dead_letter.gone(bigint) is 'Say that a letter is gone: for send_again() of each kind.';
+comment on function dead_letter.gone(bigint) is 'Say that a letter is gone: for redrive() of each kind.';
 
 create function dead_letter.check_letter(kind text, address jsonb, content jsonb) returns void
 language plpgsql volatile
@@ -194,7 +194,7 @@ comment on function dead_letter.list(text, interval) is
     'The letters that the caller may see: all, those of a consumer as status names it, or those given up longer ago. hindrance '
     'is why the caller cannot send one again, as far as this database knows.';
 
-create function dead_letter.send_again(
+create function dead_letter.redrive(
     letter bigint default null, of_consumer text default null, older_than interval default null
 ) returns setof bigint
 language plpgsql volatile
@@ -216,7 +216,7 @@ begin
             if system is null then
                 perform dead_letter.gone(chosen);
             end if;
-            execute format('select %I.send_again($1)', system) using chosen;
+            execute format('select %I.redrive($1)', system) using chosen;
             return next chosen;
         exception when sqlstate 'PC011' or sqlstate 'PC012' then
             -- Somebody else was faster: of several the others go on.
@@ -227,7 +227,7 @@ begin
     end loop;
 end
 $$;
-comment on function dead_letter.send_again(bigint, text, interval) is
+comment on function dead_letter.redrive(bigint, text, interval) is
     'Send one letter again, or of a consumer or older than an age all that can be sent; to that consumer alone, and once, '
     'however many ask. Returns the numbers of those that were sent; dead_letter.list() says why others were not.';
 

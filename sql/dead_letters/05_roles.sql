@@ -1,6 +1,6 @@
 -- Who may do what. PUBLIC may do nothing; which letters, each kind decides by its letter_rights().
 
-create function dead_letter.grant_keeper(role regrole) returns void
+create function dead_letter.grant_admin(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, dead_letter, pg_temp
 as $$
@@ -12,11 +12,11 @@ begin
         grant insert (kind, consumer, address, content, changes, reason, error, attempts, batch_id), delete
             on dead_letter.letter to %1$s;
         grant execute on all functions in schema dead_letter to %1$s;
-        revoke execute on function dead_letter.grant_keeper(regrole) from %1$s
+        revoke execute on function dead_letter.grant_admin(regrole) from %1$s
     $grants$, role);
 end
 $$;
-comment on function dead_letter.grant_keeper(regrole) is
+comment on function dead_letter.grant_admin(regrole) is
     'Let a role see and keep the letters that its rights on their feeds allow. The grant functions of those feeds call this one.';
 
 alter table dead_letter.letter enable row level security;

@@ -202,7 +202,7 @@ end
 $$;
 comment on function mbus.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose queue or consumer is gone, or that nobody would receive.';
 
-create function mbus.send_again(letter bigint) returns void
+create function mbus.redrive(letter bigint) returns void
 language plpgsql security definer
 set search_path from current
 as $$
@@ -233,6 +233,6 @@ begin
     using letter, address ->> 'queue', address ->> 'consumer';
 end
 $$;
-comment on function mbus.send_again(bigint) is
+comment on function mbus.redrive(bigint) is
     'Post the messages of a dead letter once more under their ids, at once and without an expiry: for the consumers that gave them up, '
     'or else for all. The letter goes in the same transaction.';

@@ -23,18 +23,18 @@ $$;
 comment on function mbus.grant_maintainer(regrole) is
     'Let a role delete from the queues what was received or expired, forget sagas that ended, and see what is wrong with them.';
 
-create function mbus.grant_keeper(role regrole) returns void
+create function mbus.grant_admin(role regrole) returns void
 language plpgsql
 set search_path from current
 as $$
 begin
-    perform dead_letter.grant_keeper(role);
+    perform dead_letter.grant_admin(role);
     execute format(
         'grant usage on schema mbus to %1$s; grant execute on function '
-        'mbus.letter_rights(jsonb), mbus.check_letter(jsonb, jsonb), mbus.send_again(bigint) to %1$s', role);
+        'mbus.letter_rights(jsonb), mbus.check_letter(jsonb, jsonb), mbus.redrive(bigint) to %1$s', role);
 end
 $$;
-comment on function mbus.grant_keeper(regrole) is
+comment on function mbus.grant_admin(regrole) is
     'Let a role see, send again and drop the dead letters of the queues that it may consume from.';
 
 revoke all on all routines in schema mbus from public;

@@ -143,7 +143,7 @@ end
 $$;
 comment on function pgmb.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose events can no longer reach its consumer.';
 
-create function pgmb.send_again(letter bigint) returns void
+create function pgmb.redrive(letter bigint) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pgmb, dead_letter, pg_temp
 as $$
@@ -177,6 +177,6 @@ begin
     end if;
 end
 $$;
-comment on function pgmb.send_again(bigint) is
+comment on function pgmb.redrive(bigint) is
     'Publish the events of a dead letter once more: for their handler alone, with all its attempts before it; or for their group '
     'alone, as new events with replay_of in their metadata. The letter goes in the same transaction.';

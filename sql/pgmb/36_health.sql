@@ -20,7 +20,7 @@ as $$
     cross join lateral (values
         (p.untriggered <> '{}' or p.stale,
          format('%s: its mutations are not published%s', p.tbl, ' on ' || nullif(array_to_string(p.untriggered, ', '), '')),
-         'as its owner: select pgmb.refresh()'),
+         'as its owner: select pgmb.recapture()'),
         (p.disabled <> '{}', format('%s: publishing its mutations is disabled on %s', p.tbl, array_to_string(p.disabled, ', ')), null),
         (p.faults > 0,
          format('%s: %s rows could not be made an event, see pgmb.push_fault', p.tbl, p.faults),

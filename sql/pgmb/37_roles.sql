@@ -20,7 +20,7 @@ end
 $$;
 comment on function pgmb.grant_entry(regrole) is 'What every other grant begins with: to make ids, and to see settings.';
 
-create function pgmb.grant_publisher(role regrole) returns void
+create function pgmb.grant_writer(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -33,7 +33,7 @@ begin
     $grants$, role);
 end
 $$;
-comment on function pgmb.grant_publisher(regrole) is
+comment on function pgmb.grant_writer(regrole) is
     'Let a role publish events, for now or later, of any topic and to any subscription.';
 
 create function pgmb.grant_subscriber(role regrole) returns void
@@ -72,7 +72,7 @@ comment on function pgmb.grant_conditions(regrole) is
     'Let a role subscribe under conditions of its own. They run in every poll with the rights of the owner of this schema: '
     'such a role can do whatever that owner can.';
 
-create function pgmb.grant_pusher(role regrole) returns void
+create function pgmb.grant_owner(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -87,7 +87,7 @@ begin
         grant select, insert (tbl, op, message, before, after), update, delete on pgmb.push_fault to %1$s;
         grant execute on function
             pgmb.push_table_mutations(regclass, boolean, boolean, boolean), pgmb.stop_table_mutations_push(regclass),
-            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.replay_push_faults(regclass),
+            pgmb.pushing(), pgmb.to_recapture(), pgmb.recapture(regclass), pgmb.recapture(), pgmb.replay_push_faults(regclass),
             pgmb.create_topic(text, text, text),
             pgmb.serialise_record_for_event(oid, text, record), pgmb.serialised(oid, text, record),
             pgmb.jsonb_diff(jsonb, jsonb), pgmb.refuse(text, text), pgmb.descendants(regclass), pgmb.pushed_by(oid, name),
@@ -103,7 +103,7 @@ begin
     $grants$, role);
 end
 $$;
-comment on function pgmb.grant_pusher(regrole) is
+comment on function pgmb.grant_owner(regrole) is
     'Let a role publish the mutations of the tables that it owns. Such a role is trusted: it can publish any event.';
 
 create function pgmb.grant_dispatcher(role regrole) returns void
@@ -168,7 +168,7 @@ begin
             pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(),
             pgmb.forget_dropped(),
-            pgmb.pushing(), pgmb.to_mend(), pgmb.mend(regclass), pgmb.refresh(), pgmb.dispatching(), pgmb.health(interval),
+            pgmb.pushing(), pgmb.to_recapture(), pgmb.recapture(regclass), pgmb.recapture(), pgmb.dispatching(), pgmb.health(interval),
             pgmb.misfit_settings(),
             pgmb.told_missed(regclass, regclass), pgmb.bring_missed(regclass)
             to %1$s;
@@ -179,7 +179,7 @@ $$;
 comment on function pgmb.grant_maintainer(regrole) is
     'Let a role look after the log: settings, dispatch, partitions, retention, expiry; and see which groups hold what.';
 
-create function pgmb.grant_keeper(role regrole) returns void
+create function pgmb.grant_admin(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -195,13 +195,13 @@ begin
             pgmb.drop_group(text), pgmb.cursor_of(timestamptz), pgmb.point_of(timestamptz), pgmb.note_move(text, jsonb, pgmb.event_id),
             pgmb.move_group(text, pgmb.event_id, bigint, text),
             pgmb.replay_faults(varchar), pgmb.adopt_mark(text, jsonb), pgmb.letter_rights(jsonb),
-            pgmb.check_letter(jsonb, jsonb), pgmb.send_again(bigint)
+            pgmb.check_letter(jsonb, jsonb), pgmb.redrive(bigint)
             to %1$s
     $grants$, role);
-    perform dead_letter.grant_keeper(role);
+    perform dead_letter.grant_admin(role);
 end
 $$;
-comment on function pgmb.grant_keeper(regrole) is
+comment on function pgmb.grant_admin(regrole) is
     'Let a role look after the log and its groups: dispatch, maintain, skip, repair, drop, and try again what failed.';
 
 create function pgmb.owns(tbl oid) returns boolean

@@ -71,13 +71,13 @@ $$;
 comment on function pubsub.check_letter(jsonb, jsonb) is
     'Refuse a dead letter whose batch cannot be read any more, in the database that holds the commits.';
 
-create function pubsub.send_again(letter bigint) returns void
+create function pubsub.redrive(letter bigint) returns void
 language sql security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
     select dead_letter.put_before('commit', letter)
 $$;
-comment on function pubsub.send_again(bigint) is
+comment on function pubsub.redrive(bigint) is
     'Put a dead letter before its consumer: its next claim hands out the letter''s batch.';
 
 create function pubsub.letter_batch(branch_id bigint, "position" jsonb) returns jsonb

@@ -36,25 +36,25 @@ comment on function pubsub.grant_consumer(regrole) is
     'Let a role consume the commit queue, in the database of the commits and in that of the results. Such roles trust each '
     'other: each can advance any consumer.';
 
-create function pubsub.grant_keeper(role regrole) returns void
+create function pubsub.grant_admin(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, pubsub, dead_letter, pg_temp
 as $$
 begin
     perform pubsub.grant_consumer(role);
-    perform dead_letter.grant_keeper(role);
+    perform dead_letter.grant_admin(role);
     execute format($grants$
         grant select on revision.trimmed to %1$s;
         grant execute on function
             pubsub.pending(text, bigint, jsonb), pubsub.skip_batch(text, bigint, text), pubsub.note_move(text, bigint, jsonb, jsonb), pubsub.move_consumer(text, bigint, jsonb, bigint),
             pubsub.is_known(text, bigint), pubsub.drop_consumer(text, bigint), pubsub.adopt_mark(text, bigint, jsonb),
             pubsub.trim_commit_queue(interval), pubsub.letter_rights(jsonb), pubsub.check_letter(jsonb, jsonb),
-            pubsub.send_again(bigint)
+            pubsub.redrive(bigint)
             to %1$s
     $grants$, role);
 end
 $$;
-comment on function pubsub.grant_keeper(regrole) is
+comment on function pubsub.grant_admin(regrole) is
     'Let a role look after consumers: skip, send again, move, drop, repair, and trim the history.';
 
 revoke all on all routines in schema pubsub from public;

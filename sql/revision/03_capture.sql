@@ -174,7 +174,7 @@ begin
     ) then
         raise insufficient_privilege using
             message = format('%I, the owner of %s, may not put commits in the queue', owner_name, tbl),
-            hint = format('let the owner of schema revision run: select revision.grant_tracker(%L)', owner_name);
+            hint = format('let the owner of schema revision run: select revision.grant_owner(%L)', owner_name);
     end if;
 end
 $$;

@@ -1,6 +1,6 @@
 -- The capture on partitions that came later, and what was in them.
 
-create function revision.refresh_tracking() returns setof text
+create function revision.recapture() returns setof text
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
 as $$
@@ -29,7 +29,7 @@ begin
     end loop;
 end
 $$;
-comment on function revision.refresh_tracking() is
+comment on function revision.recapture() is
     'Put the capture on partitions that were attached since, of the tables that the caller owns; returns a line for each, with '
     'the reason where it cannot be, and for each that has rows that may be in no commit.';
 

@@ -15,7 +15,7 @@ as $$
     cross join lateral (values
         (t.untriggered <> '{}',
          format('%s: not captured on %s', t.tbl, array_to_string(t.untriggered, ', ')),
-         'as its owner: select revision.refresh_tracking()'),
+         'as its owner: select revision.recapture()'),
         (t.disabled <> '{}', format('%s: the capture is disabled on %s', t.tbl, array_to_string(t.disabled, ', ')), null),
         (t.key_renamed, format('%s: its key column was renamed: track it again under the new name', t.tbl), null),
         (t.faults > 0,

@@ -1,6 +1,6 @@
 -- Who may do what. PUBLIC may do nothing; a writer of a tracked table needs nothing.
 
-create function revision.grant_tracker(role regrole) returns void
+create function revision.grant_owner(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, revision, pg_temp
 as $$
@@ -17,7 +17,7 @@ begin
         grant execute on function
             revision.track(regclass, name, text), revision.untrack(regclass), revision.drop_capture(text),
             revision.tracking(),
-            revision.replay_faults(regclass), revision.refresh_tracking(), revision.refuse(text, text),
+            revision.replay_faults(regclass), revision.recapture(), revision.refuse(text, text),
             revision.descendants(regclass), revision.key_column(oid), revision.own_branch(regclass),
             revision.owns(oid), revision.check_owner(regclass, text), revision.check_plans_no_code(regclass),
             revision.told_missed(regclass, regclass),
@@ -32,7 +32,7 @@ begin
     $grants$, role);
 end
 $$;
-comment on function revision.grant_tracker(regrole) is
+comment on function revision.grant_owner(regrole) is
     'Let a role track the tables that it owns, and change nothing of what is known of others''. Such a role is trusted: it can put '
     'any commit in any branch, but not as another transaction.';
 
@@ -47,7 +47,7 @@ begin
         grant select on revision.tracked, revision.installed to %1$s;
         grant execute on function
             revision.maintain_partitions(bigint, integer, boolean), revision.crowded_default(), revision.partitions(), revision.tracking(),
-            revision.refresh_tracking(), revision.descendants(regclass), revision.lock_for_capture(regclass),
+            revision.recapture(), revision.descendants(regclass), revision.lock_for_capture(regclass),
             revision.place_triggers(regclass, text), revision.health(), revision.told_missed(regclass, regclass),
             revision.bring_missed(regclass)
             to %1$s

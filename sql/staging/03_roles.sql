@@ -12,7 +12,7 @@ $$;
 comment on function pgchange_staging.grant_consumer(regrole) is
     'Let a role stage results of its batches. It needs its own rights on the tables into which they are merged.';
 
-create function pgchange_staging.grant_keeper(role regrole) returns void
+create function pgchange_staging.grant_maintainer(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
@@ -24,7 +24,7 @@ begin
         'pgchange_staging.drop_leftovers(interval) to %s', role);
 end
 $$;
-comment on function pgchange_staging.grant_keeper(regrole) is 'Let a role find and drop what was left over.';
+comment on function pgchange_staging.grant_maintainer(regrole) is 'Let a role find and drop what was left over.';
 
 revoke all on all routines in schema pgchange_staging from public;
 revoke all on all tables in schema pgchange_staging from public;

@@ -54,13 +54,13 @@ $$;
 comment on function topology.check_letter(jsonb, jsonb) is
     'Refuse a dead letter whose batch cannot be read any more, in the database of the catalogue.';
 
-create function topology.send_again(letter bigint) returns void
+create function topology.redrive(letter bigint) returns void
 language sql security definer
 set search_path = pg_catalog, topology, pg_temp
 as $$
     select dead_letter.put_before('topology', letter)
 $$;
-comment on function topology.send_again(bigint) is
+comment on function topology.redrive(bigint) is
     'Put a dead letter before its consumer: a claim hands out the letter''s batch once the batch in work is done.';
 
 create function topology.letter_batch("position" jsonb) returns jsonb

@@ -41,7 +41,7 @@ $$;
 comment on function topology.grant_consumer(regrole) is
     'Let a role consume the log, in the catalogue''s database and in that of the results. Such roles trust each other.';
 
-create function topology.grant_keeper(role regrole) returns void
+create function topology.grant_admin(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, topology, pg_temp
 as $$
@@ -52,15 +52,15 @@ begin
         grant execute on function
             topology.is_known(text), topology.adopt_mark(text, jsonb), topology.note_move(text, jsonb, jsonb), topology.move_consumer(text, jsonb, bigint), topology.drop_consumer(text),
             topology.trim_log(interval), topology.letter_rights(jsonb), topology.check_letter(jsonb, jsonb),
-            topology.send_again(bigint)
+            topology.redrive(bigint)
             to %1$s
     $grants$, role);
-    perform dead_letter.grant_keeper(role);
+    perform dead_letter.grant_admin(role);
 end
 $$;
-comment on function topology.grant_keeper(regrole) is 'Let a role look after consumers: repair, move, drop, trim the log.';
+comment on function topology.grant_admin(regrole) is 'Let a role look after consumers: repair, move, drop, trim the log.';
 
-create function topology.grant_operator(role regrole) returns void
+create function topology.grant_writer(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, topology, pg_temp
 as $$
@@ -78,7 +78,7 @@ begin
     $grants$, role);
 end
 $$;
-comment on function topology.grant_operator(regrole) is
+comment on function topology.grant_writer(regrole) is
     'Let a role change the catalogue, by the functions that refuse what would break it.';
 
 revoke all on all routines in schema topology from public;

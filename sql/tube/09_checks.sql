@@ -74,7 +74,7 @@ create function tube.rights_hint(owner_name name, pods regclass) returns text
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select format('let their owners run: select tube.grant_use(%L); grant usage on schema %I to %I; '
+    select format('let their owners run: select tube.grant_consumer(%L); grant usage on schema %I to %I; '
                   'grant insert (op, shard, ids, payload, ts) on %s to %I',
                   owner_name, tube.schema_of(pods), owner_name, tube.full_name(pods), owner_name)
 $$;

@@ -89,22 +89,22 @@ as $$
 $$;
 comment on function tube.attachments() is
     'Every attached table, with what is not captured as it should be: partitions that lack a trigger, and a capture that no '
-    'longer fits because a column, the pods or the table''s owner changed: tube.refresh() mends those; triggers that somebody '
+    'longer fits because a column, the pods or the table''s owner changed: tube.recapture() mends those; triggers that somebody '
     'disabled, and has to enable; faults of their capture, up to 1000; whether the tube has another predicate than the '
     'table''s owner agreed to by attaching it; and why changes are lost: where the table''s owner may no longer write the pods, '
     'or the table got a parent that is not attached; and with how many partitions rows came that a backfill has to bring.';
 
-create function tube.to_mend() returns table (tube text, tbl regclass, name text)
+create function tube.to_recapture() returns table (tube text, tbl regclass, name text)
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
     select a.tube, a.tbl, tube.full_name(a.tbl) from tube.attachments() as a join pg_class as c on c.oid = a.tbl
     where pg_has_role(current_user, c.relowner, 'usage') and (a.untriggered <> '{}' or a.stale)
 $$;
-comment on function tube.to_mend() is
-    'The tables that the caller owns and whose capture needs tube.mend(), with their full names.';
+comment on function tube.to_recapture() is
+    'The tables that the caller owns and whose capture needs tube.recapture(), with their full names.';
 
-create function tube.mend(tube text, tbl regclass) returns void
+create function tube.recapture(tube text, tbl regclass) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -118,18 +118,18 @@ begin
     perform tube.attach(tube, tbl, shard => null, id_column => null, agreed => false);
 end
 $$;
-comment on function tube.mend(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
+comment on function tube.recapture(text, regclass) is 'Mend the capture of a table: nothing of how it is attached changes.';
 
-create function tube.refresh() returns setof text
+create function tube.recapture() returns setof text
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     each_one record;
 begin
-    for each_one in select m.* from tube.to_mend() as m loop
+    for each_one in select m.* from tube.to_recapture() as m loop
         begin
-            perform tube.mend(each_one.tube, each_one.tbl);
+            perform tube.recapture(each_one.tube, each_one.tbl);
             return next format('%s: its capture for tube %s was mended', each_one.tbl, each_one.tube);
             return query select format('%s; %s', m.told, m.call) from tube.missed() as m where (m.tube, m.tbl) = (each_one.tube, each_one.tbl);
         exception
@@ -141,6 +141,6 @@ begin
     end loop;
 end
 $$;
-comment on function tube.refresh() is
+comment on function tube.recapture() is
     'Mend the capture of the tables that the caller owns: partitions that came later, a renamed column; a line for each, with '
     'the reason where one cannot be mended.';

@@ -130,7 +130,7 @@ $$;
 comment on function tube.shards_now(text, integer, jsonb) is
     'The shards that the tables have now which had a shard when it was noted, as [[shard, table], ...].';
 
-create function tube.send_again(letter bigint) returns void
+create function tube.redrive(letter bigint) returns void
 language plpgsql volatile
 set search_path = pg_catalog, tube, dead_letter, pg_temp
 as $$
@@ -159,5 +159,5 @@ begin
     cross join lateral tube.shards_now(wanted.tube, t.shard, wanted.tables) as s(shard);
 end
 $$;
-comment on function tube.send_again(bigint) is
+comment on function tube.redrive(bigint) is
     'Touch the ids of a dead letter again, as they were touched; the letter goes in the same transaction.';

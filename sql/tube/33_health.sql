@@ -9,7 +9,7 @@ as $$
     cross join lateral (values
         (a.untriggered <> '{}' or a.stale, 'error',
          format('%s: not captured for tube %s%s', a.tbl, a.tube, ' on ' || nullif(array_to_string(a.untriggered, ', '), '')),
-         'as its owner: select tube.refresh()'),
+         'as its owner: select tube.recapture()'),
         (a.disabled <> '{}', 'error',
          format('%s: the capture for tube %s is disabled on %s', a.tbl, a.tube, array_to_string(a.disabled, ', ')), null),
         (a.lost is not null, 'error', format('%s: %s', a.tbl, a.lost), null),

@@ -2,7 +2,7 @@
 -- granted here; which tubes, by GRANTs on their pods: INSERT touches and attaches, SELECT and DELETE work, their owner changes.
 -- INSERT of some columns is enough, and better: a role that may set a pod's seq or txid can hide from workers what is behind it.
 
-create function tube.grant_use(role regrole) returns void
+create function tube.grant_consumer(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
@@ -15,29 +15,29 @@ begin
         grant insert, update, delete on tube.attachment, tube.detached, tube.moved, tube.worker, tube.backfill to %1$s;
         grant insert (tube, tbl, kind, ids, message), delete on tube.fault to %1$s;
         grant execute on all functions in schema tube to %1$s;
-        revoke execute on function tube.grant_use(regrole), tube.grant_keeper(regrole) from %1$s
+        revoke execute on function tube.grant_consumer(regrole), tube.grant_owner(regrole) from %1$s
     $grants$, role);
-    perform dead_letter.grant_keeper(role);
+    perform dead_letter.grant_admin(role);
     perform pgchange.grant_viewer(role);
     perform pgchange.grant_reader(role);
 end
 $$;
-comment on function tube.grant_use(regrole) is
+comment on function tube.grant_consumer(regrole) is
     'Let a role touch, attach its tables to, and work those tubes whose pods it was granted INSERT (op, shard, ids, payload, ts) '
     'on, or SELECT and DELETE. A role that attaches is trusted: it can touch any id.';
 
-create function tube.grant_keeper(role regrole) returns void
+create function tube.grant_owner(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
-    perform tube.grant_use(role);
+    perform tube.grant_consumer(role);
     execute format($grants$
         grant insert, update, delete on tube.tube to %1$s
     $grants$, role);
 end
 $$;
-comment on function tube.grant_keeper(regrole) is
+comment on function tube.grant_owner(regrole) is
     'Let a role make tubes, in schemas where it may create tables, change and remove its own.';
 
 alter table tube.tube enable row level security;

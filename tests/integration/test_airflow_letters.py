@@ -66,7 +66,7 @@ def test_list_in_a_table_is_for_people(
     db: str, connection: psycopg.Connection[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     letter, _ = give_up(connection, db)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     args = get_parser().parse_args(["pgchange", "letters", "list", "--dsn", db, "--output", "plain"])
     args.func(args)
     printed = capsys.readouterr().out
@@ -84,8 +84,8 @@ def test_again_sends_letters_by_number_and_by_consumer(
     db: str, connection: psycopg.Connection[Any], pgchange: Command
 ) -> None:
     (first, a), (second, b) = give_up(connection, db), give_up(connection, db)
-    assert pgchange("again", str(first), "--dsn", db) == [{"letter": first, "state": "sent again"}]
-    assert pgchange("again", "--consumer", "test/0", "--dsn", db) == [
+    assert pgchange("redrive", str(first), "--dsn", db) == [{"letter": first, "state": "sent again"}]
+    assert pgchange("redrive", "--consumer", "test/0", "--dsn", db) == [
         {"letter": second, "state": "sent again"}
     ]
     assert drain_all(db) == a + b
@@ -120,9 +120,9 @@ def test_the_source_is_asked_where_it_is_elsewhere(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["again"], "say which letters"),
-        (["again", "5"], "no dead letter 5"),
-        (["again", "5", "--consumer", "x/0"], "say which letters"),
+        (["redrive"], "say which letters"),
+        (["redrive", "5"], "no dead letter 5"),
+        (["redrive", "5", "--consumer", "x/0"], "say which letters"),
         (["drop", "--yes"], "say which letters"),
         (["drop", "5", "--yes"], "no dead letter 5"),
         (["list", "--older-than", "soon"], "30 days"),
@@ -173,7 +173,7 @@ def test_only_letters_that_were_asked_for_are_warned_of(
     if "letter_ids" in chosen:
         letter, _ = give_up(connection, own_database)
         chosen = {"letter_ids": [letter]}
-    run(operator("airline", action="send_again", **chosen))
+    run(operator("airline", action="redrive", **chosen))
     told = [call for call in said.warning.call_args_list if "cannot be sent again" in call.args[0]]
     assert len(told) == warnings
 
@@ -185,9 +185,9 @@ def test_an_operator_sends_letters_of_a_consumer_again_and_says_how_many(
     give_up(connection, db, n=6, feed=CommitFeed("other", 0))
     log = Mock()
     monkeypatch.setattr(DeadLettersOperator, "log", log)
-    done = run(operator(conn_id, action="send_again", consumer="test/0"))
-    assert done == {"action": "send_again", "letters": [letter]}
-    log.info.assert_called_once_with("%s: %d letters", "send_again", 1)
+    done = run(operator(conn_id, action="redrive", consumer="test/0"))
+    assert done == {"action": "redrive", "letters": [letter]}
+    log.info.assert_called_once_with("%s: %d letters", "redrive", 1)
     assert drain_all(db) == [*ids, *commits_after(connection, ids)]
 
 
@@ -210,7 +210,7 @@ def test_an_operator_takes_numbers_as_a_form_renders_them(
     db: str, conn_id: str, connection: psycopg.Connection[Any], form: str
 ) -> None:
     letter, _ = give_up(connection, db)
-    assert run(operator(conn_id, action="send_again", letter_ids=form.format(letter)))["letters"] == [letter]
+    assert run(operator(conn_id, action="redrive", letter_ids=form.format(letter)))["letters"] == [letter]
 
 
 def test_an_operator_names_letters_that_cannot_be_sent(
@@ -218,7 +218,7 @@ def test_an_operator_names_letters_that_cannot_be_sent(
 ) -> None:
     give_up(connection, db)
     connection.execute("update dead_letter.letter set void = 'its changes come by themselves'")
-    assert run(operator(conn_id, action="send_again", consumer="test/0"))["letters"] == []
+    assert run(operator(conn_id, action="redrive", consumer="test/0"))["letters"] == []
     assert "cannot be sent again: its changes come by themselves" in capsys.readouterr().out
 
 
@@ -228,7 +228,7 @@ def test_an_operator_names_letters_that_cannot_be_sent(
         ({"action": "forget", "consumer": "x/0"}, InvalidArgument),
         ({"action": "drop"}, InvalidArgument),
         ({"action": "drop", "letter_ids": "all"}, InvalidArgument),
-        ({"action": "send_again", "letter_ids": [5]}, UnknownLetter),
+        ({"action": "redrive", "letter_ids": [5]}, UnknownLetter),
     ],
 )
 def test_an_operator_refuses_nonsense(
@@ -254,7 +254,7 @@ def test_a_task_puts_a_batch_that_fails_for_the_last_time_among_the_letters_and_
     done = run(consumer(conn_id))
     letter = only(connection)
     assert (done["batches"], done["letters"]) == (0, [letter.id])
-    assert f"airflow pgchange letters again {letter.id} --conn-id airline" in capsys.readouterr().out
+    assert f"airflow pgchange letters redrive {letter.id} --conn-id airline" in capsys.readouterr().out
 
 
 def test_a_tubes_letter_is_looked_for_where_the_tube_is(
@@ -270,7 +270,7 @@ def test_a_tubes_letter_is_looked_for_where_the_tube_is(
     make(source)
     source.execute("select tube.touch('q', 0, '{1}', 'T')")
     run(consumer(conn_id, feed=TubeFeed("q"), source_conn_id="tubes"))
-    assert f"letters again {only(source).id} --conn-id tubes" in capsys.readouterr().out
+    assert f"letters redrive {only(source).id} --conn-id tubes" in capsys.readouterr().out
 
 
 def test_by_default_a_task_fails_on_a_batch_that_failed_as_often_as_it_may(

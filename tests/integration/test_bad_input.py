@@ -187,7 +187,7 @@ def test_another_version_of_the_schema_is_told_and_loses_nothing(db, connect, ve
     ],
 )
 def test_a_role_without_rights_is_told_who_gives_them(role, connect_to, tool):
-    with pytest.raises(PermissionDenied, match=r"grant_consumer|grant_keeper"):
+    with pytest.raises(PermissionDenied, match=r"grant_consumer|grant_admin"):
         tool(connect_to(role("nobody").conninfo))
 
 
@@ -199,7 +199,7 @@ def test_a_consumer_may_not_do_what_a_keeper_may(connect, role, connect_to):
     his = connect_to(consumer.conninfo)
     with pytest.raises(PermissionDenied):
         consumers.move(his, his, FEED, "beginning")
-    connection.execute("select pubsub.grant_keeper(%s::regrole)", [consumer.name])
+    connection.execute("select pubsub.grant_admin(%s::regrole)", [consumer.name])
     consumers.move(his, his, FEED, "beginning")
     assert len(drain(consumer.conninfo)) == 1
 

@@ -288,7 +288,7 @@ def test_a_partition_with_its_columns_in_another_order_is_captured(connect, expr
     )
     connection.execute("alter table p attach partition p3 for values from (20) to (30)")
     connection.execute("insert into p (id, day) values (1, 20)")
-    connection.execute("select revision.refresh_tracking()")
+    connection.execute("select revision.recapture()")
     connection.execute("insert into p3 (id, day) values (2, 21)")
     assert events(connection) == [(1, own), (2, own)]
 
@@ -308,7 +308,7 @@ def test_partitions_come_while_writers_write(connect, expression):
     connection = partitioned(connect)
     track(connection, expression, "p")
     connection.execute("create table p_rest partition of p default")
-    connection.execute("select revision.refresh_tracking()")
+    connection.execute("select revision.recapture()")
     done, errors, written = threading.Event(), [], []
 
     def write(number):
@@ -328,7 +328,7 @@ def test_partitions_come_while_writers_write(connect, expression):
     for low in (100, 110, 120):
         connection.execute(f"create table p{low} (like p including all)")
         connection.execute(f"alter table p attach partition p{low} for values from ({low}) to ({low + 10})")
-        connection.execute("select revision.refresh_tracking()")
+        connection.execute("select revision.recapture()")
         connection.execute(f"insert into p{low} (id, day) values ({low}, {low})")
         written.append(low)
     done.set()

@@ -129,7 +129,7 @@ def test_an_event_published_without_metadata_is_sent_again_from_a_dead_letter(co
         consumer.claim(10)
         raise ZeroDivisionError
     connection.execute("select pgmb.skip_batch('g', 'no use')")
-    assert len(dead_letters.again(connection, consumer="events:g")) == 1
+    assert len(dead_letters.redrive(connection, consumer="events:g")) == 1
     dispatch(connection)
     [(again,)] = connection.execute("select metadata from pgmb.read_next_events('g')").fetchall()
     assert list(again) == ["replay_of"]

@@ -361,7 +361,7 @@ def test_a_command_that_is_suggested_for_a_group_is_one_whatever_its_name_is(con
 
 
 def test_who_lacks_a_right_is_told_the_grants_of_the_log(connect_to, role):
-    with pytest.raises(PermissionDenied, match=r"pgmb\.grant_publisher"):
+    with pytest.raises(PermissionDenied, match=r"pgmb\.grant_writer"):
         dispatch(connect_to(role("nobody").conninfo))
 
 

@@ -179,9 +179,9 @@ def test_a_letter_of_a_handler_whose_subscription_goes_in_that_very_moment_stays
     group(db, Handler("a", Seen(failing(1)), retries=())).run("empty")
     (letter,) = dead_letters.listed(connection)
     connection.execute("delete from pgmb.subscriptions")
-    # What dead_letter.send_again() calls once it has found the letter to be sendable.
+    # What dead_letter.redrive() calls once it has found the letter to be sendable.
     with pytest.raises(psycopg.Error, match="no event can be sent to group"):
-        connection.execute("select pgmb.send_again(%s)", [letter.id])
+        connection.execute("select pgmb.redrive(%s)", [letter.id])
     assert [one.id for one in dead_letters.listed(connection)] == [letter.id]
 
 

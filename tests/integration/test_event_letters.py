@@ -60,7 +60,7 @@ def test_a_letter_that_is_sent_again_brings_its_events_to_its_group_alone_and_in
     assert len(take(connection, "other")) == 3
     (letter,) = dead_letters.listed(connection)
     connection.execute("delete from pgmb.events")
-    dead_letters.again(connection, ids=[letter.id])
+    dead_letters.redrive(connection, ids=[letter.id])
     assert dead_letters.listed(connection) == []
     assert work(db) == [(n, {"replay_of": ids[n]}) for n in range(3)]
     assert take(connection, "other") == []
@@ -71,7 +71,7 @@ def test_a_large_batch_is_a_letter_for_each_thousand(db, connection):
     given_up(db)
     found = dead_letters.listed(connection, consumer="events:g")
     assert [letter.changes for letter in found] == [1000, 1000, 500]
-    dead_letters.again(connection, consumer="events:g")
+    dead_letters.redrive(connection, consumer="events:g")
     assert [n for n, _ in work(db)] == list(range(2500))
 
 
@@ -81,7 +81,7 @@ def test_very_large_events_are_a_letter_for_each_few_of_them(db, connection):
     listed = dead_letters.listed(connection)
     assert len(listed) > 1
     assert sum(letter.changes for letter in listed) == 4
-    dead_letters.again(connection, ids=[letter.id for letter in listed])
+    dead_letters.redrive(connection, ids=[letter.id for letter in listed])
     assert [n for n, _ in work(db)] == [0, 1, 2, 3]
 
 
@@ -92,7 +92,7 @@ def test_a_letter_whose_group_has_no_subscription_any_more_stays_and_says_so(db,
     (letter,) = dead_letters.listed(connection)
     assert "no event can be sent to group g: its subscription" in letter.hindrance
     with pytest.raises(LetterRefused):
-        dead_letters.again(connection, ids=[letter.id])
+        dead_letters.redrive(connection, ids=[letter.id])
     assert len(dead_letters.listed(connection)) == 1
 
 
@@ -103,9 +103,9 @@ def test_a_letter_whose_subscription_goes_in_that_very_moment_is_sent_to_nobody(
     assert len(take(connection, "other")) == 3
     (letter,) = dead_letters.listed(connection)
     connection.execute("delete from pgmb.subscriptions where group_id = 'g'")
-    # What dead_letter.send_again() calls once it has found the letter to be sendable.
+    # What dead_letter.redrive() calls once it has found the letter to be sendable.
     with pytest.raises(psycopg.Error, match="no event can be sent to group g"):
-        connection.execute("select pgmb.send_again(%s)", [letter.id])
+        connection.execute("select pgmb.redrive(%s)", [letter.id])
     assert take(connection, "other") == []
     assert len(dead_letters.listed(connection)) == 1
 

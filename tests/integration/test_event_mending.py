@@ -29,7 +29,7 @@ def broken(connect):
 
 
 def test_a_table_that_cannot_be_mended_is_told_and_the_others_are_mended(broken):
-    lines = sorted(line for (line,) in broken.execute("select pgmb.refresh()").fetchall())
+    lines = sorted(line for (line,) in broken.execute("select pgmb.recapture()").fetchall())
     assert "public.item: the capture of its mutations cannot be mended: " in lines[0]
     assert lines[1:] == ["public.whole: the capture of its mutations was mended"]
     broken.execute("insert into low values (1)")
@@ -73,7 +73,7 @@ def test_a_table_that_was_dropped_is_forgotten_before_a_dump_gives_its_number_to
     connection.execute(
         "insert into pgmb.push_fault (tbl, op, message) values ('item'::regclass, 'INSERT', '')"
     )
-    connection.execute("alter table item rename to thing; select pgmb.refresh(); drop table thing")
+    connection.execute("alter table item rename to thing; select pgmb.recapture(); drop table thing")
     told = look_after(connection)
     lines = told.done if isinstance(told, Report) else [line for (line,) in told.fetchall()]
     again = "if another table has its place: select pgmb.push_table_mutations('public.thing')"

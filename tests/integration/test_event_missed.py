@@ -42,14 +42,14 @@ def come(item, rows="(11), (12)"):
 
 
 def refresh(item):
-    return [line for (line,) in item.execute("select pgmb.refresh()")]
+    return [line for (line,) in item.execute("select pgmb.recapture()")]
 
 
 def troubles(item):
     return findings(item, "pgmb")
 
 
-@pytest.mark.parametrize("mend", ["select pgmb.refresh()", "select pgmb.push_table_mutations('item')"])
+@pytest.mark.parametrize("mend", ["select pgmb.recapture()", "select pgmb.push_table_mutations('item')"])
 def test_rows_that_came_with_a_partition_are_told_with_the_call_that_publishes_them(item, mend):
     told = []
     item.add_notice_handler(lambda notice: told.append(f"{notice.message_primary}; {notice.message_hint}"))
@@ -113,6 +113,6 @@ def test_only_the_owner_publishes_what_came(item, role, connect_to):
     come(item)
     refresh(item)
     who = role("stranger")
-    item.execute(f"select pgmb.grant_pusher('{who.name}'); grant select on high to {who.name}")
+    item.execute(f"select pgmb.grant_owner('{who.name}'); grant select on high to {who.name}")
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="rights of its owner, postgres"):
         connect_to(who.conninfo).execute(BRING)

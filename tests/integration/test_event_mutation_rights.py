@@ -37,14 +37,14 @@ def test_an_owner_publishes_its_own_tables_and_no_others(item, role):
         as_owner.execute("create table own.thing (id int)")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             push(as_owner, "own.thing")
-        item.execute(f"select pgmb.grant_pusher('{owner.name}')")
+        item.execute(f"select pgmb.grant_owner('{owner.name}')")
         push(as_owner, "own.thing")
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="only the owner of public.item"):
             push(as_owner, "item")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             stop(as_owner, "item")
         as_owner.execute("insert into own.thing values (1)")
-        assert as_owner.execute("select pgmb.refresh()").fetchall() == []
+        assert as_owner.execute("select pgmb.recapture()").fetchall() == []
         stop(as_owner, "own.thing")
         as_owner.execute("insert into own.thing values (1)")
     item.execute("insert into item values (1, 'a', 5)")
@@ -53,7 +53,7 @@ def test_an_owner_publishes_its_own_tables_and_no_others(item, role):
 
 def test_faults_show_rows_to_the_owner_of_the_table_only(item, role):
     other = role("other")
-    item.execute(f"select pgmb.grant_pusher('{other.name}')")
+    item.execute(f"select pgmb.grant_owner('{other.name}')")
     serialise(item, "serialised := 1 / 0;")
     item.execute("insert into item values (1, 'a', 5)")
     with psycopg.connect(other.conninfo, autocommit=True) as as_other:
@@ -65,7 +65,7 @@ def test_faults_show_rows_to_the_owner_of_the_table_only(item, role):
 def own_thing(item, role):
     """A table of another owner whose mutations are published; its owner's role, and a connection as that."""
     owner = role("owner")
-    item.execute(f"create schema own authorization {owner.name}; select pgmb.grant_pusher('{owner.name}')")
+    item.execute(f"create schema own authorization {owner.name}; select pgmb.grant_owner('{owner.name}')")
     with psycopg.connect(owner.conninfo, autocommit=True) as as_owner:
         as_owner.execute("create table own.thing (id int)")
         push(as_owner, "own.thing")
@@ -73,7 +73,7 @@ def own_thing(item, role):
 
 
 @pytest.mark.parametrize(
-    "mended_by", ["select pgmb.refresh()", "select pgmb.push_table_mutations('own.thing')"]
+    "mended_by", ["select pgmb.recapture()", "select pgmb.push_table_mutations('own.thing')"]
 )
 def test_who_mends_all_tables_overwrites_no_function_of_another(item, own_thing, mended_by):
     item.execute(
@@ -125,7 +125,7 @@ def test_what_is_stopped_drops_no_function_of_another(item, own_thing):
 def test_a_new_owner_has_the_capture_of_the_table(item, own_thing, role, do):
     heir = role("heir")
     item.execute(
-        f"select pgmb.grant_pusher('{heir.name}'); grant usage, create on schema own to {heir.name}; "
+        f"select pgmb.grant_owner('{heir.name}'); grant usage, create on schema own to {heir.name}; "
         f"alter table own.thing owner to {heir.name}"
     )
     with psycopg.connect(heir.conninfo, autocommit=True) as as_heir:
@@ -140,7 +140,7 @@ def test_a_new_owner_has_the_capture_of_the_table(item, own_thing, role, do):
 
 def test_an_owner_who_may_publish_no_more_still_may_write(item, role):
     owner = role("owner")
-    item.execute(f"create schema own authorization {owner.name}; select pgmb.grant_pusher('{owner.name}')")
+    item.execute(f"create schema own authorization {owner.name}; select pgmb.grant_owner('{owner.name}')")
     with psycopg.connect(owner.conninfo, autocommit=True) as as_owner:
         as_owner.execute("create table own.thing (id int)")
         push(as_owner, "own.thing")

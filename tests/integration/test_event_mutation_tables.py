@@ -95,7 +95,8 @@ def test_a_lost_guard_of_a_partitioned_table_is_told_and_mended(merged):
     )
     assert one(merged, "select stale from pgmb.pushing()")
     assert (
-        one(merged, "select * from pgmb.refresh()") == "public.item: the capture of its mutations was mended"
+        one(merged, "select * from pgmb.recapture()")
+        == "public.item: the capture of its mutations was mended"
     )
     assert not one(merged, "select stale from pgmb.pushing()")
     merged.execute(MERGE)
@@ -120,10 +121,10 @@ def test_a_trigger_that_is_called_like_the_guard_does_not_take_its_place(merged,
 def test_the_guard_of_a_former_owner_is_told_and_placed_anew(merged, role):
     owner = role("heir")
     merged.execute(f"grant create on schema public to {owner.name}")
-    merged.execute("select pgmb.grant_pusher(%s)", [owner.name])
+    merged.execute("select pgmb.grant_owner(%s)", [owner.name])
     merged.execute(f"alter table item owner to {owner.name}")
     # What publishes is mended, and the guard calls what a former owner has.
-    mend = "select pgmb.refresh()"
+    mend = "select pgmb.recapture()"
     assert one(merged, "select stale from pgmb.pushing()")
     merged.execute(mend)
     assert not one(merged, "select stale from pgmb.pushing()")
@@ -177,16 +178,16 @@ def test_rows_that_cannot_be_paired_are_sent_whole(parts):
 def test_a_partition_that_came_later_is_named_and_then_captured(parts):
     parts.execute("create table p3 partition of item for values from (20) to (30)")
     assert one(parts, "select untriggered::text from pgmb.pushing()") == "{p3}"
-    assert "mended" in one(parts, "select pgmb.refresh()")
+    assert "mended" in one(parts, "select pgmb.recapture()")
     parts.execute("insert into p3 values (1, 20)")
     assert len(events(parts)) == 1
-    assert parts.execute("select pgmb.refresh()").fetchall() == []
+    assert parts.execute("select pgmb.recapture()").fetchall() == []
 
 
 def test_a_partition_that_left_is_captured_no_more(parts):
     parts.execute("alter table item detach partition p1")
     assert one(parts, "select stale from pgmb.pushing()") is True
-    parts.execute("select pgmb.refresh()")
+    parts.execute("select pgmb.recapture()")
     assert one(parts, "select stale from pgmb.pushing()") is False
     parts.execute("insert into p1 values (1, 1)")
     assert events(parts) == []
@@ -213,10 +214,10 @@ def test_a_column_that_came_later_is_sent_and_one_that_went_is_not(item):
 def test_a_renamed_table_is_named_stale_and_mended(item):
     item.execute("alter table item rename to thing")
     assert one(item, "select stale from pgmb.pushing()") is True
-    item.execute("select pgmb.refresh()")
+    item.execute("select pgmb.recapture()")
     item.execute("insert into thing values (1)")
     assert events(item)[0][0] == "public.thing.insert"
-    assert item.execute("select pgmb.refresh()").fetchall() == []
+    assert item.execute("select pgmb.recapture()").fetchall() == []
 
 
 def test_a_disabled_capture_is_named(item):

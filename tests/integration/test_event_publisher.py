@@ -190,7 +190,7 @@ def test_what_is_no_json_is_refused_when_it_is_put(db, connect):
 
 def test_a_publishers_rights_are_enough(connect, role, monkeypatch):
     other, connection = role("publisher"), connect()
-    connection.execute("select pgmb.grant_publisher(%s::regrole)", [other.name])
+    connection.execute("select pgmb.grant_writer(%s::regrole)", [other.name])
     # As after a connection that was lost in its commit.
     monkeypatch.setattr(publisher_module, "copy_rows", publisher_module.insert_if_absent)
     there = Event("t", {"n": 0}, id=TAKEN)

@@ -156,7 +156,7 @@ def test_of_a_restored_table_is_sent_what_was_to_be_sent_of_it(there):
 def test_of_a_restored_table_nothing_is_to_be_mended(there):
     query = "select tbl::text, untriggered::text, stale from pgmb.pushing() order by 1"
     assert there.execute(query).fetchall() == [("item", "{}", False), ("part", "{}", False)]
-    assert there.execute("select pgmb.refresh()").fetchall() == []
+    assert there.execute("select pgmb.recapture()").fetchall() == []
 
 
 def test_what_is_published_of_a_restored_table_can_be_changed_and_stopped(there):

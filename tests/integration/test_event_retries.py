@@ -91,7 +91,7 @@ def test_a_dead_letter_that_is_sent_again_goes_to_its_handler_alone(db, connecti
     (letter,) = dead_letters.listed(connection)
     assert letter.hindrance is None
     connection.execute("delete from pgmb.events")
-    dead_letters.again(connection, ids=[letter.id])
+    dead_letters.redrive(connection, ids=[letter.id])
     assert dead_letters.listed(connection) == []
     handlers.run("empty")
     assert mended.numbers == other.numbers == [0, 1, 2]
@@ -202,7 +202,7 @@ def test_an_event_that_has_no_key_is_a_dead_letter_and_stops_no_other(db, connec
     # In which order they are given up is left to the threads; which error is whose is not.
     sent_again = {}
     for letter in dead_letters.listed(connection):
-        dead_letters.again(connection, ids=[letter.id])
+        dead_letters.redrive(connection, ids=[letter.id])
         group(db, Handler("a", again := Seen())).run("empty")
         sent_again[letter.error.partition(":")[0]] = again.numbers
     assert sent_again == {"KeyError": [1], "TypeError": [2]}
@@ -223,7 +223,7 @@ def test_a_number_that_python_cannot_read_stops_no_handler(db, connection, numbe
     seen = Seen(failing(2))
     handlers = group(db, Handler("note", note), Handler("a", seen, retries=(LATER,)))
     run_with_retries(handlers, connection)
-    dead_letters.again(connection, consumer="events:g/a")
+    dead_letters.redrive(connection, consumer="events:g/a")
     handlers.run("empty")
     assert beyond == [float(number)]
     assert seen.numbers == [1]
@@ -261,7 +261,7 @@ def test_a_letter_of_one_subscription_is_sent_again_when_another_is_ended(db, tw
     connection, ended = two
     group(db, Handler("a", failing(1), retries=())).run("empty")
     unsubscribe(connection, ended)
-    sent = dead_letters.again(connection, consumer="events:g/a")
+    sent = dead_letters.redrive(connection, consumer="events:g/a")
     seen = Seen()
     group(db, Handler("a", seen)).run("empty")
     assert (len(sent), seen.numbers) == (1, [2, 3, 4])
@@ -314,7 +314,7 @@ def test_a_letter_of_what_several_subscriptions_want_is_sent_again_while_one_of_
     connection, ids = both
     group(db, Handler("a", failing(1), retries=())).run("empty")
     unsubscribe(connection, ids[0])
-    assert len(dead_letters.again(connection, consumer="events:g/a")) == 1
+    assert len(dead_letters.redrive(connection, consumer="events:g/a")) == 1
     seen = Seen()
     group(db, Handler("a", seen)).run("empty")
     assert (seen.numbers, seen.deliveries[0].events[0].subscriptions) == ([0], tuple(ids))

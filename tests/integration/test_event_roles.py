@@ -48,7 +48,7 @@ def test_a_role_without_a_grant_may_do_nothing(session, statement):
 
 @pytest.mark.parametrize(
     "grant",
-    ["publisher", "subscriber", "conditions", "consumer", "dispatcher", "maintainer", "pusher", "keeper"],
+    ["writer", "subscriber", "conditions", "consumer", "dispatcher", "maintainer", "owner", "admin"],
 )
 def test_a_grant_to_nobody_is_refused(admin, grant):
     with pytest.raises(psycopg.Error, match="null is not a role") as refused:
@@ -58,7 +58,7 @@ def test_a_grant_to_nobody_is_refused(admin, grant):
 
 def test_a_publisher_publishes_now_and_later_and_no_more(session, admin):
     subscribe(admin)
-    connection = session("publisher")
+    connection = session("writer")
     ids = publish(connection, "a")
     publish_at(connection, "now() + interval '1 hour'")
     poll_all(admin)
@@ -144,7 +144,7 @@ def test_the_role_of_readers_may_read(admin, session):
 def test_a_keeper_skips_moves_and_drops(session, admin):
     subscribe(admin)
     publish(admin, "a")
-    connection = session("keeper")
+    connection = session("admin")
     with (
         pytest.raises(ZeroDivisionError),
         ConsumerTransaction(EventFeed("g"), connection.info.dsn) as consumer,

@@ -110,7 +110,7 @@ def test_a_letter_sent_again_is_the_same_batch_with_the_same_changes(db, connect
     consumers.skip(connection, connection, FEED, "why")
     later = commits(connection, 2)
     assert drain(db) == later
-    dead_letters.again(connection, ids=[only(connection).id])
+    dead_letters.redrive(connection, ids=[only(connection).id])
     again, got = claimed(db)
     assert (again.id, got) == (batch.id, ids)
     assert dead_letters.listed(connection) == []
@@ -120,7 +120,7 @@ def test_a_letter_sent_again_is_the_same_batch_with_the_same_changes(db, connect
 def test_only_the_consumer_that_gave_a_batch_up_gets_it_again(db, connection):
     letter, ids = give_up(connection, db)
     assert drain(db, feed=OTHER) == ids
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     assert drain(db, feed=OTHER) == []
     assert drain(db, feed=CommitFeed("new", 0)) == ids
     assert drain(db) == ids
@@ -131,7 +131,7 @@ def test_what_was_committed_late_into_the_window_of_a_letter_is_not_doubled(db, 
     late = commits(slow, 2)
     letter, ids = give_up(connection, db)
     slow.commit()
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     assert sorted(drain(db)) == sorted(ids + late)
     assert drain(db) == []
 
@@ -142,7 +142,7 @@ def test_a_part_of_a_transaction_can_be_given_up_and_sent_again(db, connection, 
     assert claimed(db, limit=1)[1] == ids[:1]
     claim_and_fail(db, limit=limit)
     consumers.skip(connection, connection, FEED, "why")
-    dead_letters.again(connection, ids=[only(connection).id])
+    dead_letters.redrive(connection, ids=[only(connection).id])
     assert claimed(db, limit=1)[1] == ids[1 : 1 + limit]
     assert drain(db, limit=1) == ids[1 + limit :]
 
@@ -155,7 +155,7 @@ def test_sending_again_moves_no_progress(db, connection):
         "select snapshot::text, partial_txid, partial_id, commit_id, in_order, source from pubsub.watermark"
     )
     before = connection.execute(query).fetchone()
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     claimed(db)
     assert connection.execute(query).fetchone() == before
 
@@ -165,7 +165,7 @@ def test_a_consumer_in_order_goes_on_in_order_around_a_letter(own_database, conn
     letter, ids = give_up(connection, db, feed=IN_ORDER)
     rest = commits(connection, 4)
     assert claimed(db, IN_ORDER, 2)[1] == rest[:2]
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     assert claimed(db, IN_ORDER, 2)[1] == ids
     assert claimed(db, IN_ORDER, 2)[1] == rest[2:]
     assert connection.execute("select in_order from pubsub.watermark").fetchone() == (True,)
@@ -174,7 +174,7 @@ def test_a_consumer_in_order_goes_on_in_order_around_a_letter(own_database, conn
 def test_a_letter_on_its_way_is_ready(db, connection):
     letter, ids = give_up(connection, db)
     assert lag(connection, connection, FEED, 100).ready == 0
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     found = lag(connection, connection, FEED, 100)
     assert found.ready == len(ids)
     assert found.ready_age is not None
@@ -184,7 +184,7 @@ def test_a_letter_on_its_way_is_ready(db, connection):
 
 def test_a_letter_that_fails_again_is_the_same_letter_with_more_attempts(db, connection):
     letter, ids = give_up(connection, db)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     for _ in range(2):
         claim_and_fail(db)
     consumers.skip(connection, connection, FEED, "still not")
@@ -192,13 +192,13 @@ def test_a_letter_that_fails_again_is_the_same_letter_with_more_attempts(db, con
     assert (found.id, found.attempts, found.reason, found.on_its_way) == (letter, 3, "still not", False)
     assert found.sent_at is not None
     assert found.error.startswith("tests.commits.Failed")
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     assert drain(db) == ids
 
 
 def test_attempts_on_a_letter_are_counted_anew(db, connection):
     letter, _ = give_up(connection, db)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     for attempt in (1, 2):
         with pytest.raises(Failed), ConsumerTransaction(FEED, db) as consumer:
             assert consumer.claim(10, max_attempts=2).attempt == attempt
@@ -211,7 +211,7 @@ def test_a_batch_in_work_comes_before_a_letter_and_stays_the_same(db, connection
     letter, given = give_up(connection, db)
     ids = commits(connection, 2)
     batch = claim_and_fail(db)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     commits(connection)
     again, got = claimed(db)
     assert (again.id, got) == (batch.id, ids)
@@ -220,15 +220,15 @@ def test_a_batch_in_work_comes_before_a_letter_and_stays_the_same(db, connection
 
 def test_letters_come_in_the_order_in_which_they_were_sent(db, connection):
     (first, a), (second, b) = give_up(connection, db), give_up(connection, db)
-    dead_letters.again(connection, ids=[second])
-    dead_letters.again(connection, ids=[first])
+    dead_letters.redrive(connection, ids=[second])
+    dead_letters.redrive(connection, ids=[first])
     assert claimed(db)[1] == b
     assert claimed(db)[1] == a
 
 
 def test_a_letter_in_work_that_is_dropped_keeps_nothing(db, connection):
     letter, _ = give_up(connection, db)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     with pytest.raises(StaleClaim), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
         dead_letters.drop(connection, ids=[letter])
@@ -240,7 +240,7 @@ def test_a_letter_in_work_that_is_dropped_keeps_nothing(db, connection):
 
 def test_a_batch_of_a_letter_that_was_dropped_in_work_is_not_tried_again(db, connection):
     letter, _ = give_up(connection, db)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     claim_and_fail(db)
     dead_letters.drop(connection, ids=[letter])
     rest = commits(connection)
@@ -249,20 +249,20 @@ def test_a_batch_of_a_letter_that_was_dropped_in_work_is_not_tried_again(db, con
 
 def test_a_letter_in_work_is_finished_by_who_has_it_and_by_nobody_else(db, connection):
     letter, ids = give_up(connection, db)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     with ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
         with pytest.raises(LetterRefused, match="on its way"):
-            dead_letters.again(connection, ids=[letter])
+            dead_letters.redrive(connection, ids=[letter])
         assert [change.id for change in consumer.changes()] == ids
         consumer.ack()
     with pytest.raises(UnknownLetter):
-        dead_letters.again(connection, ids=[letter])
+        dead_letters.redrive(connection, ids=[letter])
 
 
 def test_a_letter_goes_with_its_results_or_not_at_all(db, connection):
     letter, ids = give_up(connection, db)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     with pytest.raises(Failed), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(10)
         consumer.ack()
@@ -273,7 +273,7 @@ def test_a_letter_goes_with_its_results_or_not_at_all(db, connection):
 
 def test_polling_by_hand_gives_a_letter_too(db, connection):
     letter, ids = give_up(connection, db)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     rows = connection.execute("select id from pubsub.poll('test', 0)").fetchall()
     assert [row[0] for row in rows] == ids
     assert dead_letters.listed(connection) == []
@@ -282,7 +282,7 @@ def test_polling_by_hand_gives_a_letter_too(db, connection):
 def test_a_point_is_passed_while_a_letter_is_open_as_it_was_when_it_was_given_up(db, connection):
     letter, _ = give_up(connection, db)
     point = points.point(connection, FEED)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     assert points.has_passed(connection, connection, FEED, point)[0]
 
 
@@ -290,7 +290,7 @@ def test_results_elsewhere_get_a_letter_from_the_source(db, other_db, connect_to
     source = connect_to(other_db)
     letter, ids = give_up(connection, db, source=other_db, at=source)
     assert dead_letters.listed(source) == []
-    dead_letters.again(connection, source, ids=[letter])
+    dead_letters.redrive(connection, source, ids=[letter])
     assert lag(connection, source, FEED, 100).ready == len(ids)
     assert drain(db, other_db) == ids
     assert dead_letters.listed(connection) == []
@@ -302,7 +302,7 @@ def test_a_letter_is_read_from_a_standby_too(own_cluster, own_database, connect_
     standby = own_cluster.standby()
     try:
         standby.wait_for_replay(own_cluster)
-        dead_letters.again(connection, ids=[letter])
+        dead_letters.redrive(connection, ids=[letter])
         hosts = (
             f"host=127.0.0.1,127.0.0.1 port={standby.port},{own_cluster.port} dbname=postgres user=postgres"
         )
@@ -318,13 +318,13 @@ def test_a_letter_is_read_from_a_standby_too(own_cluster, own_database, connect_
 def test_by_filter_everything_of_a_consumer_is_sent_that_can_be_and_nothing_else(db, connection):
     (first, _), (second, _) = give_up(connection, db), give_up(connection, db)
     other, _ = give_up(connection, db, n=6, feed=OTHER)
-    dead_letters.again(connection, ids=[first])
+    dead_letters.redrive(connection, ids=[first])
     connection.execute(
         "update dead_letter.letter set given_up_at = now() - interval '8 days' where id = %s", [second]
     )
-    assert dead_letters.again(connection, older_than="7 days") == [second]
-    assert dead_letters.again(connection, consumer="other/0") == [other]
-    assert dead_letters.again(connection, consumer="test/0") == []
+    assert dead_letters.redrive(connection, older_than="7 days") == [second]
+    assert dead_letters.redrive(connection, consumer="other/0") == [other]
+    assert dead_letters.redrive(connection, consumer="test/0") == []
 
 
 def test_by_filter_letters_are_dropped_and_others_stay(db, connection):
@@ -340,7 +340,7 @@ def test_by_filter_letters_are_dropped_and_others_stay(db, connection):
 def test_sql_by_hand_does_the_same(db, connection):
     letter, ids = give_up(connection, db)
     give_up(connection, db)
-    assert connection.execute("select * from dead_letter.send_again(%s)", [letter]).fetchall() == [(letter,)]
+    assert connection.execute("select * from dead_letter.redrive(%s)", [letter]).fetchall() == [(letter,)]
     assert drain(db) == ids
     dropped = connection.execute("select dead_letter.drop(of_consumer => 'test/0')").fetchall()
     assert len(dropped) == 1
@@ -374,7 +374,7 @@ def test_maintenance_names_letters_that_nobody_has_looked_at(db, connection):
     letter, _ = give_up(connection, db)
     (line,) = [line for line in maintain(connection).attention if "dead letters" in line]
     assert line.startswith("test/0: 2 dead letters since ")
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     (line,) = [line for line in maintain(connection).attention if "dead letters" in line]
     assert line.startswith("test/0: 1 dead letters since ")
 

@@ -25,7 +25,7 @@ def test_after_the_last_try_a_batch_and_its_error_are_a_letter_and_the_consumer_
     assert (letter.changes, letter.attempts) == (2, 1)
     assert letter.error == f"tests.letters.Poison: cannot parse {ids[1]}"
     assert "max_attempts=1" in letter.reason
-    dead_letters.again(connection, ids=[letter.id])
+    dead_letters.redrive(connection, ids=[letter.id])
     assert drain_all(db) == ids[:2]
 
 
@@ -91,7 +91,7 @@ def test_a_letter_that_fails_as_often_as_it_may_goes_back_where_it_was(db, conne
     ids = commits(connection)
     drain_but(set(ids), plan(db))
     letter = only(connection)
-    dead_letters.again(connection, ids=[letter.id])
+    dead_letters.redrive(connection, ids=[letter.id])
     drain_but(set(ids), plan(db))
     found = only(connection)
     assert (found.id, found.attempts, found.on_its_way) == (letter.id, 2, False)

@@ -38,8 +38,8 @@ def test_a_letter_at_rest_holds_back_no_trimming_and_says_that_it_can_no_longer_
     assert any("trimmed 3 commits" in line for line in trimmed(connection))
     assert "3 of the 3 changes" in only(connection).hindrance
     with pytest.raises(HistoryTrimmed, match="letters drop"):
-        dead_letters.again(connection, ids=[letter])
-    assert dead_letters.again(connection, consumer="test/0") == []
+        dead_letters.redrive(connection, ids=[letter])
+    assert dead_letters.redrive(connection, consumer="test/0") == []
     rest = commits(connection)
     assert drain(own_database) == rest
 
@@ -57,7 +57,7 @@ def test_trimming_of_other_history_hinders_no_letter(own_database, connect_to):
     letter, ids = give_up(connection, own_database)
     slow.commit()
     assert any("trimmed 1 commits" in line for line in consumers.trim(connection, "0 s"))
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     assert drain(own_database) == ids
 
 
@@ -65,7 +65,7 @@ def test_what_a_letter_on_its_way_stands_for_is_not_trimmed(own_database, connec
     connection = connect_to(own_database)
     narrow_partitions(connection)
     letter, ids = give_up(connection, own_database)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     assert any(f"letter {letter} of test/0 has not processed it" in line for line in trimmed(connection))
     assert drain(own_database) == ids
 
@@ -89,7 +89,7 @@ def test_a_letter_whose_source_trimmed_its_history_is_refused_before_its_consume
     assert dead_letters.listed(connection)[0].hindrance is None
     assert "3 of the 3 changes" in dead_letters.listed(connection, source)[0].hindrance
     with pytest.raises(HistoryTrimmed):
-        dead_letters.again(connection, source, ids=[letter])
+        dead_letters.redrive(connection, source, ids=[letter])
     assert not only(connection).on_its_way
 
 
@@ -98,7 +98,7 @@ def test_a_claim_refuses_a_letter_that_was_trimmed_on_its_way_until_it_is_droppe
 ):
     connection, source = connect_to(db), connect_to(own_database)
     letter = give_up_and_trim(connection, source, db, own_database)
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     with (
         pytest.raises(HistoryTrimmed, match="letters drop"),
         ConsumerTransaction(FEED, db, own_database) as c,
@@ -111,11 +111,11 @@ def test_a_claim_refuses_a_letter_that_was_trimmed_on_its_way_until_it_is_droppe
 
 def test_a_letter_of_a_source_that_was_restored_is_refused_and_nobody_is_held_up(db, connection):
     (first, _), (second, _) = give_up(connection, db), give_up(connection, db)
-    dead_letters.again(connection, ids=[second])
+    dead_letters.redrive(connection, ids=[second])
     connection.execute("update revision.origin set written_in = '3'")
     connection.execute("select pubsub.rebase_after_restore()")
     with pytest.raises(SourceRestored, match="letters drop"):
-        dead_letters.again(connection, ids=[first])
+        dead_letters.redrive(connection, ids=[first])
     assert not any(letter.on_its_way for letter in dead_letters.listed(connection))
     rest = commits(connection)
     assert drain(db) == rest
@@ -126,7 +126,7 @@ def test_an_upgrade_that_keeps_transaction_ids_keeps_letters(own_database, conne
     letter, ids = give_up(connection, own_database)
     connection.execute("update revision.origin set written_in = '3'")
     connection.execute("select pubsub.rebase_after_restore(txids_kept => true)")
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     assert drain(own_database) == ids
 
 
@@ -135,7 +135,7 @@ def test_a_letter_that_the_source_lost_with_its_tail_is_void_after_the_repair(db
     kept, _ = give_up(connection, db, source=other_db, at=source)
     mark = source.execute("select to_jsonb(c) from pgchange.claim as c").fetchone()[0]
     lost, ids = give_up(connection, db, source=other_db, at=source)
-    dead_letters.again(connection, ids=[lost])
+    dead_letters.redrive(connection, ids=[lost])
     # As a crash does it: the source knows the claim before the last one.
     source.execute("delete from pgchange.claim")
     source.execute(
@@ -145,8 +145,8 @@ def test_a_letter_that_the_source_lost_with_its_tail_is_void_after_the_repair(db
     assert consumers.repair(connection, source, FEED) == "at least once"
     assert drain(db, other_db) == ids
     with pytest.raises(LetterRefused, match="lost its latest transactions"):
-        dead_letters.again(connection, source, ids=[lost])
-    assert dead_letters.again(connection, source, consumer="test/0") == [kept]
+        dead_letters.redrive(connection, source, ids=[lost])
+    assert dead_letters.redrive(connection, source, consumer="test/0") == [kept]
 
 
 @pytest.mark.parametrize("sent", [False, True])
@@ -155,11 +155,11 @@ def test_a_letter_behind_which_its_consumer_was_moved_is_void_as_its_changes_com
 ):
     letter, ids = give_up(connection, db)
     if sent:
-        dead_letters.again(connection, ids=[letter])
+        dead_letters.redrive(connection, ids=[letter])
     consumers.move(connection, connection, FEED, "beginning")
     assert drain(db) == ids
     with pytest.raises(LetterRefused, match="come by themselves"):
-        dead_letters.again(connection, ids=[letter])
+        dead_letters.redrive(connection, ids=[letter])
     assert drain(db) == []
 
 
@@ -167,7 +167,7 @@ def test_a_move_ahead_leaves_letters_as_they_are(db, connection):
     letter, ids = give_up(connection, db)
     commits(connection)
     consumers.move(connection, connection, FEED, "now")
-    dead_letters.again(connection, ids=[letter])
+    dead_letters.redrive(connection, ids=[letter])
     assert drain(db) == ids
 
 

@@ -62,22 +62,25 @@ def test_a_role_without_a_grant_sees_nothing(session):
 
 
 def test_a_keeper_of_consumers_sees_the_letters_of_the_commit_queue_and_no_other(session):
-    assert kinds(session("pubsub.grant_keeper")) == ["commit"]
+    assert kinds(session("pubsub.grant_admin")) == ["commit"]
 
 
 @pytest.mark.parametrize("right", ["select", "insert", "insert (op, shard, ids)", "delete"])
 def test_who_may_see_a_tube_sees_its_letters_and_no_other(session, right):
-    assert kinds(session("tube.grant_use")) == []
-    assert kinds(session("tube.grant_use", on_pods=[right])) == ["tube"]
+    assert kinds(session("tube.grant_consumer")) == []
+    assert kinds(session("tube.grant_consumer", on_pods=[right])) == ["tube"]
 
 
 def test_who_is_both_sees_both(session):
-    assert kinds(session("tube.grant_use", "pubsub.grant_keeper", on_pods=["select"])) == ["commit", "tube"]
+    assert kinds(session("tube.grant_consumer", "pubsub.grant_admin", on_pods=["select"])) == [
+        "commit",
+        "tube",
+    ]
 
 
-@pytest.mark.parametrize("does", [dead_letters.again, dead_letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop])
 def test_who_may_only_look_changes_nothing(session, admin, does):
-    looking = session("tube.grant_use", on_pods=["select", "insert"])
+    looking = session("tube.grant_consumer", on_pods=["select", "insert"])
     with pytest.raises(PermissionDenied, match="may see letter 2"):
         does(looking, ids=[2])
     assert does(looking, older_than=timedelta(0)) == []
@@ -85,36 +88,36 @@ def test_who_may_only_look_changes_nothing(session, admin, does):
     assert touched(admin) == []
 
 
-@pytest.mark.parametrize("does", [dead_letters.again, dead_letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop])
 def test_a_letter_that_is_not_ones_own_is_unknown(session, admin, does):
     with pytest.raises(UnknownLetter):
-        does(session("tube.grant_use", on_pods=["delete"]), ids=[1])
+        does(session("tube.grant_consumer", on_pods=["delete"]), ids=[1])
     with pytest.raises(UnknownLetter):
-        does(session("pubsub.grant_keeper"), ids=[2])
+        does(session("pubsub.grant_admin"), ids=[2])
     assert kinds(admin) == ["commit", "tube"]
 
 
 def test_a_worker_that_may_touch_sends_its_tubes_letters_again(session, admin):
-    assert dead_letters.again(session("tube.grant_use", on_pods=["select", "insert", "delete"]), ids=[2]) == [
-        2
-    ]
+    assert dead_letters.redrive(
+        session("tube.grant_consumer", on_pods=["select", "insert", "delete"]), ids=[2]
+    ) == [2]
     assert touched(admin) == [1]
 
 
 def test_a_worker_that_may_not_touch_cannot_send_again(session, admin):
     with pytest.raises(PermissionDenied):
-        dead_letters.again(session("tube.grant_use", on_pods=["select", "delete"]), ids=[2])
+        dead_letters.redrive(session("tube.grant_consumer", on_pods=["select", "delete"]), ids=[2])
     assert kinds(admin) == ["commit", "tube"]
 
 
 def test_a_keeper_of_consumers_sends_and_drops_letters_of_the_commit_queue(session, db):
-    keeper = session("pubsub.grant_keeper")
-    assert dead_letters.again(keeper, ids=[1]) == [1]
+    keeper = session("pubsub.grant_admin")
+    assert dead_letters.redrive(keeper, ids=[1]) == [1]
     assert dead_letters.drop(keeper, ids=[1]) == [1]
 
 
 def test_nobody_writes_a_letter_in_anothers_name(session):
-    worker = session("tube.grant_use", on_pods=["delete"])
+    worker = session("tube.grant_consumer", on_pods=["delete"])
     write = "insert into dead_letter.letter (kind, consumer, address, content, changes, reason, attempts{}) values {}"
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level"):
         worker.execute(write.format("", "('commit', 'x/0', '{}', '{}', 1, 'why', 1)"))
@@ -132,7 +135,7 @@ def failing(transaction, batch):
 
 def test_a_worker_with_the_rights_of_a_worker_gives_batches_up(admin, role):
     worker = role("worker")
-    admin.execute("select tube.grant_use(%s::regrole)", [worker.name])
+    admin.execute("select tube.grant_consumer(%s::regrole)", [worker.name])
     admin.execute(
         f"grant usage on schema tubes to {worker.name}; grant select, delete on tubes.q to {worker.name}"
     )
@@ -152,7 +155,7 @@ def test_a_consumer_with_the_rights_of_a_consumer_gives_batches_up(admin, role):
     assert (letter.given_up_by, letter.error) == (consumer.name, "tests.letters.Poison: cannot parse it")
 
 
-@pytest.mark.parametrize("does", [dead_letters.again, dead_letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop])
 @pytest.mark.parametrize(
     ("chosen", "says"),
     [
@@ -175,14 +178,14 @@ def test_nonsense_is_refused_and_changes_nothing(admin, does, chosen, says):
 
 
 @pytest.mark.parametrize(
-    "call", ["dead_letter.send_again()", "dead_letter.drop()", "dead_letter.drop(1, 'test/0')"]
+    "call", ["dead_letter.redrive()", "dead_letter.drop()", "dead_letter.drop(1, 'test/0')"]
 )
 def test_nonsense_in_sql_is_refused(admin, call):
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         admin.execute(f"select {call}")
 
 
-@pytest.mark.parametrize("does", [dead_letters.again, dead_letters.drop])
+@pytest.mark.parametrize("does", [dead_letters.redrive, dead_letters.drop])
 def test_of_several_letters_none_is_touched_where_one_is_not_there(admin, does):
     with pytest.raises(UnknownLetter, match="no dead letter 99"):
         does(admin, ids=[2, 99])
@@ -190,16 +193,16 @@ def test_of_several_letters_none_is_touched_where_one_is_not_there(admin, does):
 
 
 def test_a_letter_on_its_way_is_not_sent_twice(admin):
-    dead_letters.again(admin, ids=[1])
+    dead_letters.redrive(admin, ids=[1])
     with pytest.raises(LetterRefused, match="on its way already"):
-        dead_letters.again(admin, ids=[1])
+        dead_letters.redrive(admin, ids=[1])
 
 
 def test_a_letter_of_a_tube_that_is_gone_says_so(admin):
     admin.execute("delete from tube.tube")
     assert "no tube q" in dead_letters.listed(admin)[1].hindrance
     with pytest.raises(UnknownConsumer, match="no tube q"):
-        dead_letters.again(admin, ids=[2])
+        dead_letters.redrive(admin, ids=[2])
 
 
 def test_a_database_without_the_store_says_what_to_run(bare_db, connect_to):
@@ -226,7 +229,7 @@ begin
     end if;
 end
 $$;
-create function gadget.send_again(letter bigint) returns void language sql as $$
+create function gadget.redrive(letter bigint) returns void language sql as $$
     with gone as (delete from dead_letter.letter where id = $1 returning content)
     insert into gadget.sent select content from gone
 $$;
@@ -241,15 +244,15 @@ def test_another_kind_of_feed_plugs_in_with_three_functions_and_a_row(connect):
     connection.execute(PLUGIN)
     sendable, gone = dead_letters.listed(connection)
     assert (sendable.hindrance, gone.hindrance) == (None, "its event is gone")
-    assert dead_letters.again(connection, consumer="gadget:a") == [sendable.id]
+    assert dead_letters.redrive(connection, consumer="gadget:a") == [sendable.id]
     assert one(connection, "select content from gadget.sent") == {"event": 7, "handler": "h"}
     assert dead_letters.drop(connection, ids=[gone.id]) == [gone.id]
 
 
 def test_the_letters_of_another_kind_are_its_own(connect, session):
     connect().execute(PLUGIN)
-    assert kinds(session("pubsub.grant_keeper")) == ["commit"]
-    stranger = session("dead_letter.grant_keeper")
+    assert kinds(session("pubsub.grant_admin")) == ["commit"]
+    stranger = session("dead_letter.grant_admin")
     assert kinds(stranger) == []
     connect().execute(
         f"grant usage on schema gadget to {stranger.info.user};"

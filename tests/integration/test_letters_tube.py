@@ -59,14 +59,14 @@ def test_ids_come_again_under_their_shard_with_their_kind_and_payload(item):
     before = touches(item)
     letter = give_up(item)
     assert touches(item) == []
-    assert dead_letters.again(item, ids=[letter]) == [letter]
+    assert dead_letters.redrive(item, ids=[letter]) == [letter]
     assert touches(item) == before
     assert dead_letters.listed(item) == []
 
 
 def test_what_is_sent_again_is_worked_once(item):
     item.execute("insert into item values (1), (2)")
-    dead_letters.again(item, ids=[give_up(item)])
+    dead_letters.redrive(item, ids=[give_up(item)])
     assert sorted(drain(item)) == [1, 2]
     assert drain(item) == []
 
@@ -75,11 +75,11 @@ def test_a_letter_is_sent_once_however_many_ask_at_once(item, connect):
     item.execute("insert into item values (1)")
     letter = give_up(item)
     holder, told = connect(autocommit=False), []
-    one(holder, "select dead_letter.send_again(%s)", letter)
+    one(holder, "select dead_letter.redrive(%s)", letter)
 
     def ask():
         with pytest.raises(UnknownLetter, match="somebody else"):
-            dead_letters.again(other, ids=[letter])
+            dead_letters.redrive(other, ids=[letter])
         told.append(True)
 
     other = connect()
@@ -96,7 +96,7 @@ def test_sending_is_rolled_back_with_its_letter(item, connect):
     item.execute("insert into item values (1)")
     letter = give_up(item)
     holder = connect(autocommit=False)
-    one(holder, "select dead_letter.send_again(%s)", letter)
+    one(holder, "select dead_letter.redrive(%s)", letter)
     assert touched(holder) == [1]
     holder.rollback()
     assert touched(item) == []
@@ -109,7 +109,7 @@ def test_a_table_that_changed_its_shard_is_touched_under_the_new_one(item):
     item.execute("insert into item values (1); insert into thing values (2)")
     letter = give_up(item)
     attach(item, shard=7)
-    dead_letters.again(item, ids=[letter])
+    dead_letters.redrive(item, ids=[letter])
     assert pods(item) == [("I", 7, [1]), ("I", 5, [2])]
 
 
@@ -119,7 +119,7 @@ def test_of_two_tables_that_shared_a_shard_both_are_touched_where_they_are_now(i
     item.execute("insert into item values (1)")
     letter = give_up(item)
     attach(item, "thing", shard=9)
-    dead_letters.again(item, ids=[letter])
+    dead_letters.redrive(item, ids=[letter])
     assert sorted(shard for _, shard, _ in pods(item)) == [0, 9]
 
 
@@ -131,7 +131,7 @@ def test_a_table_that_left_is_touched_under_the_shard_that_it_had(item, harm):
         detach(item)
     else:
         item.execute("drop table item")
-    dead_letters.again(item, ids=[letter])
+    dead_letters.redrive(item, ids=[letter])
     assert pods(item) == [("I", 0, [1])]
 
 
@@ -139,7 +139,7 @@ def test_another_number_of_workers_does_not_matter(item):
     item.execute("select tube.touch('q', 5, '{1}', 'T')")
     letter = give_up(item)
     make(item, workers=4)
-    dead_letters.again(item, ids=[letter])
+    dead_letters.redrive(item, ids=[letter])
     assert drain(item, 1, 4) == [1]
 
 
@@ -157,7 +157,7 @@ def test_a_big_batch_is_one_letter(item):
     one(item, "select tube.skip_batch('q', 0, 'why')")
     letter = only(item)
     assert letter.changes == 20_000
-    dead_letters.again(item, ids=[letter.id])
+    dead_letters.redrive(item, ids=[letter.id])
     assert touched(item) == list(range(1, 20_001))
 
 

@@ -74,7 +74,7 @@ class Run:
                         consumers.skip(results, source, self.feed, "by a person")
                     found = dead_letters.listed(results)
                     if found:
-                        dead_letters.again(results, source, ids=[chance.choice(found).id])
+                        dead_letters.redrive(results, source, ids=[chance.choice(found).id])
                         self.resent += 1
                 except NOT_NOW:
                     continue
@@ -91,7 +91,7 @@ class Run:
         with open_connection(self.results) as results, open_connection(self.source) as source:
             while True:
                 left = dead_letters.listed(results)
-                dead_letters.again(results, source, older_than="0 s")
+                dead_letters.redrive(results, source, older_than="0 s")
                 given = plan(self.results, self.source, feed=self.feed, limit=10_000, max_attempts=1000)
                 if drain(given, self.process(random.Random(0), 0)).batches == 0 and not left:
                     return
@@ -188,11 +188,11 @@ def test_each_touch_of_a_tube_is_worked_though_batches_are_given_up_and_sent_aga
     sent = 0
     while not stopping.is_set():
         drain(given, process(0.3))
-        sent += len(dead_letters.again(connection, older_than="0 s"))
+        sent += len(dead_letters.redrive(connection, older_than="0 s"))
     for writer in writers:
         writer.join()
     drain(given, process(0.3))
-    sent += len(dead_letters.again(connection, older_than="0 s"))
+    sent += len(dead_letters.redrive(connection, older_than="0 s"))
     drain(given, process(0))
     assert sent > 0
     counts = Counter(row[0] for row in connection.execute("select id from worked").fetchall())

@@ -12,25 +12,25 @@ from airflow_pgchange import schema
 from tests.tubes import attach, detach, make, one
 
 GRANTS = {
-    "pgchange": ["grant_maintainer", "grant_reader"],
-    "dead_letter": ["grant_keeper"],
-    "revision": ["grant_tracker", "grant_maintainer"],
-    "pubsub": ["grant_consumer", "grant_keeper"],
-    "pgchange_staging": ["grant_consumer", "grant_keeper"],
-    "tube": ["grant_use", "grant_keeper"],
+    "pgchange": ["grant_maintainer", "grant_reader", "grant_viewer"],
+    "dead_letter": ["grant_admin"],
+    "revision": ["grant_owner", "grant_maintainer"],
+    "pubsub": ["grant_consumer", "grant_admin"],
+    "pgchange_staging": ["grant_consumer", "grant_maintainer"],
+    "tube": ["grant_consumer", "grant_owner"],
     "pgmb": [
         "grant_entry",
-        "grant_publisher",
+        "grant_writer",
         "grant_subscriber",
         "grant_conditions",
-        "grant_pusher",
+        "grant_owner",
         "grant_dispatcher",
         "grant_consumer",
         "grant_maintainer",
-        "grant_keeper",
+        "grant_admin",
     ],
-    "mbus": ["grant_maintainer", "grant_keeper"],
-    "topology": ["grant_reader", "grant_consumer", "grant_keeper", "grant_operator"],
+    "mbus": ["grant_maintainer", "grant_admin"],
+    "topology": ["grant_reader", "grant_consumer", "grant_admin", "grant_writer"],
 }
 """What makes a persona, by schema."""
 PERSONAS = [f"{name}.{grant}" for name, grants in GRANTS.items() for grant in grants]
@@ -80,7 +80,7 @@ LOOKED_AT = {
 def admin(connect, role):
     """Another owner's table, tracked, attached and published, with what can be known of it; a tube that is theirs too."""
     connection, owner = connect(), role("theirs")
-    for grant in ("revision.grant_tracker", "tube.grant_keeper", "pgmb.grant_pusher"):
+    for grant in ("revision.grant_owner", "tube.grant_owner", "pgmb.grant_owner"):
         connection.execute(f"select {grant}(%s::regrole)", [owner.name])
     make(connection, "shared")
     connection.execute(
@@ -215,7 +215,7 @@ def test_a_function_that_runs_as_its_owner_changes_nothing_of_anothers_table(adm
 
 
 CALLS = {
-    "revision.grant_tracker": [
+    "revision.grant_owner": [
         "select revision.track('theirs.item', 'x')",
         "select revision.untrack('theirs.item')",
         "select revision.register('theirs.item', 'x', 0, null, 0)",
@@ -228,36 +228,36 @@ CALLS = {
         " values ('theirs.former'::regclass, 'id', 0, 0)",
         "insert into revision.branch (type, tbl) values ('stable', 'theirs.former'::regclass)",
     ],
-    "revision.grant_maintainer": ["select revision.refresh_tracking()"],
-    "pgmb.grant_pusher": [
+    "revision.grant_maintainer": ["select revision.recapture()"],
+    "pgmb.grant_owner": [
         "select pgmb.push_table_mutations('theirs.item', delete => false)",
         "select pgmb.stop_table_mutations_push('theirs.item')",
         "select pgmb.note_push('theirs.item')",
-        "select pgmb.refresh()",
+        "select pgmb.recapture()",
         "select pgmb.replay_push_faults('theirs.item')",
         "insert into pgmb.push_fault (tbl, op, message) values ('theirs.item'::regclass, 'INSERT', 'none')",
         "insert into pgmb.pushed_table (tbl, name, inserts, updates, deletes)"
         " values ('theirs.former'::regclass, 'former', true, true, true)",
     ],
-    "pgmb.grant_maintainer": ["select pgmb.refresh()", "select pgmb.forget_dropped()"],
-    "tube.grant_use": [
+    "pgmb.grant_maintainer": ["select pgmb.recapture()", "select pgmb.forget_dropped()"],
+    "tube.grant_consumer": [
         "select tube.tube_table_ensure_attached('shared', 'theirs.item', 5)",
         "select tube.tube_table_ensure_detached('shared', 'theirs.item')",
         "select tube.tube_table_ensure_detached(null, null)",
         "select tube.tube_table_ensure_attached('theirs', 'theirs.former', 1)",
         "select tube.clear_faults('theirs')",
-        "select tube.refresh()",
+        "select tube.recapture()",
         "select tube.backfill_begin('theirs', 'theirs.item', 'id')",
         "insert into tube.moved (tube, from_shard, to_shard, upto) values ('theirs', 0, 1, 1)",
         "insert into tube.fault (tube, tbl, ids, message) values ('theirs', 'theirs.item'::regclass, 1, 'none')",
         "insert into tube.worker (tube, worker, version) values ('theirs', 0, 99)",
     ],
-    "tube.grant_keeper": [
+    "tube.grant_owner": [
         "select tube.tube_ensure_absent('theirs')",
         "select tube.tube_ensure_exists('theirs', 5)",
         "insert into tube.tube (name, pods) values ('other', 'theirs.item'::regclass)",
     ],
-    "pgchange_staging.grant_keeper": ["select pgchange_staging.drop_leftovers('-1 day')"],
+    "pgchange_staging.grant_maintainer": ["select pgchange_staging.drop_leftovers('-1 day')"],
 }
 """What a persona may call or write, done with what is another's."""
 
@@ -271,14 +271,14 @@ def test_what_is_done_with_anothers_table_is_refused_or_does_nothing(admin, stra
 
 
 def test_what_failed_is_shown_to_the_owner_of_the_table_only(admin, stranger):
-    assert stranger("revision.grant_tracker").execute("select * from revision.fault").fetchall() == []
+    assert stranger("revision.grant_owner").execute("select * from revision.fault").fetchall() == []
 
 
 @pytest.mark.parametrize("prepare", ["track", "push"])
 def test_who_hands_its_table_on_hands_it_on_writable(connect, role, connect_to, prepare):
     """What captures it stays the former owner's, and cannot place a row: that fails no write."""
     admin, owner, heir = connect(), role("owner"), role("heir")
-    for name in ("revision.grant_tracker", "pgmb.grant_pusher"):
+    for name in ("revision.grant_owner", "pgmb.grant_owner"):
         admin.execute(f"select {name}(%s::regrole)", [owner.name])
     admin.execute(f"create schema own authorization {owner.name}")
     session = connect_to(owner.conninfo)

@@ -66,7 +66,7 @@ def test_a_letter_that_is_sent_again_brings_its_messages_to_its_consumer_alone(d
     assert len(work(db, feed=QueueFeed("q", "other"))) == 3
     given_up(db)
     (letter,) = dead_letters.listed(connection)
-    dead_letters.again(connection, ids=[letter.id])
+    dead_letters.redrive(connection, ids=[letter.id])
     assert dead_letters.listed(connection) == []
     assert work(db, feed=QueueFeed("q", "other")) == []
     with ConsumerTransaction(FEED, db) as consumer:
@@ -80,7 +80,7 @@ def test_who_waits_for_a_message_that_was_given_up_goes_on_waiting(db, connectio
     queues.post(connection, 2, "after", after=[queues.post(connection, 1)])
     given_up(db)
     assert queues.consume(connection, queue="after") is None
-    dead_letters.again(connection, consumer="queue:q/default")
+    dead_letters.redrive(connection, consumer="queue:q/default")
     assert queues.consume(connection, queue="after") is None
     assert work(db) == ["1"]
     assert queues.consume(connection, queue="after") == "2"
@@ -102,7 +102,7 @@ def test_a_message_that_one_consumer_put_in_the_dmq_comes_again_to_it_alone(conn
     assert queues.drain(connection, "other") == ["1"]
     connection.execute("select mbus.post_dmq(m.data, iid => m.iid) from mbus.consume('q') as m")
     (letter,) = dead_letters.listed(connection)
-    dead_letters.again(connection, ids=[letter.id])
+    dead_letters.redrive(connection, ids=[letter.id])
     assert (queues.drain(connection, "other"), queues.drain(connection)) == ([], ["1"])
 
 
@@ -132,7 +132,7 @@ def test_a_letter_whose_consumer_is_gone_stays_and_says_so(db, connection):
     (letter,) = dead_letters.listed(connection)
     assert "unknown consumer:default" in letter.hindrance
     with pytest.raises(LetterRefused):
-        dead_letters.again(connection, ids=[letter.id])
+        dead_letters.redrive(connection, ids=[letter.id])
     assert len(dead_letters.listed(connection)) == 1
 
 
@@ -145,7 +145,7 @@ def test_a_message_whose_only_consumer_is_gone_does_not_come_to_the_others(conne
     (letter,) = dead_letters.listed(connection)
     assert "were dropped" in letter.hindrance
     with pytest.raises(LetterRefused, match="were dropped"):
-        dead_letters.again(connection, ids=[letter.id])
+        dead_letters.redrive(connection, ids=[letter.id])
     assert queues.drain(connection) == []
 
 
@@ -155,6 +155,6 @@ def test_a_message_that_comes_again_from_the_dmq_is_not_copied_again(connection)
     iid = queues.post(connection, 1)
     assert (queues.drain(connection), queues.drain(connection, queue="audit")) == (["1"], ["1"])
     connection.execute("select mbus.post_dmq('n=>1', iid => %s)", [iid])
-    dead_letters.again(connection, consumer="queue:q")
+    dead_letters.redrive(connection, consumer="queue:q")
     assert (queues.drain(connection), queues.drain(connection, queue="audit")) == (["1"], [])
     assert queues.there(connection) == []

@@ -171,10 +171,10 @@ def test_a_letter_that_nobody_would_receive_is_not_sent_and_says_why(retail, db,
     (letter,) = dead_letters.listed(retail)
     assert "message q.1 does not match the selector of consumer retail" in letter.hindrance
     with pytest.raises(LetterRefused, match="does not match the selector of consumer retail"):
-        dead_letters.again(retail, ids=[letter.id])
+        dead_letters.redrive(retail, ids=[letter.id])
     assert len(dead_letters.listed(retail)) == 1
     retail.execute("update mbus.dmq set properties = 'kind=>retail'")
-    assert dead_letters.again(retail, ids=[letter.id]) == [letter.id]
+    assert dead_letters.redrive(retail, ids=[letter.id]) == [letter.id]
     assert (drain(retail), drain(retail, "retail")) == ([], ["1"])
 
 

@@ -201,7 +201,7 @@ def test_a_consumers_role_works_its_feed_and_keeps_its_letters(owner, role, conn
     who, other = role("user"), role("user")
     for one, name in ((who, "default"), (other, "other")):
         owner.execute(f"grant mbus_{owner.info.dbname}_consume_q_by_{name} to {one.name}")
-        owner.execute("select mbus.grant_keeper(%s::regrole)", [one.name])
+        owner.execute("select mbus.grant_admin(%s::regrole)", [one.name])
     post(owner, 1)
 
     def fail(transaction, batch):
@@ -211,7 +211,7 @@ def test_a_consumers_role_works_its_feed_and_keeps_its_letters(owner, role, conn
     assert dead_letters.listed(connect_to(other.conninfo)) == []
     session = connect_to(who.conninfo)
     assert tuple(letter.id for letter in dead_letters.listed(session)) == drained.letters
-    dead_letters.again(session, ids=list(drained.letters))
+    dead_letters.redrive(session, ids=list(drained.letters))
     with ConsumerTransaction(QueueFeed("q"), who.conninfo) as transaction:
         assert transaction.claim(10).count == 1
         transaction.ack()

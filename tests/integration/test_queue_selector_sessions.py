@@ -96,7 +96,7 @@ def test_a_dead_letter_is_judged_alike_in_every_session(q, elsewhere):
             assert consume(session) == "1"
             session.execute("select mbus.post_dmq('n=>1', iid => %s)", [iid])
         assert [letter.hindrance for letter in dead_letters.listed(elsewhere)] == [None]
-        dead_letters.again(session, ids=[letter.id for letter in dead_letters.listed(session)])
+        dead_letters.redrive(session, ids=[letter.id for letter in dead_letters.listed(session)])
         assert drain(session) == ["1"]
     assert there(q) == []
 

@@ -46,7 +46,7 @@ def test_a_saga_whose_message_is_dead_is_named_as_stuck(db, connection):
     start(connection, TOUR, {})
     kill_room(db)
     assert "step of room: message rooms.1 is among the dead letters" in state(connection)["stuck"]
-    dead_letters.again(connection, consumer="queue:rooms/default")
+    dead_letters.redrive(connection, consumer="queue:rooms/default")
     assert state(connection)["stuck"] is None
     run(db)
     assert state(connection)["state"] == "complete"

@@ -280,7 +280,7 @@ def test_what_others_have_put_into_a_schema_is_never_dropped(connect, system):
 def test_who_may_not_take_a_capture_off_removes_nothing(db, role, connect_to):
     connection, owner, installer = connect_to(db), role("owner"), role("installer")
     connection.execute(f"create schema airline authorization {owner.name}")
-    connection.execute("select revision.grant_tracker(%s::regrole)", [owner.name])
+    connection.execute("select revision.grant_owner(%s::regrole)", [owner.name])
     airline = connect_to(owner.conninfo)
     airline.execute("create table airline.ledger (id bigint primary key)")
     airline.execute("select revision.track('airline.ledger')")

@@ -85,7 +85,7 @@ def test_a_comment_that_nobody_can_read_stops_nothing(own_database, connect_to, 
 
 def test_a_keeper_drops_what_others_staged_and_a_consumer_cannot(db, role, connect_to):
     owner, keeper, consumer = connect_to(db), role("keeper"), role("consumer")
-    owner.execute("select pgchange_staging.grant_keeper(%s::regrole)", [keeper.name])
+    owner.execute("select pgchange_staging.grant_maintainer(%s::regrole)", [keeper.name])
     owner.execute("select pgchange_staging.grant_consumer(%s::regrole)", [consumer.name])
     name = stage(consumer.conninfo)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -99,7 +99,7 @@ def test_public_can_do_nothing_in_staging(db, role, connect_to):
         LEFTOVERS,
         DROP,
         "create table pgchange_staging.t ()",
-        "select pgchange_staging.grant_keeper('postgres')",
+        "select pgchange_staging.grant_maintainer('postgres')",
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             someone.execute(query)

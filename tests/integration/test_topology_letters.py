@@ -57,7 +57,7 @@ def test_a_letter_that_is_sent_again_comes_once_as_the_same_batch(db, catalogue)
     given_up(db)
     catalogue.execute("select topology.set_master('r1', 'i1')")
     (letter,) = dead_letters.listed(catalogue)
-    assert dead_letters.again(catalogue, ids=[letter.id]) == [letter.id]
+    assert dead_letters.redrive(catalogue, ids=[letter.id]) == [letter.id]
     assert lag(catalogue, catalogue, FEED, 10).ready == 4
     with ConsumerTransaction(FEED, db) as consumer:
         assert consumer.claim(1000).id == str(letter.batch_id)
@@ -73,13 +73,13 @@ def test_a_letter_waits_for_the_batch_in_work(db, catalogue):
     with pytest.raises(RuntimeError), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1000)
         raise RuntimeError
-    dead_letters.again(catalogue, consumer=FEED.name)
+    dead_letters.redrive(catalogue, consumer=FEED.name)
     assert [work(db), work(db), work(db)] == [["1/4"], FIRST, []]
 
 
 def test_a_letter_that_fails_again_is_the_same_letter(db, catalogue):
     letter = given_up(db)
-    dead_letters.again(catalogue, ids=[letter])
+    dead_letters.redrive(catalogue, ids=[letter])
     assert given_up(db) == letter
     (listed,) = dead_letters.listed(catalogue)
     assert (listed.attempts, listed.on_its_way) == (2, False)
@@ -88,7 +88,7 @@ def test_a_letter_that_fails_again_is_the_same_letter(db, catalogue):
 
 def test_a_letter_that_was_dropped_while_its_batch_was_in_work_leaves_nothing(db, catalogue):
     letter = given_up(db)
-    dead_letters.again(catalogue, ids=[letter])
+    dead_letters.redrive(catalogue, ids=[letter])
     with pytest.raises(StaleClaim, match="was dropped"), ConsumerTransaction(FEED, db) as consumer:
         consumer.claim(1000)
         dead_letters.drop(catalogue, ids=[letter])
@@ -103,11 +103,11 @@ def test_a_letter_whose_events_were_trimmed_can_only_be_dropped(db, catalogue):
     catalogue.execute("select topology.trim_log('1 hour')")
     assert "were trimmed" in dead_letters.listed(catalogue)[0].hindrance
     with pytest.raises(HistoryTrimmed):
-        dead_letters.again(catalogue, ids=[letter])
+        dead_letters.redrive(catalogue, ids=[letter])
 
 
 def test_a_letter_on_its_way_keeps_its_events(db, catalogue):
-    dead_letters.again(catalogue, ids=[given_up(db)])
+    dead_letters.redrive(catalogue, ids=[given_up(db)])
     catalogue.execute("update topology.log set written_at = now() - interval '1 day'")
     assert catalogue.execute("select topology.trim_log('1 hour')").fetchone() == (None,)
     assert work(db) == FIRST
@@ -117,14 +117,14 @@ def test_a_consumer_that_is_moved_before_a_letter_makes_it_void(db, catalogue):
     letter = given_up(db)
     catalogue.execute("select topology.move_consumer('router', null)")
     with pytest.raises(LetterRefused, match="come by themselves"):
-        dead_letters.again(catalogue, ids=[letter])
+        dead_letters.redrive(catalogue, ids=[letter])
     assert work(db) == FIRST
 
 
 def test_a_letter_may_lie_in_another_database_than_the_log(db, catalogue, other_db, connect_to):
     results = connect_to(other_db)
     letter = given_up(db, results=other_db)
-    assert dead_letters.again(results, catalogue, ids=[letter]) == [letter]
+    assert dead_letters.redrive(results, catalogue, ids=[letter]) == [letter]
     assert [work(other_db, db), work(other_db, db)] == [FIRST, []]
 
 

@@ -56,7 +56,7 @@ def work(conninfo):
     return [change.id for change in taken(FEED, conninfo)]
 
 
-@pytest.mark.parametrize("grants", [(), ("reader",), ("consumer",), ("keeper",)])
+@pytest.mark.parametrize("grants", [(), ("reader",), ("consumer",), ("admin",)])
 def test_nobody_but_an_operator_changes_the_catalogue(granted, connect_to, grants):
     other = connect_to(granted(*grants))
     for change in [*CHANGES, "delete from topology._pico_instance", "delete from topology.log"]:
@@ -65,7 +65,7 @@ def test_nobody_but_an_operator_changes_the_catalogue(granted, connect_to, grant
 
 
 def test_an_operator_changes_the_catalogue_by_its_functions_and_not_past_them(granted, connect_to, catalogue):
-    operator = connect_to(granted("operator"))
+    operator = connect_to(granted("writer"))
     for change in CHANGES:
         operator.execute(change)
     assert catalogue.execute("select count(*) from topology._pico_instance").fetchone() == (4,)
@@ -84,7 +84,7 @@ def test_a_consumer_works_off_the_log_and_gives_up_what_it_cannot_process(grante
 
 
 def test_a_consumer_that_may_change_the_catalogue_can_record_a_failover(granted, catalogue):
-    conninfo = granted("consumer", "operator")
+    conninfo = granted("consumer", "writer")
     with ConsumerTransaction(FEED, conninfo) as consumer:
         consumer.claim(1000)
         consumer.ack(lambda own: own.execute("select topology.set_master('r1', 'r1-i2')"))
@@ -99,7 +99,7 @@ def test_a_consumer_does_not_move_trim_or_send_again(granted, connect_to):
     for does in (
         lambda: consumers.move(connection, connection, FEED, "beginning"),
         lambda: consumers.drop(connection, connection, FEED),
-        lambda: dead_letters.again(connection, ids=[letter]),
+        lambda: dead_letters.redrive(connection, ids=[letter]),
     ):
         with pytest.raises(PermissionDenied):
             does()
@@ -108,10 +108,10 @@ def test_a_consumer_does_not_move_trim_or_send_again(granted, connect_to):
 
 
 def test_a_keeper_looks_sends_again_trims_moves_and_drops(granted, connect_to, catalogue):
-    conninfo = granted("keeper")
+    conninfo = granted("admin")
     connection, letter = connect_to(conninfo), give_up(conninfo)
     assert [one["consumer"] for one in administration.status(connection)] == ["topology:router"]
-    assert dead_letters.again(connection, ids=[letter]) == [letter]
+    assert dead_letters.redrive(connection, ids=[letter]) == [letter]
     events = work(conninfo)
     assert len(events) == catalogue.execute("select count(*) from topology.log").fetchone()[0]
     consumers.move(connection, connection, FEED, "beginning")

@@ -101,7 +101,7 @@ def test_a_partition_that_came_later_is_named_and_then_captured(connect):
     connection.execute("select revision.track('p')")
     connection.execute("create table p1 partition of p for values from (1) to (10)")
     assert connection.execute("select untriggered::text from revision.tracking()").fetchone() == ("{p1}",)
-    connection.execute("select revision.refresh_tracking()")
+    connection.execute("select revision.recapture()")
     connection.execute("insert into p1 values (2, 2)")
     assert connection.execute("select untriggered::text from revision.tracking()").fetchone() == ("{}",)
     assert len(events(connection)) == 1
@@ -116,7 +116,7 @@ def test_a_table_whose_capture_cannot_be_mended_is_told_and_keeps_no_other_from_
             f"create table {table}1 partition of {table} for values from (1) to (10)"
         )
     connection.execute("drop trigger pgchange_capture on b; drop function pgchange_capture_b()")
-    told = {line for (line,) in connection.execute("select revision.refresh_tracking()")}
+    told = {line for (line,) in connection.execute("select revision.recapture()")}
     assert told == {
         "public.a: capture put on 1 partitions",
         "public.b: capture cannot be put on its partitions: function public.pgchange_capture_b() does not exist",
@@ -204,7 +204,7 @@ def test_an_owner_tracks_its_table_and_no_other(ledger, role):
     ledger.execute(f"grant create on schema public to {owner.name}")
     with psycopg.connect(owner.conninfo, autocommit=True) as connection:
         connection.execute("create table mine (id bigint primary key)")
-    ledger.execute("select revision.grant_tracker(%s::regrole)", [owner.name])
+    ledger.execute("select revision.grant_owner(%s::regrole)", [owner.name])
     with psycopg.connect(owner.conninfo, autocommit=True) as connection:
         own = connection.execute("select revision.track('mine')").fetchone()[0]
         connection.execute("insert into mine values (1)")
@@ -224,7 +224,7 @@ def test_an_expression_runs_with_the_rights_of_the_tables_owner(ledger, role):
     owner = role("owner")
     ledger.execute(f"grant create on schema public to {owner.name}")
     ledger.execute("create table secret (n bigint)")
-    ledger.execute("select revision.grant_tracker(%s::regrole)", [owner.name])
+    ledger.execute("select revision.grant_owner(%s::regrole)", [owner.name])
     with psycopg.connect(owner.conninfo, autocommit=True) as connection:
         connection.execute("create table mine (id bigint primary key)")
         assert "permission denied" in str(
@@ -235,7 +235,7 @@ def test_an_expression_runs_with_the_rights_of_the_tables_owner(ledger, role):
 def test_an_expression_runs_as_the_owner_whoever_tracks_the_table(ledger, role):
     owner = role("owner")
     ledger.execute(f"grant create on schema public to {owner.name}")
-    ledger.execute("select revision.grant_tracker(%s::regrole)", [owner.name])
+    ledger.execute("select revision.grant_owner(%s::regrole)", [owner.name])
     ledger.execute("create table seen (who name)")
     ledger.execute(f"grant insert on seen to {owner.name}")
     ledger.execute(

@@ -44,7 +44,7 @@ def come(item, rows="(11), (12)"):
 
 
 def refresh(item):
-    return [line for (line,) in item.execute("select revision.refresh_tracking()")]
+    return [line for (line,) in item.execute("select revision.recapture()")]
 
 
 def troubles(item):
@@ -55,7 +55,7 @@ def commits(item):
     return [commit for (commit,) in item.execute("select commit_id from revision.commit_queue order by 1")]
 
 
-@pytest.mark.parametrize("mend", ["select revision.refresh_tracking()", "select revision.track('item')"])
+@pytest.mark.parametrize("mend", ["select revision.recapture()", "select revision.track('item')"])
 def test_rows_that_came_with_a_partition_are_told_with_the_call_that_brings_them(item, mend):
     told = []
     item.add_notice_handler(lambda notice: told.append(f"{notice.message_primary}; {notice.message_hint}"))
@@ -181,7 +181,7 @@ def test_only_the_owner_brings_what_came(item, role, connect_to):
     come(item)
     refresh(item)
     who = role("stranger")
-    item.execute("select revision.grant_tracker(%s::regrole)", [who.name])
+    item.execute("select revision.grant_owner(%s::regrole)", [who.name])
     item.execute(f"grant select on high to {who.name}")
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="only the owner of public.high"):
         connect_to(who.conninfo).execute(BRING)

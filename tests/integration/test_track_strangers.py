@@ -19,7 +19,7 @@ def admin(connect):
 def owner(admin, role, connect_to):
     """A session of a role that may track its table own.mine."""
     who = role("owner")
-    admin.execute("select revision.grant_tracker(%s::regrole)", [who.name])
+    admin.execute("select revision.grant_owner(%s::regrole)", [who.name])
     return stranger(admin, who, connect_to, rows=1)
 
 
@@ -87,7 +87,7 @@ def test_policies_of_a_table_run_for_nobody_else(admin, owner, role, connect_to,
         "alter table own.mine enable row level security; create policy p on own.mine using (own.note())"
     )
     keeper = role("keeper")
-    admin.execute("select revision.grant_tracker(%s::regrole)", [keeper.name])
+    admin.execute("select revision.grant_owner(%s::regrole)", [keeper.name])
     owner.execute(f"grant usage on schema own to {keeper.name}; grant select on own.mine to {keeper.name}")
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"owner.*, {owner.info.user},"):
         connect_to(keeper.conninfo).execute(call)
@@ -147,7 +147,7 @@ def test_who_may_track_can_have_nothing_done_by_who_looks_after_all_tables(admin
     given = [says.get(name, 0) for name in parameters]
     owner.execute(f"select revision.register({', '.join(['%s'] * len(given))})", given)
     owner.execute("drop trigger pgchange_capture on own.mine")
-    admin.execute("select revision.refresh_tracking()")
+    admin.execute("select revision.recapture()")
     assert admin.execute("select to_regclass('own.smuggled')").fetchone() == (None,)
     admin.execute("insert into own.mine values (2)")
     assert admin.execute("select commit_id from revision.commit_queue").fetchall() == [(2,)]

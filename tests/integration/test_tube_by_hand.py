@@ -150,7 +150,9 @@ def test_by_hand_who_may_not_mend_a_restored_tube_is_refused(own_database, conne
     connection = connect_to(own_database)
     make(connection)
     put_in_another_cluster(connection)
-    connection.execute("create role hand; grant select, delete on q to hand; select tube.grant_use('hand')")
+    connection.execute(
+        "create role hand; grant select, delete on q to hand; select tube.grant_consumer('hand')"
+    )
     connection.execute("set role hand")
     with pytest.raises(psycopg.DatabaseError, match="was restored from another cluster") as told:
         connection.execute("select tube.tube_pods_delete('q', 1, 0, array(select min(seq) from q))")

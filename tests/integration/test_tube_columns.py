@@ -89,7 +89,7 @@ def test_a_lost_guard_of_a_partitioned_table_is_told_and_mended(connect):
     )
     connection.execute(f"drop trigger {guard} on item")
     assert one(connection, "select untriggered::text from tube.attachments()") == "{item,p1}"
-    connection.execute("select tube.refresh()")
+    connection.execute("select tube.recapture()")
     assert one(connection, "select untriggered::text from tube.attachments()") == "{}"
     assert one(connection, "select count(*) from pg_trigger where tgname = %s", guard) == 2
 
@@ -125,10 +125,10 @@ def test_a_partition_that_came_later_is_named_and_then_captured(connect):
     attach(connection)
     connection.execute("create table p1 partition of item for values from (1) to (10)")
     assert one(connection, "select untriggered::text from tube.attachments()") == "{p1}"
-    assert "mended" in one(connection, "select tube.refresh()")
+    assert "mended" in one(connection, "select tube.recapture()")
     connection.execute("insert into p1 values (2, 2)")
     assert one(connection, "select untriggered::text from tube.attachments()") == "{}"
-    assert connection.execute("select tube.refresh()").fetchall() == []
+    assert connection.execute("select tube.recapture()").fetchall() == []
     assert touched(connection) == [2]
 
 
@@ -164,7 +164,7 @@ def test_a_renamed_id_column_is_named_and_does_not_fail_the_write(item, predicat
     assert touched(item) == [1, 5, 5, 6, 6]
     assert faults(item) == []
     assert one(item, "select stale from tube.attachments()") is True
-    item.execute("select tube.refresh()")
+    item.execute("select tube.recapture()")
     assert one(item, "select stale from tube.attachments()") is False
     item.execute("insert into item values (7)")
     assert touched(item)[-1] == 7

@@ -22,7 +22,7 @@ def tree(connect):
 
 
 def reasons(connection):
-    return [line for (line,) in connection.execute("select tube.refresh()").fetchall()]
+    return [line for (line,) in connection.execute("select tube.recapture()").fetchall()]
 
 
 def test_a_detached_partition_that_is_attached_itself_touches_under_its_own_shard_only(tree):

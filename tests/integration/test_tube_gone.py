@@ -37,7 +37,7 @@ def test_a_dropped_table_can_be_detached_and_leaves_no_function(connection):
 
 def test_a_keeper_whose_pods_were_dropped_makes_the_tube_anew_and_is_told(connection, role, connect_to):
     who = role("keeper")
-    connection.execute("select tube.grant_keeper(%s::regrole)", [who.name])
+    connection.execute("select tube.grant_owner(%s::regrole)", [who.name])
     connection.execute(f"create schema own authorization {who.name}")
     keeper = connect_to(who.conninfo)
     keeper.execute("set search_path = own")
@@ -62,7 +62,7 @@ def test_a_keeper_whose_pods_were_dropped_makes_the_tube_anew_and_is_told(connec
 def test_a_tube_that_a_role_may_only_touch_does_not_stop_its_looks_at_others(connection, role, connect_to):
     make(connection, "mine")
     who = role("worker")
-    connection.execute("select tube.grant_use(%s::regrole)", [who.name])
+    connection.execute("select tube.grant_consumer(%s::regrole)", [who.name])
     connection.execute(f"grant select, delete on mine to {who.name}; grant insert on q to {who.name}")
     touch(connection, 1, tube="mine")
     worker = connect_to(who.conninfo)
@@ -74,7 +74,7 @@ def test_a_tube_that_a_role_may_only_touch_does_not_stop_its_looks_at_others(con
 
 def test_a_tube_that_a_role_may_not_empty_is_not_ready_for_it(connection, role, connect_to):
     who = role("looker")
-    connection.execute("select tube.grant_use(%s::regrole)", [who.name])
+    connection.execute("select tube.grant_consumer(%s::regrole)", [who.name])
     connection.execute(f"grant select on q to {who.name}")
     touch(connection, 1)
     looker = connect_to(who.conninfo)
@@ -97,7 +97,7 @@ def shut(request, connection, connect):
 
 def test_a_tube_that_cannot_be_read_stops_no_look_at_others(connection, shut, role, connect_to):
     who = role("worker")
-    connection.execute("select tube.grant_use(%s::regrole)", [who.name])
+    connection.execute("select tube.grant_consumer(%s::regrole)", [who.name])
     connection.execute(f"grant select, delete on q to {who.name}")
     touch(connection, 1)
     worker = connect_to(who.conninfo)
@@ -124,7 +124,7 @@ def test_a_missing_right_on_a_tube_is_told_with_the_grants_of_tubes(connection, 
         worker.execute("select tube.tube_list()")
     ours = from_postgres(told.value)
     assert isinstance(ours, PermissionDenied)
-    assert "tube.grant_use" in str(ours)
+    assert "tube.grant_consumer" in str(ours)
     assert "pubsub" not in str(ours)
 
 

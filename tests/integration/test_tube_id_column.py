@@ -31,7 +31,7 @@ def swapped(connection, predicate=None):
 def test_a_column_that_took_the_place_of_the_ids_holds_them(connect, predicate, mended):
     connection = swapped(connect(), predicate)
     if mended:
-        connection.execute("select tube.refresh()")
+        connection.execute("select tube.recapture()")
     connection.execute("insert into item (id) values (5000000000)")
     connection.execute("update item set kind = 'b'")
     connection.execute("delete from item")
@@ -44,7 +44,7 @@ def test_a_column_that_took_the_place_of_the_ids_holds_them(connect, predicate, 
 def test_after_such_a_swap_a_rename_is_followed_again(connect):
     connection = swapped(connect())
     assert one(connection, "select stale from tube.attachments()") is True
-    connection.execute("select tube.refresh()")
+    connection.execute("select tube.recapture()")
     assert one(connection, "select stale from tube.attachments()") is False
     connection.execute("alter table item rename id to number")
     connection.execute("insert into item (number) values (7)")
@@ -67,7 +67,7 @@ def test_a_restored_dump_touches_by_the_same_column(db, bare_db, connect_to, clu
     subprocess.run(psql, input=dump, text=True, check=True, stdout=subprocess.DEVNULL)
     restored = connect_to(bare_db)
     restored.execute("insert into item values (3, 300)")
-    restored.execute("select tube.refresh()")
+    restored.execute("select tube.recapture()")
     restored.execute("insert into item values (4, 400)")
     assert touched(restored) == [3, 4]
 

@@ -67,7 +67,7 @@ def owner(admin, role, connect_to):
 def keeper(owner, admin):
     """A role that has made a tube of its own, kq."""
     me = one(owner, "select current_user")
-    admin.execute(f"select tube.grant_keeper('{me}'::regrole)")
+    admin.execute(f"select tube.grant_owner('{me}'::regrole)")
     owner.execute("set search_path = own")
     make(owner, "kq")
     owner.execute("reset search_path")
@@ -111,7 +111,7 @@ def test_a_superuser_runs_no_code_of_who_keeps_the_pods(keeper, admin, code):
 
 def test_a_role_that_was_granted_the_pods_runs_no_policy_of_theirs(keeper, admin, role, connect_to):
     who = role("maintainer")
-    admin.execute(f"select tube.grant_use('{who.name}'::regrole)")
+    admin.execute(f"select tube.grant_consumer('{who.name}'::regrole)")
     keeper.execute(
         f"grant usage on schema own to {who.name}; grant usage on sequence own.others to {who.name}"
     )
@@ -177,8 +177,8 @@ def test_a_table_that_touches_such_a_tube_keeps_no_other_from_being_mended(keepe
     keeper.execute(CODE["a trigger"])
     assert set(admin.execute("select tube, stale from tube.attachments()")) == {("q", False), ("kq", False)}
     admin.execute("alter table item rename id to number")
-    assert one(admin, "select array_agg(name) from tube.to_mend()") == ["public.item"]
-    admin.execute("select tube.refresh()")
+    assert one(admin, "select array_agg(name) from tube.to_recapture()") == ["public.item"]
+    admin.execute("select tube.recapture()")
     assert one(admin, "select id_column from tube.attachments() where tube = 'q'") == "number"
 
 
@@ -223,7 +223,7 @@ def amounts(connection):
 
 def test_settings_of_a_session_are_no_code(keeper, admin, role, connect_to):
     who = role("worker")
-    admin.execute(f"select tube.grant_use('{who.name}'::regrole)")
+    admin.execute(f"select tube.grant_consumer('{who.name}'::regrole)")
     keeper.execute(f"grant usage on schema own to {who.name}; grant select on own.kq to {who.name}")
     connection = connect_to(who.conninfo)
     connection.execute("set quote_all_identifiers = on")

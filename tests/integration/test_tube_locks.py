@@ -106,7 +106,7 @@ def test_who_attaches_and_changes_the_predicate_and_mends_at_once_do_not_hinder_
             connect(), *[f"select tube.tube_ensure_exists('q', predicate => 'id > {n}')" for n in range(15)]
         )
     )
-    sessions.append(Doing(connect(), *["select tube.refresh()"] * 15))
+    sessions.append(Doing(connect(), *["select tube.recapture()"] * 15))
     sessions.append(Doing(connect(), *[f"update item set n = {n} where id = 9" for n in range(60)]))
     for session in sessions:
         session.join()
@@ -219,7 +219,7 @@ def test_an_autovacuum_makes_way(own_database, connect_to, deed, seen):
     connection.execute("alter system set autovacuum_naptime = '1s'")
     connection.execute("select pg_reload_conf()")
     connection.execute("create role plain; grant all on schema public to plain")
-    connection.execute("select tube.grant_keeper('plain')")
+    connection.execute("select tube.grant_owner('plain')")
     if not seen:
         connection.execute("set role plain")
     connection.execute("create table item (id bigint primary key, name text)")

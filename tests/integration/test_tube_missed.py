@@ -35,7 +35,7 @@ def come(item, rows="(11), (12)"):
 
 
 def refresh(item):
-    return [line for (line,) in item.execute("select tube.refresh()")]
+    return [line for (line,) in item.execute("select tube.recapture()")]
 
 
 def troubles(item):

@@ -190,7 +190,7 @@ def test_pods_that_get_another_name_go_on_being_touched(connect, role, renaming,
     assert len(controls(connection, name)) == 1
     assert faults(connection) == []
     assert one(connection, "select stale from tube.attachments()") is True
-    connection.execute("select tube.refresh()")
+    connection.execute("select tube.recapture()")
     assert one(connection, "select stale from tube.attachments()") is False
     with psycopg.connect(writer.conninfo, autocommit=True) as session:
         session.execute("insert into public.item values (4)")

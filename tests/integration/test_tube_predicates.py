@@ -30,7 +30,7 @@ def admin(connect):
 def keeper(admin, role, connect_to):
     """A role that makes tubes: with one, mine, to which the superuser's table is attached."""
     who = role("keeper")
-    admin.execute("select tube.grant_keeper(%s::regrole)", [who.name])
+    admin.execute("select tube.grant_owner(%s::regrole)", [who.name])
     admin.execute(f"create schema own authorization {who.name}")
     connection = connect_to(who.conninfo)
     connection.execute("set search_path = own")
@@ -44,7 +44,7 @@ def keeper(admin, role, connect_to):
 
 def everything_that_a_superuser_does(admin):
     admin.execute("insert into item values (2)")
-    admin.execute("select tube.refresh()")
+    admin.execute("select tube.recapture()")
     maintain(admin)
     run(admin, begin(admin, order_col="id", tube="mine"))
     admin.execute("insert into item values (3)")
@@ -98,7 +98,7 @@ FAILING = "create or replace function own.spy() returns boolean language plpgsql
 def owner(admin, role, connect_to):
     """Who owns a table that is attached to a superuser's tube with a predicate that tells who runs it."""
     who = role("owner")
-    admin.execute("select tube.grant_use(%s::regrole)", [who.name])
+    admin.execute("select tube.grant_consumer(%s::regrole)", [who.name])
     admin.execute(f"create schema own authorization {who.name}")
     make(admin, "mine", predicate="own.spy()")
     admin.execute(f"grant insert, select on mine to {who.name}")
@@ -145,7 +145,7 @@ def test_ids_are_judged_with_the_rights_of_the_tables_owner_too(owner, admin):
 
 def test_who_may_not_apply_the_predicate_is_told_who_lets_him(owner, admin, role, connect_to):
     worker = role("worker")
-    admin.execute("select tube.grant_use(%s::regrole)", [worker.name])
+    admin.execute("select tube.grant_consumer(%s::regrole)", [worker.name])
     admin.execute(
         f"grant insert, select on mine to {worker.name}; grant usage on schema own to {worker.name}"
     )
@@ -172,7 +172,7 @@ def test_who_attaches_cannot_take_the_functions_of_anothers_table(owner, admin):
 def test_a_new_owner_of_a_table_does_not_run_the_predicate_before_he_attaches_it(owner, admin):
     admin.execute("alter table own.item owner to postgres")
     assert "by attaching it again" in maintain(admin).attention[0] or "another owner" in one(
-        admin, "select tube.refresh()"
+        admin, "select tube.recapture()"
     )
     with pytest.raises(psycopg.Error, match="another owner"):
         run(admin, begin(admin, "own.item", "id", tube="mine"))

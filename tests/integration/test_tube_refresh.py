@@ -46,7 +46,7 @@ def broken(connect, request):
 
 
 def test_a_table_that_cannot_be_mended_is_told_and_the_others_are_mended(broken):
-    lines = sorted(line for (line,) in broken.execute("select tube.refresh()").fetchall())
+    lines = sorted(line for (line,) in broken.execute("select tube.recapture()").fetchall())
     assert "public.item: its capture for tube q cannot be mended: " in lines[0]
     assert lines[1:] == ["public.whole: its capture for tube r was mended"]
     broken.execute("insert into low values (1)")
@@ -94,7 +94,7 @@ def two(connect):
         (
             "create table a_2 partition of a for values from (10) to (20); "
             "create table b_2 partition of b for values from (10) to (20)",
-            "select tube.refresh()",
+            "select tube.recapture()",
         ),
         (
             "create table a_2 partition of a for values from (10) to (20)",

@@ -55,8 +55,8 @@ def triggers(connection):
 
 def test_a_table_that_has_the_number_of_a_dropped_one_is_not_captured(connection, stranger):
     before = triggers(connection)
-    assert connection.execute("select * from tube.to_mend()").fetchall() == []
-    assert connection.execute("select tube.refresh()").fetchall() == []
+    assert connection.execute("select * from tube.to_recapture()").fetchall() == []
+    assert connection.execute("select tube.recapture()").fetchall() == []
     make(connection, predicate="id > 0")
     assert triggers(connection) == before
     assert [
@@ -91,7 +91,7 @@ def test_the_owner_of_the_pods_detaches_what_was_dropped_whoever_owns_what_has_i
     connection, role, connect_to
 ):
     who = role("keeper")
-    connection.execute("select tube.grant_keeper(%s::regrole)", [who.name])
+    connection.execute("select tube.grant_owner(%s::regrole)", [who.name])
     connection.execute(
         f"grant usage, create on schema public to {who.name}; alter table q owner to {who.name}"
     )
@@ -133,7 +133,7 @@ def test_a_backfill_of_many_tables_is_refused_for_what_has_the_number_of_a_dropp
 def test_a_table_without_any_trigger_of_its_capture_is_mended(connection):
     for op in ("insert", "update", "delete", "truncate"):
         connection.execute(f"drop trigger item_q_after_{op}_trigger on item")
-    assert "was mended" in one(connection, "select tube.refresh()")
+    assert "was mended" in one(connection, "select tube.recapture()")
     connection.execute("insert into item values (1)")
     assert touched(connection) == [1]
 
@@ -185,7 +185,7 @@ def test_a_table_that_has_the_number_of_pods_can_be_attached(lost):
 
 def test_a_keeper_clears_a_tube_away_whoever_owns_what_has_the_number_of_its_pods(lost, role, connect_to):
     who = role("keeper")
-    lost.execute("select tube.grant_keeper(%s::regrole)", [who.name])
+    lost.execute("select tube.grant_owner(%s::regrole)", [who.name])
     lost.execute("select tube.tube_table_ensure_detached('gone', 'item')")
     connect_to(who.conninfo).execute("select tube.tube_ensure_absent('gone')")
     assert lost.execute("select name from tube.tube").fetchall() == [("q",)]
@@ -212,7 +212,7 @@ def dumped(db, bare_db, connect_to, cluster):
 def test_what_is_there_is_there_after_a_restore(connection, dumped, options):
     connection.execute("alter table item rename to thing; alter table q rename to pods")
     there = dumped(options)
-    there.execute("insert into thing values (3); select tube.refresh(); insert into old values (4)")
+    there.execute("insert into thing values (3); select tube.recapture(); insert into old values (4)")
     assert touched(there, "pods") == [3, 4]
     assert [row["feed"]["tube"] for row in administration.status(there)] == ["q"]
 
@@ -249,7 +249,7 @@ def test_what_was_loaded_over_triggers_is_replayed_each_and_so_is_what_comes_lat
 
 def test_a_sequence_that_is_behind_the_pods_is_set_only_by_who_may(connection, role, connect_to):
     who = role("keeper")
-    connection.execute("select tube.grant_keeper(%s::regrole)", [who.name])
+    connection.execute("select tube.grant_owner(%s::regrole)", [who.name])
     connection.execute(
         f"grant usage, create on schema public to {who.name}; alter table q owner to {who.name}"
     )

@@ -28,7 +28,7 @@ def session(admin, role, connect_to):
 
     def open_one(*rights, keeper=False):
         who = role("user")
-        admin.execute(f"select tube.grant_{'keeper' if keeper else 'use'}(%s::regrole)", [who.name])
+        admin.execute(f"select tube.grant_{'owner' if keeper else 'consumer'}(%s::regrole)", [who.name])
         admin.execute(f"grant usage on schema tubes to {who.name}")
         if rights:
             admin.execute(f"grant {', '.join(rights)} on tubes.q to {who.name}")
@@ -46,7 +46,7 @@ def test_a_role_without_a_grant_may_do_nothing(role, connect_to, admin):
         "select tube.tube_ensure_exists('mine')",
         "select tube.touch('q', 0, '{1}', 'T')",
         "select * from tube.tube",
-        "select tube.grant_use(current_user::text::regrole)",
+        "select tube.grant_consumer(current_user::text::regrole)",
     ]:
         with pytest.raises(DENIED):
             connection.execute(call)
@@ -149,7 +149,7 @@ def test_an_owner_attaches_backfills_and_detaches_its_own_table(session, admin):
     connection.execute("select tube.backfill_chunk(%s)", [number])
     assert one(connection, "select state from tube.backfills()") == "done"
     assert touched(admin) == [1, 2, 9]
-    assert connection.execute("select tube.refresh()").fetchall() == []
+    assert connection.execute("select tube.recapture()").fetchall() == []
     with pytest.raises(DENIED, match="only the owner"):
         attach(connection, "public.item", shard=1)
     connection.execute("select tube.tube_table_ensure_detached('q', 'own0005.mine')")
@@ -283,8 +283,8 @@ def test_a_new_owner_attaches_a_table_anew_that_another_had_attached(handed_over
 
 def test_a_table_that_changed_hands_is_mended_by_its_new_owner(handed_over, admin):
     _, owner = handed_over
-    assert one(owner, "select tube.refresh()") == "own.mine: its capture for tube q was mended"
-    assert one(owner, "select tube.refresh()") is None
+    assert one(owner, "select tube.recapture()") == "own.mine: its capture for tube q was mended"
+    assert one(owner, "select tube.recapture()") is None
 
 
 def test_a_new_owner_detaches_a_table_that_another_had_attached(handed_over, admin):
@@ -338,8 +338,8 @@ def test_a_session_without_row_security_is_captured(admin, role, connect_to, sta
     admin.execute(
         f"grant usage, create on schema public to {owner.name}; grant usage on schema tubes to {owner.name}"
     )
-    admin.execute(f"grant insert on tubes.q to {owner.name}; select tube.grant_use('{owner.name}')")
-    admin.execute(f"alter table public.item owner to {owner.name}; select tube.refresh()")
+    admin.execute(f"grant insert on tubes.q to {owner.name}; select tube.grant_consumer('{owner.name}')")
+    admin.execute(f"alter table public.item owner to {owner.name}; select tube.recapture()")
     admin.execute("alter table tubes.q rename to p")
     connection = connect_to(owner.conninfo)
     connection.execute("set row_security = off")

@@ -81,7 +81,7 @@ def test_step_2_does_not_wait_for_readers_nor_for_who_came_later(item, connect):
 
 def test_an_ordinary_role_waits_too(item, connect, role):
     keeper = role("keeper")
-    item.execute("select tube.grant_use(%s::regrole)", [keeper.name])
+    item.execute("select tube.grant_consumer(%s::regrole)", [keeper.name])
     item.execute(f"grant insert, select on q to {keeper.name}")
     writer = connect(autocommit=False)
     writer.execute("update item set kind = 'b' where id = 1")

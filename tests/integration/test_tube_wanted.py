@@ -88,7 +88,7 @@ def worker_of(connection, role):
     """A worker with the rights that the README names; its connection string."""
     who = role("worker")
     connection.execute(
-        f"select tube.grant_use('{who.name}'), pgchange_staging.grant_consumer('{who.name}');"
+        f"select tube.grant_consumer('{who.name}'), pgchange_staging.grant_consumer('{who.name}');"
         f"grant select, insert, delete on copies to {who.name};"
         f"grant usage on schema copies to {who.name}; grant select on item to {who.name};"
         f"grant select, insert, update, delete on all tables in schema copies to {who.name}"
@@ -149,7 +149,7 @@ def test_a_copy_gives_up_nothing_that_row_security_hides(hidden, item):
 def owned(item, role, connect_to):
     """An attached table with a predicate, some of whose rows row security hides from its owner, who applies it."""
     who = role("owner")
-    item.execute(f"select tube.grant_use('{who.name}'); grant insert on copies to {who.name}")
+    item.execute(f"select tube.grant_consumer('{who.name}'); grant insert on copies to {who.name}")
     item.execute(f"create schema own authorization {who.name}")
     connection = connect_to(who.conninfo)
     connection.execute("create table own.item (id bigint primary key, state text, n int)")

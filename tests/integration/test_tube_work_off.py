@@ -264,7 +264,7 @@ def test_who_is_asked_to_stop_gives_nothing_up(db, item):
 def worker(item, role, *rights):
     who = role("worker")
     item.execute(
-        f"select tube.grant_use('{who.name}'); grant select on item to {who.name};"
+        f"select tube.grant_consumer('{who.name}'); grant select on item to {who.name};"
         f"grant usage on schema qs to {who.name}; grant select on qs.item to {who.name};"
         f"grant {', '.join(rights)} on q to {who.name}"
     )

@@ -223,7 +223,7 @@ def test_who_may_not_delete_pods_moves_a_table_all_the_same(connect, role, conne
     connection = connect()
     make(connection)
     who = role("owner")
-    connection.execute("select tube.grant_use(%s::regrole)", [who.name])
+    connection.execute("select tube.grant_consumer(%s::regrole)", [who.name])
     connection.execute(f"grant insert, select on q to {who.name}; create schema own authorization {who.name}")
     owner = connect_to(who.conninfo)
     owner.execute("create table own.item (id bigint primary key)")

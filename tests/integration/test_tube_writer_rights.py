@@ -92,7 +92,7 @@ def test_a_fault_is_noted_only_for_an_attached_table_of_ones_own(connect, owner,
     connection, other = connect(), role("other")
     connection.execute(f"revoke all on q from {owner.name}")
     connection.execute(f"grant create on schema public to {other.name}, {owner.name}")
-    connection.execute(f"select tube.grant_use('{other.name}')")
+    connection.execute(f"select tube.grant_consumer('{other.name}')")
     note = "insert into tube.fault (tube, tbl, ids, message) values ('q', {}::regclass, 1, 'x')"
     connection.execute("grant usage on schema own to public")
     with psycopg.connect(other.conninfo, autocommit=True) as session:

@@ -327,9 +327,9 @@ def test_topology_failover_lets_consumers_go_on_that_have_seen_what_a_new_master
     connection, feed = connect(), CommitFeed("accounts of r1", 0)
     make_catalogue(connection)
     rights = {
-        "catalogue": ("topology.grant_consumer", "topology.grant_operator"),
+        "catalogue": ("topology.grant_consumer", "topology.grant_writer"),
         "instances": (),
-        "warehouse": ("pubsub.grant_keeper",),
+        "warehouse": ("pubsub.grant_admin",),
         "r1": ("pubsub.grant_consumer",),
         "r2": ("pubsub.grant_consumer",),
     }

@@ -33,19 +33,19 @@ $$;
 comment on function pgmb.pushing() is
     'Every table whose mutations are published, with what is not captured as it should be: partitions that lack a trigger, '
     'disabled ones, a capture that no longer fits because the table was renamed, has another owner, or lost a partition; and '
-    'faults, up to 1000; and partitions that had rows before they were captured. pgmb.refresh() mends.';
+    'faults, up to 1000; and partitions that had rows before they were captured. pgmb.recapture() mends.';
 
-create function pgmb.to_mend() returns table (tbl regclass, name text)
+create function pgmb.to_recapture() returns table (tbl regclass, name text)
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select p.tbl, p.tbl::text from pgmb.pushing() as p join pg_class as c on c.oid = p.tbl
     where pg_has_role(current_user, c.relowner, 'usage') and (p.untriggered <> '{}' or p.stale)
 $$;
-comment on function pgmb.to_mend() is
-    'The tables that the caller owns and whose capture pgmb.mend() is to mend, with their full names.';
+comment on function pgmb.to_recapture() is
+    'The tables that the caller owns and whose capture pgmb.recapture() is to mend, with their full names.';
 
-create function pgmb.mend(tbl regclass) returns void
+create function pgmb.recapture(tbl regclass) returns void
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
@@ -55,18 +55,18 @@ begin
     perform pgmb.push_table_mutations(tbl, known.inserts, known.deletes, known.updates);
 end
 $$;
-comment on function pgmb.mend(regclass) is 'Mend the capture of a table; the same mutations are published as before.';
+comment on function pgmb.recapture(regclass) is 'Mend the capture of a table; the same mutations are published as before.';
 
-create function pgmb.refresh() returns setof text
+create function pgmb.recapture() returns setof text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     pushed record;
 begin
-    for pushed in select m.* from pgmb.to_mend() as m loop
+    for pushed in select m.* from pgmb.to_recapture() as m loop
         begin
-            perform pgmb.mend(pushed.tbl);
+            perform pgmb.recapture(pushed.tbl);
             return next format('%s: the capture of its mutations was mended', pushed.name);
             return query
                 select format('%s; %s', pgmb.told_missed(p.tbl, m), pgmb.bring_missed(m))
@@ -80,7 +80,7 @@ begin
     end loop;
 end
 $$;
-comment on function pgmb.refresh() is
+comment on function pgmb.recapture() is
     'Mend the capture of the tables that the caller owns: partitions that came later, a renamed table; a line for each, with the '
     'reason where one cannot be mended.';
 
