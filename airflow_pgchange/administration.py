@@ -13,15 +13,23 @@ import psycopg
 
 from airflow_pgchange import queues, schema, tubes
 from airflow_pgchange.feeds.commit import CommitFeed
-from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied, SchemaMissing
+from airflow_pgchange.feeds.errors import (
+    InvalidArgument,
+    PermissionDenied,
+    PgChangeError,
+    SchemaMissing,
+    ServerUnavailable,
+)
 from airflow_pgchange.feeds.event import EventFeed
-from airflow_pgchange.feeds.feed import Feed, Movable, from_json, progress_at
-from airflow_pgchange.feeds.queries import records, warned
+from airflow_pgchange.feeds.feed import FEEDS, Feed, Movable, from_json, progress_at
+from airflow_pgchange.feeds.queries import records, rows
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.remote_status import elsewhere
 from airflow_pgchange.feeds.topology import TopologyFeed
 
 log = logging.getLogger(__name__)
+
+REGISTERED = "select kind from pgchange.registered where kind is not null order by kind"
 
 Connection = psycopg.Connection[Any]
 Row = dict[str, Any]
@@ -79,33 +87,40 @@ def status(
     has any of our schemas, PermissionDenied where the role may see no kind.
     """
     changes = source or results
-    found: list[Row] = []
-    denied: list[PermissionDenied] = []
-    asked = [one for one in {results: None, changes: None} if "core" in schema.present(one)]
-    if not asked:
+    held = {one: schema.present(one) for one in (results, changes)}
+    if not any(held.values()):
         raise SchemaMissing("our schemas are not in this database: run `airflow pgchange install` on it")
-    for connection in asked:
+    found: list[Row] = []
+    left_out: dict[str, Exception] = {}
+    kinds = [
+        (kind, one)
+        for one in held
+        for (kind,) in (rows(one, REGISTERED) if "core" in held[one] else [])
+        if progress_at(cast(Feed, FEEDS[kind]), results, changes) is one
+    ]
+    for kind, one in kinds:
         try:
-            with warned(connection, warn):
-                rows = records(connection, "select * from pgchange.status()")
-        except PermissionDenied as error:
-            denied.append(error)
-            continue
-        for row in rows:
-            feed = cast(Feed, from_json({"kind": row["kind"], **row["feed"]}))
-            if progress_at(feed, results, changes) is connection:
-                found.append(row if source is None else _completed(results, source, feed, row))
-    if len(denied) == len(asked):
+            told = records(one, "select * from pgchange.status(of_kind => %s)", [kind])
+            found += told if source is None else [_completed(results, source, row) for row in told]
+        except ServerUnavailable:
+            raise
+        except (PgChangeError, psycopg.Error) as error:
+            left_out[kind] = error
+    denied = [why for why in left_out.values() if isinstance(why, PermissionDenied)]
+    if kinds and len(denied) == len(kinds):
         raise denied[0]
-    if "mbus" in schema.present(changes):
+    for kind, why in left_out.items():
+        warn(f"consumers of kind {kind} are left out: {why}")
+    if "mbus" in held[changes]:
         with suppress(PermissionDenied):
             for line in queues.stuck_sagas(changes):
                 warn(line)
     return found
 
 
-def _completed(results: Connection, source: Connection, feed: Feed, row: Row) -> Row:
+def _completed(results: Connection, source: Connection, row: Row) -> Row:
     """A row with what only the database of the changes can tell, where that is another."""
+    feed = cast(Feed, from_json({"kind": row["kind"], **row["feed"]}))
     is_here = row["elsewhere"] != "changes" and (source is results or row["version"] or row["ready"])
     if feed.progress == "source" or (row["ready"] is not None and is_here):
         return row

@@ -18,6 +18,7 @@ from airflow_pgchange.feeds.lag import lag, position
 from airflow_pgchange.feeds.queries import ask
 
 Connection = psycopg.Connection[Any]
+IN_WORK = {"batch_id": "id", "attempt": "attempt", "error": "error"}
 
 
 def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, 
     if held_back_by is not None:
         return {**figures, "held_back_by": held_back_by}
     batch = in_work(results, source, feed) or {}
-    return {**figures, "batch_id": batch.get("id"), "attempt": batch.get("attempt")}
+    return {**figures, **{name: batch.get(key) for name, key in IN_WORK.items()}}
 
 
 def lag_or_why_not(results: Connection, source: Connection, feed: Feed) -> tuple[dict[str, Any], str | None]:

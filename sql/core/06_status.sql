@@ -21,6 +21,38 @@ $$;
 comment on function pgchange.register(name, text) is 'Note a schema that tells how things are, and the kind of its feeds if it has any; what an earlier schema of that kind had in '
     'work is forgotten.';
 
+create function pgchange.unregister(schema name) returns void
+language sql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    delete from pgchange.claim as c
+    where c.kind = (select r.kind from pgchange.registered as r where r.schema = unregister.schema);
+    delete from pgchange.registered as r where r.schema = unregister.schema
+$$;
+comment on function pgchange.unregister(name) is 'Forget a schema that goes, with what its consumers have in work.';
+
+create function pgchange.ours(schema name) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    owner oid := (select n.nspowner from pg_namespace as n where n.nspname = schema);
+begin
+    if owner is null then
+        return false;
+    end if;
+    if owner <> (select n.nspowner from pg_namespace as n where n.nspname = 'pgchange')
+       and not (select r.rolsuper from pg_roles as r where r.oid = owner)
+    then
+        raise warning 'schema % is left out: it belongs to %, and pgchange does not', schema, pg_get_userbyid(owner);
+        return false;
+    end if;
+    return true;
+end
+$$;
+comment on function pgchange.ours(name) is
+    'Whether a schema that was registered is there, and not another that somebody has made since: its functions run as whoever asks.';
+
 create type pgchange.consumer_status as (
     kind text, consumer text, feed jsonb, version bigint,
     ready bigint, ready_exact boolean, oldest_seconds double precision, waiting bigint, faults bigint,
@@ -37,30 +69,36 @@ comment on type pgchange.consumer_status is
 create function pgchange.status(upto integer default 1000, of_kind text default null) returns setof pgchange.consumer_status
 language plpgsql volatile
 set search_path = pg_catalog, pgchange, pg_temp
+set client_min_messages = warning
 as $$
 declare
     known record;
     seen boolean := false;
+    code text;
     told text;
+    advice text;
 begin
     if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
     for known in
-        select r.schema, r.kind from pgchange.registered as r
-        where r.kind = coalesce(of_kind, r.kind) and to_regnamespace(quote_ident(r.schema)) is not null
-        order by r.kind
+        select r.schema, r.kind from pgchange.registered as r where r.kind = coalesce(of_kind, r.kind) order by r.kind
     loop
+        continue when not pgchange.ours(known.schema);
         begin
             return query execute format('select * from %I.status($1)', known.schema) using upto;
             seen := true;
         exception when others then
-            told := sqlerrm;
+            get stacked diagnostics code = returned_sqlstate, told = message_text, advice = pg_exception_hint;
+            -- What another try mends is the caller's to try again.
+            if code like '40%' or code = '55P03' then
+                raise;
+            end if;
             raise warning 'consumers of kind % are left out: %', known.kind, told;
         end;
     end loop;
     if told is not null and not seen then
-        raise insufficient_privilege using message = told;
+        raise exception using errcode = code, message = told, hint = advice;
     end if;
 end
 $$;

@@ -18,7 +18,8 @@ as $$
          case when s.waiting > 0 then format('%s changes wait for an older transaction: ', s.waiting) else '' end
              || s.held_back_by,
          null),
-        (s.attempt >= many_attempts and not s.at_work,
+        -- A queue has many batches at a time, of which its own health tells.
+        (s.attempt >= many_attempts and not s.at_work and s.kind <> 'queue',
          'error', format('batch %s has failed %s times', s.batch_id, s.attempt) || coalesce(': ' || s.error, ''),
          'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(s.consumer))
     ) as line(holds, severity, told, call)
@@ -30,6 +31,7 @@ comment on function pgchange.consumers_health(integer) is
 create function pgchange.health() returns setof pgchange.finding
 language plpgsql volatile
 set search_path = pg_catalog, pgchange, pg_temp
+set client_min_messages = warning
 as $$
 declare
     known record;
@@ -41,13 +43,19 @@ begin
             where (n.nspname, p.proname) = (r.schema, 'health'))
         order by r.schema
     loop
+        continue when not pgchange.ours(known.schema);
         begin
             return query execute format('select * from %I.health()', known.schema);
         exception when others then
             raise warning 'what is wrong with % is left out: %', known.schema, sqlerrm;
         end;
     end loop;
-    return query select * from pgchange.consumers_health();
+    begin
+        return query select * from pgchange.consumers_health();
+    exception when insufficient_privilege then
+        -- Of each kind it was warned already.
+        null;
+    end;
 end
 $$;
 comment on function pgchange.health() is

@@ -34,7 +34,7 @@ begin
     update dead_letter.letter as l set
         on_its_way = false, reason = give_up.reason, error = coalesce(batch ->> 'error', l.error),
         attempts = l.attempts + tried, given_up_by = session_user, given_up_at = clock_timestamp()
-    where l.id = letter and l.on_its_way and l.address = give_up.address;
+    where l.id = letter and l.kind = give_up.kind and l.on_its_way and l.address = give_up.address;
     if not found then
         perform dead_letter.gone(letter);
     end if;

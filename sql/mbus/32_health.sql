@@ -123,29 +123,33 @@ set search_path from current
 as $$
 declare
     c record;
+    at jsonb;
     lag jsonb;
     batch jsonb;
     told text;
     advice text;
 begin
     for c in
-        select l.qname, x.name, mbus.feed_position(l.qname, x.name) as at
-        from mbus.list() as l cross join lateral unnest(l.consumers) as x(name)
-        order by l.qname, x.name
+        select l.qname, x.name from mbus.list() as l cross join lateral unnest(l.consumers) as x(name) order by l.qname, x.name
     loop
         lag := null;
         batch := null;
         told := null;
         begin
+            at := mbus.feed_position(c.qname, c.name);
             lag := mbus.feed_lag(c.qname, c.name, upto);
-            batch := mbus.feed_in_work(c.qname, c.name, c.at);
-        exception when sqlstate 'PC003' or sqlstate 'PC004' or sqlstate 'PC005' then
-            get stacked diagnostics told = message_text, advice = pg_exception_hint;
-            told := told || ': ' || advice;
+            batch := mbus.feed_in_work(c.qname, c.name, at);
+        exception
+            -- It was dropped meanwhile.
+            when sqlstate 'PC002' then
+                continue;
+            when sqlstate 'PC003' or sqlstate 'PC004' or sqlstate 'PC005' then
+                get stacked diagnostics told = message_text, advice = pg_exception_hint;
+                told := told || ': ' || advice;
         end;
         return query select
             'queue', mbus.name_of(c.qname, c.name), jsonb_build_object('queue', c.qname, 'consumer', c.name),
-            (c.at ->> 'version')::bigint,
+            (at ->> 'version')::bigint,
             (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean, (lag ->> 'ready_age')::double precision,
             (lag ->> 'waiting')::bigint, (lag ->> 'faults')::bigint, mbus.feed_locked(c.qname, c.name),
             (batch ->> 'id')::uuid, (batch ->> 'attempt')::integer, batch ->> 'error', (batch ->> 'claimed_at')::timestamptz,
@@ -165,13 +169,11 @@ as $$
            format('%s messages on which a selector failed, see mbus.fault, such as: %s', count(*), max(f.message)), null
     from mbus.fault as f group by f.qname, f.consumer
     union all
-    -- Of those from which the caller may consume its status tells.
     select 'queue', 'error', mbus.name_of(c.qname, c.name),
-           format('batch %s has failed %s times', b.batch ->> 'id', b.attempt) || coalesce(': ' || b.error, ''),
+           format('batch %s has failed %s times', b.batch ->> 'id', b.attempt),
            'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(mbus.name_of(c.qname, c.name))
     from mbus.batch as b join mbus.consumer as c on c.id = b.consumer
     where b.attempt >= many_attempts and b.slot not in (select h.slot from mbus.held_slots(c.qname, c.name) as h)
-      and not mbus.may('consume', c.qname, c.name)
     union all
     select 'queue', 'error', null, format('saga %s %s is stuck: %s', s.name, s.id, s.stuck), null
     from mbus.sagas as s where s.state in ('forward', 'rolling back') and s.stuck is not null

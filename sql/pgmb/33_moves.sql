@@ -52,8 +52,12 @@ begin
     end if;
     perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
     perform pgmb.check_kept(gid, new_cursor);
+    -- What it was moved back to before is kept too, until it has claimed.
     mark := pgchange.record(
-        'event', pgmb.name_of(gid), pgmb.address(gid), "position", to_jsonb(coalesce("position" ->> 'cursor', '')),
+        'event', pgmb.name_of(gid), pgmb.address(gid), "position", to_jsonb(least(
+            coalesce("position" ->> 'cursor', '') collate "C", (
+                select least(c.after, c.upto) from pgmb.claims as c
+                where c.consumer = pgmb.name_of(gid) and c.batch is null and c.elsewhere) collate "C")),
         to_jsonb(coalesce(new_cursor, '')), pgmb.here(), null);
     return mark.version;
 end

@@ -39,7 +39,8 @@ begin
             waits.counted, pgmb.faults(known.id), pgmb.locked(known.id),
             case when known.claimed > known.version then known.batch_id end,
             case when known.claimed > known.version then known.attempt end,
-            case when known.claimed > known.version then known.error end,
+            -- It may quote what an event holds.
+            case when known.claimed > known.version and has_table_privilege(session_user, 'pgmb.events', 'select') then known.error end,
             case when known.claimed > known.version then known.claimed_at end,
             known.updated_at::timestamptz, null::text,
             case when known.elsewhere then 'progress' when known.unknown then 'changes' end;

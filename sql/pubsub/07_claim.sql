@@ -82,10 +82,11 @@ begin
     perform pgchange.check_claim(max_changes);
     mark := pubsub.pending(consumer_id, branch_id, "position");
     if mark.version is not null then
-        if mark.batch -> 'bounds' ? 'letter' then
-            perform pubsub.check_readable(branch_id, mark.batch);
+        batch := pgchange.claim_again(mark, max_attempts);
+        if batch -> 'bounds' ? 'letter' then
+            perform pubsub.check_readable(branch_id, batch);
         end if;
-        return pgchange.claim_again(mark, max_attempts);
+        return batch;
     end if;
     if not accept_trimmed then
         perform pubsub.check_history(consumer_id, branch_id, "position");

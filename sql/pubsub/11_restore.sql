@@ -102,10 +102,10 @@ begin
         where source is null or pgchange.came_along(source, old)
         union all
         select 'after', c.consumer, at.* from pgchange.claim as c cross join lateral pubsub.cursor_of(c.after) as at
-        where c.kind = 'commit'
+        where c.kind = 'commit' and pgchange.came_along(c.source, old)
         union all
         select 'mark', c.consumer, at.* from pgchange.claim as c cross join lateral pubsub.cursor_of(c.upto) as at
-        where c.kind = 'commit'
+        where c.kind = 'commit' and pgchange.came_along(c.source, old)
     ) as p;
 end
 $$;
@@ -178,13 +178,14 @@ begin
     from at_rest as r;
     update pubsub.watermark as w set snapshot = a.snapshot, partial_txid = null, partial_id = null
     from arrived as a
-    where a.place = 'watermark' and a.consumer = pubsub.name_of(w.consumer_id, w.branch_id);
+    where a.place = 'watermark' and a.consumer = w.consumer_id || '/' || w.branch_id;
     -- A batch in work is given up as such: its commits come in a new one.
     update pgchange.claim as c set
         after = pubsub.at(jsonb_build_object('snapshot', a.snapshot)),
         upto = pubsub.at(jsonb_build_object('snapshot', m.snapshot)),
         from_version = case when c.from_version = (
-                select w.version from pubsub.watermark as w where pubsub.name_of(w.consumer_id, w.branch_id) = c.consumer)
+                select w.version from pubsub.watermark as w
+                where w.consumer_id = c.address ->> 'consumer_id' and w.branch_id = (c.address -> 'branch_id')::bigint)
             then -1 else c.from_version end
     from arrived as a, arrived as m
     where c.kind = 'commit' and a.place = 'after' and a.consumer = c.consumer and m.place = 'mark' and m.consumer = c.consumer;
@@ -210,7 +211,7 @@ begin
     perform pubsub.check_isolation();
     perform set_config('synchronous_commit', 'on', true);
     lock table revision.commit_queue, pubsub.watermark in access exclusive mode;
-    lock table pgchange.claim in share row exclusive mode;
+    perform from pgchange.claim as c where c.kind = 'commit' for update;
     if not txids_kept then
         perform pubsub.note_positions(old);
         perform pubsub.burn_xids(pubsub.renumber_commits(restored_at));
@@ -230,7 +231,7 @@ begin
         source = here,
         batch = jsonb_set(c.batch, '{bounds,source}', to_jsonb(here)),
         from_version = case when txids_kept then c.from_version else least(c.from_version, c.version) end
-    where c.kind = 'commit';
+    where c.kind = 'commit' and pgchange.came_along(c.source, old);
     update dead_letter.letter as l set
         content = case when txids_kept then jsonb_set(l.content, '{bounds,source}', to_jsonb(here)) else l.content end,
         on_its_way = l.on_its_way and txids_kept

@@ -17,7 +17,8 @@ begin
         select c.consumer, (c.address -> 'branch_id')::bigint, at.*, '18446744073709551615'
         from pgchange.claim as c cross join lateral pubsub.cursor_of(c.after) as at
         where c.kind = 'commit' and not exists (
-            select from pubsub.watermark as w where pubsub.address(w.consumer_id, w.branch_id) = c.address)
+            select from pubsub.watermark as w
+            where w.consumer_id = c.address ->> 'consumer_id' and w.branch_id = (c.address -> 'branch_id')::bigint)
         union all
         -- One that was moved is at either end, until it has claimed from there.
         select c.consumer, (c.address -> 'branch_id')::bigint, at.*, '18446744073709551615'

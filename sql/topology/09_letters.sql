@@ -46,7 +46,8 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     -- The catalogue is where the claims are.
-    if exists (select from pgchange.claim as c where c.kind = 'topology' and c.address = check_letter.address) then
+    if exists (select from pgchange.claim as c where c.kind = 'topology' and c.consumer = topology.name_of(address ->> 'consumer_id'))
+    then
         perform topology.check_readable(content);
     end if;
 end

@@ -49,8 +49,7 @@ begin
         at := topology.position(one.consumer_id);
         lag := null;
         told := null;
-        -- The catalogue is where the claims are.
-        is_here := one.source is null or topology.is_known(one.consumer_id);
+        is_here := coalesce(pgchange.came_along(one.source, topology.here()), true) or topology.is_known(one.consumer_id);
         if is_here then
             mark := topology.pending(one.consumer_id, at);
             begin
@@ -250,7 +249,7 @@ begin
         union all
         select (m.after ->> 0)::bigint, (m.after ->> 1)::bigint from pgchange.claim as m
         where m.kind = 'topology' and not exists (
-            select from topology.consumer as c where topology.address(c.consumer_id) = m.address)
+            select from topology.consumer as c where c.consumer_id = m.address ->> 'consumer_id')
         union all
         select (m.upto ->> 0)::bigint, (m.upto ->> 1)::bigint from pgchange.claim as m
         where m.kind = 'topology' and m.batch is null

@@ -115,3 +115,39 @@ def test_a_finding_is_a_line_with_whom_it_is_about_and_what_mends_it():
     found = Finding("tube", "error", "tube:q/0", "its pods are gone", "select 1")
     assert str(found) == "tube:q/0: its pods are gone; select 1"
     assert str(Finding("tube", "error", None, "its pods are gone", None)) == "its pods are gone"
+
+
+def test_a_schema_that_a_stranger_made_in_place_of_one_that_went_is_not_asked(full, role):
+    someone = role("someone")
+    full.execute("drop schema topology cascade")
+    full.execute(f"create schema topology authorization {someone.name}")
+    full.execute("""
+        create function topology.status(integer) returns setof pgchange.consumer_status language plpgsql as $$
+        begin raise exception 'run as %', current_user; end $$;
+        create function topology.health() returns setof pgchange.finding language plpgsql as $$
+        begin raise exception 'run as %', current_user; end $$
+    """)
+    told = []
+    full.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    assert [row["kind"] for row in shown(full)] == ["commit", "event", "tube"]
+    findings(full, told.append)
+    assert set(told) == {f"schema topology is left out: it belongs to {someone.name}, and pgchange does not"}
+
+
+def test_of_a_system_that_was_taken_out_nothing_is_left_in_work(full):
+    claim_and_fail(full.info.dsn)
+    schema.uninstall(full, ["pubsub"])
+    assert records(full, "select kind from pgchange.claim") == []
+    assert "commit" not in [row["kind"] for row in shown(full)]
+
+
+def test_what_a_role_may_see_of_health_is_told_where_it_may_see_no_consumers(full, role):
+    full.execute("alter table item rename to thing; create table item (id bigint primary key)")
+    full.execute("select revision.track('item'); alter table item disable trigger user")
+    someone = role("someone")
+    full.execute(f"select revision.grant_maintainer('{someone.name}'), pgchange.grant_viewer('{someone.name}')")
+    left_out = []
+    with psycopg.connect(someone.conninfo, autocommit=True) as connection:
+        (found,) = findings(connection, left_out.append)
+    assert "the capture is disabled on" in found.told
+    assert left_out
