@@ -9,7 +9,7 @@ begin
         grant usage on schema pgchange to %1$s;
         grant select on pgchange.registered to %1$s;
         grant execute on function
-            pgchange.status(integer, text), pgchange.health(), pgchange.consumers_health(integer), pgchange.shell_quoted(text)
+            pgchange.ours(name), pgchange.status(integer, text), pgchange.health(), pgchange.consumers_health(integer), pgchange.shell_quoted(text)
             to %1$s
     $grants$, role);
 end

@@ -63,7 +63,8 @@ begin
     -- The source is where the claims are.
     if exists (
         select from pgchange.claim as c
-        where c.kind = 'commit' and c.consumer = pubsub.name_of(address ->> 'consumer_id', (address ->> 'branch_id')::bigint))
+        where c.kind = 'commit' and c.consumer = pubsub.name_of(
+            check_letter.address ->> 'consumer_id', (check_letter.address ->> 'branch_id')::bigint))
     then
         perform pubsub.check_readable((address ->> 'branch_id')::bigint, content);
     end if;

@@ -46,7 +46,7 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     -- The catalogue is where the claims are.
-    if exists (select from pgchange.claim as c where c.kind = 'topology' and c.consumer = topology.name_of(address ->> 'consumer_id'))
+    if exists (select from pgchange.claim as c where c.kind = 'topology' and c.consumer = topology.name_of(check_letter.address ->> 'consumer_id'))
     then
         perform topology.check_readable(content);
     end if;

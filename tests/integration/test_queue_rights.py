@@ -89,6 +89,7 @@ FREE = {
     "mbus.feed_position('q', 'default')",
     "mbus.saga_state(7)",
     "mbus.stuck_sagas()",
+    "mbus.status()",
 }
 """For everybody: they tell of nothing, or want a name that nobody can guess."""
 

@@ -9,7 +9,7 @@ begin
     end loop;
     perform mbus.drop_role('admin');
     revoke select on pgchange.registered from public;
-    revoke execute on function pgchange.status(integer, text) from public;
+    revoke execute on function pgchange.ours(name), pgchange.status(integer, text) from public;
     revoke usage on schema pgchange from public;
 end
 $$;
