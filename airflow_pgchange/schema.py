@@ -283,7 +283,7 @@ def _take_out(connection: psycopg.Connection[Any], system: System) -> None:
         raise _used(system, theirs)
     if "dead_letters" in present(connection):
         connection.execute("delete from dead_letter.kind where schema = %s", [system.schema])
-    if system.schema != "pgchange":
+    if system.schema != "pgchange" and "core" in present(connection):
         connection.execute("select pgchange.unregister(%s)", [system.schema])
     connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(system.schema)))
 

@@ -1,6 +1,6 @@
 -- Code of users: whose a query of a table runs, and under which settings it means the same in every session.
 
-create function pgchange.code_in(tbl regclass) returns text
+create function pgchange.descendants(tbl regclass) returns setof regclass
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
@@ -8,6 +8,18 @@ as $$
         select tbl::oid
         union
         select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
+    )
+    select relid::regclass from tree
+$$;
+comment on function pgchange.descendants(regclass) is
+    'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
+
+create function pgchange.code_in(tbl regclass) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with tree(relid) as (
+        select d.relid::oid from pgchange.descendants(tbl) as d(relid)
     ), trusted(id) as (
         -- The caller, and who may do anything anyway.
         select r.oid from pg_roles as r where r.rolname = current_user or r.rolsuper

@@ -23,7 +23,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     execute format('grant usage on schema pgchange to %s', role);
-    execute format('grant execute on function pgchange.code_in(regclass), pgchange.settings() to %s', role);
+    execute format('grant execute on function pgchange.descendants(regclass), pgchange.code_in(regclass), pgchange.settings() to %s', role);
 end
 $$;
 comment on function pgchange.grant_reader(regrole) is 'Let a role capture tables: see whose code a query of them runs, and under which settings.';

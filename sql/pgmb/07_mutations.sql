@@ -30,20 +30,6 @@ comment on table pgmb.push_fault is
     'pgmb.replay_push_faults(tbl). Of op ATTACH: a partition that had rows before it was captured, until pgmb.publish_attached '
     'has published them.';
 
-create function pgmb.descendants(tbl regclass) returns setof regclass
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    with recursive tree(relid) as (
-        select tbl::oid
-        union
-        select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
-    )
-    select relid::regclass from tree
-$$;
-comment on function pgmb.descendants(regclass) is
-    'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
-
 create function pgmb.pushes(tbl regclass)
 returns table (relid regclass, op text, function oid, enabled boolean)
 language sql stable
@@ -55,7 +41,7 @@ as $$
     where own.tgrelid = pushes.tbl and own.tgname in ('pgmb_push_insert', 'pgmb_push_update', 'pgmb_push_delete')
       and own.tgnargs = 0
       -- Any role that may create triggers on a table can have put one of this name there.
-      and (t.tgrelid in (select d.relid from pgmb.descendants(tbl) as d(relid)) or exists (
+      and (t.tgrelid in (select d.relid from pgchange.descendants(tbl) as d(relid)) or exists (
           select from pg_proc as f join pg_class as c on c.relowner = f.proowner where f.oid = t.tgfoid and c.oid = tbl))
 $$;
 comment on function pgmb.pushes(regclass) is

@@ -92,7 +92,7 @@ declare
     part regclass;
     placed integer := 0;
 begin
-    for part in select d.relid from pgmb.descendants(tbl) as d(relid) where d.relid <> all (captured) loop
+    for part in select d.relid from pgchange.descendants(tbl) as d(relid) where d.relid <> all (captured) loop
         execute format(
             'create or replace trigger pgmb_push_%1$s after %1$s on %2$s %3$s for each statement execute function %4$s(%5$s)',
             op, part,
@@ -127,7 +127,7 @@ declare
 begin
     for placed in
         select p.relid, p.op from pgmb.pushes(tbl) as p
-        where p.op = any (ops) and not (departed_only and p.relid in (select d.relid from pgmb.descendants(tbl) as d(relid)))
+        where p.op = any (ops) and not (departed_only and p.relid in (select d.relid from pgchange.descendants(tbl) as d(relid)))
         order by p.relid
     loop
         perform pgmb.lock_for_capture(placed.relid, to_drop => true);

@@ -77,7 +77,7 @@ as $$
 declare
     root regclass := (
         select t.tbl from pgmb.pushed_table as t
-        where t.inserts and part in (select d.relid from pgmb.descendants(t.tbl) as d(relid)) order by t.tbl = part desc limit 1);
+        where t.inserts and part in (select d.relid from pgchange.descendants(t.tbl) as d(relid)) order by t.tbl = part desc limit 1);
     published bigint;
 begin
     if root is null then
@@ -132,7 +132,7 @@ begin
     for part in
         select r from unnest(came) as r
         -- By its size: what reads a table may run code of its owner.
-        where exists (select from pgmb.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
+        where exists (select from pgchange.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
           and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
         order by r
     loop

@@ -22,7 +22,7 @@ begin
         perform pgmb.refuse(format('%s is a partition', tbl), 'push the mutations of the partitioned table');
     end if;
     if exists (
-        select from pgmb.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
+        select from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
     ) then
         perform pgmb.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
     end if;
@@ -66,7 +66,7 @@ declare
 begin
     if ops = '{}' then
         delete from pgmb.push_fault as f
-        where f.op = 'ATTACH' and f.tbl in (select d.relid from pgmb.descendants(note_push.tbl) as d(relid));
+        where f.op = 'ATTACH' and f.tbl in (select d.relid from pgchange.descendants(note_push.tbl) as d(relid));
         delete from pgmb.pushed_table as t where t.tbl = note_push.tbl;
         return;
     end if;
@@ -100,7 +100,7 @@ begin
     perform pgmb.lock_for_capture(tbl);
     if 'insert' = any (wanted) and (select t.inserts from pgmb.pushed_table as t where t.tbl = push_table_mutations.tbl) then
         came := array(
-            select d.relid from pgmb.descendants(tbl) as d(relid)
+            select d.relid from pgchange.descendants(tbl) as d(relid)
             where d.relid <> tbl and d.relid not in (select p.relid from pgmb.pushes(tbl) as p where p.op = 'insert'));
     end if;
     perform pgmb.drop_push(tbl, unwanted);

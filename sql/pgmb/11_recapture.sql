@@ -10,7 +10,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
     select t.tbl, t.inserts, t.updates, t.deletes,
            array(
-               select d.relid from pgmb.descendants(t.tbl) as d(relid)
+               select d.relid from pgchange.descendants(t.tbl) as d(relid)
                left join pgmb.pushes(t.tbl) as p on p.relid = d.relid
                group by d.relid having count(p.op) < t.inserts::integer + t.updates::integer + t.deletes::integer
                order by d.relid
@@ -20,12 +20,12 @@ as $$
                select from pgmb.pushes(t.tbl) as p
                join pg_proc as f on f.oid = p.function
                where f.prosrc <> pgmb.push_body(t.tbl, p.op) or f.proowner <> c.relowner
-                  or p.relid not in (select d.relid from pgmb.descendants(t.tbl) as d(relid))
+                  or p.relid not in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
            ) or t.updates and c.relkind = 'p' and pgmb.push_guard(t.tbl) is null,
            (select count(*) from (select from pgmb.push_fault as f where f.tbl = t.tbl limit 1000) as bounded),
            array(
                select distinct f.tbl from pgmb.push_fault as f
-               where f.op = 'ATTACH' and f.tbl in (select d.relid from pgmb.descendants(t.tbl) as d(relid))
+               where f.op = 'ATTACH' and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
                order by f.tbl)
     from pgmb.pushed_table as t
     join pg_class as c on c.oid = t.tbl
@@ -50,7 +50,7 @@ language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    known pgmb.pushed_table := (select t from pgmb.pushed_table as t where t.tbl = mend.tbl);
+    known pgmb.pushed_table := (select t from pgmb.pushed_table as t where t.tbl = recapture.tbl);
 begin
     perform pgmb.push_table_mutations(tbl, known.inserts, known.deletes, known.updates);
 end

@@ -90,7 +90,7 @@ begin
             pgmb.pushing(), pgmb.to_recapture(), pgmb.recapture(regclass), pgmb.recapture(), pgmb.replay_push_faults(regclass),
             pgmb.create_topic(text, text, text),
             pgmb.serialise_record_for_event(oid, text, record), pgmb.serialised(oid, text, record),
-            pgmb.jsonb_diff(jsonb, jsonb), pgmb.refuse(text, text), pgmb.descendants(regclass), pgmb.pushed_by(oid, name),
+            pgmb.jsonb_diff(jsonb, jsonb), pgmb.refuse(text, text), pgmb.pushed_by(oid, name),
             pgmb.pushes(regclass), pgmb.note_push_fault(oid, text, text, jsonb, jsonb), pgmb.topic_of(regclass, text),
             pgmb.push_body(regclass, text), pgmb.push_rows(regclass, text), pgmb.push_update(regclass),
             pgmb.push_guards(regclass), pgmb.push_guard(regclass), pgmb.place_guard(regclass, text),

@@ -77,7 +77,7 @@ as $$
         from revision.fault as f
         where coalesce((
               select t.branch_id from revision.tracked as t
-              where t.tbl = f.tbl or f.tbl in (select d.relid from revision.descendants(t.tbl) as d(relid))
+              where t.tbl = f.tbl or f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
               limit 1), faults.branch_id) = faults.branch_id
         limit 1000
     ) as found_faults

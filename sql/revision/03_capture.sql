@@ -14,20 +14,6 @@ end
 $$;
 comment on function revision.refuse(text, text) is 'Refuse to track something, with the reason.';
 
-create function revision.descendants(tbl regclass) returns setof regclass
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    with recursive tree(relid) as (
-        select tbl::oid
-        union
-        select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
-    )
-    select relid::regclass from tree
-$$;
-comment on function revision.descendants(regclass) is
-    'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
-
 create function revision.key_column(rel oid) returns name
 language sql stable security definer
 set search_path = pg_catalog, revision, pg_temp
@@ -136,7 +122,7 @@ begin
         perform revision.refuse(format('%s is a partition', tbl), 'track the partitioned table');
     end if;
     if exists (
-        select from revision.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
+        select from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
     ) then
         perform revision.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
     end if;

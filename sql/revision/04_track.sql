@@ -87,7 +87,7 @@ begin
         perform revision.refuse(format('%s is still captured', tbl), 'call revision.untrack');
     end if;
     delete from revision.fault as f
-    where f.kind = 'missed' and f.tbl in (select d.relid from revision.descendants(unregister.tbl) as d(relid));
+    where f.kind = 'missed' and f.tbl in (select d.relid from pgchange.descendants(unregister.tbl) as d(relid));
     delete from revision.tracked as t where t.tbl = unregister.tbl;
 end
 $$;
@@ -135,7 +135,7 @@ begin
     for part in
         select r from unnest(came) as r
         -- By its size: what reads a table may run code of its owner.
-        where exists (select from revision.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
+        where exists (select from pgchange.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
           and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
         order by r
     loop
@@ -156,7 +156,7 @@ declare
     placed regclass[] := '{}';
 begin
     for part in
-        select d.relid from revision.descendants(tbl) as d(relid)
+        select d.relid from pgchange.descendants(tbl) as d(relid)
         where not exists (
             select from pg_trigger as t where t.tgrelid = d.relid and t.tgname = 'pgchange_capture'
         )
@@ -287,7 +287,7 @@ begin
         perform revision.refuse(format('%s is not tracked', tbl), 'select tbl from revision.tracked');
     end if;
     perform revision.lock_for_capture(tbl);
-    for part in select d.relid from revision.descendants(tbl) as d(relid) loop
+    for part in select d.relid from pgchange.descendants(tbl) as d(relid) loop
         execute format('drop trigger if exists pgchange_capture on %s', part);
     end loop;
     perform revision.drop_capture(known.function);

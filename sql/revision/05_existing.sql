@@ -116,7 +116,7 @@ begin
     for fault in
         with taken as (
             delete from revision.fault as f
-            where f.tbl in (select d.relid from revision.descendants(replay_faults.tbl) as d(relid))
+            where f.tbl in (select d.relid from pgchange.descendants(replay_faults.tbl) as d(relid))
               and f.commit_id is not null
             returning f.*
         )
@@ -215,7 +215,7 @@ begin
               and not exists (select from captured as c where (c.branch_id, c.commit_id) = (e.branch, e.key))
               and not exists (
                   select from revision.fault as f
-                  where f.commit_id = e.key and f.tbl in (select d.relid from revision.descendants(%10$L) as d(relid))))
+                  where f.commit_id = e.key and f.tbl in (select d.relid from pgchange.descendants(%10$L) as d(relid))))
             order by e.key
         $chunk$, key, pg_snapshot_xmin(since)::text, tbl, coalesce(known.existing_upto, -9223372036854775808), upto,
             coalesce(known.expression, known.branch_id::text), table_name, since, known.key_ceiling, tbl);
@@ -226,7 +226,7 @@ begin
         -- What failed when it was written is a fault already.
         if not exists (
             select from revision.fault as f
-            where f.commit_id = upto and f.tbl in (select d.relid from revision.descendants(enqueue_chunk.tbl) as d(relid)))
+            where f.commit_id = upto and f.tbl in (select d.relid from pgchange.descendants(enqueue_chunk.tbl) as d(relid)))
         then
             perform revision.enqueue_row(tbl, upto);
         end if;

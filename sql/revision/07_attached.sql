@@ -43,22 +43,22 @@ set search_path = pg_catalog, revision, pg_temp
 as $$
     select t.tbl, t.branch_id, t.expression,
            array(
-               select d.relid from revision.descendants(t.tbl) as d(relid)
+               select d.relid from pgchange.descendants(t.tbl) as d(relid)
                where not exists (
                    select from pg_trigger as g where g.tgrelid = d.relid and g.tgname = 'pgchange_capture')
            ),
            array(
                select g.tgrelid::regclass from pg_trigger as g
                where g.tgname = 'pgchange_capture' and g.tgenabled not in ('O', 'A')
-                 and g.tgrelid in (select d.relid from revision.descendants(t.tbl) as d(relid))
+                 and g.tgrelid in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
            ),
            revision.key_column(t.tbl) is distinct from t.commit_id,
            t.existing_done,
            (select count(*) from revision.fault as f
-            where f.kind = 'capture' and f.tbl in (select d.relid from revision.descendants(t.tbl) as d(relid))),
+            where f.kind = 'capture' and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))),
            array(
                select distinct f.tbl from revision.fault as f
-               where f.kind = 'missed' and f.tbl in (select d.relid from revision.descendants(t.tbl) as d(relid))
+               where f.kind = 'missed' and f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
                order by f.tbl)
     from revision.tracked as t
     where exists (select from pg_class as c where c.oid = t.tbl)
@@ -73,7 +73,7 @@ set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     known revision.tracked := (
-        select t from revision.tracked as t where part in (select d.relid from revision.descendants(t.tbl) as d(relid)));
+        select t from revision.tracked as t where part in (select d.relid from pgchange.descendants(t.tbl) as d(relid)));
     root regclass := known.tbl;
     key name := revision.key_column(part);
     since pg_snapshot := case when revision.is_native() then known.since else '1:1:' end;
@@ -135,7 +135,7 @@ begin
                 and q.txid >= pg_snapshot_xmin($1) and not pg_visible_in_snapshot(q.txid, $1))
           and not exists (
               select from revision.fault as f
-              where f.commit_id = r.key and f.tbl in (select d.relid from revision.descendants($2) as d(relid)))
+              where f.commit_id = r.key and f.tbl in (select d.relid from pgchange.descendants($2) as d(relid)))
         order by r.key
     $rows$, rows_of) using since, root;
     get diagnostics enqueued = row_count;

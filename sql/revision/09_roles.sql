@@ -18,7 +18,7 @@ begin
             revision.track(regclass, name, text), revision.untrack(regclass), revision.drop_capture(text),
             revision.tracking(),
             revision.replay_faults(regclass), revision.recapture(), revision.refuse(text, text),
-            revision.descendants(regclass), revision.key_column(oid), revision.own_branch(regclass),
+            revision.key_column(oid), revision.own_branch(regclass),
             revision.owns(oid), revision.check_owner(regclass, text), revision.check_plans_no_code(regclass),
             revision.told_missed(regclass, regclass),
             revision.bring_missed(regclass), revision.note_missed(regclass, regclass[]), revision.enqueue_attached(regclass),
@@ -47,7 +47,7 @@ begin
         grant select on revision.tracked, revision.installed to %1$s;
         grant execute on function
             revision.maintain_partitions(bigint, integer, boolean), revision.crowded_default(), revision.partitions(), revision.tracking(),
-            revision.recapture(), revision.descendants(regclass), revision.lock_for_capture(regclass),
+            revision.recapture(), revision.lock_for_capture(regclass),
             revision.place_triggers(regclass, text), revision.health(), revision.told_missed(regclass, regclass),
             revision.bring_missed(regclass)
             to %1$s

@@ -43,20 +43,6 @@ end
 $$;
 comment on function tube.table_named(text) is 'A table by the name in a control pod; null for what is none.';
 
-create function tube.descendants(tbl regclass) returns setof regclass
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    with recursive tree(relid) as (
-        select tbl::oid
-        union
-        select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
-    )
-    select relid::regclass from tree
-$$;
-comment on function tube.descendants(regclass) is
-    'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
-
 create function tube.check_owner(rel regclass, deed text) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp

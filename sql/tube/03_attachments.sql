@@ -179,7 +179,7 @@ begin
     if functions = '{}' then
         return;
     end if;
-    tree := array(select d.relid from tube.descendants(tbl) as d(relid));
+    tree := array(select d.relid from pgchange.descendants(tbl) as d(relid));
     -- Not a function of that name that somebody else put on another table.
     functions := array(select distinct t.tgfoid from pg_trigger as t where t.tgrelid = any (tree) and t.tgfoid = any (functions));
     return query
@@ -200,7 +200,7 @@ language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
     select t.tgrelid, t.tgname
-    from tube.descendants(tbl) as d(relid)
+    from pgchange.descendants(tbl) as d(relid)
     join pg_trigger as t on t.tgrelid = d.relid
     join pg_proc as p on p.oid = t.tgfoid
     where starts_with(p.proname, 'pgchange_touch_')

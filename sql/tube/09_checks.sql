@@ -21,7 +21,7 @@ begin
         perform tube.refuse(format('%s is a partition', tbl), 'attach the partitioned table');
     end if;
     if exists (
-        select from tube.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
+        select from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
     ) then
         perform tube.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
     end if;
@@ -128,7 +128,7 @@ language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    tree oid[] := array(select d.relid from tube.descendants(tbl) as d(relid));
+    tree oid[] := array(select d.relid from pgchange.descendants(tbl) as d(relid));
 begin
     return query
         select distinct i.inhparent::regclass from pg_inherits as i
@@ -162,7 +162,7 @@ as $$
 declare
     relative regclass := (
         with recursive family(relid) as (
-            select d.relid from tube.descendants(tbl) as d(relid)
+            select d.relid from pgchange.descendants(tbl) as d(relid)
             union
             select i.inhparent from family join pg_inherits as i on i.inhrelid = family.relid
         )

@@ -125,7 +125,7 @@ language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
     select not exists (
-        select from tube.descendants(tbl) as d(relid)
+        select from pgchange.descendants(tbl) as d(relid)
         join pg_class as t on t.oid = d.relid and t.relkind = 'r'
         where not exists (
             select from pg_index as i

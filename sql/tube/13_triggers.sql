@@ -129,7 +129,7 @@ language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
     select array(
-        select d.relid from tube.descendants(attached.tbl) as d(relid)
+        select d.relid from pgchange.descendants(attached.tbl) as d(relid)
         left join (
             select c.relid from tube.captures(attached.tbl, attached.tube) as c
             group by 1 having count(distinct c.op) = cardinality(tube.capture_ops(attached.tbl))

@@ -21,7 +21,7 @@ begin
                       tube.full_name(r), attached.tube)
         from unnest(came) as r
         -- By its size: what reads a table may run code of its owner.
-        where exists (select from tube.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
+        where exists (select from pgchange.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
           and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
         order by r
     loop

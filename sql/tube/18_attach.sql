@@ -16,7 +16,7 @@ begin
     perform tube.check_table(tbl);
     -- Its children's too: check_family would not see that another session is attaching one. A partition cannot be attached.
     for held in
-        select c.oid from tube.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
+        select c.oid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
         where not c.relispartition order by c.oid
     loop
         perform tube.hold_capture(held);
@@ -53,7 +53,7 @@ begin
         perform tube.hold(tube.backfill_key(tbl, shard_before), format('backfills of %s', tbl));
         perform tube.fail_backfills(known.name, tbl, format('%s was attached under another shard', tbl));
         perform tube.hold(tube.touch_key(tbl), format('those who touch %s by hand', tbl));
-        perform tube.take_locks(array(select d.relid from tube.descendants(tbl) as d(relid) order by d.relid), 'share row exclusive');
+        perform tube.take_locks(array(select d.relid from pgchange.descendants(tbl) as d(relid) order by d.relid), 'share row exclusive');
         perform tube.move(known, tbl, shard_before, wanted.shard);
     elsif wanted.predicate is distinct from before.predicate or wanted.id_column is distinct from tube.id_column(tbl, known.name) then
         perform tube.fail_backfills(known.name, tbl, format('%s was attached with another predicate, or by other ids', tbl));

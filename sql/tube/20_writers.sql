@@ -5,7 +5,7 @@ language sql volatile
 set search_path = pg_catalog, tube, pg_temp
 as $$
     with relations as (
-        select d.relid::oid as relid from unnest(tables) as t(tbl) cross join lateral tube.descendants(t.tbl) as d(relid)
+        select d.relid::oid as relid from unnest(tables) as t(tbl) cross join lateral pgchange.descendants(t.tbl) as d(relid)
         union
         select t.pods::oid from tube.tube as t
         where t.name in (select a.tube from tube.attachment as a where a.tbl = any (tables))

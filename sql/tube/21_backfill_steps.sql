@@ -91,7 +91,7 @@ begin
     if at.looked_at < chunk then
         -- The column of an inheritance child may be null where its parent's may not.
         at.finished := at.in_nulls or not exists (
-            select from tube.descendants(attached.tbl) as d(relid)
+            select from pgchange.descendants(attached.tbl) as d(relid)
             join pg_attribute as a on a.attrelid = d.relid and a.attname = order_col and not a.attnotnull);
         at.in_nulls := true;
         at.last_value := null;
@@ -111,7 +111,7 @@ as $$
     select coalesce(sum(ceil(
         pg_relation_size(c.oid) / b.size
         * case when c.relpages > 0 then c.reltuples / c.relpages else (b.size - 24) / (w.width + 28) end)), 0)::bigint
-    from tube.descendants(tbl) as d(relid)
+    from pgchange.descendants(tbl) as d(relid)
     join pg_class as c on c.oid = d.relid and c.relkind = 'r'
     cross join lateral (
         select sum(case when a.attlen > 0 then a.attlen else 32 end)

@@ -59,7 +59,7 @@ as $$
            or a.predicate is not null and not exists (
                select from pg_proc as p where p.proname = tube.function_name(a.token, 'judge') and p.proowner = r.relowner),
            (select count(*) from (select from tube.fault as f where f.tube = a.tube and f.kind = 'capture' and f.tbl in (
-               select d.relid from tube.descendants(a.tbl) as d(relid)) limit 1000) as bounded),
+               select d.relid from pgchange.descendants(a.tbl) as d(relid)) limit 1000) as bounded),
            a.predicate is distinct from t.predicate,
            coalesce(
                (select format('%s, %I, may not write the pods of tube %I: %s; %s; then backfill it',
@@ -109,7 +109,7 @@ language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
-    before tube.attachment := (select a from tube.attachment as a where a.tube = mend.tube and a.tbl = mend.tbl);
+    before tube.attachment := (select a from tube.attachment as a where a.tube = recapture.tube and a.tbl = recapture.tbl);
 begin
     if before.predicate is not null then
         -- A predicate that the former owner agreed to is not the new owner's.

@@ -145,7 +145,9 @@ def test_what_a_role_may_see_of_health_is_told_where_it_may_see_no_consumers(ful
     full.execute("alter table item rename to thing; create table item (id bigint primary key)")
     full.execute("select revision.track('item'); alter table item disable trigger user")
     someone = role("someone")
-    full.execute(f"select revision.grant_maintainer('{someone.name}'), pgchange.grant_viewer('{someone.name}')")
+    full.execute(
+        f"select revision.grant_maintainer('{someone.name}'), pgchange.grant_viewer('{someone.name}')"
+    )
     left_out = []
     with psycopg.connect(someone.conninfo, autocommit=True) as connection:
         (found,) = findings(connection, left_out.append)

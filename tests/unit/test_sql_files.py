@@ -26,10 +26,8 @@ def files() -> list[SqlFile]:
     return [read(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
 
 
-@pytest.mark.parametrize("folder", [system.folder for system in SYSTEMS])
-def test_a_file_uses_only_what_stands_in_it_or_before_it(files, folder):
-    found = looking_forward(files)
-    assert [name for name in found if name.startswith(f"sql/{folder}/")] == []
+def test_a_file_uses_only_what_stands_in_it_or_before_it(files):
+    assert looking_forward(files) == []
 
 
 def test_whatever_is_made_says_what_it_is_for(files):
@@ -40,9 +38,8 @@ def test_no_function_runs_as_its_owner_on_the_path_of_its_caller(files):
     assert without_search_path(files) == []
 
 
-@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.folder)
-def test_no_function_is_written_twice_in_a_system(files, system):
-    assert written_twice([file for file in files if file.path.startswith(f"sql/{system.folder}/")]) == []
+def test_no_function_is_written_twice(files):
+    assert written_twice(files) == []
 
 
 EARLY = "create function shop.sell() returns void language {} as $$ {} $$;"
