@@ -49,7 +49,7 @@ begin
         at := topology.position(one.consumer_id);
         lag := null;
         told := null;
-        is_here := coalesce(pgchange.came_along(one.source, topology.here()), true) or topology.is_known(one.consumer_id);
+        is_here := coalesce(one.source = topology.here(), true) or topology.is_known(one.consumer_id);
         if is_here then
             mark := topology.pending(one.consumer_id, at);
             begin

@@ -8,8 +8,10 @@ begin
         perform mbus.drop_queue(each_queue);
     end loop;
     perform mbus.drop_role('admin');
-    revoke select on pgchange.registered from public;
-    revoke execute on function pgchange.ours(name), pgchange.status(integer, text) from public;
-    revoke usage on schema pgchange from public;
+    if to_regnamespace('pgchange') is not null then
+        revoke select on pgchange.registered from public;
+        revoke execute on function pgchange.ours(name), pgchange.status(integer, text) from public;
+        revoke usage on schema pgchange from public;
+    end if;
 end
 $$;
