@@ -34,17 +34,24 @@ as $$
 $$;
 comment on function pgchange.shell_quoted(text) is 'An argument as a shell reads it.';
 
-create function pgchange.locked(key bigint) returns boolean
+create function pgchange.who_locks(key bigint) returns setof integer
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-    select exists (
-        select from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = key)
+    select l.pid from pg_locks as l
+    where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+      and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+      and (l.classid::bigint << 32 | l.objid::bigint) = key
 $$;
-comment on function pgchange.locked(bigint) is 'Whether any transaction holds an advisory lock, without taking it.';
+comment on function pgchange.who_locks(bigint) is 'The processes that hold an advisory lock of this database.';
+
+create function pgchange.locked(key bigint) returns boolean
+language sql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select exists (select from pgchange.who_locks(key))
+$$;
+comment on function pgchange.locked(bigint) is 'Whether any session holds an advisory lock, without taking it.';
 
 create function pgchange.take_idle(consumer text, key bigint, is_known boolean, list text) returns void
 language plpgsql
@@ -78,6 +85,18 @@ begin
 end
 $$;
 comment on function pgchange.check_claim(integer) is 'Refuse a batch of no changes, and a claim in a transaction that has written.';
+
+create function pgchange.check_reason(reason text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if coalesce(trim(reason), '') = '' then
+        raise invalid_parameter_value using message = 'say why the batch is skipped';
+    end if;
+end
+$$;
+comment on function pgchange.check_reason(text) is 'Refuse to give a batch up without a reason.';
 
 create function pgchange.pending(kind text, consumer text, version bigint, after jsonb, letter jsonb default null) returns pgchange.claim
 language sql stable

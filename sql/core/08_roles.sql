@@ -17,6 +17,22 @@ $$;
 comment on function pgchange.grant_viewer(regrole) is
     'Let a role ask how things are: it is told what it may see by its rights on each feed. The grant functions of the feeds call this one.';
 
+create function pgchange.grant_consumer(role regrole) returns void
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    perform pgchange.grant_viewer(role);
+    execute format($grants$
+        grant execute on function
+            pgchange.who_locks(bigint), pgchange.locked(bigint), pgchange.check_claim(integer), pgchange.check_reason(text)
+            to %1$s
+    $grants$, role);
+end
+$$;
+comment on function pgchange.grant_consumer(regrole) is
+    'Let a role do what consumers of every feed do. The grant functions of the feeds call this one.';
+
 create function pgchange.grant_reader(role regrole) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp

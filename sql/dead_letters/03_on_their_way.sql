@@ -23,9 +23,7 @@ declare
     letter bigint := batch -> 'bounds' -> 'letter';
     tried integer := coalesce((batch ->> 'attempt')::integer, 1);
 begin
-    if coalesce(trim(reason), '') = '' then
-        raise invalid_parameter_value using message = 'say why the batch is skipped';
-    end if;
+    perform pgchange.check_reason(reason);
     if letter is null then
         return dead_letter.write(
             kind, consumer, address, batch - array['attempt', 'error'], (batch ->> 'count')::bigint, reason, batch ->> 'error',

@@ -59,13 +59,7 @@ declare
     mark mbus.batch;
     ids bigint[];
 begin
-    if max_changes is null or max_changes < 1 then
-        raise invalid_parameter_value using message = 'a batch has at least 1 change';
-    end if;
-    if pg_current_xact_id_if_assigned() is not null then
-        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
-            hint = 'claim in a transaction of its own';
-    end if;
+    perform pgchange.check_claim(max_changes);
     if my_slot is null or ("position" ->> 'consumer')::integer <> c.id then
         raise exception using errcode = 'PC006', message = format('queue:%s/%s is claimed without its lock', qname, cname),
             hint = 'take mbus.feed_lock() first, and give the mbus.feed_position() of the transaction that has it';

@@ -69,9 +69,7 @@ declare
     mark mbus.batch;
     letter bigint;
 begin
-    if coalesce(trim(reason), '') = '' then
-        raise invalid_parameter_value using message = 'say why the batch is skipped';
-    end if;
+    perform pgchange.check_reason(reason);
     select p.* into mark
     from mbus.pending(qname, c, (mbus.feed_position(qname, cname) ->> 'slot')::integer) as p
     where p.number = (feed_skip.batch ->> 'version')::bigint;

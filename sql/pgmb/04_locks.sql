@@ -8,25 +8,11 @@ $$;
 comment on function pgmb.lock_key(text) is
     'The advisory lock of a group: held by the session that reads with read_next_events, or the transaction that works a batch.';
 
-create function pgmb.who_locks(key bigint) returns setof integer
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return query
-        select l.pid from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = key;
-end
-$$;
-comment on function pgmb.who_locks(bigint) is 'The processes that hold an advisory lock of this database.';
-
 create function pgmb.locked(gid text) returns boolean
 language sql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select exists (select from pgmb.who_locks(pgmb.lock_key(gid)))
+    select exists (select from pgchange.who_locks(pgmb.lock_key(gid)))
 $$;
 comment on function pgmb.locked(text) is 'Whether a group is being read.';
 
@@ -35,7 +21,7 @@ language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
-    return pg_backend_pid() in (select w from pgmb.who_locks(pgmb.lock_key(gid)) as w);
+    return pg_backend_pid() in (select w from pgchange.who_locks(pgmb.lock_key(gid)) as w);
 end
 $$;
 comment on function pgmb.held_here(text) is 'Whether this session, or its transaction, holds the lock of a group.';

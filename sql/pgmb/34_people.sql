@@ -62,7 +62,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     return query
-        select d.dispatched_at, d.total, w.counted, w.age, (select min(l) from pgmb.who_locks(pgmb.dispatch_key()) as l),
+        select d.dispatched_at, d.total, w.counted, w.age, (select min(l) from pgchange.who_locks(pgmb.dispatch_key()) as l),
                case when d.restored_at > now() - interval '1 day' then d.restored end,
                (select count(*) from (select from pgmb.fault limit 1000) as bounded),
                (select count(*) from (select from pgmb.fault as f where f.group_id is null limit 1000) as bounded)

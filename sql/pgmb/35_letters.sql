@@ -47,9 +47,7 @@ declare
     letter bigint;
 begin
     perform pgmb.take_idle(gid);
-    if coalesce(trim(reason), '') = '' then
-        raise invalid_parameter_value using message = 'say why the batch is skipped';
-    end if;
+    perform pgchange.check_reason(reason);
     for copied in
         select c.part, jsonb_build_object('events', c.events) as content, jsonb_array_length(c.events) as n
         from pgmb.copies(gid, batch) as c where here

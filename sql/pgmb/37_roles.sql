@@ -125,6 +125,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.grant_dispatcher(role);
+    perform pgchange.grant_consumer(role);
     execute format($grants$
         grant select on pgmb.events, pgmb.later, pgmb.dispatched, pgmb.subscription_events, pgmb.subscription_groups,
             pgmb.subscriptions to %1$s;
@@ -132,7 +133,7 @@ begin
             pgmb.micros(text), pgmb.rank_of(text), pgmb.cursor_at(bigint, bigint), pgmb.slices(text, text, text),
             pgmb.events_alone(text, text, text, text, text), pgmb.events_shared(text, text, text, text, text),
             pgmb.some_events(text, text, text, text, text, boolean),
-            pgmb.lock_key(text), pgmb.who_locks(bigint), pgmb.locked(text), pgmb.held_here(text),
+            pgmb.lock_key(text), pgmb.locked(text), pgmb.held_here(text),
             pgmb.here(), pgmb.is_native(), pgmb.register(text), pgmb.position(text),
             pgmb.claim(text, jsonb, integer, integer), pgmb.ack(text, jsonb),
             pgmb.lag(text, jsonb, integer), pgmb.point(), pgmb.passed(text, jsonb, jsonb), pgmb.mark(text),

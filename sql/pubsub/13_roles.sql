@@ -5,7 +5,7 @@ language plpgsql
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
-    perform pgchange.grant_viewer(role);
+    perform pgchange.grant_consumer(role);
     execute format($grants$
         grant usage on schema revision, pubsub to %1$s;
         grant select on revision.commit_queue, revision.branch to %1$s;

@@ -24,7 +24,7 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     perform topology.grant_reader(role);
-    perform pgchange.grant_viewer(role);
+    perform pgchange.grant_consumer(role);
     execute format($grants$
         grant select on topology.consumer to %1$s;
         grant execute on function

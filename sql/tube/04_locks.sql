@@ -26,11 +26,7 @@ create function tube.locked(tube text, worker integer) returns boolean
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select exists (
-        select from pg_locks as l
-        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-          and (l.classid::bigint << 32 | l.objid::bigint) = tube.lock_key(tube, worker))
+    select pgchange.locked(tube.lock_key(tube, worker))
 $$;
 comment on function tube.locked(text, integer) is 'Whether a worker is at work.';
 

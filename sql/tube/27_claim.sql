@@ -114,13 +114,7 @@ declare
     made jsonb;
 begin
     perform tube.check_still_shared_by(known, workers, worker);
-    if max_changes is null or max_changes < 1 then
-        raise invalid_parameter_value using message = 'a batch has at least 1 change';
-    end if;
-    if pg_current_xact_id_if_assigned() is not null then
-        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
-            hint = 'claim in a transaction of its own';
-    end if;
+    perform pgchange.check_claim(max_changes);
     at := tube.worker_now(tube, worker);
     if at.version is distinct from ("position" ->> 'version')::bigint then
         raise exception using errcode = 'PC006',

@@ -63,9 +63,7 @@ as $$
 declare
     content jsonb;
 begin
-    if coalesce(trim(reason), '') = '' then
-        raise invalid_parameter_value using message = 'say why the batch is skipped';
-    end if;
+    perform pgchange.check_reason(reason);
     if not tube.take_lock(tube, worker) then
         raise lock_not_available using message = format('worker %s of tube %I is at work', worker, tube),
             hint = 'stop it, or wait until its batch has ended';

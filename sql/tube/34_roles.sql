@@ -18,7 +18,7 @@ begin
         revoke execute on function tube.grant_consumer(regrole), tube.grant_owner(regrole) from %1$s
     $grants$, role);
     perform dead_letter.grant_admin(role);
-    perform pgchange.grant_viewer(role);
+    perform pgchange.grant_consumer(role);
     perform pgchange.grant_reader(role);
 end
 $$;

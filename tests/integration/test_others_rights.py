@@ -12,7 +12,7 @@ from airflow_pgchange import schema
 from tests.tubes import attach, detach, make, one
 
 GRANTS = {
-    "pgchange": ["grant_maintainer", "grant_reader", "grant_viewer"],
+    "pgchange": ["grant_consumer", "grant_maintainer", "grant_reader", "grant_viewer"],
     "dead_letter": ["grant_admin"],
     "revision": ["grant_owner", "grant_maintainer"],
     "pubsub": ["grant_consumer", "grant_admin"],

@@ -9,7 +9,7 @@ from airflow_pgchange import administration, schema
 from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed, TubeFeed, consumers
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import from_json
-from airflow_pgchange.feeds.queries import records
+from airflow_pgchange.feeds.queries import ask, records
 from airflow_pgchange.health import Finding, findings
 from tests.commits import claim_and_fail, commits
 from tests.events import publish, subscribe
@@ -102,6 +102,19 @@ def test_who_may_see_one_feed_sees_that_one(full, role):
         assert [row["consumer"] for row in rows] == ["topology:router"]
         others = [system.schema for system in schema.SYSTEMS if schema.available(full, system)]
         assert len(told) == len({"mbus", "pgmb", "pubsub", "tube"} & set(others))
+
+
+@pytest.mark.parametrize("feed", FEEDS, ids=lambda feed: feed.kind)
+def test_a_consumer_may_ask_whether_it_is_at_work(full, role, feed):
+    """As a watcher does, which need not wake who is at work."""
+    someone, schemas = role("someone"), {"commit": "pubsub", "event": "pgmb"}
+    full.execute(f"select {schemas.get(feed.kind, feed.kind)}.grant_consumer('{someone.name}')")
+    with psycopg.connect(someone.conninfo, autocommit=True) as connection, connection.transaction():
+        assert ask(connection, feed.locked()) is False
+        full.execute("begin")
+        assert ask(full, feed.lock())
+        assert ask(connection, feed.locked()) is True
+        full.execute("rollback")
 
 
 @pytest.mark.parametrize(
