@@ -99,13 +99,16 @@ $$;
 comment on function pgchange.check_reason(text) is 'Refuse to give a batch up without a reason.';
 
 create function pgchange.pending(kind text, consumer text, version bigint, after jsonb, letter jsonb default null) returns pgchange.claim
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
-    select c from pgchange.claim as c
-    where c.kind = pending.kind and c.consumer = pending.consumer and c.from_version = pending.version
-      and c.version > c.from_version and c.batch is not null and c.after = pending.after
-      and (c.batch -> 'bounds' -> 'letter' is null or c.batch -> 'bounds' -> 'letter' = pending.letter)
+begin
+    return (
+        select c from pgchange.claim as c
+        where c.kind = pending.kind and c.consumer = pending.consumer and c.from_version = pending.version
+          and c.version > c.from_version and c.batch is not null and c.after = pending.after
+          and (c.batch -> 'bounds' -> 'letter' is null or c.batch -> 'bounds' -> 'letter' = pending.letter));
+end
 $$;
 comment on function pgchange.pending(text, text, bigint, jsonb, jsonb) is
     'The claim that a consumer at a version and position has not acked yet, if there is one; that of a dead letter while the letter '
@@ -162,7 +165,7 @@ comment on function pgchange.record(text, text, jsonb, jsonb, jsonb, jsonb, text
     'attempt; or without a batch a move by hand. A batch in work is given up as such.';
 
 create function pgchange.in_work(mark pgchange.claim) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select mark.batch || pg_catalog.jsonb_build_object('attempt', mark.attempt, 'error', mark.error)
 $$;
@@ -181,13 +184,15 @@ comment on function pgchange.note_failure(text, text, jsonb, text) is
     'Note at the source what the attempt on a batch failed on, for its dead letter.';
 
 create function pgchange.check_claimed(kind text, consumer text, batch jsonb) returns void
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
-    select pgchange.check_version(batch, (
+begin
+    perform pgchange.check_version(batch, (
         select c.version from pgchange.claim as c
         where c.kind = check_claimed.kind and c.consumer = check_claimed.consumer
-          and c.batch_id = (check_claimed.batch ->> 'id')::uuid))
+          and c.batch_id = (check_claimed.batch ->> 'id')::uuid));
+end
 $$;
 comment on function pgchange.check_claimed(text, text, jsonb) is 'Refuse to ack a batch at another version than it was claimed as.';
 

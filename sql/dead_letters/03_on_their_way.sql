@@ -3,14 +3,17 @@
 -- moving the consumer, which has passed them.
 
 create function dead_letter.first_on_its_way(kind text, consumer text) returns jsonb
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, dead_letter, pg_temp
 as $$
-    select jsonb_build_object('id', l.id, 'since', l.sent_at, 'batch', l.content)
-    from dead_letter.letter as l
-    where l.on_its_way and l.consumer = first_on_its_way.consumer and l.kind = first_on_its_way.kind
-    order by l.sent_at, l.id
-    limit 1
+begin
+    return (
+        select jsonb_build_object('id', l.id, 'since', l.sent_at, 'batch', l.content)
+        from dead_letter.letter as l
+        where l.on_its_way and l.consumer = first_on_its_way.consumer and l.kind = first_on_its_way.kind
+        order by l.sent_at, l.id
+        limit 1);
+end
 $$;
 comment on function dead_letter.first_on_its_way(text, text) is
     'The letter that a consumer has before it, for its position; null where there is none.';

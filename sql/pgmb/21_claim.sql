@@ -1,7 +1,7 @@
 -- A group's next batch. The lock, the cursor and the ack are where the results are; the claim is where the events are.
 
 create function pgmb.address(gid text) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select pg_catalog.jsonb_build_object('group', gid)
 $$;

@@ -49,12 +49,12 @@ comment on function pubsub.check_origin() is
 create function pubsub.name_of(consumer_id text, branch_id bigint) returns text
 language sql immutable
 as $$
-    select consumer_id || '/' || branch_id
+    select consumer_id || '/' || branch_id::text
 $$;
 comment on function pubsub.name_of(text, bigint) is 'A consumer''s name, as status shows it.';
 
 create function pubsub.address(consumer_id text, branch_id bigint) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select pg_catalog.jsonb_build_object('consumer_id', consumer_id, 'branch_id', branch_id)
 $$;
@@ -159,7 +159,7 @@ comment on function pubsub.position(text, bigint) is
     'not begun.';
 
 create function pubsub.at("position" jsonb) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select pg_catalog.jsonb_build_object(
         'snapshot', coalesce("position" ->> 'snapshot', '1:1:'), 'partial', nullif("position" -> 'partial', 'null'))

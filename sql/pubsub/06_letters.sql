@@ -99,7 +99,7 @@ comment on function pubsub.letter_batch(bigint, jsonb) is
     'The batch of the dead letter that a position carries: read by its recorded bounds, acked where the position is now.';
 
 create function pubsub.unmoved("position" jsonb) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select pg_catalog.jsonb_build_object(
         'after', "position" -> 'snapshot', 'snapshot', "position" -> 'snapshot', 'partial', "position" -> 'partial',

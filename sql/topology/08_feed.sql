@@ -46,7 +46,7 @@ $$;
 comment on function topology.name_of(text) is 'A consumer''s name, as status shows it.';
 
 create function topology.address(consumer_id text) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select pg_catalog.jsonb_build_object('consumer_id', consumer_id)
 $$;
@@ -148,7 +148,7 @@ comment on function topology.lag(jsonb, integer) is
     'dead letter on its way. None ever waits.';
 
 create function topology.at("position" jsonb) returns jsonb
-language sql immutable
+language sql stable
 as $$
     select pg_catalog.jsonb_build_array(coalesce(("position" ->> 'term')::bigint, 0), coalesce(("position" ->> 'index')::bigint, 0))
 $$;

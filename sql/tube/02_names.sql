@@ -98,6 +98,6 @@ comment on function tube.capture_name(regclass, text, text) is
 create function tube.name_of(tube text, worker integer) returns text
 language sql immutable
 as $$
-    select 'tube:' || tube || '/' || worker
+    select 'tube:' || tube || '/' || worker::text
 $$;
 comment on function tube.name_of(text, integer) is 'A worker''s name, as status shows it.';
