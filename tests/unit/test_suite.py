@@ -149,6 +149,12 @@ def test_what_failed_last_time_runs_first_and_then_the_quickest(suite, pytester)
     assert ran(suite("-v")) == ["test_fails", "test_quick", "test_slow"]
 
 
+def test_a_campaign_that_draws_runs_with_each_seed_and_another_once():
+    names = [part.name for part in release.parts(ROOT) if "on system" in part.name]
+    assert len([name for name in names if name.startswith("chaos: test_events ")]) == len(release.SEEDS)
+    assert len([name for name in names if name.startswith("chaos: test_kills ")]) == 1
+
+
 def test_a_release_runs_each_test_file_on_each_server():
     chosen = [set(part.arguments) for part in release.parts(ROOT)]
     for path in (ROOT / "tests").glob("*/test_*.py"):
