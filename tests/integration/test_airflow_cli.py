@@ -103,6 +103,18 @@ def test_status_shows_what_a_role_may_see_and_says_what_it_leaves_out(
     assert "consumers of kind event are left out: permission denied" in said.err
 
 
+def test_health_tells_what_a_person_should_look_at_until_it_is_mended(ledger: str, pgchange: Command) -> None:
+    assert pgchange("health", "--dsn", ledger) == []
+    with psycopg.connect(ledger, autocommit=True) as owner:
+        owner.execute("update pgchange.claim set attempt = 3, error = 'cannot be parsed'")
+    (found,) = pgchange("health", "--dsn", ledger)
+    assert (found["severity"], found["consumer"]) == ("error", "delays/0")
+    assert found["told"].endswith("has failed 3 times: cannot be parsed")
+    assert found["call"] == "to give it up: airflow pgchange skip delays/0"
+    pgchange("skip", "delays/0", "--reason", "no use", "--dsn", ledger)
+    assert [found["kind"] for found in pgchange("health", "--dsn", ledger)] == ["letters"]
+
+
 def test_status_in_a_table_is_for_people(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
     args = get_parser().parse_args(["pgchange", "status", "--dsn", ledger])
     args.func(args)
