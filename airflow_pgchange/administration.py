@@ -92,12 +92,8 @@ def status(
         raise SchemaMissing("our schemas are not in this database: run `airflow pgchange install` on it")
     found: list[Row] = []
     left_out: dict[str, Exception] = {}
-    kinds = [
-        (kind, one)
-        for one in held
-        for (kind,) in (rows(one, REGISTERED) if "core" in held[one] else [])
-        if progress_at(cast(Feed, FEEDS[kind]), results, changes) is one
-    ]
+    asked = [one for one in held if "core" in held[one]]
+    kinds = [(kind, one) for one in asked for kind in _kinds(one, results, changes)]
     for kind, one in kinds:
         try:
             told = records(one, "select * from pgchange.status(of_kind => %s)", [kind])
@@ -118,8 +114,17 @@ def status(
     return found
 
 
+def _kinds(connection: Connection, results: Connection, changes: Connection) -> list[str]:
+    """The kinds whose progress is in this database: of one that this package does not know, with the results."""
+    registered = [kind for (kind,) in rows(connection, REGISTERED)]
+    homes = {kind: progress_at(cast(Feed, feed), results, changes) for kind, feed in FEEDS.items()}
+    return [kind for kind in registered if homes.get(kind, results) is connection]
+
+
 def _completed(results: Connection, source: Connection, row: Row) -> Row:
     """A row with what only the database of the changes can tell, where that is another."""
+    if row["kind"] not in FEEDS:
+        return row
     feed = cast(Feed, from_json({"kind": row["kind"], **row["feed"]}))
     is_here = row["elsewhere"] != "changes" and (source is results or row["version"] or row["ready"])
     if feed.progress == "source" or (row["ready"] is not None and is_here):

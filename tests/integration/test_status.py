@@ -66,6 +66,20 @@ def test_a_feed_that_cannot_tell_hides_no_other(full):
     assert told[-1] == line
 
 
+def test_a_feed_that_this_package_does_not_know_is_shown_with_the_others(full, other_db, connect_to):
+    full.execute("""
+        create schema toy;
+        select pgchange.register('toy', 'toy');
+        create function toy.status(integer) returns setof pgchange.consumer_status language sql as $$
+            select 'toy', 'toy:one', '{}'::jsonb, 1::bigint, 5::bigint, true, 0.5::double precision, 0::bigint, 0::bigint,
+                   false, null::uuid, null::integer, null, null::timestamptz, now(), null, null
+        $$
+    """)
+    for source in (None, full, connect_to(other_db)):
+        rows = administration.status(full, source, warn=pytest.fail)
+        assert [row["ready"] for row in rows if row["consumer"] == "toy:one"] == [5]
+
+
 def test_a_schema_that_was_dropped_by_hand_is_told_of_no_more(full):
     full.execute("drop schema topology cascade")
     assert [row["kind"] for row in shown(full)] == ["commit", "event", "tube"]
