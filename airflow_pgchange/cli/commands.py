@@ -48,7 +48,10 @@ def status(args: Namespace) -> Rows:
 @command("Nothing needs a person.")
 def health(args: Namespace) -> Rows:
     with database(args) as connection:
-        return [asdict(found) for found in findings(connection, lambda text: print(text, file=sys.stderr))]
+        found = [asdict(one) for one in findings(connection, lambda text: print(text, file=sys.stderr))]
+    return (
+        found if args.output == "json" else [{key: cell or "" for key, cell in row.items()} for row in found]
+    )
 
 
 @command(DONE)
