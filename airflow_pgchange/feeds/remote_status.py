@@ -18,32 +18,27 @@ from airflow_pgchange.feeds.lag import lag, position
 from airflow_pgchange.feeds.queries import ask
 
 Connection = psycopg.Connection[Any]
+LAG = {
+    "ready": "ready",
+    "ready_exact": "ready_exact",
+    "oldest_seconds": "ready_age",
+    "waiting": "waiting",
+    "faults": "faults",
+}
 IN_WORK = {"batch_id": "id", "attempt": "attempt", "error": "error"}
 
 
 def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, Any]:
     """Lag and batch in work. ``ready`` is exact up to 1,000; ``held_back_by`` says where a person must decide first, and
     then the lag is None."""
-    figures, held_back_by = lag_or_why_not(results, source, feed)
-    if held_back_by is not None:
-        return {**figures, "held_back_by": held_back_by}
-    batch = in_work(results, source, feed) or {}
-    return {**figures, **{name: batch.get(key) for name, key in IN_WORK.items()}}
-
-
-def lag_or_why_not(results: Connection, source: Connection, feed: Feed) -> tuple[dict[str, Any], str | None]:
-    """The lag, ``ready`` exact up to 1,000; or None for each of its figures, and why a person must decide first."""
     try:
         found = lag(results, source, feed, 1000)
     except (HistoryTrimmed, SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
-        return dict.fromkeys(("ready", "ready_exact", "oldest_seconds", "waiting", "faults")), str(error)
-    return {
-        "ready": found.ready,
-        "ready_exact": found.ready_exact,
-        "oldest_seconds": found.ready_age,
-        "waiting": found.waiting,
-        "faults": found.faults,
-    }, None
+        return {**dict.fromkeys(LAG), "held_back_by": str(error)}
+    batch = in_work(results, source, feed) or {}
+    return {name: getattr(found, of) for name, of in LAG.items()} | {
+        name: batch.get(of) for name, of in IN_WORK.items()
+    }
 
 
 def in_work(results: Connection, source: Connection, feed: Feed) -> dict[str, Any] | None:

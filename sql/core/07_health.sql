@@ -52,9 +52,12 @@ begin
     end loop;
     begin
         return query select * from pgchange.consumers_health();
-    exception when insufficient_privilege then
+    exception
         -- Of each kind it was warned already.
-        null;
+        when insufficient_privilege then
+            null;
+        when others then
+            raise warning 'how consumers stand is left out: %', sqlerrm;
     end;
 end
 $$;

@@ -180,3 +180,14 @@ def test_what_a_role_may_see_of_health_is_told_where_it_may_see_no_consumers(ful
         (found,) = findings(connection, left_out.append)
     assert "the capture is disabled on" in found.told
     assert left_out
+
+
+def test_what_else_is_wrong_is_told_where_no_consumer_can_tell_how_it_stands(full):
+    full.execute("alter table item rename to thing; create table item (id bigint primary key)")
+    full.execute("select revision.track('item'); alter table item disable trigger user")
+    for each_schema in ("pubsub", "pgmb", "topology", "tube"):
+        full.execute(f"alter function {each_schema}.status(integer) rename to gone")
+    full.execute("delete from pgchange.registered where schema = 'mbus'")
+    left_out = []
+    assert any("the capture is disabled on" in found.told for found in findings(full, left_out.append))
+    assert left_out[-1].startswith("how consumers stand is left out: function ")
