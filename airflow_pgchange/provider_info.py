@@ -5,6 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 NAME = "PostgreSQL changes"
+GUIDES = (
+    "airflow",
+    "commit-queue",
+    "tubes",
+    "events",
+    "queues",
+    "topology",
+    "spark",
+    "dead-letters",
+    "roles",
+    "page",
+)
+"""Of the source distribution, in ``docs``."""
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -13,10 +26,18 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "airflow-provider-pgchange",
         "name": NAME,
         "description": "Pipelines that run when PostgreSQL data changes, without losing or doubling any.",
-        "integrations": [{"integration-name": NAME, "tags": ["software"]}],
+        "integrations": [
+            {
+                "integration-name": NAME,
+                "external-doc-url": "https://www.postgresql.org/",
+                "how-to-guide": [f"/docs/{guide}.md" for guide in GUIDES],
+                "tags": ["software"],
+            }
+        ],
         "hooks": [_modules("hooks.pgchange")],
         "operators": [
             _modules(
+                "operators.feed",
                 "operators.batch",
                 "operators.spark",
                 "operators.schema",
@@ -25,22 +46,38 @@ def get_provider_info() -> dict[str, Any]:
                 "operators.events",
                 "operators.handlers",
                 "operators.letters",
-                "operators.queues",
+                "operators.messages",
                 "operators.sagas",
             )
         ],
-        "sensors": [_modules("sensors.pgchange", "sensors.topology", "sensors.sagas")],
+        "sensors": [_modules("sensors.feed", "sensors.consumer", "sensors.sagas")],
         "triggers": [_modules("triggers.feed")],
-        "connection-types": [_connection_type()],
+        "queues": ["airflow_pgchange.queues.feed.FeedQueueProvider"],
         "asset-uris": [
             {
                 "schemes": ["pgchange"],
                 "handler": "airflow_pgchange.assets.pgchange.sanitize_uri",
                 "factory": "airflow_pgchange.assets.pgchange.feed_asset",
+                "to_openlineage_converter": "airflow_pgchange.assets.pgchange.to_openlineage",
             }
         ],
         "task-decorators": [
-            {"name": "pgchange_batch", "class-name": "airflow_pgchange.decorators.batch.pgchange_batch_task"}
+            {"name": "pgchange_batch", "class-name": "airflow_pgchange.decorators.batch.pgchange_batch_task"},
+            {"name": "pgchange_spark", "class-name": "airflow_pgchange.decorators.spark.pgchange_spark_task"},
+            {"name": "pgchange_saga", "class-name": "airflow_pgchange.decorators.sagas.pgchange_saga_task"},
+            {
+                "name": "pgchange_handler",
+                "class-name": "airflow_pgchange.decorators.handlers.pgchange_handler_task",
+            },
+            {
+                "name": "pgchange_collect",
+                "class-name": "airflow_pgchange.decorators.tube.pgchange_collect_task",
+            },
+        ],
+        "plugins": [{"name": "pgchange", "plugin-class": "airflow_pgchange.plugins.pgchange.PgChangePlugin"}],
+        "extra-links": [
+            "airflow_pgchange.operators.spark_ui.SparkUiLink",
+            "airflow_pgchange.operators.page_link.ConsumerLink",
         ],
         "cli": ["airflow_pgchange.cli.definition.get_pgchange_cli_commands"],
         "config": {"pgchange": _config()},
@@ -51,62 +88,16 @@ def _modules(*names: str) -> dict[str, Any]:
     return {"integration-name": NAME, "python-modules": [f"airflow_pgchange.{name}" for name in names]}
 
 
-def _connection_type() -> dict[str, Any]:
-    """A form for servers of one group; an ordinary ``postgres`` connection does as well."""
-    return {
-        "connection-type": "pgchange",
-        "hook-class-name": "airflow_pgchange.hooks.pgchange.PgChangeHook",
-        "hook-name": NAME,
-        "ui-field-behaviour": {
-            "hidden-fields": [],
-            "relabeling": {"schema": "Database", "login": "Role", "host": "Host(s)"},
-            "placeholders": {
-                "host": "db1,db2 or db1:5432,db2:5433",
-                "port": "5432",
-                "extra": '{"sslmode": "verify-full", "sslrootcert": "/etc/ssl/certs/ca.pem"}',
-            },
-        },
-        "conn-fields": {
-            "sslmode": {
-                "label": "SSL mode",
-                "description": "PostgreSQL's sslmode. Empty: libpq's default (prefer)",
-                "schema": {
-                    "type": ["string", "null"],
-                    "enum": ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"],
-                },
-            },
-            "target_session_attrs": {
-                "label": "Preferred server",
-                "description": "With several hosts, of a primary and its standbys: which to read from. "
-                "Writes always go to the primary",
-                "schema": {
-                    "type": ["string", "null"],
-                    "enum": ["any", "read-write", "read-only", "primary", "standby", "prefer-standby"],
-                },
-            },
-        },
-    }
-
-
 def _config() -> dict[str, Any]:
     return {
-        "description": "How watchers and deferred sensors wait for changes.",
+        "description": "What the page shows.",
         "options": {
-            "first_pause": _seconds(
-                "Seconds from a wake-up to the first repeat, while the consumer makes no progress. Longer "
-                "than Airflow takes to start a task; each repeat doubles it.",
-                "30.0",
-            ),
-            "longest_pause": _seconds("Seconds between two repeats, at most.", "300.0"),
+            "connections": {
+                "description": "Connections, with commas between, that the page shows besides those that DAGs name.",
+                "version_added": "0.1.0",
+                "type": "string",
+                "example": "airline,warehouse",
+                "default": "",
+            }
         },
-    }
-
-
-def _seconds(description: str, default: str) -> dict[str, Any]:
-    return {
-        "description": description,
-        "version_added": "0.1.0",
-        "type": "float",
-        "example": None,
-        "default": default,
     }

@@ -7,14 +7,14 @@ from airflow.sdk import dag, task
 
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.sensors.pgchange import WatermarkSensor
+from airflow_pgchange.sensors.consumer import ConsumerSensor
 
 MOVEMENTS = CommitFeed(consumer_id="route_delay", branch_id=0)
 
 
 @dag(schedule="@daily", tags=["pgchange"], doc_md=__doc__)
 def delay_report() -> None:
-    up_to_date = WatermarkSensor(
+    up_to_date = ConsumerSensor(
         task_id="up_to_date", feed=MOVEMENTS, postgres_conn_id="airline", deferrable=True, timeout=3600
     )
 
@@ -33,4 +33,4 @@ def delay_report() -> None:
     up_to_date >> worst_routes()
 
 
-delay_report()
+delay_report_dag = delay_report()

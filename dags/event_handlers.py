@@ -19,7 +19,7 @@ from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.events import Delivery, Event, Handler
 from airflow_pgchange.feeds import EventFeed
 from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.operators.events import SubscribeOperator
+from airflow_pgchange.operators.events import SubscribeEventsOperator
 from airflow_pgchange.operators.handlers import EventHandlersOperator
 
 GROUP = "flights"
@@ -55,7 +55,9 @@ def announce(delivery: Delivery) -> None:
     doc_md=__doc__,
 )
 def event_handlers() -> None:
-    subscribe = SubscribeOperator(task_id="subscribe", group=GROUP, topics=TOPICS, postgres_conn_id="airline")
+    subscribe = SubscribeEventsOperator(
+        task_id="subscribe", group=GROUP, topics=TOPICS, postgres_conn_id="airline"
+    )
     handle = EventHandlersOperator(
         task_id="handle",
         group=GROUP,
@@ -68,4 +70,4 @@ def event_handlers() -> None:
     subscribe >> handle
 
 
-event_handlers()
+event_handlers_dag = event_handlers()

@@ -26,7 +26,9 @@ def flight_delays() -> None:
         feed=MOVEMENTS,
         postgres_conn_id="airline",
         application=str(Path(__file__).parent / "spark" / "route_delays.py"),
+        max_batches=None,
+        idle_timeout="5 s",
     )
 
 
-flight_delays()
+flight_delays_dag = flight_delays()

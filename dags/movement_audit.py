@@ -17,7 +17,7 @@ MOVEMENTS = CommitFeed(consumer_id="movement_audit", branch_id=0)
 
 
 @dag(
-    schedule=[feed_asset(MOVEMENTS, "airline", min_changes=1000, max_wait=timedelta(seconds=30))],
+    schedule=[feed_asset(MOVEMENTS, "airline", min_changes=1000, max_age=timedelta(seconds=30))],
     max_active_runs=1,
     tags=["pgchange"],
     doc_md=__doc__,
@@ -32,4 +32,4 @@ def movement_audit() -> None:
     keep()
 
 
-movement_audit()
+movement_audit_dag = movement_audit()

@@ -28,18 +28,18 @@ from airflow_pgchange.operators.maintenance import MaintenanceOperator
             description="Connection ids, one per line. Empty: those in the variable pgchange_databases or, "
             "without it, airline",
         ),
-        "keep": Param(
+        "retention": Param(
             None,
             type=["null", "string"],
             title="History to keep",
-            description="A PostgreSQL interval such as 30 days; older commits go once every consumer has processed them. "
+            description="Such as 30 days; older commits go once every consumer has processed them. "
             "Empty: nothing is trimmed",
         ),
-        "keep_sagas": Param(
+        "saga_retention": Param(
             "30 days",
             type=["null", "string"],
             title="Sagas to keep",
-            description="A PostgreSQL interval; sagas that ended longer ago are forgotten. Empty: none is forgotten",
+            description="Such as 30 days; sagas that ended longer ago are forgotten. Empty: none is forgotten",
         ),
     },
 )
@@ -51,10 +51,10 @@ def pgchange_maintenance() -> None:
 
     MaintenanceOperator.partial(
         task_id="maintain",
-        keep="{{ params.keep or '' }}",
-        keep_sagas="{{ params.keep_sagas or '' }}",
+        retention="{{ params.retention or '' }}",
+        saga_retention="{{ params.saga_retention or '' }}",
         map_index_template="{{ task.postgres_conn_id }}",
     ).expand(postgres_conn_id=databases())
 
 
-pgchange_maintenance()
+pgchange_maintenance_dag = pgchange_maintenance()

@@ -18,8 +18,8 @@ from airflow.sdk import Param, chain, dag, task
 
 from airflow_pgchange.assets.sagas import saga_schedule
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, Work, create_queues
 from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
-from airflow_pgchange.sagas import RollBack, Saga, Step, TryAgain, Work, create_queues
 from airflow_pgchange.sensors.sagas import SagaSensor
 
 Connection = psycopg.Connection[Any]
@@ -33,7 +33,7 @@ TOUR = Saga(
         Step("transfer_to_hotel", "transfers", "cancel_transfers", after=("flight_there",)),
         Step("transfer_from_hotel", "transfers", "cancel_transfers", after=("flight_back",)),
     ),
-    within=timedelta(hours=1),
+    timeout=timedelta(hours=1),
 )
 
 
@@ -42,7 +42,7 @@ def book(work: Work, connection: Connection) -> TryAgain | RollBack | None:
     offer = "select free from offer where what = %s for update skip locked"
     found = connection.execute(offer, [work.step]).fetchone()
     if found is None:
-        return TryAgain(f"{work.step} is in other hands", after=timedelta(seconds=10))
+        return TryAgain(f"{work.step} is in other hands", delay=timedelta(seconds=10))
     if found[0] == 0:
         return RollBack(f"{work.step} is booked up")
     connection.execute("update offer set free = free - 1 where what = %s", [work.step])
@@ -85,7 +85,7 @@ def tour_booking() -> None:
 def tour_handlers() -> None:
     def handler(queue: str, do: Any, name: str = "") -> None:
         SagaHandlerOperator(
-            task_id=name or queue, queue=queue, do=do, max_tries=5, postgres_conn_id="airline"
+            task_id=name or queue, queue_name=queue, do=do, max_attempts=5, postgres_conn_id="airline"
         )
 
     handler("rooms", book)
@@ -99,5 +99,5 @@ def tour_handlers() -> None:
     handler(TOUR.rolled_back, conclude)
 
 
-tour_booking()
-tour_handlers()
+tour_booking_dag = tour_booking()
+tour_handlers_dag = tour_handlers()

@@ -100,4 +100,4 @@ def tube_backfill() -> None:
     ).expand(tables=tables())
 
 
-tube_backfill()
+tube_backfill_dag = tube_backfill()

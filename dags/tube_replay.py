@@ -5,8 +5,8 @@ named ``copies`` mirrors ``public.flight`` into ``copies.flight``, which must ex
 schemas share a copy, whose key is (shard, id). A copy must belong to the role of the connection or to a superuser, and
 the owner of the tube's pods must be allowed to write it; any other table with such a name is not written.
 
-Needs our schemas in that database (``airflow pgchange install --conn-id airline``), and the connections ``airline`` and
-``spark_default``.
+Needs our schemas in that database (``airflow pgchange install --postgres-conn-id airline``), and the connections
+``airline`` and ``spark_default``.
 """
 
 from pathlib import Path
@@ -44,6 +44,7 @@ def tube_replay() -> None:
             feed=feed,
             postgres_conn_id=AIRLINE,
             application=str(Path(__file__).parent / "spark" / "mirror.py"),
+            max_batches=None,
             map_index_template="{{ task.feed.tube }}/{{ task.feed.worker }}",
         )
         collect = TubeGarbageCollectOperator(
@@ -58,4 +59,4 @@ def tube_replay() -> None:
     worker.expand(feed=workers())
 
 
-tube_replay()
+tube_replay_dag = tube_replay()

@@ -1,7 +1,9 @@
 """`make demo`: a week of real flights becomes commits, Spark batches in Airflow, totals that must be exact, and a copy of
 the flights that must equal them.
 
-DAYS (7) and WRITERS (4) say how much, DSN names a PostgreSQL of yours, KEEP=1 leaves all running at the end.
+DAYS (7) and WRITERS (4) say how much, RATE how many changes a second (none: in half a minute), SPARK=submit starts a
+Spark for each batch in place of one Spark Connect server, DSN names a PostgreSQL of yours, KEEP=1 leaves all running at
+the end.
 """
 
 from __future__ import annotations
@@ -23,19 +25,22 @@ import httpx
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_pgchange import schema, tubes
+from airflow_pgchange import tubes
+from airflow_pgchange.admin import schema
 from airflow_pgchange.feeds import CommitFeed, TubeFeed
 from airflow_pgchange.feeds.errors import PgChangeError, UnknownConsumer
 from airflow_pgchange.feeds.lag import lag, position
 from demo import flights
 from demo.airflow import LocalAirflow, airflow_connection, sqlalchemy_url
+from demo.connect import ConnectServer
+from demo.latency import Latency, watched
 from demo.postgres import Cluster, embedded_binaries
 
 FEED = CommitFeed(consumer_id="route_delay", branch_id=0)
 COPIES = TubeFeed("copies")
 DAG, REPLAY_DAG, BACKFILL_DAG = "flight_delays", "tube_replay", "tube_backfill"
 REPLAY = 30.0
-"""Seconds that the writers take at least: so that batches begin while they write, and results add up."""
+"""Seconds that the writers take without a RATE: so that batches begin while they write, and results add up."""
 COPY_IS_LIKE = """
 select (select count(*) from copies.flight),
        (select count(*) from (
@@ -48,11 +53,16 @@ SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def main() -> int:
-    given = os.environ.get("DAYS") or "7", os.environ.get("WRITERS") or "4"
+    given = [
+        os.environ.get(name) or usual for name, usual in (("DAYS", "7"), ("WRITERS", "4"), ("RATE", "0"))
+    ]
     if not all(number.isdecimal() for number in given) or not 1 <= int(given[0]) <= 365 or int(given[1]) < 1:
-        print("DAYS is a number from 1 to 365, WRITERS one from 1 on")
+        print("DAYS is a number from 1 to 365, WRITERS one from 1 on, RATE one of changes a second")
         return 2
-    days, writers = map(int, given)
+    days, writers, rate = map(int, given)
+    if (way := os.environ.get("SPARK") or "connect") not in ("connect", "submit"):
+        print("SPARK is connect or submit")
+        return 2
     dsn = os.environ.get("DSN")
     end_on_signals()
     with ExitStack() as running:
@@ -66,16 +76,17 @@ def main() -> int:
         rows = flights.movements(days)
         planned = flights.schedule(database, days)
         keep_a_copy(database)
+        spark: dict[str, Any] = {"conn_type": "spark", "host": "local[2]"}
+        if way == "connect":
+            say("starting a Spark Connect server")
+            spark = running.enter_context(ConnectServer()).connection
         home = Path(tempfile.mkdtemp(prefix="pgchange-airflow-"))
         running.callback(shutil.rmtree, home, ignore_errors=True)
         airflow = LocalAirflow(
             home,
             sqlalchemy_url(new_database(cluster, "airflow")),
-            Path(__file__).parent.parent / "dags",
-            {
-                "airline": airflow_connection(database),
-                "spark_default": {"conn_type": "spark", "host": "local[2]"},
-            },
+            Path(__file__).parent / "dags",
+            {"airline": airflow_connection(database), "spark_default": spark},
         )
         say("starting Airflow: API server, scheduler, DAG processor and triggerer")
         running.enter_context(airflow)
@@ -86,30 +97,36 @@ def main() -> int:
         wait_for_watcher(database)
         airflow.trigger(BACKFILL_DAG, {"tube": COPIES.tube, "order_column": "scheduled"})
         say(f"{planned:,} flights are planned; a backfill brings those that were there before into the copy")
-        good = play(airflow, database, rows, writers, days)
+        seconds = len(rows) / rate if rate else REPLAY
+        good = play(airflow, database, rows, writers, days=days, seconds=seconds)
         if os.environ.get("KEEP") == "1":
             keep(airflow, database)
     return 0 if good else 1
 
 
-def play(airflow: LocalAirflow, database: str, rows: list[flights.Row], writers: int, days: int) -> bool:
+def play(
+    airflow: LocalAirflow, database: str, rows: list[flights.Row], writers: int, *, days: int, seconds: float
+) -> bool:
     """Replay the movements, follow them to the result, and compare it with the file."""
     stop = threading.Event()
     say(
         f"{len(rows):,} departures, arrivals and cancellations of {days} days, "
-        f"by {writers} writers in {REPLAY:.0f} s or more"
+        f"by {writers} writers in {seconds:.0f} s or more"
     )
-    began = time.monotonic()
-    commits = [began]
-    with ThreadPoolExecutor(1) as pool, psycopg.connect(database, autocommit=True) as connection:
+    began, latency = time.monotonic(), Latency()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        watched(database, latency),
+        psycopg.connect(database, autocommit=True) as connection,
+    ):
         try:
             replay = pool.submit(
                 flights.replay,
                 database,
                 rows,
                 writers,
-                lambda _: commits.append(time.monotonic()),
-                seconds=REPLAY,
+                latency.committed,
+                seconds=seconds,
                 stop=stop,
             )
             follow(airflow, connection, replay)
@@ -126,15 +143,18 @@ def play(airflow: LocalAirflow, database: str, rows: list[flights.Row], writers:
     show(result, wanted)
     same = result == wanted
     noun = "batch" if batches == 1 else "batches"
-    say(
-        f"{len(rows):,} changes in {batches} {noun}, {len(rows) / (done - began):,.0f} changes a second, "
-        f"{done - commits[-1]:.1f} s from the last commit to the result"
-    )
+    say(f"{len(rows):,} changes in {batches} {noun}")
     say("the result equals the file to the last flight" if same else "THE RESULT DIFFERS FROM THE FILE")
     say(
         f"the copy of {copied:,} flights equals the table, replays: {replays}"
         if not differing
         else f"THE COPY DIFFERS FROM THE TABLE IN {differing:,} ROWS"
+    )
+    half, most = latency.percentiles(0.5, 0.95)
+    say(f"all was done {done - latency.last_commit:.1f} s after the last commit")
+    say(
+        f"commit to result: p50 {half:.1f} s, p95 {most:.1f} s; "
+        f"{len(rows) / (done - began):,.0f} changes a second from first to last"
     )
     return same and not differing
 

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -23,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from demo.postgres import free_port
 from demo.spark import clean_environment
+from demo.started import Started
 
 COMPONENTS: dict[str, list[str]] = {
     "api-server": ["api-server", "--host", "127.0.0.1"],
@@ -37,7 +37,7 @@ STOP_PATIENCE = 10.0
 
 
 @dataclass
-class LocalAirflow:
+class LocalAirflow(Started):
     """Airflow over the PostgreSQL database at ``metadata_url``; ``connections`` are made in it, by id. ``settings`` are
     its own, as ``SECTION__NAME``.
 
@@ -66,19 +66,6 @@ class LocalAirflow:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Migrate the metadata database, start the four components, and return when all are healthy."""

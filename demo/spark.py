@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
 from demo.postgres import free_port
+from demo.started import Started
 
 OLDEST_JAVA = 17
 START_PATIENCE = 90.0
@@ -56,7 +56,7 @@ def clean_environment() -> dict[str, str]:
 
 
 @dataclass
-class StandaloneSpark:
+class StandaloneSpark(Started):
     """A master with workers of one core each; their logs and work are in ``folder``, which ``stop`` deletes.
 
     Use it as a context manager: all workers are registered inside, and nothing is left outside. Executors run with
@@ -73,19 +73,6 @@ class StandaloneSpark:
     @property
     def master_url(self) -> str:
         return f"spark://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Start the master and the workers, and return when all are registered."""
@@ -150,7 +137,7 @@ class StandaloneSpark:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [
-                    _spark_home() / "bin" / "spark-class",
+                    spark_home() / "bin" / "spark-class",
                     f"{DEPLOY}.{program}",
                     "--host",
                     "127.0.0.1",
@@ -165,7 +152,8 @@ class StandaloneSpark:
             )
 
 
-def _spark_home() -> Path:
+def spark_home() -> Path:
+    """Where the pyspark of this Python is."""
     package = importlib.util.find_spec("pyspark")
     if package is None or package.origin is None:
         raise FileNotFoundError("pyspark is not installed: run scripts/bootstrap demo")

@@ -23,6 +23,12 @@ def commits(connection: psycopg.Connection[Any], n: int = 1) -> list[int]:
     return [row[0] for row in connection.execute(query, [n]).fetchall()]
 
 
+def queued(connection: psycopg.Connection[Any]) -> list[tuple[int, int]]:
+    """The commits of the queue and their branches, in its order."""
+    rows = connection.execute("select commit_id, branch_id from revision.commit_queue order by id").fetchall()
+    return [tuple(row) for row in rows]
+
+
 def drain(results: str, source: str | None = None, feed: CommitFeed = FEED, limit: int = 1000) -> list[int]:
     """Process everything that is ready; the commits in the order in which they came."""
     return [change.id for change in drained(feed, results, source, limit)]

@@ -22,7 +22,11 @@ from tests.suite.clusters import TEMPLATE
 room.take()
 java.start_soon()
 
-pytest_plugins = ["pytester", *(f"tests.suite.{name}" for name in ("servers", "kinds", "order", "measure"))]
+pytest_plugins = [
+    "pytester",
+    "tests.airflow_metadata",
+    *(f"tests.suite.{name}" for name in ("servers", "kinds", "order", "measure")),
+]
 
 _numbers = itertools.count()
 
@@ -90,6 +94,12 @@ def connect(
 ) -> Callable[..., psycopg.Connection[Any]]:
     """Connections to ``db`` that are closed when the test ends."""
     return lambda *, autocommit=True: connect_to(db, autocommit=autocommit)
+
+
+@pytest.fixture
+def connection(connect: Callable[..., psycopg.Connection[Any]]) -> psycopg.Connection[Any]:
+    """A connection to ``db``, as its owner."""
+    return connect()
 
 
 class _closing:

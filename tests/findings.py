@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from psycopg import sql
 
+from airflow_pgchange.admin.health import Finding
 from airflow_pgchange.feeds.queries import rows
-from airflow_pgchange.health import Finding
 
 
 def findings(connection, schema, *arguments):

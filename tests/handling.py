@@ -41,7 +41,7 @@ def numbered(start, stop, topic="t", **payload):
 
 
 def group(db, *handlers, **options):
-    return EventHandlers("g", handlers, db, **{"poll_every": 0.01, **options})
+    return EventHandlers("g", handlers, db, **{"poll_interval": 0.01, **options})
 
 
 LATER = 3600.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange import dead_letters
-from airflow_pgchange.feeds import CommitFeed, consumers
+from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.feeds import CommitFeed, by_hand
 from airflow_pgchange.feeds.draining import Plan, drain
 from tests.commits import FEED, claim_and_fail, commits
 
@@ -25,7 +25,7 @@ def give_up(
     at = to.get("at") or connection
     ids = commits(at, n)
     claim_and_fail(db, source, feed, limit=n)
-    consumers.skip(connection, at, feed, "cannot be parsed")
+    by_hand.skip(connection, at, feed, "cannot be parsed")
     return dead_letters.listed(connection)[-1].id, ids
 
 

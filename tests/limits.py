@@ -15,14 +15,16 @@ def shorten(connection: psycopg.Connection[Any], function: str, limit: str, to: 
     connection.execute(row[0].replace(limit, to))
 
 
-def shorten_locks(connection: psycopg.Connection[Any], schema: str) -> None:
+def shorten_locks(connection: psycopg.Connection[Any]) -> None:
     """Who is to lock a table waits for others half a second, and not for five."""
-    if schema == "tube":
-        shorten(connection, "tube.take_locks", "interval '5 s'", "interval '0.5 s'")
-    else:
-        shorten(connection, f"{schema}.lock_for_capture", "lock_timeout TO '5s'", "lock_timeout TO '500ms'")
+    shorten(connection, "pgchange.take_locks", "interval '5 s'", "interval '0.5 s'")
 
 
 def shorten_rests(connection: psycopg.Connection[Any]) -> None:
     """Who makes partitions of the event log tries as often as ever, but rests for shorter."""
     shorten(connection, "pgmb.make_partitions", "pg_sleep(0.5)", "pg_sleep(0.02)")
+
+
+def be_patient(connection: psycopg.Connection[Any]) -> None:
+    """Maintenance that may wait waits as long as it takes."""
+    shorten(connection, "pgchange.patience", "least(most, pgchange.unseen())", "least(interval '60 s')")

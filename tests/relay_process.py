@@ -133,7 +133,7 @@ def run(arguments: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, arguments.pop("files"))
     if "most_events" in arguments:
         catalogue.MOST_EVENTS = relay.MOST_EVENTS = arguments.pop("most_events")
-    for name in ("users", "certificate", "key"):
+    for name in ("users", "tls_cert", "tls_key"):
         arguments[name] = arguments.get(name) and Path(arguments[name])
     service.run(
         arguments.pop("conninfo"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.feeds.bucket_owners import Cluster as Reached
+from airflow_pgchange.topology.bucket_owners import Cluster as Reached
 from demo.postgres import Cluster
 from tests.suite.clusters import new_cluster
 

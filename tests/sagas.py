@@ -9,8 +9,8 @@ import psycopg
 
 from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.draining import Plan, drain
-from airflow_pgchange.sagas import Saga, Step, Work, create_queues, handle
-from airflow_pgchange.sagas.handling import Do
+from airflow_pgchange.messages import Saga, Step, Work, create_queues, handle
+from airflow_pgchange.messages.saga_handling import Do
 from tests.queues import one
 
 TOUR = Saga(

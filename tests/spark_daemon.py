@@ -8,23 +8,20 @@ import os
 import sys
 
 PACKAGE = "PGCHANGE_TEST_PACKAGE"
-"""The variable that names the zip of our package, as executors get it."""
-NEEDED = (
-    "pyspark.worker",
-    "pyspark.sql.conversion",
-    "pyarrow.compute",
-    "airflow_pgchange.spark.job",
-)
+"""The variable that names the zip of our package, as executors get it; without it they get it later."""
+NEEDED = ("pyspark.worker", "pyspark.sql.conversion", "pyarrow.compute", "adbc_driver_postgresql", "psycopg")
+OURS = "airflow_pgchange.spark.job"
 
 
 def main() -> None:
     """Our package comes from the zip before the checkout, Spark from where its bytecode is kept."""
     here, *others = sys.path
     installed = [path for path in others if not path.endswith("pyspark.zip")]
-    sys.path[:] = [os.environ[PACKAGE], *installed, here]
+    packages = [os.environ[PACKAGE]] if PACKAGE in os.environ else []
+    sys.path[:] = [*packages, *installed, here]
     # A process that is forked has none of the threads that an import started.
     os.environ["OMP_NUM_THREADS"] = "1"
-    for name in NEEDED:
+    for name in [*NEEDED, *(OURS for _ in packages)]:
         importlib.import_module(name)
     importlib.import_module("pyspark.daemon").manager()
 

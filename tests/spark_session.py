@@ -8,16 +8,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from pyspark.sql import SparkSession
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.feed import Feed
-from airflow_pgchange.feeds.merge import merge
+from airflow_pgchange.results.merge import merge
 from airflow_pgchange.spark import submit
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Request
+from airflow_pgchange.topology.bucket_owners import Cluster
 from tests.quick_spark import DAEMON, QUICK
 from tests.spark_daemon import PACKAGE
 
@@ -27,9 +28,11 @@ ZONE = "America/New_York"
 
 @functools.cache
 def spark_session() -> SparkSession:
-    """One session for all tests of a process, with the package as executors get it: from the zip."""
+    """One session for all tests of a process, with the package as executors get it: from the zip.
+
+    The environment is Spark's alone: a test of what a driver finds in its own sees none of it.
+    """
     package = submit.py_files()
-    os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, PACKAGE: package}
     builder = SparkSession.builder.master("local[2,3]").appName("tests")
     settings = {
         "spark.ui.enabled": "false",
@@ -44,7 +47,9 @@ def spark_session() -> SparkSession:
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, PACKAGE: package}
+    with patch.dict(os.environ, environment):
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from psycopg import sql
 
 from airflow_pgchange.feeds import Batch
-from airflow_pgchange.feeds.merge import Staged
-from airflow_pgchange.feeds.staging import create
+from airflow_pgchange.results.merge import Staged
+from airflow_pgchange.results.staging import create
 
 BATCH = Batch(id="batch-1", feed="test/0", version=1, attempt=2, count=3, slices=(), bounds={})
 LOSER = 99
@@ -17,8 +17,8 @@ PLACES = (
 )
 
 
-def stage(connection, target, key, mode, columns, rows, *, touched=(), losers=(), batch=BATCH):
-    """What a job's writers leave behind: rows of winners (task attempts 0 and 1) and of losers."""
+def stage(connection, target, key, mode, columns, rows, *, of_ids=(), touched=(), losers=(), batch=BATCH):
+    """What a job's writers leave behind: rows of winners (task attempts 0 and 1; a mirror's ``of_ids``) and of losers."""
     table = create(connection, batch, target, list(columns.items()))
     names = sql.SQL(", ").join(map(sql.Identifier, ["pgchange_attempt", "pgchange_touched", *columns]))
     winners = {}
@@ -32,6 +32,8 @@ def stage(connection, target, key, mode, columns, rows, *, touched=(), losers=()
 
     for number, row in enumerate(rows):
         insert(number % 2, None, *row)
+    for row in of_ids:
+        insert(0, False, *row)
     for id_ in touched:
         insert(1, True, *(id_ if name in key else None for name in columns))
     for row in losers:

@@ -29,9 +29,9 @@ def serving(db: str) -> Iterator[Any]:
     with ExitStack() as stack:
 
         def start(may_read=may_read, group="web", conninfo=db, **options):
-            named = ("keep_alive", "reconnect", "send_within")
+            named = ("keep_alive", "reconnect", "send_timeout")
             given = {name: options.pop(name) for name in named if name in options}
-            streams = EventStreams(conninfo, group, poll_every=0.01, **options)
+            streams = EventStreams(conninfo, group, poll_interval=0.01, **options)
             app = FastAPI()
             app.include_router(event_router(streams, may_read, **given), prefix="/events")
             address = stack.enter_context(served(app, streams.stop))

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from typing import Any
 
+from airflow.triggers.base import BaseTrigger
+
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.triggers.feed import FeedTrigger, PointTrigger
 from tests.airflow_home import uri
 
 FEED = CommitFeed("delays", 0)
@@ -29,7 +30,7 @@ def process(db: str, limit: int = 1000) -> int:
         return batch.count
 
 
-async def first(trigger: FeedTrigger | PointTrigger) -> Any:
+async def first(trigger: BaseTrigger) -> Any:
     """The payload of the first event."""
     async with asyncio.timeout(20), contextlib.aclosing(trigger.run()) as events:  # type: ignore[type-var]
         event = await anext(events)

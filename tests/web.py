@@ -22,9 +22,9 @@ SECONDS = 30
 
 
 @contextmanager
-def served(app: Any, before_end: Callable[[], None] = lambda: None) -> Iterator[str]:
+def served(app: Any, before_end: Callable[[], None] = lambda: None, port: int | None = None) -> Iterator[str]:
     """The address of an application that is served while the block runs. Raises if it does not start."""
-    port = free_port()
+    port = port or free_port()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1))
     started, startup = threading.Event(), server.startup
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlunsplit
 
 from airflow.sdk import Asset, AssetWatcher
 
-from airflow_pgchange.arguments import FeedLike, watched_of
+from airflow_pgchange.feeds.checks import Seconds
 from airflow_pgchange.feeds.feed import from_uri, to_uri
 from airflow_pgchange.triggers.feed import POLL_INTERVAL, FeedTrigger
+from airflow_pgchange.utils.arguments import FeedLike, Number, watched_of
+
+if TYPE_CHECKING:
+    from openlineage.client.event_v2 import Dataset
 
 
 def feed_asset(
@@ -19,16 +22,16 @@ def feed_asset(
     postgres_conn_id: str,
     source_conn_id: str | None = None,
     *,
-    min_changes: int = 1,
-    max_wait: float | timedelta | None = None,
-    poll_interval: float = POLL_INTERVAL,
+    min_changes: Number = 1,
+    max_age: Seconds | None = None,
+    poll_interval: Seconds = POLL_INTERVAL,
     name: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Asset:
     """An asset that is updated when the feed has changes that nobody works on.
 
     ``postgres_conn_id`` holds the consumer's progress, ``source_conn_id`` the changes (default: the same). An
-    update comes when ``min_changes`` are ready or the oldest ready one waits for ``max_wait`` seconds,
+    update comes when ``min_changes`` are ready or the oldest ready one waits for ``max_age``,
     whichever is first. It is a wake-up, not a batch: the task takes its batch from PostgreSQL. One asset for
     a feed: DAGs that share a consumer share its changes.
     """
@@ -38,7 +41,7 @@ def feed_asset(
         postgres_conn_id,
         source_conn_id,
         min_changes=min_changes,
-        max_wait=max_wait,
+        max_age=max_age,
         poll_interval=poll_interval,
     )
     name = name or f"{postgres_conn_id}/{feed.name}"
@@ -61,3 +64,10 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
         )
     from_uri(urlunsplit(uri))
     return uri
+
+
+def to_openlineage(asset: Asset, lineage_context: object) -> Dataset:
+    """What an asset of a feed is to OpenLineage: in the namespace ``pgchange://<connection>``, the name of the feed."""
+    from airflow_pgchange.utils import openlineage  # noqa: PLC0415
+
+    return openlineage.dataset_of(*from_uri(asset.uri))

@@ -9,7 +9,7 @@ from airflow.sdk import AssetAny
 from airflow_pgchange.assets.pgchange import feed_asset
 from airflow_pgchange.feeds import QueueFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.sagas import Saga
+from airflow_pgchange.messages import Saga
 
 
 def saga_schedule(

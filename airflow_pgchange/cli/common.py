@@ -6,7 +6,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -18,6 +18,7 @@ from airflow.utils.cli import suppress_logs_and_warning
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_pgchange.feeds import connect as databases
 from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
 from airflow_pgchange.hooks.pgchange import conninfo_of
@@ -28,8 +29,11 @@ Database = psycopg.Connection[Any]
 DONE = "Done."
 
 
-def command(nothing: str) -> Callable[[Callable[[Namespace], Rows]], Callable[[Namespace], None]]:
-    """Print what a command returns, or what ``nothing`` says; end with a message and code 1 where it fails."""
+def command(
+    nothing: str, *, bad: Callable[[Rows], bool] = lambda rows: False
+) -> Callable[[Callable[[Namespace], Rows]], Callable[[Namespace], None]]:
+    """Print what a command returns, or what ``nothing`` says; end with a message and code 1 where it fails, and with
+    code 1 where what it returns is ``bad``."""
 
     def decorate(function: Callable[[Namespace], Rows]) -> Callable[[Namespace], None]:
         @wraps(function)
@@ -46,6 +50,8 @@ def command(nothing: str) -> Callable[[Callable[[Namespace], Rows]], Callable[[N
                 AirflowConsole().print_as(data=[shown(row) for row in rows], output=args.output)
             else:
                 print(nothing, file=sys.stderr)
+            if bad(rows):
+                raise SystemExit(1)
 
         return run
 
@@ -54,30 +60,26 @@ def command(nothing: str) -> Callable[[Callable[[Namespace], Rows]], Callable[[N
 
 def database(args: Namespace) -> Database:
     """An open connection to the database that the options name."""
-    return _opened(conninfo(args))
+    connection = connect(conninfo(args), primary=True)
+    keep_open(connection)
+    return connection
 
 
 def conninfo(args: Namespace) -> str:
     """The connection string of the database that the options name."""
-    return _conninfo(args.conn_id, args.dsn, "--conn-id", "--dsn")
+    return _conninfo(args.postgres_conn_id, args.dsn, "--postgres-conn-id", "--dsn")
 
 
 @contextmanager
 def both(args: Namespace) -> Iterator[tuple[Database, Database]]:
     """The database of the results, and that of the changes: the same one unless the options name another."""
-    with ExitStack() as opened:
-        results = opened.enter_context(database(args))
-        if args.source_conn_id is None and args.source_dsn is None:
-            yield results, results
-        else:
-            source = _conninfo(args.source_conn_id, args.source_dsn, "--source-conn-id", "--source-dsn")
-            yield results, opened.enter_context(_opened(source))
-
-
-def _opened(conninfo: str) -> Database:
-    connection = connect(conninfo, primary=True)
-    keep_open(connection)
-    return connection
+    source = None
+    if args.source_conn_id is not None or args.source_dsn is not None:
+        source = _conninfo(args.source_conn_id, args.source_dsn, "--source-conn-id", "--source-dsn")
+    with databases.both(conninfo(args), source) as opened:
+        for connection in opened:
+            keep_open(connection)
+        yield opened
 
 
 def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:
@@ -85,12 +87,17 @@ def _conninfo(conn_id: str | None, dsn: str | None, *options: str) -> str:
         raise InvalidArgument(f"say which database: either {options[0]} or {options[1]}")
     if dsn is not None:
         return _checked(dsn, options[1])
+    return conninfo_by_name(str(conn_id), f", or say {options[1]}")
+
+
+def conninfo_by_name(conn_id: str, instead: str = "") -> str:
+    """The connection string of an Airflow connection. Raises InvalidArgument where there is none."""
     try:
-        connection = Connection.get_connection_from_secrets(str(conn_id))
+        connection = Connection.get_connection_from_secrets(conn_id)
     except AirflowNotFoundException as error:
         raise InvalidArgument(
             f"Airflow has no connection {conn_id!r}: `airflow connections list` shows them, "
-            f"`airflow connections add` makes one, or say {options[1]}"
+            f"`airflow connections add` makes one{instead}"
         ) from error
     return conninfo_of(connection, connection.extra_dejson)
 

@@ -19,7 +19,9 @@ def _arg(*flags: str, **options: Any) -> Arg:
     return Arg(flags, **options)  # type: ignore[no-untyped-call]
 
 
-CONN_ID = _arg("--conn-id", help="Airflow connection of the database (of the results, for a consumer)")
+POSTGRES_CONN_ID = _arg(
+    "--postgres-conn-id", help="Airflow connection of the database (of the results, for a consumer)"
+)
 DSN = _arg("--dsn", help="or its libpq connection string")
 SOURCE_CONN_ID = _arg(
     "--source-conn-id", help="Airflow connection of the database that holds the changes; default: the same"
@@ -42,12 +44,19 @@ TO = _arg(
     required=True,
     help="beginning, now, or (not of the topology) a time such as 2026-01-31T12:00:00+00:00",
 )
-KEEP = _arg("--keep", required=True, help="how much history stays, as a PostgreSQL interval: '30 days'")
+RETENTION = _arg("--retention", required=True, help="how much history stays, such as '30 days'")
 LETTERS = _arg("ids", nargs="*", type=int, metavar="letter", help="numbers of letters, as list shows them")
 OF_CONSUMER = _arg("--consumer", help="letters of this consumer, as status names it: delays/0, tube:copies/0")
-OLDER_THAN = _arg("--older-than", help="letters given up longer ago, as a PostgreSQL interval: '7 days'")
+OLDER_THAN = _arg("--older-than", help="letters given up longer ago, such as '7 days'")
 YES = _arg("-y", "--yes", action="store_true", help="do not ask")
 
+DAG_FILES = _arg(
+    "files",
+    nargs="*",
+    type=Path,
+    metavar="file",
+    help="DAG files, or folders of them; default: all DAGs that are parsed",
+)
 LISTEN = _arg("--listen", default="127.0.0.1:4327", help="address and port for clients; default: %(default)s")
 USERS = _arg("--users", type=Path, help="who may connect: a file of names and SCRAM-SHA-256 verifiers")
 TRUST = _arg("--trust", action="store_true", help="or everybody may, without a password")
@@ -56,16 +65,17 @@ TLS_KEY = _arg("--tls-key", type=Path, help="and its key")
 REQUIRE_TLS = _arg("--require-tls", action="store_true", help="refuse clients that do not want TLS")
 MAX_CLIENTS = _arg("--max-clients", type=int, help="how many may be connected at once; default: 5000")
 
-WHERE = (CONN_ID, DSN)
-WHERE_BOTH = (CONN_ID, DSN, SOURCE_CONN_ID, SOURCE_DSN)
+WHERE = (POSTGRES_CONN_ID, DSN)
+WHERE_BOTH = (POSTGRES_CONN_ID, DSN, SOURCE_CONN_ID, SOURCE_DSN)
 COMMON = (ARG_OUTPUT, ARG_VERBOSE)
 
 
-def _command(name: str, help: str, *args: Arg, function: str | None = None) -> ActionCommand:
+def _command(function: str, help: str, *args: Arg, name: str | None = None) -> ActionCommand:
+    """A command is called as its function is, unless it says another name."""
     return ActionCommand(
-        name=name,
+        name=name or function.rpartition(".")[2],
         help=help,
-        func=lazy_load_command(f"airflow_pgchange.cli.{function or f'commands.{name}'}"),
+        func=lazy_load_command(f"airflow_pgchange.cli.{function}"),
         args=(*args, *COMMON),
     )
 
@@ -77,31 +87,29 @@ def _letters() -> GroupCommand:
         help="Batches, events and messages that consumers gave up: dead letters",
         subcommands=(
             _command(
-                "list",
+                "letters.show",
                 "Every letter: of whom, why, and whether it can be sent again",
                 *WHERE_BOTH,
                 OF_CONSUMER,
                 OLDER_THAN,
-                function="letters.show",
+                name="list",
             ),
             _command(
-                "redrive",
+                "letters.redrive",
                 "Send letters again, to the consumers that gave them up",
                 *WHERE_BOTH,
                 LETTERS,
                 OF_CONSUMER,
                 OLDER_THAN,
-                function="letters.redrive",
             ),
             _command(
-                "drop",
+                "letters.drop",
                 "Forget letters",
                 *WHERE,
                 LETTERS,
                 OF_CONSUMER,
                 OLDER_THAN,
                 YES,
-                function="letters.drop",
             ),
         ),
     )
@@ -114,17 +122,24 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
             name="pgchange",
             help="Install, look after and repair feeds of PostgreSQL changes",
             subcommands=(
-                _command("install", "Install the schemas that are missing", *WHERE, SYSTEM, WITHOUT),
-                _command("upgrade", "Bring installed schemas to this package's version", *WHERE),
-                _command("uninstall", "Remove schemas, with what waits in them", *WHERE, SYSTEM, YES),
+                _command("schema.install", "Install the schemas that are missing", *WHERE, SYSTEM, WITHOUT),
+                _command("schema.upgrade", "Bring installed schemas to this package's version", *WHERE),
+                _command("schema.uninstall", "Remove schemas, with what waits in them", *WHERE, SYSTEM, YES),
                 _command(
-                    "status",
+                    "health.status",
                     "Every consumer: how far behind, at work on what, held back by whom",
                     *WHERE_BOTH,
                 ),
-                _command("health", "What a person should look at, with the call that mends it", *WHERE),
                 _command(
-                    "skip",
+                    "check.check",
+                    "Whether the feeds that DAGs name can be watched; ends with code 1 where one cannot",
+                    DAG_FILES,
+                ),
+                _command(
+                    "health.health", "What a person should look at, with the call that mends it", *WHERE
+                ),
+                _command(
+                    "consumers.skip",
                     "Give up the batch that a consumer cannot finish: it becomes a dead letter",
                     *WHERE_BOTH,
                     CONSUMER,
@@ -132,14 +147,14 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 ),
                 _letters(),
                 _command(
-                    "repair",
+                    "consumers.repair",
                     "Go on after the source lost its tail, or was restored",
                     *WHERE_BOTH,
                     MOVABLE,
                     YES,
                 ),
-                _command("move", "Move a consumer to another point", *WHERE_BOTH, MOVABLE, TO, YES),
-                _command("drop", "Forget a consumer", *WHERE_BOTH, MOVABLE, YES),
+                _command("consumers.move", "Move a consumer to another point", *WHERE_BOTH, MOVABLE, TO, YES),
+                _command("consumers.drop", "Forget a consumer", *WHERE_BOTH, MOVABLE, YES),
                 ActionCommand(
                     name="topology-relay",
                     help="Tell clients of the topology, until it is stopped",
@@ -156,7 +171,13 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                         ARG_VERBOSE,
                     ),
                 ),
-                _command("trim", "Remove history that every consumer has processed", *WHERE, KEEP, YES),
+                _command(
+                    "consumers.trim",
+                    "Remove history that every consumer has processed",
+                    *WHERE,
+                    RETENTION,
+                    YES,
+                ),
             ),
         )
     ]

@@ -6,9 +6,9 @@ from argparse import Namespace
 from dataclasses import asdict
 from typing import Any
 
-from airflow_pgchange import dead_letters
+from airflow_pgchange.admin import dead_letters
 from airflow_pgchange.cli.common import Rows, both, command, confirm, database
-from airflow_pgchange.feeds.queries import interval
+from airflow_pgchange.feeds.checks import seconds
 
 SHOWN_ERROR = 200
 """Characters of an error in a table; JSON has all."""
@@ -34,7 +34,7 @@ def redrive(args: Namespace) -> Rows:
 def drop(args: Namespace) -> Rows:
     with database(args) as connection:
         if args.older_than is not None:
-            interval(connection, "--older-than", args.older_than)
+            seconds("--older-than", args.older_than)
         confirm(args, "What these letters stand for will be gone.")
         return [
             {"letter": number, "state": "dropped"}

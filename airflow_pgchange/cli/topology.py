@@ -25,14 +25,14 @@ def relay(args: Namespace) -> None:
         force=True,
     )
     try:
-        limits = Limits() if args.max_clients is None else Limits(clients=args.max_clients)
+        limits = Limits() if args.max_clients is None else Limits(max_clients=args.max_clients)
         service.run(
             conninfo(args),
             args.listen,
             users=args.users,
             trust=args.trust,
-            certificate=args.tls_cert,
-            key=args.tls_key,
+            tls_cert=args.tls_cert,
+            tls_key=args.tls_key,
             require_tls=args.require_tls,
             limits=limits,
         )

@@ -62,6 +62,16 @@ class Event:
             )
 
 
+def shown(event: Event) -> dict[str, Any]:
+    """What is told of an event elsewhere: by a webhook, in a retry or a dead letter."""
+    return {
+        "id": event.id,
+        "topic": event.topic,
+        "payload": event.payload,
+        "metadata": dict(event.metadata),
+    }
+
+
 @dataclass(frozen=True)
 class Row:
     """An event as it is sent: what JSON made of it, so that a payload that changes later changes nothing."""

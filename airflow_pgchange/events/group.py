@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from airflow_pgchange.events.dispatch import dispatch
-from airflow_pgchange.events.event import Event, text_of
+from airflow_pgchange.events.event import Event, shown, text_of
 from airflow_pgchange.events.handler import RETRY
 from airflow_pgchange.events.subscriptions import heartbeat
 from airflow_pgchange.feeds.connect import connect
@@ -100,7 +100,7 @@ class Group:
                 ask(self._connection, select("pgmb.set_group_cursor", self.name, cursor, False))
         return again
 
-    def there(self, subscriptions: Collection[str]) -> set[str]:
+    def present(self, subscriptions: Collection[str]) -> set[str]:
         """Those of some subscriptions that are not ended."""
         query = "select s.id::text from pgmb.subscriptions as s where s.id = any (%s)"
         return {one for (one,) in rows(self._connection, query, [list(subscriptions)])}
@@ -162,15 +162,17 @@ class Group:
 
 
 @contextmanager
-def held(conninfo: str, name: str, wait: float | None, stopped: Callable[[], bool]) -> Iterator[Group]:
+def held_group(
+    conninfo: str, name: str, busy_timeout: float | None, stopped: Callable[[], bool]
+) -> Iterator[Group]:
     """A group whose lock is held, on a connection of its own, and released at the end.
 
-    Waits for another holder up to ``wait`` seconds. Raises ConsumerBusy, Stopped and ConnectionLost.
+    Waits for another holder up to ``busy_timeout`` seconds. Raises ConsumerBusy, Stopped and ConnectionLost.
     """
     connection = connect(conninfo, primary=True)
     with connection:
         try:
-            _lock(connection, name, wait, stopped)
+            _lock(connection, name, busy_timeout, stopped)
             try:
                 yield Group(connection, name)
             finally:
@@ -187,7 +189,7 @@ def held(conninfo: str, name: str, wait: float | None, stopped: Callable[[], boo
 
 
 def _lock(
-    connection: psycopg.Connection[Any], name: str, wait: float | None, stopped: Callable[[], bool]
+    connection: psycopg.Connection[Any], name: str, busy_timeout: float | None, stopped: Callable[[], bool]
 ) -> None:
     """Take the lock that read_next_events takes, before anything is read."""
     lock = sql.SQL("select pg_catalog.pg_try_advisory_lock({})").format(call("pgmb.lock_key", name))
@@ -197,7 +199,7 @@ def _lock(
             raise Stopped(f"group {name}: stopped before it was held, and nothing was read")
         return bool(ask(connection, lock))
 
-    if not succeeds(attempt, wait):
+    if not succeeds(attempt, busy_timeout):
         raise ConsumerBusy(f"group {name} is held by somebody else: stop that, or wait for it")
 
 
@@ -236,10 +238,7 @@ def _metadata(stored: Any) -> Mapping[str, Any]:
 
 def _told(failure: Failure, events: Sequence[Event]) -> list[Any]:
     """What the database is told of events that failed, with copies, as the log lets go of what was read."""
-    copies = [
-        {"id": event.id, "topic": event.topic, "payload": event.payload, "metadata": dict(event.metadata)}
-        for event in events
-    ]
+    copies = [shown(event) for event in events]
     return [
         list(failure.subscriptions),
         failure.handler,

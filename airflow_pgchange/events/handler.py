@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 import threading
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from airflow_pgchange.events.event import Event
-from airflow_pgchange.feeds.checks import check_count, is_sendable
+from airflow_pgchange.feeds.checks import MOMENT, Seconds, check_count, is_sendable, seconds
 from airflow_pgchange.feeds.errors import InvalidArgument
 
 RETRY = "pgmb-retry"
 """The topic of events that bring others back to one handler."""
-LONGEST_PAUSE = 3650 * 86400.0
-"""Seconds to a retry: its time must be one that an id can say."""
+LONGEST_PAUSE = timedelta(days=3650)
+"""To a retry: its time must be one that an id can say."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Delivery:
 class Handler:
     """A callable by the name under which its retries and dead letters go; ``run(delivery)``, ``def`` or ``async def``.
 
-    Reliable, each event comes at least once: a call that raises, or lasts longer than ``timeout`` seconds, is tried
-    again after each of the seconds of ``retries``, as an event of its own behind what follows meanwhile; after the last
+    Reliable, each event comes at least once: a call that raises, or lasts longer than ``timeout``, is tried
+    again after each of ``retries``, as an event of its own behind what follows meanwhile; after the last
     try the events and the error become a dead letter. With ``retries=None`` a failed call ends the run instead, nothing
     passes it, and the next run begins with its batch. Not reliable, a failure is logged, and nothing waits for it: each
     event comes at most once, but where its group has reliable ones too what those had not finished when a run ended
@@ -66,8 +66,8 @@ class Handler:
     name: str
     run: Callable[[Delivery], Any]
     reliable: bool = True
-    timeout: float = 60.0
-    retries: Sequence[float] | None = (60.0, 300.0)
+    timeout: Seconds = 60.0
+    retries: Sequence[Seconds] | None = (60.0, 300.0)
     key: Callable[[Event], Hashable] | None = None
     threads: int = 4
     subscriptions: Collection[str] | None = None
@@ -82,15 +82,9 @@ class Handler:
             raise InvalidArgument(f"handler {self.name}: run must be callable, not {self.run!r}")
         if inspect.isgeneratorfunction(self.run) or inspect.isasyncgenfunction(self.run):
             raise InvalidArgument(f"handler {self.name}: nobody runs a generator: write run without yield")
-        if not 0 < self.timeout < math.inf:
-            raise InvalidArgument(
-                f"handler {self.name}: timeout must be a number of seconds, not {self.timeout!r}"
-            )
-        if any(not 0 <= pause <= LONGEST_PAUSE for pause in self.retries or ()):
-            raise InvalidArgument(
-                f"handler {self.name}: retries are seconds to wait, at most {LONGEST_PAUSE:.0f} (ten years), not "
-                f"{self.retries!r}"
-            )
+        seconds(f"handler {self.name}: timeout", self.timeout, least=MOMENT)
+        for pause in self.retries or ():
+            seconds(f"handler {self.name}: each of retries", pause, most=LONGEST_PAUSE)
         # A text is a collection too, of letters: nothing would ever come by one of those.
         if isinstance(self.subscriptions, str):
             raise InvalidArgument(
@@ -116,7 +110,7 @@ class Handler:
     def pause_after(self, attempt: int) -> float | None:
         """Seconds from a failed attempt to the next; None after the last."""
         pauses = self.retries or ()
-        return pauses[attempt - 1] if attempt <= len(pauses) else None
+        return seconds("retries", pauses[attempt - 1]) if attempt <= len(pauses) else None
 
 
 def together(

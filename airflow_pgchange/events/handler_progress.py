@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.group import Retry
 from airflow_pgchange.events.handler import Delivery, Handler
-from airflow_pgchange.events.handler_threads import Call, Lanes
+from airflow_pgchange.events.handler_threads import Call, HandlerThreads
 
 
 @dataclass(eq=False)
@@ -23,7 +23,7 @@ class Work:
     failed: list[Call] = field(default_factory=list)
 
 
-class Course:
+class HandlerProgress:
     """Which batches a handler has done, which one it is at, and which wait for it.
 
     ``checkpoint`` is the number of the last batch that it has done: all before it are done too.
@@ -32,7 +32,7 @@ class Course:
     def __init__(self, group: str, handler: Handler, ended: SimpleQueue[Call | None]) -> None:
         self.handler = handler
         self.checkpoint = 0
-        self.lanes = Lanes(handler, ended)
+        self.threads = HandlerThreads(handler, ended)
         self._group = group
         self._waiting: deque[Work] = deque()
         self._at: Work | None = None
@@ -76,7 +76,7 @@ class Course:
         self._at = None
 
     def _call(self, work: Work, chain: deque[Delivery]) -> None:
-        self.lanes.submit(Call(chain.popleft(), chain, work))
+        self.threads.submit(Call(chain.popleft(), chain, work))
 
     def _chains(self, events: Sequence[Event], retries: Sequence[Retry]) -> list[deque[Delivery]]:
         """One call after another for what has the same key, the older first."""

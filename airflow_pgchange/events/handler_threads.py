@@ -16,6 +16,7 @@ from typing import Any
 
 from airflow_pgchange.events.event import Event
 from airflow_pgchange.events.handler import Delivery, Handler
+from airflow_pgchange.feeds.checks import seconds
 from airflow_pgchange.feeds.errors import HandlerFailed
 
 log = logging.getLogger(__name__)
@@ -37,11 +38,12 @@ class Call:
     abandoned: bool = False
 
 
-class Lanes:
+class HandlerThreads:
     """A handler's threads. A call that has ended is put into ``ended``; one that was abandoned is not."""
 
     def __init__(self, handler: Handler, ended: SimpleQueue[Call | None]) -> None:
         self._handler = handler
+        self._timeout = seconds("timeout", handler.timeout)
         self._ended = ended
         self._changed = threading.Condition()
         # All below is read and written under the condition.
@@ -67,7 +69,7 @@ class Lanes:
             self._running.difference_update(late)
             for call in late:
                 call.abandoned = True
-                call.error = TimeoutError(f"the call took longer than {self._handler.timeout:g} s")
+                call.error = TimeoutError(f"the call took longer than {self._timeout:g} s")
                 call.delivery.cancelled.set()
                 self._stuck += [call.thread] if call.thread else []
                 self._start()
@@ -80,7 +82,7 @@ class Lanes:
             if len(self._stuck) > MOST_STUCK:
                 raise HandlerFailed(
                     f"handler {self._handler.name}: {len(self._stuck)} calls run on past their timeout of "
-                    f"{self._handler.timeout:g} s: give what they wait for a timeout too; nothing is lost"
+                    f"{self._timeout:g} s: give what they wait for a timeout too; nothing is lost"
                 )
 
     def next_deadline(self) -> float | None:
@@ -121,7 +123,7 @@ class Lanes:
                 return None
             call = self._waiting.popleft()
             call.thread = threading.current_thread()
-            call.deadline = time.monotonic() + self._handler.timeout
+            call.deadline = time.monotonic() + self._timeout
             self._running.add(call)
             return call
 
@@ -132,7 +134,7 @@ def _error_of(handler: Handler, delivery: Delivery) -> BaseException | None:
         handler.key_of(delivery.events[0])
         made = handler.run(replace(delivery, events=_copies(delivery.events)))
         if inspect.iscoroutine(made):
-            asyncio.run(asyncio.wait_for(made, handler.timeout))
+            asyncio.run(asyncio.wait_for(made, seconds("timeout", handler.timeout)))
         elif isinstance(made, Awaitable | Generator | AsyncGenerator):
             raise TypeError(
                 f"it returned a {type(made).__name__} that nobody runs: write it without yield, or async"

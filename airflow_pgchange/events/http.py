@@ -11,6 +11,7 @@ from airflow_pgchange.events.shutdown import on_ending
 from airflow_pgchange.events.stream import Place
 from airflow_pgchange.events.streams import EventStreams
 from airflow_pgchange.events.subscriptions import Selection
+from airflow_pgchange.feeds.checks import MOMENT, Seconds, seconds
 from airflow_pgchange.feeds.errors import (
     ExtraMissing,
     InvalidArgument,
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Nobody on the way is to keep events, or to hold them back until there are many."""
+RECONNECT = 2
+"""Seconds to a client's next try."""
 
 
 def event_router(
@@ -40,9 +43,8 @@ def event_router(
     may_read: Callable[..., Any],
     *,
     path: str = "/{name}",
-    keep_alive: float = 15.0,
-    reconnect: float = 2.0,
-    send_within: float = 30.0,
+    keep_alive: Seconds = 15.0,
+    send_timeout: Seconds = 30.0,
 ) -> APIRouter:
     """A router with one route, ``GET path``: a stream of server-sent events.
 
@@ -52,23 +54,18 @@ def event_router(
 
     An event has the type ``message``, and as data a JSON object with ``id``, ``topic``, ``payload`` and ``metadata``. Who
     connects again with ``Last-Event-ID`` goes on from there; the types ``gap`` and ``dropped`` say when that is not so,
-    see EventStreams. ``keep_alive`` and ``reconnect`` are seconds between comments, and to a client's next try; a client
-    that takes nothing for ``send_within`` seconds is left. Refused: 400 for a foreign ``Last-Event-ID``, 503 with
+    see EventStreams. ``keep_alive`` is the time between comments; a client that takes nothing for
+    ``send_timeout`` is left. Refused: 400 for a foreign ``Last-Event-ID``, 503 with
     ``Retry-After`` for too many clients or a database that is away, 404 where ``may_read`` raises InvalidArgument, as
     ``topical`` does for a name that no topic can have. Raises InvalidArgument for seconds that make no
-    sense, and a ``keep_alive`` that is not less than the streams' ``replay_age``.
+    sense, and a ``keep_alive`` that is not less than the streams' ``retention``.
     """
-    for given, seconds in (
-        ("keep_alive", keep_alive),
-        ("reconnect", reconnect),
-        ("send_within", send_within),
-    ):
-        if not seconds > 0:
-            raise InvalidArgument(f"{given} must be a number of seconds above 0, and is {seconds!r}")
-    if keep_alive >= streams.replay_age.total_seconds():
+    sign_every = seconds("keep_alive", keep_alive, least=MOMENT)
+    taken_within = seconds("send_timeout", send_timeout, least=MOMENT)
+    if sign_every >= streams.retention.total_seconds():
         raise InvalidArgument(
-            f"a client is told where it is every {keep_alive:g} s (keep_alive), which must be less than replay_age, "
-            f"{streams.replay_age}: or an idle one would be told of a gap"
+            f"a client is told where it is every {sign_every:g} s (keep_alive), which must be less than retention, "
+            f"{streams.retention}: or an idle one would be told of a gap"
         )
 
     @asynccontextmanager
@@ -90,10 +87,10 @@ def event_router(
             raise HTTPException(400, str(error)) from error
         opened = AsyncExitStack()
         try:
-            texts = await opened.enter_async_context(streams.stream(_checked(selection), last, keep_alive))
+            texts = await opened.enter_async_context(streams.stream(_checked(selection), last, sign_every))
         except PgChangeError as error:
-            raise _refused(error, reconnect) from error
-        return EventResponse(texts, opened, reconnect, send_within)
+            raise _refused(error) from error
+        return EventResponse(texts, opened, taken_within)
 
     return router
 
@@ -114,29 +111,29 @@ class EventRoute(APIRoute):
 
 
 class EventResponse(StreamingResponse):
-    """A stream that ends when its client is gone, or takes nothing for ``send_within`` seconds."""
+    """A stream that ends when its client is gone, or takes nothing for ``send_timeout`` seconds."""
 
-    def __init__(
-        self, texts: AsyncIterator[bytes], opened: AsyncExitStack, reconnect: float, send_within: float
-    ) -> None:
-        super().__init__(_hinted(texts, reconnect), media_type="text/event-stream", headers=HEADERS)
+    def __init__(self, texts: AsyncIterator[bytes], opened: AsyncExitStack, send_timeout: float) -> None:
+        super().__init__(_hinted(texts), media_type="text/event-stream", headers=HEADERS)
         self._opened = opened
-        self._send_within = send_within
+        self._send_timeout = send_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_soon(message: Message) -> None:
-            async with asyncio.timeout(self._send_within):
+            async with asyncio.timeout(self._send_timeout):
                 await send(message)
 
         async with self._opened:
             try:
                 await super().__call__(scope, receive, send_soon)
             except TimeoutError:
-                log.warning("a client of event streams took nothing for %g s, and is left", self._send_within)
+                log.warning(
+                    "a client of event streams took nothing for %g s, and is left", self._send_timeout
+                )
 
 
-async def _hinted(texts: AsyncIterator[bytes], reconnect: float) -> AsyncIterator[bytes]:
-    yield f"retry: {round(reconnect * 1000)}\n".encode()
+async def _hinted(texts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield f"retry: {1000 * RECONNECT}\n".encode()
     try:
         async for text in texts:
             yield text
@@ -153,13 +150,13 @@ def _checked(selection: Any) -> Selection:
     )
 
 
-def _refused(error: PgChangeError, reconnect: float) -> HTTPException:
+def _refused(error: PgChangeError) -> HTTPException:
     """What the client is told: nothing about the database."""
     if isinstance(error, TooManyClients | ServerUnavailable):
         log.warning("a stream of events was refused: %s", error)
         why = (
             str(error) if isinstance(error, TooManyClients) else "events cannot be read now: try again later"
         )
-        return HTTPException(503, why, {"Retry-After": str(max(1, round(reconnect)))})
+        return HTTPException(503, why, {"Retry-After": str(RECONNECT)})
     log.error("a stream of events failed: %s", error)
     return HTTPException(500, "events cannot be read: the log of the server says why")

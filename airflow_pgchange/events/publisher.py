@@ -8,25 +8,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from multiprocessing.util import Finalize
 from types import TracebackType
-from typing import Any, Literal, Self
-
-import psycopg
+from typing import Self
 
 from airflow_pgchange.events.event import Event, Row, row_of
-from airflow_pgchange.events.publish import copy_rows, insert_if_absent, with_ids
-from airflow_pgchange.feeds.checks import check_count
-from airflow_pgchange.feeds.connect import connect
-from airflow_pgchange.feeds.errors import (
-    ConsumerBusy,
-    InvalidArgument,
-    NotPublished,
-    PublisherFull,
-    ServerUnavailable,
-)
+from airflow_pgchange.events.sender import PASSING, RefusedEvent, Sender
+from airflow_pgchange.feeds.checks import Seconds, check_count, patience, seconds
+from airflow_pgchange.feeds.errors import InvalidArgument, NotPublished, PublisherFull
 
 log = logging.getLogger(__name__)
 
@@ -34,55 +24,35 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries to reach a server that is away."""
 CLOSE_WITHIN = 30.0
 """Seconds that a program waits at its end for what was put."""
-PASSING = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, ServerUnavailable, ConsumerBusy)
-"""What another try may mend: a server that is away, stops, or has become a standby; a deadlock; a lock that lasts for
-longer than ``lock_timeout``."""
-
-
-@dataclass(frozen=True)
-class RefusedEvent:
-    """An event that PostgreSQL would not take, and why."""
-
-    row: Row
-    error: Exception
 
 
 class Publisher:
     """Publishes what is put, in transactions of its own, in the order in which each thread put it.
 
-    A batch goes when ``flush_events`` wait or the oldest has waited ``flush_after`` seconds. While the server is away
-    it is tried again, for as long as it takes or until ``close``; a connection that is lost in a commit neither loses
-    nor doubles an event. ``memory`` bounds the bytes that may wait: ``put`` then waits, or with ``on_full="raise"``
-    raises PublisherFull. An event that PostgreSQL refuses holds no other up, until those take as much as ``memory``: then
+    A batch goes when ``limit`` wait or the oldest has waited for ``max_age``, None: however long. While the server is
+    away it is tried again, for as long as it takes or until ``close``; a connection that is lost in a commit neither
+    loses nor doubles an event. ``memory`` bounds the bytes that may wait: ``put`` then waits. An event that PostgreSQL
+    refuses holds no other up, until those take as much as ``memory``: then
     ``put`` raises PublisherFull until ``flush`` has told of them.
 
     Use it as a context manager, or call ``close``; a program, or a process of multiprocessing, that ends without loses
     nothing either. ``flush`` and ``close`` raise NotPublished with what could not be sent. A killed process loses what it
-    had not flushed. Making one raises InvalidArgument for sizes below 1, a ``flush_after`` below 0, and for another
-    ``on_full``.
+    had not flushed. Making one raises InvalidArgument for sizes below 1, and a ``max_age`` below 0.
     """
 
     def __init__(
         self,
         conninfo: str,
         *,
-        flush_events: int = 1000,
-        flush_after: float = 0.05,
+        limit: int = 1000,
+        max_age: Seconds | None = 0.05,
         memory: int = 64 * 2**20,
-        on_full: Literal["wait", "raise"] = "wait",
     ) -> None:
-        check_count("flush_events", flush_events)
+        check_count("limit", limit)
         check_count("memory", memory)
-        if isinstance(flush_after, bool) or not isinstance(flush_after, int | float) or not flush_after >= 0:
-            raise InvalidArgument(f"flush_after must be a number of seconds from 0 on, not {flush_after!r}")
-        if on_full not in ("wait", "raise"):
-            raise InvalidArgument(f"on_full must be wait or raise, not {on_full!r}")
-        self._conninfo = conninfo
-        self._flush_events = flush_events
-        # No thread can be told to wait for longer.
-        self._flush_after = min(flush_after, threading.TIMEOUT_MAX)
+        self._limit = limit
+        self._max_age = threading.TIMEOUT_MAX if max_age is None else seconds("max_age", max_age)
         self._memory = memory
-        self._on_full = on_full
         self._process = os.getpid()
         self._changed = threading.Condition()
         # All below is read and written under the condition.
@@ -95,42 +65,41 @@ class Publisher:
         self._closing = self._given_up = False
         self._trouble: Exception | None = None
         self._death: BaseException | None = None
-        # These are the thread's alone.
-        self._connection: psycopg.Connection[Any] | None = None
-        self._in_doubt = False
+        # This is the thread's alone.
+        self._sender = Sender(conninfo)
         self._thread = threading.Thread(target=self._work, name="pgchange-publisher", daemon=True)
         self._thread.start()
         atexit.register(self.close)
         # A forked process of multiprocessing ends without the functions of atexit.
         self._end_of_child = Finalize(None, self.close, exitpriority=0)
 
-    def put(self, events: Event | Iterable[Event], timeout: float | None = None) -> None:
+    def put(self, events: Event | Iterable[Event], timeout: Seconds | None = None) -> None:
         """Publish soon.
 
         Raises InvalidArgument for what is not JSON, where the publisher is closed, and in another process than the one
-        that made it; PublisherFull if the bound on memory was reached, and, where ``put`` waits, still was after
-        ``timeout`` seconds. Of many events those before the error are put.
+        that made it; PublisherFull if the bound on memory was reached, and still was after ``timeout``. Of many events
+        those before the error are put.
         """
         for event in [events] if isinstance(events, Event) else events:
-            self._put_one(row_of(event), timeout)
+            self._put_one(row_of(event), patience("timeout", timeout))
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: Seconds | None = None) -> None:
         """Return when all that was put before is committed.
 
-        Raises NotPublished with the events that were refused, and after ``timeout`` seconds with those that still wait
+        Raises NotPublished with the events that were refused, and after ``timeout`` with those that still wait
         too: these stay in the buffer. So it does, at once, with those that ``close`` has given up.
         """
         self._check_process()
         with self._changed:
             goal = self._hurried = self._accepted
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._settled >= goal or self._over, timeout)
+            self._changed.wait_for(lambda: self._settled >= goal or self._over, patience("timeout", timeout))
             self._raise_what_failed([] if self._settled >= goal else self._unsent())
 
-    def close(self, timeout: float | None = CLOSE_WITHIN) -> None:
+    def close(self, timeout: Seconds | None = CLOSE_WITHIN) -> None:
         """Publish what waits, and stop; once that was given up, another call does nothing.
 
-        Raises NotPublished with what was refused or could not be sent in ``timeout`` seconds; those that were being
+        Raises NotPublished with what was refused or could not be sent within ``timeout``; those that were being
         committed just then may be there, under the ids that they have in the error.
         """
         atexit.unregister(self.close)
@@ -142,7 +111,9 @@ class Publisher:
                 return
             self._closing = True
             self._changed.notify_all()
-            done = self._changed.wait_for(lambda: self._settled >= self._accepted or self._over, timeout)
+            done = self._changed.wait_for(
+                lambda: self._settled >= self._accepted or self._over, patience("timeout", timeout)
+            )
             if not done or self._death is not None:
                 self._given_up = True
                 self._changed.notify_all()
@@ -166,10 +137,9 @@ class Publisher:
     def _put_one(self, row: Row, timeout: float | None) -> None:
         self._check_process()
         with self._changed:
-            if self._on_full == "wait":
-                self._changed.wait_for(
-                    lambda: self._closing or self._too_many_refused or self._has_room(row), timeout
-                )
+            self._changed.wait_for(
+                lambda: self._closing or self._too_many_refused or self._has_room(row), timeout
+            )
             if self._closing:
                 state = "is closed" if self._death is None else "has failed, and flush says why"
                 raise InvalidArgument(f"this publisher {state}: open another")
@@ -187,7 +157,7 @@ class Publisher:
             self._rows.append((time.monotonic(), row))
             self._waiting_bytes += row.size
             self._accepted += 1
-            if len(self._rows) in (1, self._flush_events):
+            if len(self._rows) in (1, self._limit):
                 self._changed.notify_all()
 
     def _has_room(self, row: Row) -> bool:
@@ -255,8 +225,7 @@ class Publisher:
                 self._settled += len(batch)
                 self._waiting_bytes -= sum(row.size for row in batch)
                 self._changed.notify_all()
-        if self._connection is not None:
-            self._connection.close()
+        self._sender.close()
 
     def _take(self) -> list[Row] | None:
         """The next batch when its time has come; None when there is no more."""
@@ -264,7 +233,7 @@ class Publisher:
             while not self._given_up:
                 due = self._due()
                 if due is not None and due <= 0:
-                    count = min(len(self._rows), self._flush_events)
+                    count = min(len(self._rows), self._limit)
                     self._in_flight = [self._rows.popleft()[1] for _ in range(count)]
                     return self._in_flight
                 if self._closing:
@@ -276,25 +245,22 @@ class Publisher:
         """Seconds until a batch is to go; None where nothing waits."""
         if not self._rows:
             return None
-        if self._closing or self._hurried > self._settled or len(self._rows) >= self._flush_events:
+        if self._closing or self._hurried > self._settled or len(self._rows) >= self._limit:
             return 0
-        return self._rows[0][0] + self._flush_after - time.monotonic()
+        return self._rows[0][0] + self._max_age - time.monotonic()
 
     def _send(self, rows: list[Row]) -> list[RefusedEvent] | None:
         """Commit a batch, however long the server is away; what was refused of it, or None if it was given up."""
-        pause, self._in_doubt = FIRST_PAUSE, False
+        pause, self._sender.in_doubt = FIRST_PAUSE, False
         while True:
             try:
-                if self._connection is None or self._connection.closed:
-                    self._connection = connect(self._conninfo, primary=True)
-                rows = with_ids(self._connection, rows)
+                rows = self._sender.with_ids(rows)
                 with self._changed:
                     self._in_flight = rows
-                return self._commit(rows, insert_if_absent if self._in_doubt else copy_rows)
+                return self._sender.commit(rows)
             except PASSING as error:
                 log.warning("%d events wait to be published: %s", len(rows), error)
-                if self._connection is not None:
-                    self._connection.close()
+                self._sender.close()
                 with self._changed:
                     self._trouble = error
                     if self._changed.wait_for(lambda: self._given_up, pause):
@@ -303,23 +269,3 @@ class Publisher:
             # Whatever it is: without this thread nothing would go any more, and flush would wait for ever.
             except Exception as error:  # noqa: BLE001
                 return [RefusedEvent(row, error) for row in rows]
-
-    def _commit(
-        self, rows: list[Row], write: Callable[[psycopg.Connection[Any], list[Row]], None]
-    ) -> list[RefusedEvent]:
-        """Commit all rows that PostgreSQL takes; the others."""
-        assert self._connection is not None
-        try:
-            with self._connection.transaction():
-                write(self._connection, rows)
-                # A connection that is lost from here on may have committed all the same.
-                self._in_doubt = True
-        # A batch may be too much for a statement_timeout; one event alone is never refused for that.
-        except (InvalidArgument, psycopg.errors.QueryCanceled) as error:
-            if len(rows) == 1:
-                if isinstance(error, psycopg.errors.QueryCanceled):
-                    raise
-                return [RefusedEvent(rows[0], error)]
-            half = len(rows) // 2
-            return self._commit(rows[:half], write) + self._commit(rows[half:], write)
-        return []

@@ -98,11 +98,11 @@ class Client:
         self.ended = True
         self._news.set()
 
-    async def next(self, patience: float) -> bytes | None:
+    async def next(self, keep_alive: float) -> bytes | None:
         """What waits; empty if nothing came for so many seconds; None at the end."""
         if not self._waiting and not self.ended:
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(keep_alive):
                     await self._news.wait()
             except TimeoutError:
                 return b""

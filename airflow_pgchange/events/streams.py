@@ -17,8 +17,8 @@ from airflow_pgchange.events.event import MICROSECOND
 from airflow_pgchange.events.stream import LARGEST_PORTION, Client, Place, message, notice
 from airflow_pgchange.events.stream_log import StreamLog
 from airflow_pgchange.events.subscriptions import LEAST_EXPIRY, Selection
-from airflow_pgchange.feeds.checks import check_count, check_group_name
-from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, TooManyClients
+from airflow_pgchange.feeds.checks import MOMENT, Seconds, check_count, check_group_name, seconds
+from airflow_pgchange.feeds.errors import PgChangeError, TooManyClients
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,11 @@ class EventStreams:
 
     Each client gets the events of one selection; clients of the same selection share a subscription. They belong to
     ``group``, which must be for streams alone (several processes may share it): its cursor follows the time, so that
-    what was dispatched longer than ``replay_age`` ago may be dropped. One connection serves all clients, and asks as
+    what was dispatched longer than ``retention`` ago may be dropped. One connection serves all clients, and asks as
     often for one as for ten thousand.
 
     Guarantee: who connects again with the id that was last received loses nothing and gets nothing twice, unless more
-    than ``replay_events`` events or ``replay_age`` were missed, or the selection is a new one, of which nothing was kept:
+    than ``replay_limit`` events or ``retention`` were missed, or the selection is a new one, of which nothing was kept:
     then an event of type ``gap`` says so, and the stream goes on with what comes. A client for which more than ``buffer``
     bytes wait is dropped, by an event of type ``dropped``; all are where this process was without the database until
     others of its group let go of what it had not read. Needs ``pgmb.grant_subscriber`` and ``pgmb.grant_consumer``.
@@ -49,24 +49,22 @@ class EventStreams:
         conninfo: str,
         group: str,
         *,
-        replay_events: int = 1000,
-        replay_age: timedelta = timedelta(minutes=5),
+        replay_limit: int = 1000,
+        retention: Seconds = timedelta(minutes=5),
         buffer: int = 2**20,
         max_clients: int = 10_000,
-        poll_every: float = 0.1,
+        poll_interval: Seconds = 0.1,
     ) -> None:
         check_group_name(group)
-        check_count("replay_events", replay_events)
+        check_count("replay_limit", replay_limit)
         check_count("buffer", buffer)
         check_count("max_clients", max_clients)
-        if replay_age <= timedelta():
-            raise InvalidArgument(f"replay_age must be longer than nothing, and is {replay_age}")
         self.group = group
-        self.replay_age = replay_age
-        self._replay_events = replay_events
+        self.retention = timedelta(seconds=seconds("retention", retention, least=MOMENT))
+        self._replay_limit = replay_limit
         self._buffer = buffer
         self._max_clients = max_clients
-        self._poll_every = poll_every
+        self._poll_interval = seconds("poll_interval", poll_interval)
         self._log = StreamLog(conninfo, group)
         self._one_at_a_time = asyncio.Lock()
         self._place = Place("")
@@ -111,11 +109,11 @@ class EventStreams:
 
     @asynccontextmanager
     async def stream(
-        self, selection: Selection, last: Place | None = None, keep_alive: float = 15.0
+        self, selection: Selection, last: Place | None = None, keep_alive: Seconds = 15.0
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The events of a selection as the text of server-sent events, behind ``last`` or from now on.
 
-        After ``keep_alive`` seconds without any comes a comment with an id. Raises TooManyClients, ServerUnavailable.
+        After ``keep_alive`` without any comes a comment with an id. Raises TooManyClients, ServerUnavailable.
         """
         if not self._begun:
             log.warning(
@@ -133,7 +131,7 @@ class EventStreams:
                 # Whoever goes meanwhile does not end the question: the driver would close the connection of all.
                 answer = await asyncio.shield(self._client(selection, last))
             client, first = answer
-            yield self._texts(client, first, keep_alive)
+            yield self._texts(client, first, seconds("keep_alive", keep_alive))
         finally:
             self._count -= 1
             if client is not None:
@@ -141,7 +139,7 @@ class EventStreams:
 
     async def _client(self, selection: Selection, last: Place | None) -> tuple[Client, bytes]:
         """A client at its place, and what it is told first: at least an id, from which it can connect again."""
-        expiry = max(3 * self.replay_age, LEAST_EXPIRY)
+        expiry = max(3 * self.retention, LEAST_EXPIRY)
         subscription_id, since = await self._log.subscribe(selection, expiry)
         gap = None if last is None else await self._gap(subscription_id, since, last)
         here = replace(self._place, seen=max(self._place.seen, since))
@@ -151,10 +149,10 @@ class EventStreams:
 
     async def _gap(self, subscription_id: str, since: int, last: Place) -> str | None:
         """Why what was missed is not replayed; None where it is."""
-        most = self._replay_events
+        most = self._replay_limit
         now, count, known = await self._log.count(subscription_id, last, self._place, most + 1)
-        if now - last.seen > self.replay_age / MICROSECOND:
-            why = f"you were away for longer than {self.replay_age}"
+        if now - last.seen > self.retention / MICROSECOND:
+            why = f"you were away for longer than {self.retention}"
         elif count > most:
             why = f"you missed more than {most} events"
         elif not known:
@@ -218,13 +216,13 @@ class EventStreams:
 
     async def _watch(self) -> None:
         """Follow the group until cancelled, however often the server goes away meanwhile."""
-        pause = self._poll_every
+        pause = self._poll_interval
         try:
             while True:
                 await asyncio.sleep(pause)
                 try:
                     async with self._one_at_a_time:
-                        pause = 0 if await self._look() else self._poll_every
+                        pause = 0 if await self._look() else self._poll_interval
                 except (PgChangeError, psycopg.Error) as error:
                     log.warning("the streams of group %s wait for the database: %s", self.group, error)
                     await self._log.disconnect()
@@ -266,7 +264,7 @@ class EventStreams:
                     client.drop("this server was without the database for too long: connect again")
             self._place = await self._log.end()
         used = list(self._clients)
-        kept = await self._log.keep(used, self._place, self.replay_age)
+        kept = await self._log.keep(used, self._place, self.retention)
         for gone in set(used) - kept:
             for client in self._clients.get(gone, ()):
                 client.drop("your subscription expired while the database was away: connect again")

@@ -11,7 +11,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.types.json import Jsonb
 
-from airflow_pgchange.feeds.checks import check_group_name, is_sendable
+from airflow_pgchange.feeds.checks import Seconds, check_group_name, is_sendable, seconds, span
 from airflow_pgchange.feeds.errors import InvalidArgument, translated
 from airflow_pgchange.feeds.queries import ask, select
 
@@ -19,7 +19,7 @@ TOPICAL = "s.params @> jsonb_build_object('topics', jsonb_build_array(e.topic))"
 PART_OF = "pgmb.event_partition(coalesce(e.payload ->> (s.params ->> 'by'), e.id), (s.params ->> 'partitions')::integer)"
 PARTITIONED = f"{TOPICAL} and {PART_OF} = (s.params ->> 'partition')::integer"
 
-LEAST_EXPIRY, LONGEST_EXPIRY = timedelta(minutes=1), timedelta(days=365_000)
+LEAST_EXPIRY = timedelta(minutes=1)
 """Who runs handlers or streams says every few seconds that a subscription is used: a shorter one would go meanwhile."""
 
 
@@ -35,7 +35,7 @@ class Selection:
 
     conditions: str = "TRUE"
     params: Mapping[str, Any] = field(default_factory=dict)
-    expiry: timedelta | None = None
+    expiry: Seconds | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.conditions, str) or not self.conditions.strip():
@@ -45,12 +45,8 @@ class Selection:
                 f"params is a mapping, which conditions find as s.params, not {self.params!r:.300}"
             )
         _check_json(self.params)
-        if self.expiry is not None and not (
-            isinstance(self.expiry, timedelta) and LEAST_EXPIRY <= self.expiry <= LONGEST_EXPIRY
-        ):
-            raise InvalidArgument(
-                f"expiry must be a timedelta from a minute to 1000 years, and is {self.expiry!r:.300}: None is never"
-            )
+        if self.expiry is not None:
+            seconds("expiry", self.expiry, least=LEAST_EXPIRY)
 
 
 def topical(
@@ -58,7 +54,7 @@ def topical(
     *,
     partition: tuple[int, int] | None = None,
     by: str | None = None,
-    expiry: timedelta | None = None,
+    expiry: Seconds | None = None,
 ) -> Selection:
     """The events of some topics.
 
@@ -117,7 +113,12 @@ def subscribing(group: str, selection: Selection) -> tuple[LiteralString, list[A
         "on conflict (identity) do update set last_active_at = now(), expiry_interval = excluded.expiry_interval "
         "returning id, created_at"
     )
-    return query, [group, selection.conditions, Jsonb(dict(selection.params)), selection.expiry]
+    return query, [
+        group,
+        selection.conditions,
+        Jsonb(dict(selection.params)),
+        span("expiry", selection.expiry),
+    ]
 
 
 def unsubscribe(connection: psycopg.Connection[Any], subscription_id: str) -> bool:

@@ -11,14 +11,15 @@ import socket
 import ssl
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from airflow_pgchange.events.addresses import Network, may_connect, networks
-from airflow_pgchange.events.event import Event, text_of
+from airflow_pgchange.events.event import Event, shown, text_of
 from airflow_pgchange.events.handler import Delivery, Handler
+from airflow_pgchange.feeds.checks import MOMENT, Seconds, seconds
 from airflow_pgchange.feeds.errors import ExtraMissing, InvalidArgument, WebhookFailed
 
 try:
@@ -53,8 +54,8 @@ def webhook(
     *,
     secret: Secret | None = None,
     headers: Mapping[str, str] | None = None,
-    timeout: float = 5.0,
-    retries: Sequence[float] = RETRIES,
+    timeout: Seconds = 5.0,
+    retries: Sequence[Seconds] = RETRIES,
     key: Callable[[Event], Hashable] | None = each_event,
     threads: int = 4,
     subscriptions: Collection[str] | None = None,
@@ -68,7 +69,7 @@ def webhook(
     the same; an event's own ``id`` always is.
 
     A status of 2xx takes the events, 422 drops them, with a warning; every other, a redirect too, and no answer within
-    ``timeout`` seconds is a failure: tried again after each of ``retries``, then a dead letter. Guarantee: at least once.
+    ``timeout`` is a failure: tried again after each of ``retries``, then a dead letter. Guarantee: at least once.
 
     ``secret`` (``whsec_...``, or a callable that gets it when it is needed) signs by Standard Webhooks the body before
     compression: ``webhook-id``, ``webhook-timestamp``, ``webhook-signature``. Neither it nor ``headers`` nor the URL's
@@ -76,10 +77,9 @@ def webhook(
     ``10.1.0.0/16``: the very address that was checked. Proxies of the environment are not used.
     Raises InvalidArgument for invalid arguments.
     """
-    if not 0 < timeout < 3600:
-        raise InvalidArgument(f"webhook {name}: timeout must be a number of seconds, not {timeout!r}")
+    allowed = seconds(f"webhook {name}: timeout", timeout, least=MOMENT, most=timedelta(hours=1))
     run = Webhook(
-        name, _checked_url(name, url), secret, _checked_headers(name, headers or {}), timeout, networks(allow)
+        name, _checked_url(name, url), secret, _checked_headers(name, headers or {}), allowed, networks(allow)
     )
     if isinstance(secret, str):
         run.signer()
@@ -87,7 +87,7 @@ def webhook(
         name,
         run,
         # The request ends itself; this ends what cannot be ended, such as the resolution of a name.
-        timeout=timeout + 5,
+        timeout=allowed + 5,
         retries=tuple(retries),
         key=key,
         threads=threads,
@@ -143,7 +143,7 @@ class Webhook:
             ) from None
 
     async def _post(self, delivery: Delivery) -> int:
-        body = text_of({"events": [_shown(event) for event in delivery.events]})
+        body = text_of({"events": [shown(event) for event in delivery.events]})
         headers = {**self.headers, **self._signed(delivery.key, body)}
         headers |= {
             "host": self.url.netloc,
@@ -215,15 +215,6 @@ class CheckedNetwork(httpcore.AnyIOBackend):
             except httpcore.ConnectError:
                 log.debug("%s does not answer at %s: trying its next address", host, address)
         return await super().connect_tcp(addresses[-1], port, *args, **kwargs)
-
-
-def _shown(event: Event) -> dict[str, Any]:
-    return {
-        "id": event.id,
-        "topic": event.topic,
-        "payload": event.payload,
-        "metadata": dict(event.metadata),
-    }
 
 
 def _checked_url(name: str, url: str) -> SplitResult:

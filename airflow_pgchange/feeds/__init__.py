@@ -1,7 +1,7 @@
 """Feeds, batches and the consumer transaction: psycopg only, no Airflow and no Spark."""
 
-from airflow_pgchange.feeds.batch import Batch, Change, Lag
-from airflow_pgchange.feeds.commit import CommitFeed
+from airflow_pgchange.feeds.batch import Batch, Change
+from airflow_pgchange.feeds.commit_queue import CommitFeed
 from airflow_pgchange.feeds.conditions import TopologyCondition
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed
@@ -18,7 +18,6 @@ __all__ = [
     "ConsumerTransaction",
     "EventFeed",
     "Feed",
-    "Lag",
     "QueueFeed",
     "TopologyCondition",
     "TopologyFeed",

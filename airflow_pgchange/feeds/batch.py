@@ -12,7 +12,8 @@ from typing import Any
 class Change:
     """One thing that a feed hands out.
 
-    ``id`` is the key of the row that the change names, or an event's own id; ``position`` orders it within its feed.
+    ``id`` is the key of the row that the change names, or an event's own id; ``position`` orders it within its feed;
+    ``created_at`` is when it was written, touched, published or posted; ``data`` is what its feed says of it.
     """
 
     id: int | str
@@ -60,10 +61,11 @@ class Partition:
 class Batch:
     """An ordered set of changes that is the same, under the same id, however often it is tried.
 
-    ``id`` is the idempotency key for results outside PostgreSQL. ``attempt`` counts from 1. ``lsn`` is the point of the
+    ``id`` is the idempotency key for results outside PostgreSQL. ``feed`` names its consumer, as status does, and
+    ``version`` tells it from those that the consumer had before. ``attempt`` counts from 1. ``lsn`` is the point of the
     write-ahead log at which every change of the batch can be read, so that a reader on a standby waits for it. ``oldest``
     is when the first of its changes was written, as ISO 8601.
-    ``bounds`` belongs to the feed.
+    ``bounds`` belongs to the feed. ``seconds`` is how long each phase of this attempt took, for people.
     """
 
     id: str
@@ -75,6 +77,7 @@ class Batch:
     bounds: Mapping[str, Any]
     lsn: str | None = None
     oldest: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "slices": [asdict(part) for part in self.slices], "bounds": dict(self.bounds)}

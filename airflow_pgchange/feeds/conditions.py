@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from psycopg import sql
 
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.feed import FEEDS, Position
+from airflow_pgchange.feeds.feed import Position, kind_of_feed
 
 LACKING: Mapping[str, str] = {
     "every replicaset has a master": """
@@ -27,10 +27,14 @@ LACKING: Mapping[str, str] = {
 """Of each condition the query of what it does not hold for. A master that is Offline is none."""
 
 
+@kind_of_feed
 @dataclass(frozen=True)
 class TopologyCondition:
-    """A condition of a cluster, asked of its catalogue. Ready is 1 while it holds; waiting counts what it does not
-    hold for. Raises InvalidArgument for another condition."""
+    """A condition of a cluster, asked of its catalogue: one of ``LACKING``.
+
+    Ready is 1 while it holds; waiting counts what it does not hold for. It holds at one moment: what comes after the
+    wait may find it otherwise. Raises InvalidArgument for another condition.
+    """
 
     kind: ClassVar[str] = "topology_condition"
     progress: ClassVar[Literal["results", "source"]] = "source"
@@ -58,6 +62,3 @@ class TopologyCondition:
 
     def locked(self) -> sql.Composed:
         return sql.SQL("select {}").format(False)
-
-
-FEEDS[TopologyCondition.kind] = TopologyCondition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
@@ -58,6 +58,17 @@ def connect(conninfo: str, *, primary: bool = False) -> psycopg.Connection[Any]:
         return connection
 
 
+@contextmanager
+def both(
+    results: str, source: str | None, *, primary: bool = True
+) -> Iterator[tuple[psycopg.Connection[Any], psycopg.Connection[Any]]]:
+    """Connections to the database of the results and to that of the changes: the same where no other is named.
+    ``primary`` asks for the source's; the one of the results takes writes in any case."""
+    with ExitStack() as opened:
+        here = opened.enter_context(connect(results, primary=True))
+        yield here, here if source is None else opened.enter_context(connect(source, primary=primary))
+
+
 def keep_open(connection: psycopg.Connection[Any], **settings: str) -> None:
     """Let the session be idle as long as its work elsewhere takes, let each statement see what others have committed, and
     set what else is given. Behind a pooler it is not ours: nothing is set."""
@@ -80,6 +91,14 @@ def read_committed(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """A transaction in which each statement sees what others have committed, whatever the role's default is."""
     with connection.transaction():
         connection.execute("set transaction isolation level read committed")
+        yield
+
+
+@contextmanager
+def read_only(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A transaction in which nothing is written."""
+    with connection.transaction():
+        connection.execute("set transaction read only")
         yield
 
 

@@ -1,8 +1,9 @@
-"""Batch after batch of one feed, each in a consumer transaction of its own."""
+"""Batch after batch of one feed, each in a transaction of its own; what has failed too often becomes a dead letter."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,12 +12,24 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.checks import OnBusy, OnGiveUp, check_on_give_up, check_plan
+from airflow_pgchange.feeds.checks import (
+    OnBusy,
+    OnGiveUp,
+    Seconds,
+    Until,
+    check_count,
+    check_give_up,
+    check_word,
+    patience,
+)
+from airflow_pgchange.feeds.checks import until as checked_until
 from airflow_pgchange.feeds.errors import BatchGivenUp, ConsumerBusy, PgChangeError, Stopped
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 
 SHOWN_BATCHES = 20
+LOOK_EVERY = 0.5
+"""Seconds between two looks for a batch, while none is there."""
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +38,13 @@ log = logging.getLogger(__name__)
 class Plan:
     """What to drain and how far.
 
-    ``limit``: changes a batch at most. ``max_batches``: batches at most, None: until nothing is ready.
-    ``on_busy``: what to do while another transaction works on the feed: wait for it (``wait_for`` seconds,
-    None: as long as it takes), skip, or fail. ``max_attempts``: from that many failed attempts on a batch is
-    not tried again, None: it always is. ``on_give_up``: then fail, until a person has mended it or given it up, or make
-    it a dead letter and go on. ``hide`` takes secrets out of what it failed on.
+    ``limit``: changes a batch at most. ``max_batches``: batches at most, None: as many as there are. ``until``:
+    ``empty``: until nothing is ready, or for so long, in which batches are waited for; one that has begun is finished.
+    ``idle_timeout``: end once nothing was ready for so long; None: at once with ``empty``, else never. ``on_busy``: what
+    to do while another transaction works on the feed: wait for it (for ``busy_timeout``, None: as long as it takes),
+    skip, or fail. ``max_attempts``: from that many failed attempts on a batch is not tried again, None: it always is.
+    ``on_give_up``: then fail, until a person has mended it or given it up, or make it a dead letter and go on. ``hide``
+    takes secrets out of what it failed on. ``run`` says who works.
     """
 
     feed: Feed
@@ -37,17 +52,26 @@ class Plan:
     source: str | None = field(default=None, repr=False)
     limit: int = 100_000
     max_batches: int | None = 1
+    until: Until = "empty"
+    idle_timeout: Seconds | None = None
     on_busy: OnBusy = "wait"
-    wait_for: float | None = None
+    busy_timeout: Seconds | None = None
     max_attempts: int | None = None
     on_give_up: OnGiveUp = "fail"
     hide: Callable[[str], str] = lambda text: text
+    run: str | None = None
 
     def __post_init__(self) -> None:
-        check_plan(
-            self.on_busy, limit=self.limit, max_batches=self.max_batches, max_attempts=self.max_attempts
-        )
-        check_on_give_up(self.on_give_up, self.max_attempts)
+        check_count("limit", self.limit)
+        for name in ("max_batches", "max_attempts"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        checked_until("until", self.until)
+        check_word("on_busy", self.on_busy, OnBusy)
+        check_word("on_give_up", self.on_give_up, OnGiveUp)
+        check_give_up(self.on_give_up, self.max_attempts)
+        patience("busy_timeout", self.busy_timeout)
+        patience("idle_timeout", self.idle_timeout)
 
     @property
     def reason(self) -> str:
@@ -104,12 +128,14 @@ def drain(
 ) -> Drained:
     """Claim, ``process`` (which must ack), commit, again and again as the plan says.
 
-    ``committed`` is told of each batch and its seconds, ``given_up`` of each dead letter. Raises ConsumerBusy
-    (``on_busy="fail"``), BatchGivenUp (``on_give_up="fail"``), Stopped, and whatever ``process`` raises: then that batch
-    is rolled back, and those before it stay. Where a batch becomes a dead letter, its last error is logged instead.
+    ``committed`` is told of each batch, which knows the seconds of its phases, and of all its seconds; ``given_up`` of
+    each dead letter. Raises ConsumerBusy (``on_busy="fail"``), BatchGivenUp (``on_give_up="fail"``), Stopped, and
+    whatever ``process`` raises: then that batch is rolled back, and those before it stay. Where a batch becomes a dead
+    letter, its last error is logged instead.
     """
     began = time.monotonic()
-    done, tried = Drained(), 0
+    ends, idle = _times(plan, began)
+    done, tried, idle_since = Drained(), 0, math.inf
     while plan.max_batches is None or tried < plan.max_batches:
         started = time.monotonic()
         step = _step(plan, process, stopped)
@@ -117,13 +143,34 @@ def drain(
         if step.letter is not None:
             done = replace(done, letters=(*done.letters, step.letter))
             given_up(step.letter)
+            idle_since = math.inf
         elif step.tried is not None:
             committed(step.tried, time.monotonic() - started)
             done = done.and_then(step.tried)
-        else:
+            idle_since = math.inf
+        elif step.busy:
             break
+        else:
+            now = time.monotonic()
+            # Not from the last batch on: what came since may have waited for another who was at work.
+            idle_since = min(idle_since, now)
+            if now >= idle_since + idle:
+                break
+            time.sleep(min(LOOK_EVERY, max(0.0, min(ends, idle_since + idle) - now)))
+            if stopped():
+                raise Stopped(f"{plan.feed.name}: stopped while it waited for a batch")
         tried += step.tried is not None
+        if time.monotonic() >= ends:
+            break
     return replace(done, seconds=time.monotonic() - began)
+
+
+def _times(plan: Plan, began: float) -> tuple[float, float]:
+    """When to end, and for how long to wait for a batch."""
+    until, idle = checked_until("until", plan.until), patience("idle_timeout", plan.idle_timeout)
+    if until == "empty":
+        return math.inf, idle or 0.0
+    return began + until, math.inf if idle is None else idle
 
 
 def _step(
@@ -153,13 +200,21 @@ def _step(
         if letter is None:
             raise
         return _Step(tried=batch, letter=letter)
-    return _Step(tried=batch)
+    if batch is None:
+        return _Step()
+    return _Step(tried=replace(batch, seconds=transaction.progress.seconds))
 
 
 def _opened(plan: Plan, stopped: Callable[[], bool]) -> ConsumerTransaction:
-    wait = plan.wait_for if plan.on_busy == "wait" else 0
+    busy_timeout = plan.busy_timeout if plan.on_busy == "wait" else 0
     return ConsumerTransaction(
-        plan.feed, plan.results, plan.source, wait=wait, stopped=stopped, hide=plan.hide
+        plan.feed,
+        plan.results,
+        plan.source,
+        busy_timeout=busy_timeout,
+        stopped=stopped,
+        hide=plan.hide,
+        run=plan.run,
     )
 
 

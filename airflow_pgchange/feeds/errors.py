@@ -10,17 +10,22 @@ from typing import Any
 import psycopg
 
 from airflow_pgchange.feeds.extensions import EXTENSIONS
+from airflow_pgchange.feeds.schemas import GRANTS, schema_in
 
 
 class PgChangeError(Exception):
     """Base of every error that this package raises on purpose."""
 
 
-class InvalidArgument(PgChangeError, ValueError):
+class Permanent(PgChangeError):
+    """What no other try mends: a person has to. A task that fails on one is not tried again by its ``retries``."""
+
+
+class InvalidArgument(Permanent, ValueError):
     """A value that was given cannot be used. Correct it as the message says."""
 
 
-class UnknownBranch(PgChangeError):
+class UnknownBranch(Permanent):
     """The feed names a branch that ``revision.branch`` does not have.
 
     Use an id that ``select id, type, tbl from revision.branch`` lists, or the one that ``revision.track`` returned.
@@ -66,21 +71,21 @@ class Stopped(PgChangeError):
     """The caller asked to stop. What was committed before stays; nothing of what was in work was kept."""
 
 
-class BatchGivenUp(PgChangeError):
+class BatchGivenUp(Permanent):
     """A batch failed as often as it may. Mend what it fails on, or ``airflow pgchange skip`` it into the dead letters;
     nothing was lost."""
 
 
-class UnknownLetter(PgChangeError):
+class UnknownLetter(Permanent):
     """There is no dead letter of this number, or none that this role may see. ``airflow pgchange letters list`` shows
     those that are there."""
 
 
-class LetterRefused(PgChangeError):
+class LetterRefused(Permanent):
     """A dead letter that cannot be sent again: it is on its way already, or void. The message says which."""
 
 
-class SourceLostTail(PgChangeError):
+class SourceLostTail(Permanent):
     """The watermark is ahead of the mark at the source: the source lost its latest transactions.
 
     A crash or an asynchronous failover did it. ``airflow pgchange repair`` starts again from the mark that survived;
@@ -88,7 +93,7 @@ class SourceLostTail(PgChangeError):
     """
 
 
-class SourceRestored(PgChangeError):
+class SourceRestored(Permanent):
     """The source is a restored or upgraded copy, in which transaction ids mean something else.
 
     The message says what to run in the source: ``select pubsub.rebase_after_restore()`` for a commit queue,
@@ -97,7 +102,7 @@ class SourceRestored(PgChangeError):
     """
 
 
-class HistoryTrimmed(PgChangeError):
+class HistoryTrimmed(Permanent):
     """A consumer that is new, or whose results were restored, would miss what was trimmed, or a dead letter stands for
     some. Accept that with ``accept_trimmed=True``, or as the hint says, and drop the letter; or restore it."""
 
@@ -107,15 +112,15 @@ class Refused(PgChangeError):
     to do."""
 
 
-class SchemaMissing(PgChangeError):
+class SchemaMissing(Permanent):
     """The database lacks our schemas. Run ``airflow pgchange install``."""
 
 
-class SchemaVersionMismatch(PgChangeError):
+class SchemaVersionMismatch(Permanent):
     """The database holds another version of our schemas than this package needs. Run ``airflow pgchange upgrade``."""
 
 
-class PermissionDenied(PgChangeError):
+class PermissionDenied(Permanent):
     """The role lacks a right. ``pubsub.grant_consumer``, ``revision.grant_owner``, ``tube.grant_consumer``,
     ``pgmb.grant_consumer``, ``mbus.grant_admin``, ``topology.grant_reader`` and others like them give what each role
     needs."""
@@ -163,20 +168,35 @@ class DispatchEnded(PgChangeError):
     says that it was at none. Change or delete the subscriptions that have it if it is too slow; nothing is lost."""
 
 
-class ExtraMissing(PgChangeError, ImportError):
+class ExtraMissing(Permanent, ImportError):
     """An optional part needs packages that are not installed: the message says how to install them."""
 
 
-class VersionsDiffer(PgChangeError):
+class VersionsDiffer(Permanent):
     """Packages that share their files are installed in two versions: the message says how to make them one."""
+
+
+class ApplicationFailed(PgChangeError):
+    """An application beside a Spark Connect server did not end well: the task's log has what it said. Nothing was
+    written; the batch is tried again."""
 
 
 class MergeRefused(PgChangeError):
     """Staged results do not fit their target (columns, key, duplicates, counts). Nothing was written."""
 
 
-class UnsupportedType(PgChangeError):
+class UnsupportedType(Permanent):
     """A column's type, or a value in it, has no exact counterpart in the other system. Cast it as the message says."""
+
+
+OF_A_BATCH = (ApplicationFailed, BatchIncomplete, MergeRefused, UnsupportedType)
+
+
+def is_of_the_batch(error: BaseException) -> bool:
+    """Whether an attempt may have failed on what is in its batch: not on a server, a right, a version or a disk."""
+    if isinstance(error, PgChangeError):
+        return isinstance(error, OF_A_BATCH)
+    return not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError | MemoryError)
 
 
 BY_SQLSTATE: dict[str, type[PgChangeError]] = {
@@ -201,33 +221,13 @@ BY_SQLSTATE: dict[str, type[PgChangeError]] = {
     "55P03": ConsumerBusy,
 }
 
-OURS = re.compile(r'\b(dead_letter|revision|pubsub|pgchange_staging|tube|pgmb|mbus|topology)"?[." ]')
-
 ADVICE: dict[type[PgChangeError], str] = {
-    SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.schema.install()",
+    SchemaMissing: "run `airflow pgchange install` on this database, or airflow_pgchange.admin.schema.install()",
     PermissionDenied: "let its owner grant it; the guide to roles says who needs what",
     ServerUnavailable: "check host, port and that the server accepts connections, then try again",
 }
 
-GRANTS = {
-    "pgchange": "`pubsub.grant_consumer('<role>')`, or the grant of another feed, is for who consumes, and opens it too",
-    "revision": "`revision.grant_owner('<role>')` is for who tracks tables, `grant_maintainer` for maintenance",
-    "pubsub": "`pubsub.grant_consumer('<role>')` is for consumers, `grant_admin` for who skips, sends again, moves, "
-    "repairs, drops and trims",
-    "pgchange_staging": "`pgchange_staging.grant_consumer('<role>')` is for consumers, `grant_maintainer` for upkeep",
-    "tube": "`tube.grant_consumer('<role>')` is for all, `grant_owner` for who makes tubes; on the pods insert (op, "
-    "shard, ids, payload, ts) for who touches and attaches, select and delete for who works them",
-    "pgmb": "`pgmb.grant_writer('<role>')` is for who publishes, and in its place `grant_subscriber`, "
-    "`grant_consumer` or `grant_admin`",
-    "mbus": "membership in `mbus_<db>_post_<queue>` or `mbus_<db>_consume_<queue>_by_<consumer>` is for who uses a "
-    "queue, `mbus.grant_admin('<role>')` for who keeps dead letters",
-    "topology": "`topology.grant_reader('<role>')` is for who reads the catalogue, and in its place `grant_consumer`, "
-    "`grant_writer` or `grant_admin`",
-    "dead_letter": "the `grant_admin('<role>')` of the schema whose letters they are, such as `pubsub.grant_admin`, is "
-    "for who keeps dead letters",
-}
-"""Who needs which grant of a schema, by the name that PostgreSQL has in its error."""
-DENIED = re.compile(r"for schema (\w+)")
+DENIED = re.compile(r"for (?:schema|function) (\w+)")
 
 REFUSED = "the server answered and refused: check database, role and password"
 
@@ -243,20 +243,14 @@ def from_postgres(error: psycopg.Error) -> PgChangeError | None:
     ):
         kind = ServerUnavailable
     message = error.diag.message_primary or str(error).strip() or type(error).__name__
-    if kind is None or (kind is SchemaMissing and schema_missed(message) is None):
+    if kind is None or (kind is SchemaMissing and schema_in(message) is None):
         return None
     hint = error.diag.message_hint or (REFUSED if "FATAL:" in message else _advice(kind, message))
     return kind(f"{message}: {hint}" if hint else message)
 
 
-def schema_missed(message: str) -> str | None:
-    """Our schema that an error of PostgreSQL misses something of."""
-    found = OURS.search(message)
-    return None if found is None else found[1]
-
-
 def _advice(kind: type[PgChangeError], message: str) -> str | None:
-    extension = EXTENSIONS.get(schema_missed(message) or "") if kind is SchemaMissing else None
+    extension = EXTENSIONS.get(schema_in(message) or "") if kind is SchemaMissing else None
     if extension is not None:
         return f"{ADVICE[kind]}; where the server has no {extension}, install postgresql-contrib there first"
     denied = DENIED.search(message) if kind is PermissionDenied else None

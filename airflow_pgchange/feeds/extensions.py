@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from psycopg import sql
 
-EXTENSIONS = {"mbus": "hstore"}
-"""The extension that a schema needs, by the schema's name."""
+EXTENSIONS: dict[str, str] = {}
+"""The extension that a schema needs, by the schema's name, as it was told."""
 
 
 def is_missing(extension: str) -> sql.Composed:

@@ -9,21 +9,27 @@ consumer's lock and progress.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from psycopg import sql
 
 from airflow_pgchange.feeds.batch import Batch, Change, Partition, Slice, grouped
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.queries import together
 
 T = TypeVar("T")
+Kind = TypeVar("Kind", bound=type[Any])
+Ask = Callable[[sql.Composed], Any]
 Position = Mapping[str, Any]
 Goal = Mapping[str, Any]
-"""What a consumer should come to: a point of its feed, or for the commit queue ``{"commit_id": id}``."""
+"""What a consumer should come to: a point of its feed."""
 NOWHERE: Position = {}
 """The position of a consumer that has not begun: everything there ever was is before it."""
 
@@ -51,6 +57,15 @@ class Watched(Protocol):
 
 
 @runtime_checkable
+class Shared(Protocol):
+    """What a kind of feeds can do besides: tell of many of it for less than by ``lag`` of each."""
+
+    @classmethod
+    def lags(cls, asked: Sequence[tuple[Any, Position, int]]) -> sql.Composed:
+        """source, any server: an array of the ``lag`` of each, in their order; it fails where one of those does."""
+
+
+@runtime_checkable
 class Feed(Watched, Protocol):
     """What the consumer transaction and Spark ask of every feed besides."""
 
@@ -60,6 +75,13 @@ class Feed(Watched, Protocol):
     """Whether the changes are of shards, whose numbers begin the ends of a batch's slices."""
     columns: ClassVar[tuple[tuple[str, str], ...]]
     """Name and PostgreSQL type of what ``partitions`` selects; ``id`` is first."""
+    names: ClassVar[Names]
+    """How status names its consumers."""
+
+    @classmethod
+    def named(cls, ask: Ask, *parts: str) -> Self:
+        """The feed of the consumer that ``names`` read so; ``ask`` is answered by the database of the changes, where the
+        name does not say all: of one that can be moved it does."""
 
     def register(self) -> sql.Composed:
         """progress: make this consumer's progress if it is not there yet; in a transaction of its own."""
@@ -102,6 +124,22 @@ class Feed(Watched, Protocol):
 
     def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
         """progress: go on behind a batch that ``in_work`` returned, which becomes a dead letter; its number."""
+
+
+@runtime_checkable
+class OfTables(Feed, Protocol):
+    """What a feed can do besides whose changes are those of tables: it names them."""
+
+    def tables(self) -> sql.Composed:
+        """source, any server: ``[[schema, name], ...]`` of the tables whose changes come. A right more may be needed."""
+
+
+def lags(asked: Sequence[tuple[Watched, Position, int]]) -> sql.Composed:
+    """source, any server: an array of the ``lag`` of each of some feeds of a kind, in their order; one query for all."""
+    kind = type(asked[0][0])
+    if issubclass(kind, Shared):
+        return kind.lags(asked)
+    return together([feed.lag(position, upto) for feed, position, upto in asked])
 
 
 def partitions(feed: Feed, batch: Batch, n: int, shard: int | None = None) -> list[Partition]:
@@ -156,8 +194,29 @@ def progress_at(feed: Watched, results: T, source: T) -> T:
     return results if feed.progress == "results" else source
 
 
-FEEDS: dict[str, type[Any]] = {}
-"""Every kind of feed by its name: what ``from_json`` and ``from_uri`` know."""
+ENTRY_POINTS = "airflow_pgchange.feeds"
+"""The group of entry points by which other packages name the classes of their feeds."""
+
+_kinds: dict[str, type[Any]] = {}
+
+
+def kind_of_feed(feed: Kind) -> Kind:
+    """The decorator of a class of feeds: what status, the command line, assets and triggers find by its ``kind``."""
+    _kinds[feed.kind] = feed
+    return feed
+
+
+def kinds() -> Mapping[str, type[Any]]:
+    """Every kind of feed by its name, those of other packages too."""
+    from_other_packages()
+    return _kinds
+
+
+@cache
+def from_other_packages() -> None:
+    """Register the feeds that entry points name, once."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        kind_of_feed(entry.load())
 
 
 def to_json(feed: Watched) -> dict[str, Any]:
@@ -168,10 +227,10 @@ def to_json(feed: Watched) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Watched:
     """The feed that ``to_json`` wrote. Raises InvalidArgument for an unknown kind or field."""
     fields = dict(data)
-    kind = FEEDS.get(fields.pop("kind", ""))
+    kind = kinds().get(str(fields.pop("kind", "")))
     if kind is None:
         raise InvalidArgument(
-            f"unknown kind of feed in {dict(data)}: it must be one of {', '.join(sorted(FEEDS))}"
+            f"unknown kind of feed in {dict(data)}: it must be one of {', '.join(sorted(kinds()))}"
         )
     try:
         feed: Watched = kind(**fields)
@@ -188,7 +247,10 @@ def to_uri(feed: Watched, server: str) -> str:
 
 def from_uri(uri: str) -> tuple[Watched, str]:
     """The feed and the connection's name that ``to_uri`` wrote. Raises InvalidArgument for any other."""
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise InvalidArgument(f"{uri!r} is not the URI of a feed: {error}") from error
     try:
         fields = {key: json.loads(value) for key, value in parse_qsl(parts.query)}
     except json.JSONDecodeError as error:

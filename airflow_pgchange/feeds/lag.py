@@ -1,4 +1,4 @@
-"""Asking how far one consumer is, and how far behind."""
+"""Asking how far one consumer is, how far behind, and what it has in work."""
 
 from __future__ import annotations
 
@@ -28,3 +28,12 @@ def position(results: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
             f"{feed.name} has no progress here: `airflow pgchange status` lists the consumers"
         )
     return found
+
+
+def in_work(
+    results: psycopg.Connection[Any], source: psycopg.Connection[Any], feed: Feed
+) -> dict[str, Any] | None:
+    """The batch that was claimed and not acked, as its row of ``claim``; None where there is none. Raises
+    UnknownConsumer."""
+    batch: dict[str, Any] | None = ask(source, feed.in_work(position(results, feed)))
+    return batch

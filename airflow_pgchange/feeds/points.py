@@ -1,4 +1,4 @@
-"""Points in a feed: has a consumer processed all that was there at some moment, or a given commit?
+"""Points in a feed: has a consumer processed all that was there at some moment?
 
 Asked of the source's primary: a standby may not have what the point is about.
 """
@@ -9,7 +9,6 @@ from typing import Any
 
 import psycopg
 
-from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, Goal, progress_at
 from airflow_pgchange.feeds.queries import ask
 
@@ -18,14 +17,6 @@ def point(source: psycopg.Connection[Any], feed: Feed) -> dict[str, Any]:
     """Everything of the feed that is committed now, as plain JSON."""
     taken: dict[str, Any] = ask(source, feed.point())
     return taken
-
-
-def refuse_commit(feed: Feed, goal: Goal) -> None:
-    """Raise InvalidArgument where a commit is to be waited for in a feed that has none."""
-    if "commit_id" in goal:
-        raise InvalidArgument(
-            f"{feed.name}: {feed.kind} feeds have no commits: wait for a point of it, without commit_id"
-        )
 
 
 def has_passed(

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from psycopg import sql
 
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
+from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
-from airflow_pgchange.feeds.points import refuse_commit
+from airflow_pgchange.feeds.feed import Goal, Position, kind_of_feed
+from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.offered import SchemaFeed
 from airflow_pgchange.feeds.queries import call, select
+from airflow_pgchange.feeds.schemas import our_schema
+
+our_schema(
+    "mbus",
+    grants="membership in `mbus_<db>_post_<queue>` or `mbus_<db>_consume_<queue>_by_<consumer>` is for who uses a queue, "
+    "`mbus.grant_admin('<role>')` for who keeps dead letters",
+    extension="hstore",
+)
 
 
+@kind_of_feed
 @dataclass(frozen=True)
-class QueueFeed:
+class QueueFeed(SchemaFeed):
     """The messages of a queue that one of its consumers receives, without any order but what ``consume_after`` asks for.
 
     Up to 64 workers may have batches of one consumer at once; what one of them has, the others and who consumes by SQL
@@ -28,9 +39,8 @@ class QueueFeed:
     """
 
     kind: ClassVar[str] = "queue"
-    progress: ClassVar[Literal["results", "source"]] = "source"
-    schema_version: ClassVar[int] = 1
-    sharded: ClassVar[bool] = False
+    schema: ClassVar[str] = "mbus"
+    prefix: ClassVar[str] = "feed_"
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "text"),
         ("number", "bigint"),
@@ -39,6 +49,12 @@ class QueueFeed:
         ("headers", "jsonb"),
         ("added", "timestamptz"),
     )
+    names: ClassVar[Names] = Names(
+        "queue:{}/{}",
+        (".+", "[^/]+"),
+        "queue:orders/default",
+        "`airflow pgchange skip` gives up its batch, mbus.drop_consumer() removes it",
+    )
 
     queue: str
     consumer: str = "default"
@@ -46,39 +62,21 @@ class QueueFeed:
     def __post_init__(self) -> None:
         for name in ("queue", "consumer"):
             value = getattr(self, name)
-            if not value or not isinstance(value, str):
+            if not is_name(value):
                 raise InvalidArgument(f"{name} must be the name of a {name}, not {value!r}")
-
-    @property
-    def name(self) -> str:
-        return f"queue:{self.queue}/{self.consumer}"
 
     def register(self) -> sql.Composed:
         # A consumer is made with its queue, or by its owner: its position is there.
-        return self._select("mbus.feed_position")
+        return self.position()
 
     def lock(self) -> sql.Composed:
-        return self._select("mbus.feed_lock")
-
-    def locked(self) -> sql.Composed:
-        return self._select("mbus.feed_locked")
-
-    def position(self) -> sql.Composed:
-        return self._select("mbus.feed_position")
+        return self._select("lock")
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
-        return self._select("mbus.feed_lag", upto)
-
-    def choose(self, position: Position, limit: int) -> None:
-        return None
-
-    def claim(
-        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
-    ) -> sql.Composed:
-        return self._select("mbus.feed_claim", position, limit, max_attempts)
+        return self._select("lag", upto)
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return call("mbus.feed_changes", self.queue, self.consumer, batch.bounds, part.after, part.upto)
+        return call("mbus.feed_changes", *self.parts, batch.bounds, part.after, part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         data = {name: row[name] for name in ("data", "properties", "headers")}
@@ -88,23 +86,4 @@ class QueueFeed:
         return select("mbus.feed_point", self.queue)
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        refuse_commit(self, goal)
-        return self._select("mbus.feed_passed", goal)
-
-    def ack(self, batch: Batch) -> sql.Composed:
-        return self._select("mbus.feed_ack", batch.to_json())
-
-    def in_work(self, position: Position) -> sql.Composed:
-        return self._select("mbus.feed_in_work", position)
-
-    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
-        return self._select("mbus.feed_note_failure", batch.to_json(), error)
-
-    def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
-        return self._select("mbus.feed_skip", row, reason)
-
-    def _select(self, function: str, *arguments: Any) -> sql.Composed:
-        return select(function, self.queue, self.consumer, *arguments)
-
-
-FEEDS[QueueFeed.kind] = QueueFeed
+        return self._select("passed", goal)

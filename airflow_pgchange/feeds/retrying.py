@@ -16,9 +16,9 @@ DEADLOCK_TRIES = 5
 Result = TypeVar("Result")
 
 
-def succeeds(attempt: Callable[[], bool], wait: float | None) -> bool:
-    """Whether an attempt succeeds: the first, which is made at once, or one within ``wait`` seconds, None: whenever."""
-    ends = math.inf if wait is None else time.monotonic() + wait
+def succeeds(attempt: Callable[[], bool], timeout: float | None) -> bool:
+    """Whether an attempt succeeds: the first, which is made at once, or one within ``timeout``, None: whenever."""
+    ends = math.inf if timeout is None else time.monotonic() + timeout
     pause = FIRST_PAUSE
     while not attempt():
         left = ends - time.monotonic()

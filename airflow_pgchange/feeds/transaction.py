@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds import failures, reading
+from airflow_pgchange.feeds import error_text, reading
 from airflow_pgchange.feeds.batch import Batch, Change
+from airflow_pgchange.feeds.checks import Seconds, patience, seconds
 from airflow_pgchange.feeds.connect import begun, cancel, connect, keep_open
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
@@ -26,6 +28,7 @@ from airflow_pgchange.feeds.errors import (
     translated,
 )
 from airflow_pgchange.feeds.feed import NOWHERE, Feed, progress_at
+from airflow_pgchange.feeds.progress import Progress
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retrying import past_deadlocks, succeeds
 
@@ -41,9 +44,11 @@ class ConsumerTransaction:
     Of a feed whose progress is at its source, results elsewhere are committed first: at least once.
 
     ``results`` and ``source`` are libpq connection strings; ``source`` may name several servers of one group.
-    ``wait`` is how many seconds to wait for another holder of the lock: 0 for none, None for as long as it takes.
+    ``busy_timeout`` is how long to wait for another holder of the lock: 0 for none, None for as long as it takes.
     ``stopped`` tells that the caller wants no more: the wait ends, and nothing of a batch is kept; raises Stopped.
     What the block fails on is noted with the claim, for ``give_up``; ``hide`` takes secrets out of it that are not ours.
+    ``run`` says who works, for people who look at the batches of the last days.
+    ``progress`` knows what it is at.
     """
 
     def __init__(
@@ -52,18 +57,21 @@ class ConsumerTransaction:
         results: str,
         source: str | None = None,
         *,
-        wait: float | None = 0,
+        busy_timeout: Seconds | None = 0,
         stopped: Callable[[], bool] = lambda: False,
         hide: Callable[[str], str] = lambda text: text,
+        run: str | None = None,
     ) -> None:
         self.feed = feed
         self.batch: Batch | None = None
         self.busy = False
+        self.progress = Progress()
         self._results = results
         self._source = source or results
-        self._wait = wait
+        self._busy_timeout = patience("busy_timeout", busy_timeout)
         self._stopped = stopped
         self._hide = hide
+        self._told = {} if run is None else {"pgchange.run": run}
         self._acked = False
         self._open = ExitStack()
         self._stream: Generator[Change, None, None] | None = None
@@ -79,7 +87,7 @@ class ConsumerTransaction:
             )
             for connection in {self._reader, self._claims}:
                 # What reads a batch that was published in many partitions is compiled for longer than it runs.
-                keep_open(connection, jit="off")
+                keep_open(connection, jit="off", **self._told)
             # Left in the opposite order: results are committed first, so nothing is ever lost between the two.
             self._keeper = opened.enter_context(
                 connect(progress_at(self.feed, self._results, self._source), primary=True)
@@ -89,7 +97,7 @@ class ConsumerTransaction:
                 ask(self._reader, self.feed.lag(NOWHERE, 1))
                 self._keeper.execute(self.feed.register())
             opened.enter_context(begun(self._keeper))
-            self.busy = not succeeds(self._try_lock, self._wait)
+            self.busy = not succeeds(self._try_lock, self._busy_timeout)
             self.connection = self._keeper
             if self.feed.progress == "source" and self._results != self._source:
                 self.connection = opened.enter_context(connect(self._results, primary=True))
@@ -142,12 +150,14 @@ class ConsumerTransaction:
             raise BatchNotFinished(
                 f"{self.feed.name}: one batch a transaction; ack this one and open another"
             )
+        self.progress.begin("claim")
         with translated():
             position = self._read_position()
             choose = self.feed.choose(position, limit) if self._on_standby else None
             choice = None if choose is None else ask(self._reader, choose)
             claim = self.feed.claim(position, limit, choice, max_attempts)
             row = past_deadlocks(lambda: ask(self._claims, claim))
+        self.progress.begin("process")
         self.batch = None if row is None else Batch.from_json({**row, "feed": self.feed.name})
         return self.batch
 
@@ -168,7 +178,8 @@ class ConsumerTransaction:
     def changes(self) -> Iterator[Change]:
         """The claimed batch's changes in order, streamed from the source; asked for again, from the beginning."""
         self._close_stream()
-        self._stream = reading.changes(self._reader, self.feed, self._claimed())
+        batch = self._claimed()
+        self._stream = self.progress.counted(reading.changes(self._reader, self.feed, batch), batch.count)
         return self._stream
 
     def ack(self, write: Callable[[psycopg.Connection[Any]], object] | None = None) -> None:
@@ -181,25 +192,29 @@ class ConsumerTransaction:
 
         def write_and_ack() -> None:
             self._acked = False
+            self.progress.begin("process")
             with self._keeper.transaction(), self.connection.transaction():
                 if write is not None:
                     write(self.connection)
                 self._stop_if_asked()
+                worked = replace(batch, seconds=self.progress.seconds)
+                self.progress.begin("ack")
                 with translated():
-                    self._keeper.execute(self.feed.ack(batch))
+                    self._keeper.execute(self.feed.ack(worked))
                 # Not behind the block: it swallows a psycopg.Rollback that ``write`` raises.
                 self._acked = True
 
         past_deadlocks(write_and_ack)
 
     @contextmanager
-    def kept_alive(self, on_lost: Callable[[], None], every: float = PING_EVERY) -> Iterator[None]:
-        """Ping the connection every ``every`` seconds while the block runs elsewhere; ``on_lost`` is called, once, if it
+    def kept_alive(self, on_lost: Callable[[], None], poll_interval: Seconds = PING_EVERY) -> Iterator[None]:
+        """Ping the connection every ``poll_interval`` while the block runs elsewhere; ``on_lost`` is called, once, if it
         is gone, and the block's end raises ConnectionLost."""
+        rest = seconds("poll_interval", poll_interval)
         done, lost = threading.Event(), threading.Event()
 
         def ping() -> None:
-            while not done.wait(every):
+            while not done.wait(rest):
                 try:
                     self.ping()
                 except ConnectionLost:
@@ -235,8 +250,9 @@ class ConsumerTransaction:
     def _note(self, error: BaseException | None) -> None:
         """With nothing held any more: a transaction at its ack may have locked what is written here."""
         if self.batch is not None and isinstance(error, Exception) and not isinstance(error, Stopped):
-            told = failures.described(error, (self._results, self._source))
-            failures.note(self.feed, self._source, self.batch, told, self._hide)
+            told = error_text.described(error, (self._results, self._source))
+            batch = replace(self.batch, seconds=self.progress.seconds)
+            error_text.note(self.feed, self._source, batch, told, self._hide)
 
     def _close_stream(self) -> None:
         """A stream that was not read to its end would keep the lock of its connection."""

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from psycopg import sql
 
 from airflow_pgchange.feeds.batch import Batch, Change, Slice
+from airflow_pgchange.feeds.checks import is_name
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.feeds.feed import FEEDS, Goal, Position
-from airflow_pgchange.feeds.points import refuse_commit
+from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
+from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.offered import SchemaFeed
 from airflow_pgchange.feeds.queries import call, select
+from airflow_pgchange.feeds.schemas import our_schema
+
+our_schema(
+    "tube",
+    grants="`tube.grant_consumer('<role>')` is for all, `grant_owner` for who makes tubes; on the pods insert (op, "
+    "shard, ids, payload, ts) for who touches and attaches, select and delete for who works them",
+)
 
 
+@kind_of_feed
 @dataclass(frozen=True)
-class TubeFeed:
+class TubeFeed(SchemaFeed):
     """The touched ids of a worker's shards, each once a batch and never in two batches at once.
 
     Worker ``worker`` of ``workers``, numbered from 0, has the shards whose number leaves that remainder. Incremental
@@ -26,8 +36,7 @@ class TubeFeed:
     """
 
     kind: ClassVar[str] = "tube"
-    progress: ClassVar[Literal["results", "source"]] = "source"
-    schema_version: ClassVar[int] = 1
+    schema: ClassVar[str] = "tube"
     sharded: ClassVar[bool] = True
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("id", "bigint"),
@@ -37,13 +46,19 @@ class TubeFeed:
         ("payload", "jsonb"),
         ("touched_at", "timestamptz"),
     )
+    names: ClassVar[Names] = Names(
+        "tube:{}/{}",
+        (".+", r"\d+"),
+        "tube:copies/0",
+        "`airflow pgchange skip` gives up its batch, tube.tube_ensure_absent() removes a tube",
+    )
 
     tube: str
     worker: int = 0
     workers: int = 1
 
     def __post_init__(self) -> None:
-        if not self.tube or not isinstance(self.tube, str):
+        if not is_name(self.tube):
             raise InvalidArgument("tube must be the name of a tube")
         for name in ("worker", "workers"):
             value = getattr(self, name)
@@ -56,35 +71,33 @@ class TubeFeed:
                 f"there is no worker {self.worker} of {self.workers}: they are numbered from 0"
             )
 
+    @classmethod
+    def named(cls, ask: Ask, *parts: str) -> Self:
+        tube, worker = parts
+        return cls(tube, int(worker), ask(sql.SQL("select ({}).partitions").format(call("tube.named", tube))))
+
     @property
-    def name(self) -> str:
-        return f"tube:{self.tube}/{self.worker}"
+    def parts(self) -> tuple[Any, ...]:
+        return self.tube, self.worker
+
+    @property
+    def share(self) -> tuple[str, int, int]:
+        """What is the worker's of the tube, as its functions take it."""
+        return self.tube, self.workers, self.worker
 
     def register(self) -> sql.Composed:
-        return select("tube.register", self.tube, self.workers, self.worker)
-
-    def lock(self) -> sql.Composed:
-        return select("tube.take_lock", self.tube, self.worker)
-
-    def locked(self) -> sql.Composed:
-        return select("tube.locked", self.tube, self.worker)
-
-    def position(self) -> sql.Composed:
-        return select("tube.position", self.tube, self.worker)
+        return select("tube.register", *self.share)
 
     def lag(self, position: Position, upto: int) -> sql.Composed:
-        return select("tube.lag", self.tube, self.workers, self.worker, position, upto)
-
-    def choose(self, position: Position, limit: int) -> None:
-        return None
+        return select("tube.lag", *self.share, position, upto)
 
     def claim(
         self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
     ) -> sql.Composed:
-        return select("tube.claim", self.tube, self.workers, self.worker, position, limit, max_attempts)
+        return select("tube.claim", *self.share, position, limit, max_attempts)
 
     def changes(self, batch: Batch, part: Slice) -> sql.Composed:
-        return call("tube.changes", self.tube, self.worker, batch.bounds, part.after, part.upto)
+        return call("tube.changes", *self.parts, batch.bounds, part.after, part.upto)
 
     def change(self, row: Mapping[str, Any]) -> Change:
         data = {name: row[name] for name in ("shard", "backfill", "payload")}
@@ -92,28 +105,26 @@ class TubeFeed:
 
     def attached(self) -> sql.Composed:
         """source, any server: what touches this worker's shards, as ``Attached.all`` takes it."""
-        return select("tube.attached_to", self.tube, self.workers, self.worker)
+        return select("tube.attached_to", *self.share)
+
+    def tables(self) -> sql.Composed:
+        query = sql.SQL("""
+            select coalesce(jsonb_agg(distinct jsonb_build_array(a ->> 'schema', a ->> 'name')), '[]')
+            from jsonb_array_elements({}) as a
+        """)
+        return query.format(call("tube.attached_to", self.tube, self.workers, self.worker))
 
     def point(self) -> sql.Composed:
         return select("tube.point", self.tube)
 
     def passed(self, position: Position, goal: Goal) -> sql.Composed:
-        refuse_commit(self, goal)
-        return select("tube.passed", self.tube, self.workers, self.worker, position, goal)
-
-    def ack(self, batch: Batch) -> sql.Composed:
-        return select("tube.ack", self.tube, self.worker, batch.to_json())
+        return select("tube.passed", *self.share, position, goal)
 
     def in_work(self, position: Position) -> sql.Composed:
-        return select("tube.in_work", self.tube, self.worker)
-
-    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
-        return select("tube.note_failure", self.tube, self.worker, batch.to_json(), error)
-
-    def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
-        return select("tube.skip", self.tube, self.worker, row, reason)
+        return self._select("in_work")
 
 
+@kind_of_feed
 @dataclass(frozen=True)
 class AllTubes:
     """Every worker of every tube of a database, to wait for: ready is what is ready for workers that are not at work.
@@ -138,7 +149,3 @@ class AllTubes:
 
     def locked(self) -> sql.Composed:
         return sql.SQL("select {}").format(False)
-
-
-FEEDS[TubeFeed.kind] = TubeFeed
-FEEDS[AllTubes.kind] = AllTubes

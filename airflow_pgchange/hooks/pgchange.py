@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import psycopg
 from airflow.sdk import BaseHook, Connection
 from psycopg.conninfo import make_conninfo
 
-from airflow_pgchange import schema
+from airflow_pgchange.feeds import connect as databases
 from airflow_pgchange.feeds.connect import connect, connect_async
-from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
+from airflow_pgchange.feeds.errors import InvalidArgument
 
 TOKENS = frozenset({"iam", "redshift", "redshift-serverless", "azure_conn_id"})
 """Extras of Airflow's own PostgreSQL hook for signing in by a cloud's token."""
@@ -25,21 +26,17 @@ NOT_LIBPQ = TOKENS | {
     "workgroup-name",
 }
 """Its extras that are not options of libpq."""
-TYPES = ("postgres", "pgchange")
 
 
 class PgChangeHook(BaseHook):
-    """A PostgreSQL connection for feeds, from any Airflow connection of type ``postgres`` or ``pgchange``.
+    """A PostgreSQL connection for feeds, from any Airflow connection of type ``postgres``.
 
     Host may list several servers (``db1,db2`` or ``db1:5432,db2:5433``); every extra goes to libpq
     (``sslmode``, ``sslrootcert``, ``target_session_attrs``, ``options``, ``service``, ...). A string that
     ``conninfo`` returns holds the password: it is for libpq, never for a log.
     """
 
-    conn_name_attr: ClassVar[str] = "postgres_conn_id"
     default_conn_name: ClassVar[str] = "postgres_default"
-    conn_type: ClassVar[str] = "pgchange"
-    hook_name: ClassVar[str] = "PostgreSQL changes"
 
     def __init__(self, postgres_conn_id: str = default_conn_name, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -72,25 +69,21 @@ class PgChangeHook(BaseHook):
         """The same for the event loop."""
         return await connect_async(await self.aconninfo(), primary=primary)
 
-    def test_connection(self) -> tuple[bool, str]:
-        """For the button of the connection's form: whether the server answers, and which of our schemas it
-        has.
-        """
-        try:
-            with self.get_conn() as connection:
-                held = schema.present(connection)
-        except (PgChangeError, psycopg.Error) as error:
-            return False, str(error)
-        found = ", ".join(sorted(system.schema for system in schema.SYSTEMS if system.folder in held))
-        return True, f"Connected; schemas: {found or 'none yet, run airflow pgchange install'}"
+
+def both(
+    postgres_conn_id: str, source_conn_id: str | None, *, primary: bool = True
+) -> AbstractContextManager[tuple[psycopg.Connection[Any], psycopg.Connection[Any]]]:
+    """Connections to the database of the results and to that of the changes, by the names of Airflow's."""
+    source = PgChangeHook(source_conn_id).conninfo() if source_conn_id else None
+    return databases.both(PgChangeHook(postgres_conn_id).conninfo(), source, primary=primary)
 
 
 def conninfo_of(connection: Connection, extra: Mapping[str, Any]) -> str:
     """An Airflow connection as a libpq string."""
     name = connection.conn_id
-    if connection.conn_type not in TYPES:
+    if connection.conn_type != "postgres":
         raise InvalidArgument(
-            f"connection {name} is of type {connection.conn_type}: give one of type postgres or pgchange"
+            f"connection {name} is of type {connection.conn_type}: give one of type postgres"
         )
     if any(extra.get(option) for option in TOKENS):
         raise InvalidArgument(

@@ -10,7 +10,7 @@ import psycopg
 from airflow_pgchange.feeds.batch import Batch, Change
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
-from airflow_pgchange.operators.draining import DrainingOperator
+from airflow_pgchange.operators.feed import FeedOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Process = Callable[[Batch, Iterator[Change], psycopg.Connection[Any]], object]
 
 
-class BatchOperator(DrainingOperator):
+class BatchOperator(FeedOperator):
     """Hands each batch of a feed to a Python callable, and commits what it wrote together with the progress.
 
     The callable is called as ``process(batch, changes, connection)``: ``changes`` are the batch's changes in

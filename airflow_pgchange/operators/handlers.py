@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_pgchange.arguments import Seconds, Until, patience, until_of
 from airflow_pgchange.events import EventHandlers, Handler
-from airflow_pgchange.feeds.checks import OnBusy, check_plan
+from airflow_pgchange.feeds.checks import OnBusy, Seconds, Until
 from airflow_pgchange.feeds.errors import ConsumerBusy, Stopped
+from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.stopping import Stop
+from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class EventHandlersOperator(BaseOperator):
+class EventHandlersOperator(CheckedArguments, BaseOperator):
     """Holds a group and runs its handlers, each at its own pace, until nothing is left or for some time.
 
     Guarantee: a reliable handler gets each event at least once, with ``delivery.key`` as the key for results elsewhere;
@@ -33,17 +33,17 @@ class EventHandlersOperator(BaseOperator):
 
     :param group: the group (templated)
     :param handlers: its handlers
-    :param until: ``empty``: until nothing is ready, retries in the future left for a later run; or so many seconds
-        (templated)
-    :param chunk_size: events a batch, at most
-    :param read_ahead: batches that a fast handler may be ahead of the slowest
-    :param on_busy: while another holds the group: ``wait`` for it, ``skip`` the task, or ``fail``
-    :param wait_for: how long to wait for it, with ``wait``: seconds, or a timedelta; None: as long as it takes
+    :param until: ``empty``: until nothing is ready, retries in the future left for a later run; or so long (templated)
+    :param limit: events a batch, at most (templated)
+    :param read_ahead: batches that a fast handler may be ahead of the slowest (templated)
+    :param on_busy: while another holds the group: ``wait`` for it, ``skip`` the task, or ``fail`` (templated)
+    :param busy_timeout: how long to wait for it, with ``wait``; None: as long as it takes (templated)
     :param skip_if_empty: skip the task where nothing was read; otherwise it succeeds
     :param postgres_conn_id: the database of the event log; not by way of a pooler in transaction mode
     """
 
-    template_fields: Sequence[str] = ("group", "until", "postgres_conn_id")
+    arguments = checks("group", "until", "limit", "read_ahead", "on_busy", "busy_timeout", "postgres_conn_id")
+    template_fields: Sequence[str] = tuple(arguments)
     shallow_copy_attrs: Sequence[str] = ("handlers",)
 
     def __init__(
@@ -52,23 +52,22 @@ class EventHandlersOperator(BaseOperator):
         group: str,
         handlers: Sequence[Handler],
         until: Until = "empty",
-        chunk_size: int = 1000,
-        read_ahead: int = 10,
+        limit: Number = 1000,
+        read_ahead: Number = 10,
         on_busy: OnBusy = "wait",
-        wait_for: Seconds | None = None,
+        busy_timeout: Seconds | None = None,
         skip_if_empty: bool = False,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_plan(on_busy, chunk_size=chunk_size, read_ahead=read_ahead)
         self.group = group
         self.handlers = handlers
-        self.until = until
-        self.chunk_size = chunk_size
-        self.read_ahead = read_ahead
+        self.until: Any = until
+        self.limit: Any = limit
+        self.read_ahead: Any = read_ahead
         self.on_busy = on_busy
-        self.wait_for = patience("wait_for", wait_for)
+        self.busy_timeout = busy_timeout
         self.skip_if_empty = skip_if_empty
         self.postgres_conn_id = postgres_conn_id
         self._running: EventHandlers | None = None
@@ -80,15 +79,15 @@ class EventHandlersOperator(BaseOperator):
             self.group,
             self.handlers,
             PgChangeHook(self.postgres_conn_id).conninfo(),
-            chunk_size=self.chunk_size,
+            limit=self.limit,
             read_ahead=self.read_ahead,
-            wait=self.wait_for if self.on_busy == "wait" else 0,
+            busy_timeout=self.busy_timeout if self.on_busy == "wait" else 0,
         )
         # Also where the task was killed before there was anything to stop.
         if self._stop():
             self._running.stop()
         try:
-            done = self._running.run(until_of(self.until))
+            done = self._running.run(self.until)
         except ConsumerBusy as error:
             if self.on_busy == "skip":
                 raise AirflowSkipException(f"group {self.group} is held by another run") from error

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import BaseOperator
 
-from airflow_pgchange import dead_letters
+from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.feeds.checks import Seconds
 from airflow_pgchange.feeds.errors import InvalidArgument
-from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.hooks.pgchange import PgChangeHook, both
+from airflow_pgchange.utils.arguments import CheckedArguments, checks, maybe, one_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 Action = Literal["redrive", "drop"]
 
 
-class DeadLettersOperator(BaseOperator):
+def _numbers(name: str, given: Sequence[int | str] | str) -> list[int]:
+    texts = given.strip("[] ").split(",") if isinstance(given, str) else given
+    try:
+        return [int(each) for each in texts if str(each).strip()]
+    except ValueError as error:
+        raise InvalidArgument(f"{name} must be numbers, not {given!r}") from error
+
+
+class DeadLettersOperator(CheckedArguments, BaseOperator):
     """Sends dead letters again, or drops them: those of a consumer, older than an age, or by number.
 
     A letter goes to the consumer that gave it up, and to nobody else. Once, however often this task runs: exactly once or
@@ -28,29 +36,29 @@ class DeadLettersOperator(BaseOperator):
 
     :param action: ``redrive`` or ``drop`` (templated)
     :param consumer: only letters of this consumer, as ``airflow pgchange status`` names it (templated)
-    :param older_than: only letters that were given up longer ago, as a timedelta or a PostgreSQL interval such as
-        ``7 days`` (templated)
+    :param older_than: only letters that were given up longer ago, such as ``7 days`` (templated)
     :param letter_ids: these letters and no other, all or none of them (templated)
     :param postgres_conn_id: the database of the letters: that of the results for the commit queue, the event log and the
         topology, its own for a tube or a message queue; with a role that may give up the consumer's batches
     :param source_conn_id: the database that holds the changes, where it is another one; default: the same
     """
 
-    template_fields: Sequence[str] = (
-        "action",
+    arguments = checks(
         "consumer",
         "older_than",
-        "letter_ids",
         "postgres_conn_id",
         "source_conn_id",
+        action=one_of(Action),
+        letter_ids=maybe(_numbers),
     )
+    template_fields: Sequence[str] = tuple(arguments)
 
     def __init__(
         self,
         *,
         action: Action,
         consumer: str | None = None,
-        older_than: timedelta | str | None = None,
+        older_than: Seconds | None = None,
         letter_ids: Sequence[int | str] | str | None = None,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
         source_conn_id: str | None = None,
@@ -60,29 +68,19 @@ class DeadLettersOperator(BaseOperator):
         self.action = action
         self.consumer = consumer
         self.older_than = older_than
-        self.letter_ids = letter_ids
+        self.letter_ids: Any = letter_ids
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Returns ``{action, letters}``, with the numbers of the letters that were sent or dropped."""
-        if self.action not in get_args(Action):
-            raise InvalidArgument(f"action must be one of {', '.join(get_args(Action))}, not {self.action!r}")
-        ids = _numbers(self.letter_ids)
-        asked: dict[str, Any] = {
-            "consumer": self.consumer or None,
-            "older_than": None if self.older_than == "" else self.older_than,
-        }
-        with ExitStack() as opened:
-            connection = opened.enter_context(PgChangeHook(self.postgres_conn_id).get_conn(primary=True))
+        ids = self.letter_ids or ()
+        asked: dict[str, Any] = {"consumer": self.consumer, "older_than": self.older_than}
+        asks_source = None if self.action == "drop" else self.source_conn_id
+        with both(self.postgres_conn_id, asks_source) as (connection, source):
             if self.action == "drop":
                 done = dead_letters.drop(connection, ids=ids, **asked)
             else:
-                source = (
-                    opened.enter_context(PgChangeHook(self.source_conn_id).get_conn(primary=True))
-                    if self.source_conn_id
-                    else None
-                )
                 done = dead_letters.redrive(connection, source, ids=ids, **asked)
                 if not ids:
                     self._tell_of_others(dead_letters.listed(connection, source, **asked))
@@ -99,11 +97,3 @@ class DeadLettersOperator(BaseOperator):
                     letter.changes,
                     letter.hindrance,
                 )
-
-
-def _numbers(given: Sequence[int | str] | str | None) -> list[int]:
-    texts = given.strip("[] ").split(",") if isinstance(given, str) else given or ()
-    try:
-        return [int(text) for text in texts if str(text).strip()]
-    except ValueError as error:
-        raise InvalidArgument(f"letter_ids must be numbers, not {given!r}") from error

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_pgchange.admin.maintenance import maintain
+from airflow_pgchange.feeds.checks import Seconds
 from airflow_pgchange.feeds.errors import PgChangeError
 from airflow_pgchange.hooks.pgchange import PgChangeHook
-from airflow_pgchange.maintenance import maintain
+from airflow_pgchange.utils.arguments import CheckedArguments, Number, checks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class MaintenanceOperator(BaseOperator):
+class MaintenanceOperator(CheckedArguments, BaseOperator):
     """Looks after a database with our schemas: run it every few minutes, for results and sources alike.
 
     It makes partitions ahead, puts the capture on partitions that users attached, drops what killed jobs left
@@ -25,32 +27,32 @@ class MaintenanceOperator(BaseOperator):
     write them say.
 
     :param postgres_conn_id: the database; with a role that has the grants of the maintenance DAG (docs/roles.md)
-    :param width: transactions a partition
-    :param ahead: partitions ahead of today's
-    :param keep: trim history that is older than this PostgreSQL interval, such as ``30 days``, once every
-        consumer has processed it; default: nothing is trimmed (templated)
-    :param keep_sagas: forget sagas that ended longer ago than this PostgreSQL interval; default: none is forgotten
-        (templated)
+    :param width: transactions a partition (templated)
+    :param ahead: partitions ahead of today's (templated)
+    :param retention: trim history that is older, such as than ``30 days``, once every consumer has processed it;
+        default: nothing is trimmed (templated)
+    :param saga_retention: forget sagas that ended longer ago; default: none is forgotten (templated)
     """
 
-    template_fields: Sequence[str] = ("postgres_conn_id", "keep", "keep_sagas")
+    arguments = checks("postgres_conn_id", "width", "ahead", "retention", "saga_retention")
+    template_fields: Sequence[str] = tuple(arguments)
 
     def __init__(
         self,
         *,
         postgres_conn_id: str = PgChangeHook.default_conn_name,
-        width: int = 1_000_000,
-        ahead: int = 2,
-        keep: str | None = None,
-        keep_sagas: str | None = None,
+        width: Number = 1_000_000,
+        ahead: Number = 2,
+        retention: Seconds | None = None,
+        saga_retention: Seconds | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.postgres_conn_id = postgres_conn_id
-        self.width = width
-        self.ahead = ahead
-        self.keep = keep
-        self.keep_sagas = keep_sagas
+        self.width: Any = width
+        self.ahead: Any = ahead
+        self.retention = retention
+        self.saga_retention = saga_retention
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Returns ``{done: [lines], attention: [lines]}``; fails after the last step if any of them failed."""
@@ -59,8 +61,8 @@ class MaintenanceOperator(BaseOperator):
                 connection,
                 width=self.width,
                 ahead=self.ahead,
-                keep=self.keep or None,
-                keep_sagas=self.keep_sagas or None,
+                retention=self.retention,
+                saga_retention=self.saga_retention,
             )
         for line in report.done:
             self.log.info("%s", line)

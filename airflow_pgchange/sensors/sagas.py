@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.utils.arguments import CheckedArguments, checks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,11 +20,21 @@ if TYPE_CHECKING:
 NUMBER = re.compile("[0-9]{1,18}")
 
 
-class SagaSensor(BaseSensorOperator):
+def _number(name: str, given: Any) -> int:
+    # An XCom is a number, a template gives a text; a truth or a fraction is neither.
+    digits = str(given).strip() if type(given) in (int, str) else ""
+    if not NUMBER.fullmatch(digits):
+        raise InvalidArgument(
+            f"{name} must be the number of one, as StartSagaOperator returns it, not {given!r:.300}"
+        )
+    return int(digits)
+
+
+class SagaSensor(CheckedArguments, BaseSensorOperator):
     """Waits until a saga is complete, and fails, without retries, once it is rolled back.
 
     Whose steps are not all done at its deadline is rolled back, by its handlers or by maintenance. But there are sagas
-    without one (``Saga(within=None)``), and a compensation that fails is tried again for good: give a ``timeout`` as to
+    without one (``Saga(timeout=None)``), and a compensation that fails is tried again for good: give a ``timeout`` as to
     any sensor. Where a saga is stuck this is logged.
 
     :param saga: its number, such as the XCom of StartSagaOperator (templated)
@@ -31,7 +42,8 @@ class SagaSensor(BaseSensorOperator):
     :param kwargs: ``poke_interval``, ``timeout`` and so on, as any sensor has them; it reschedules by default
     """
 
-    template_fields: Sequence[str] = ("saga", "postgres_conn_id")
+    arguments = checks("postgres_conn_id", saga=_number)
+    template_fields: Sequence[str] = tuple(arguments)
 
     def __init__(
         self,
@@ -47,9 +59,8 @@ class SagaSensor(BaseSensorOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def poke(self, context: Context) -> PokeReturnValue:
-        number = self._number()
         with PgChangeHook(self.postgres_conn_id).get_conn(primary=True) as connection:
-            found = ask(connection, select("mbus.saga_state", number))
+            found = ask(connection, select("mbus.saga_state", self.saga))
         if found is None:
             raise AirflowFailException(
                 f"there is no saga {self.saga}: it was forgotten, or is another database's"
@@ -61,12 +72,3 @@ class SagaSensor(BaseSensorOperator):
             self.log.warning("%s is stuck: %s", name, found["stuck"])
         self.log.info("%s: %s; to do: %s", name, found["state"], ", ".join(found["to_do"]) or "nothing")
         return PokeReturnValue(found["state"] == "complete", found["done"])
-
-    def _number(self) -> int:
-        # An XCom is a number, a template gives a text; a truth or a fraction is neither.
-        text = str(self.saga).strip() if type(self.saga) in (int, str) else ""
-        if not NUMBER.fullmatch(text):
-            raise InvalidArgument(
-                f"{self.task_id}: saga must be the number of one, as StartSagaOperator returns it, not {self.saga!r:.300}"
-            )
-        return int(text)

@@ -21,7 +21,7 @@ from airflow_pgchange.feeds.batch import Partition
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.errors import BatchIncomplete, MergeRefused, ServerUnavailable
 from airflow_pgchange.feeds.reading import connected, expect
-from airflow_pgchange.feeds.staging import ATTEMPT, SCHEMA
+from airflow_pgchange.results.staging import ATTEMPT, SCHEMA
 from airflow_pgchange.spark.misfits import Rows, bytes_named, nul_found, record, shown
 from airflow_pgchange.spark.types import SESSION, Column, reading_query
 

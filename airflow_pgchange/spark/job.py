@@ -1,64 +1,70 @@
-"""What a Spark application uses: ``with batch_job() as job``."""
+"""What a Spark application uses: ``with batch_job() as job``, or ``for job in batch_jobs()``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
-from psycopg import sql
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import DoubleType, FloatType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
-from airflow_pgchange.feeds.attached import Attached
 from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.checks import Seconds, seconds
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.feeds.event import EventFeed
 from airflow_pgchange.feeds.feed import Feed, shards
-from airflow_pgchange.feeds.merge import validate, write_manifest
 from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.queue import QueueFeed
 from airflow_pgchange.feeds.reading import connected
-from airflow_pgchange.feeds.staging import TOUCHED, Staged, checked_mode, create
-from airflow_pgchange.feeds.target import look_up
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.spark import request, sink
+from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.merge import validate, write_manifest
+from airflow_pgchange.results.staging import TOUCHED, Copied, Staged, checked_mode, create
+from airflow_pgchange.results.target import look_up
+from airflow_pgchange.spark import request, session, sink
+from airflow_pgchange.spark.carried import columns_of_messages, columns_of_payloads
 from airflow_pgchange.spark.installed import check_versions
+from airflow_pgchange.spark.mirror import as_copied, marked, with_touched
 from airflow_pgchange.spark.misfits import Rows
+from airflow_pgchange.spark.notes import Notes
 from airflow_pgchange.spark.parent import follow_parent
+from airflow_pgchange.spark.read_options import PATIENCE, Rule, Wanted
 from airflow_pgchange.spark.request import Request
 from airflow_pgchange.spark.source import NAME, data_source, prepare
 from airflow_pgchange.spark.types import staging_types
-from airflow_pgchange.spark.wanted import PATIENCE, Rule, Wanted
 
-__all__ = ["Attached", "Job", "batch_job"]
+__all__ = ["Attached", "Job", "batch_job", "batch_jobs"]
 
-SHARD = "shard"
-"""The column of a copy of several tables' rows that says which table a row is of."""
-SMALL = 20_000
+SMALL = 50_000
 """Changes below which the driver reads a batch itself, and rows up to which it stages its results: a data source costs
-seconds to start."""
-EVENT_COLUMNS = ("event_id", "topic")
-CORRUPT = "pgchange_corrupt"
-TEXTS = "map<string,string>"
+seconds to start. Beside a warm server, on two cores that others used too, the driver took of the time of executors, in
+the first batch of a session and in the second: at 5,000 changes 0.27 and 1.01, at 20,000 0.27 and 0.66, at 50,000 0.28
+and 0.73, at 100,000 0.37 and 1.21 (``python -m tests.benchmarks spark_start``)."""
 
 
 class Job:
-    """One batch, in a Spark session. Made by ``batch_job``."""
+    """One batch, in a Spark session. Made by ``batch_job`` and ``batch_jobs``."""
 
-    def __init__(self, spark: SparkSession, request: Request) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        request: Request,
+        note: Callable[[str, str], None] = lambda step, how_far: None,
+    ) -> None:
         self.spark = spark
         self.feed: Feed = request.feed
         self.batch: Batch = request.batch
         self.staged: list[Staged] = []
         self.ended = False
         self._request = request
+        self._note = note
         self._small = request.batch.count < SMALL
         if not self._small:
-            parallelism = spark.sparkContext.defaultParallelism
+            session.ship(spark)
+            parallelism = session.parallelism(spark)
             spark.dataSource.register(
                 data_source(request.feed, request.batch, request.source, parallelism, request.cluster)
             )
@@ -98,24 +104,7 @@ class Job:
         """
         if not isinstance(self.feed, EventFeed):
             raise InvalidArgument(f"{self.feed.name} is a {self.feed.kind} feed: only events have payloads")
-        fields = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-        if not isinstance(fields, StructType):
-            raise InvalidArgument(f"{schema!r} says no fields: write it as 'carrier string, delay int'")
-        taken = sorted({*EVENT_COLUMNS, CORRUPT} & {name.lower() for name in fields.names})
-        if taken:
-            raise InvalidArgument(
-                f"a column of the frame is called {taken[0]} already: take that field with "
-                "from_json of the payload in changes()"
-            )
-        checked = StructType([*fields.fields, StructField(CORRUPT, StringType())])
-        parsed = f.from_json("payload", checked, {"columnNameOfCorruptRecord": CORRUPT})
-        problem = f.concat(
-            f.lit("the payload of event "), "id", f.lit(f" does not fit {fields.simpleString()}: "), "payload"
-        )
-        fits = parsed[CORRUPT].isNull() & ~_too_large(parsed, fields)
-        fitting = f.when(fits, parsed).otherwise(f.raise_error(problem))
-        frame = self.changes().select(f.col("id").alias("event_id"), "topic", fitting.alias("payload"))
-        return frame.select(*EVENT_COLUMNS, *(f.col("payload")[name].alias(name) for name in fields.names))
+        return columns_of_payloads(self.changes(), schema)
 
     def messages(self) -> DataFrame:
         """The batch's messages: ``id`` (the iid), ``data``, ``properties`` and ``headers`` as maps of text, ``added``.
@@ -124,8 +113,7 @@ class Job:
         """
         if not isinstance(self.feed, QueueFeed):
             raise InvalidArgument(f"{self.feed.name} is a {self.feed.kind} feed: only queues have messages")
-        maps = [f.from_json(name, TEXTS).alias(name) for name in ("data", "properties", "headers")]
-        return self.changes().select("id", *maps, "added")
+        return columns_of_messages(self.changes())
 
     def rows(
         self,
@@ -146,8 +134,7 @@ class Job:
         as gone; one for which it fails does not. The predicate runs with the rights of the table's owner, who grants the
         source's role ``execute`` on it.
         """
-        chosen = None if columns is None else tuple(columns)
-        return self._frame(_wanted(table, key, shard, columns=chosen))
+        return self._frame(Wanted.of(table, key, shard, columns=columns))
 
     def routed(
         self,
@@ -158,7 +145,7 @@ class Job:
         *,
         tier: str = "default",
         shard: int | None = None,
-        patience: float = PATIENCE,
+        timeout: Seconds = PATIENCE,
     ) -> DataFrame:
         """``rows`` of a table that is spread over a cluster: each range of buckets is read from the master that the
         cluster's catalogue names, which is asked again where a read fails or the range has another owner by then; what
@@ -166,52 +153,55 @@ class Job:
 
         ``bucket`` is the table's rule, an SQL expression over a row such as ``"account_id % 3000"``, always the same for
         one row. Raises InvalidArgument for buckets that nobody owns and where the operator was given no catalogue;
-        BatchIncomplete once a range could not be read for ``patience`` seconds.
+        BatchIncomplete once a range could not be read for ``timeout``.
         """
         chosen = None if columns is None else tuple(columns)
-        return self._frame(Wanted(table, key, chosen, shard=shard, rule=Rule(bucket, tier, patience)))
+        return self._frame(
+            Wanted(table, key, chosen, shard=shard, rule=Rule(bucket, tier, seconds("timeout", timeout)))
+        )
 
     def gone(self, table: str | Attached, key: str | None = None, *, shard: int | None = None) -> DataFrame:
         """The changes whose row is not in ``table`` any more: their ids, in the column ``id``. ``Attached``: as above."""
-        return self._frame(_wanted(table, key, shard, gone=True))
+        return self._frame(Wanted.of(table, key, shard, which="gone"))
 
-    def mirror(self, attached: Attached, into: str, columns: Sequence[str] | None = None) -> None:
-        """Bring the copy of an attached table up to date: ``merge`` in mode ``mirror`` of its rows.
+    def mirror(
+        self,
+        table: str | Attached,
+        into: str,
+        columns: Sequence[str] | None = None,
+        *,
+        key: str | None = None,
+        shard: int | None = None,
+    ) -> None:
+        """Bring the copy of a table up to date: what ``merge`` in mode ``mirror`` does with its ``rows``, which are read
+        and staged together with the ids that have none any more.
 
-        In ``into`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the table. What the copy generates
-        itself is left out. A shared copy is of several tables' rows, or was before the others were dropped: it has a
-        column ``shard``, and its key is (shard, id).
+        Of an ``Attached``, ``{tube}`` and ``{table}`` in ``into`` stand for the names of the tube and of the table. What
+        the copy generates itself is left out. A shared copy is of several tables' rows, or was before the others were
+        dropped: it has a column ``shard``, and its key is (shard, id).
 
         Raises MergeRefused where the copy lacks a column of the table. Raises InvalidArgument where a shared copy lacks
         that column or key, and where another table has the same name and shard, so that no copy could tell their rows
         apart. Raises PermissionDenied where what is filled in names a table that the owner of the tube's pods may not
         write, or whose owner could have code run here.
         """
+        if isinstance(table, Attached) and (key is not None or shard is not None):
+            raise InvalidArgument(
+                f"{table.table}: of an attached table the key and the shard are known: leave them out"
+            )
+        wanted = Wanted.of(table, key, shard, columns=columns, which="every")
         with connect(self._request.results, primary=True) as connection:
-            copy = attached.copy_in(connection, into)
+            copy = into if isinstance(table, str) else table.copy_in(connection, into)
             target = look_up(connection, copy)
+        assert wanted.key is not None
         made = [name for name, column in target.columns.items() if column.generated]
-        frame, key = self.rows(attached, columns=columns).drop(*made), [attached.id_column]
-        types = staging_types(frame.schema)
-        if lacking := [name for name in types if name not in target.columns]:
-            added = sql.SQL(", ").join(
-                sql.SQL("add column {} {}").format(sql.Identifier(name), sql.SQL(types[name]))
-                for name in lacking
-            )
-            alter = sql.SQL("alter table {} {}").format(target.identifier, added).as_string(None)
-            raise MergeRefused(
-                f"{copy} lacks columns of {attached.table}: run `{alter}`, and backfill the table if they "
-                "are to hold what was there before; or choose what to copy with columns="
-            )
-        if attached.shared or target.is_of_shards(SHARD, attached.id_column):
-            target.check_shards(SHARD, attached.id_column)
-            if SHARD in map(str.lower, frame.columns):
-                raise InvalidArgument(
-                    f'{attached.table} has a column "{SHARD}" of its own, which {copy} needs for the tables\' shards: '
-                    "leave it out with columns=, or merge rows() into a copy of your own design"
-                )
-            frame, key = frame.withColumn(SHARD, f.lit(attached.shard)), [SHARD, *key]
-        self.merge(frame, into=copy, key=key, mode="mirror", shard=attached.shard)
+        frame = marked(self._frame(wanted), wanted.key).drop(*made)
+        keys: tuple[str, ...] = (wanted.key,)
+        copied = None
+        if not isinstance(table, str):
+            copied = Copied(*table.parts, tuple(name for name in frame.columns if name != TOUCHED))
+            frame, keys = as_copied(frame, table, target)
+        self._stage(copy, keys, "mirror", frame.drop(TOUCHED), lambda: frame, copied=copied)
 
     def merge(
         self,
@@ -233,54 +223,50 @@ class Job:
         only the last digits of a ``double precision`` may. Raises MergeRefused, before any work is done, if the frame
         does not fit or the block has ended.
         """
+        keys = (key,) if isinstance(key, str) else tuple(key)
+
+        def marked_rows() -> DataFrame:
+            return with_touched(frame, self.changes(shard), into, keys) if mode == "mirror" else frame
+
+        self._stage(into, keys, mode, frame, marked_rows)
+
+    def _stage(
+        self,
+        into: str,
+        keys: tuple[str, ...],
+        mode: str,
+        shown: DataFrame,
+        rows: Callable[[], DataFrame],
+        *,
+        copied: Copied | None = None,
+    ) -> None:
+        """Stage ``rows``, which are asked for once it is known that what is ``shown`` of them fits."""
         if self.ended:
             raise MergeRefused(f"{into}: the batch_job() block has ended without this: merge inside it")
         chosen, results = checked_mode(mode), self._request.results
-        keys = (key,) if isinstance(key, str) else tuple(key)
-        columns = staging_types(frame.schema)
+        columns = staging_types(shown.schema)
         with connect(results, primary=True) as connection:
             validate(connection, into, keys, chosen, columns)
             table = create(connection, self.batch, into, list(columns.items()))
-        if chosen == "mirror":
-            frame = self._with_touched(frame, into, keys, shard)
-        rows = Rows(into, keys)
-        winners = sink.stage_small(frame, results, table, SMALL, rows) if self._small else None
+        frame, target = rows(), Rows(into, keys)
+        self._note("staging", into)
+        winners = sink.stage_small(frame, results, table, SMALL, target) if self._small else None
         if winners is None:
-            winners = sink.stage(frame, results, table, rows)
-        self.staged.append(
-            Staged(
-                target=into,
-                key=keys,
-                mode=chosen,
-                table=table,
-                columns=tuple(columns.items()),
-                winners=winners,
-                batch_id=self.batch.id,
-                attempt=self.batch.attempt,
-            )
+            session.ship(self.spark)
+            winners = sink.stage(frame, results, table, target)
+        staged = Staged(
+            target=into,
+            key=keys,
+            mode=chosen,
+            table=table,
+            columns=tuple(columns.items()),
+            winners=winners,
+            batch_id=self.batch.id,
+            attempt=self.batch.attempt,
+            copied=copied,
         )
-
-    def _with_touched(
-        self, frame: DataFrame, into: str, keys: tuple[str, ...], shard: int | None
-    ) -> DataFrame:
-        """The frame and, marked, every id of the batch that the key can hold: what is then without a row is gone."""
-        named = {**{name: name for name in keys[:-1]}, keys[-1]: "id"}
-        changes = self.changes(shard)
-        unknown = sorted(set(named.values()) - set(changes.columns))
-        if unknown:
-            raise MergeRefused(
-                f'{into}: "{unknown[0]}" of the key is no column of this feed\'s changes, which have '
-                f"{', '.join(changes.columns)}: the key of a mirror is theirs, the id last"
-            )
-        columns = [
-            (f.col(named[field.name]) if field.name in named else f.lit(None))
-            .try_cast(field.dataType)
-            .alias(field.name)
-            for field in frame.schema.fields
-        ]
-        held = changes.where(f.col("id").try_cast(frame.schema[keys[-1]].dataType).isNotNull())
-        touched = held.select(*columns, f.lit(True).alias(TOUCHED))
-        return frame.withColumn(TOUCHED, f.lit(False)).unionByName(touched)
+        self.staged.append(staged)
+        self._note(f"staged {into}", f"{staged.rows:,} rows")
 
     def _frame(self, wanted: Wanted) -> DataFrame:
         if not self._small:
@@ -293,50 +279,44 @@ class Job:
         return self.spark.createDataFrame(table, schema=schema)
 
 
-def _too_large(parsed: Column, fields: StructType) -> Column:
-    """Whether a number of the payload has become infinity; a text that says infinity, as PostgreSQL writes it, may."""
-    names = [field.name for field in fields if isinstance(field.dataType, FloatType | DoubleType)]
-    written = f.from_json("payload", StructType([StructField(name, StringType()) for name in names]))
-    found = f.lit(False)
-    for name in names:
-        number = (f.abs(parsed[name]) == float("inf")) & written[name].rlike("[0-9]")
-        found = found | f.coalesce(number, f.lit(False))
-    return found
-
-
-def _wanted(
-    table: str | Attached,
-    key: str | None,
-    shard: int | None,
-    *,
-    columns: tuple[str, ...] | None = None,
-    gone: bool = False,
-) -> Wanted:
-    if isinstance(table, str):
-        return Wanted(table, key, columns, gone, shard)
-    return Wanted(
-        table.table,
-        key or table.id_column,
-        columns,
-        gone,
-        table.shard if shard is None else shard,
-        table.tube if table.predicate is not None else None,
-    )
-
-
 @contextmanager
-def batch_job(app_name: str = "pgchange") -> Iterator[Job]:
+def batch_job() -> Iterator[Job]:
     """The batch that the operator handed to this application, in a Spark session.
 
     What is merged in the block counts only if the block ends without an error and the operator's transaction commits.
     This process ends when the operator does. Raises InvalidArgument where no batch was handed over, VersionsDiffer where
-    Spark is installed in two versions over each other.
+    Spark is installed in two versions over each other, or the server that the session is on has another.
     """
+    with _worked(_first()) as job:
+        yield job
+
+
+def batch_jobs() -> Iterator[Job]:
+    """The operator's batches, one after another, in one process and one Spark session: ``for job in batch_jobs():``.
+
+    The body is to each batch what a ``batch_job()`` block is; when it has ended the operator commits, and claims the next
+    one, as long as its ``max_batches`` and ``until`` allow. A body that is left by ``break`` has not processed its batch.
+    What a body leaves cached, or sets in the session, the next batch finds there. Raises what ``batch_job`` does.
+    """
+    taken: Request | None = _first()
+    while taken is not None:
+        with _worked(taken) as job:
+            yield job
+        taken = request.take_next()
+
+
+def _first() -> Request:
     check_versions()
     follow_parent()
-    taken = request.take()
-    spark = SparkSession.builder.appName(app_name).getOrCreate()
-    job = Job(spark, taken)
-    yield job
+    return request.take()
+
+
+@contextmanager
+def _worked(taken: Request) -> Iterator[Job]:
+    spark, notes = session.opened(), Notes(taken.manifest)
+    notes.add("reading", f"{taken.batch.count:,} changes")
+    job = Job(spark, taken, notes.add)
+    with session.followed(spark, notes.add):
+        yield job
     job.ended = True
     write_manifest(taken.manifest, job.staged)

@@ -17,7 +17,7 @@ KEPT = 30 * 24 * 3600.0
 """Seconds for which an archive that no run has asked for is kept."""
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("feeds", "spark")
+FOLDERS = ("feeds", "results", "spark", "topology")
 
 
 def cache() -> Path:

@@ -22,18 +22,18 @@ def die_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def follow_parent(every: float = 1.0) -> None:
-    """Die with the parent, also where the kernel does not help: a thread looks every ``every`` seconds.
+def follow_parent() -> None:
+    """Die with the parent, also where the kernel does not help: a thread looks every second.
 
     For a process that is already running.
     """
     parent = os.getppid()
     die_with_parent()
-    threading.Thread(target=_watch, args=(parent, every), name="pgchange-parent", daemon=True).start()
+    threading.Thread(target=_watch, args=(parent,), name="pgchange-parent", daemon=True).start()
 
 
-def _watch(parent: int, every: float) -> None:
+def _watch(parent: int) -> None:
     pause = threading.Event()
     while os.getppid() == parent:
-        pause.wait(every)
+        pause.wait(1.0)
     os.kill(os.getpid(), signal.SIGKILL)

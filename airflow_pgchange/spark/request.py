@@ -1,5 +1,8 @@
 """What the operator hands to a Spark application, and how: a file that only its user can read.
 
+An application that serves batch after batch asks for the next one by a file beside it, and is answered by another request
+in the first one's place; an empty one says that there is none.
+
 An environment variable would end on a command line (the Spark hook passes them as ``--conf`` on YARN and
 Kubernetes) and holds 128 kB at most, so the environment carries the name of a file and nothing else.
 """
@@ -8,17 +11,22 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from airflow_pgchange.feeds import feed as feeds
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.topology.bucket_owners import Cluster
 
 REQUEST = "PGCHANGE_REQUEST"
 """The environment variable that names the file."""
+NAME = "request.json"
+WANTED = "wanted"
+LOOK_EVERY = 0.02
+"""Seconds between two looks for the next request."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,8 @@ class Request:
         return f"Request({self.feed.name}, {self.batch.id}, attempt {self.batch.attempt})"
 
 
-def write(request: Request, path: Path) -> None:
-    """Write the request so that only its user can read it. ``path`` must not exist yet."""
+def write(request: Request) -> Path:
+    """Write the request beside its manifest, so that only its user can read it; returns its path."""
     data = {
         "feed": feeds.to_json(request.feed),
         "batch": request.batch.to_json(),
@@ -47,8 +55,23 @@ def write(request: Request, path: Path) -> None:
         "manifest": str(request.manifest.absolute()),
         "cluster": None if request.cluster is None else asdict(request.cluster),
     }
-    with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    path = request.manifest.absolute().with_name(NAME)
+    path.with_name(WANTED).unlink(missing_ok=True)
+    part = path.with_name(NAME + ".part")
+    with open(part, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         json.dump(data, file)
+    part.replace(path)
+    return path
+
+
+def wanted(folder: Path) -> bool:
+    """Whether the application, whose requests are in the folder, waits for another."""
+    return (folder / WANTED).exists()
+
+
+def end(folder: Path) -> None:
+    """Tell the application that there are no more."""
+    (folder / NAME).touch()
 
 
 def take() -> Request:
@@ -63,12 +86,25 @@ def take() -> Request:
             "SparkBatchOperator, or with what airflow_pgchange.spark.submit.environment() returns"
         )
     try:
-        data = json.loads(Path(path).read_text())
-        Path(path).unlink()
+        return _taken(Path(path))
     except FileNotFoundError as error:
         raise InvalidArgument(
-            f"the batch in {path} was already taken: one batch_job() in an application"
+            f"the batch in {path} was already taken: one batch_job() in an application, or one loop over batch_jobs()"
         ) from error
+
+
+def take_next() -> Request | None:
+    """Ask for another request, and wait for it; None where there is none any more."""
+    path = Path(os.environ[REQUEST])
+    path.with_name(WANTED).touch()
+    while not path.exists():
+        time.sleep(LOOK_EVERY)
+    return _taken(path) if path.stat().st_size else None
+
+
+def _taken(path: Path) -> Request:
+    data = json.loads(path.read_text())
+    path.unlink()
     feed = feeds.from_json(data["feed"])
     if not isinstance(feed, Feed):
         raise InvalidArgument(f"{feed.name} gives no batches")

@@ -14,17 +14,18 @@ from psycopg import sql
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from airflow_pgchange.feeds import bucket_owners, reading
+from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
-from airflow_pgchange.feeds.bucket_owners import Cluster, Share
 from airflow_pgchange.feeds.connect import complete, connect
 from airflow_pgchange.feeds.errors import BatchIncomplete, InvalidArgument, ServerUnavailable
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.feeds.tables import table_identifier
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
+from airflow_pgchange.spark.read_options import Rule, Wanted, explained, not_unique
 from airflow_pgchange.spark.types import Column, describe, spark_schema
-from airflow_pgchange.spark.wanted import Rule, Wanted, explained, not_unique
+from airflow_pgchange.topology import bucket_owners
+from airflow_pgchange.topology.bucket_owners import Cluster, Share
 
 T = TypeVar("T")
 
@@ -194,8 +195,8 @@ class RoutedReading:
         return complete(bucket_owners.at(self.cluster.instances, share.address), primary=True)
 
     def _patiently(self, attempt: Callable[[], T], buckets: str) -> T:
-        """What an attempt returns, tried again while servers fail. Raises BatchIncomplete once patience is over."""
-        until, pause = time.monotonic() + self.rule.patience, 0.1
+        """What an attempt returns, tried again while servers fail. Raises BatchIncomplete once timeout is over."""
+        until, pause = time.monotonic() + self.rule.timeout, 0.1
         while True:
             try:
                 return attempt()
@@ -203,7 +204,7 @@ class RoutedReading:
                 if time.monotonic() + pause > until:
                     raise BatchIncomplete(
                         f"buckets {buckets:.200} of tier {self.rule.tier!r} could not be read within "
-                        f"{self.rule.patience:g} s; at last: {error}"
+                        f"{self.rule.timeout:g} s; at last: {error}"
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -14,14 +14,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from airflow_pgchange.feeds import reading
 from airflow_pgchange.feeds.batch import Batch, Partition
-from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed, partitions
 from airflow_pgchange.spark import arrow
 from airflow_pgchange.spark.misfits import Rows
+from airflow_pgchange.spark.read_options import CHANGE, Wanted, explained, not_unique
 from airflow_pgchange.spark.routing import RoutedReading
 from airflow_pgchange.spark.types import Column, describe, spark_schema
-from airflow_pgchange.spark.wanted import CHANGE, Wanted, explained, not_unique
+from airflow_pgchange.topology.bucket_owners import Cluster
 
 NAME = "pgchange"
 ROWS_A_PARTITION = 2_500_000
@@ -55,8 +55,10 @@ class Reading:
 
     def schema(self) -> t.StructType:
         """What comes out, in Spark's types."""
-        if self.wanted.gone:
+        if self.wanted.which == "gone":
             return t.StructType([t.StructField("id", t.LongType())])
+        if self.wanted.which == "every":
+            return spark_schema(self.columns)
         return spark_schema([column for column in self.columns if column.name != CHANGE])
 
     def partitions(self, n: int) -> list[Partition]:
@@ -76,10 +78,10 @@ class Reading:
             yield self._chosen(batch)
 
     def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self.wanted.key is None:
+        if self.wanted.key is None or self.wanted.which == "every":
             return batch
         missing = pc.is_null(batch.column(self.wanted.key))
-        if self.wanted.gone:
+        if self.wanted.which == "gone":
             ids = batch.filter(missing).column(CHANGE)
             return pa.RecordBatch.from_arrays([ids], names=["id"])
         there = batch.filter(pc.invert(missing))
@@ -89,7 +91,7 @@ class Reading:
 def _query(partition: Partition, wanted: Wanted) -> Partition:
     if wanted.table is None or wanted.key is None:
         return partition
-    columns = [wanted.key] if wanted.gone else wanted.columns
+    columns = [wanted.key] if wanted.which == "gone" else wanted.columns
     return reading.current_rows(partition, wanted.table, wanted.key, columns, tube=wanted.tube)
 
 
@@ -137,8 +139,8 @@ def data_source(
     """The data source of one batch, to be registered in a session.
 
     The connection strings travel in the pickled class: options end in plans, in the event log and in the UI. Options:
-    ``table`` and ``key`` (none: the changes), ``columns`` (a JSON list), ``gone``, ``shard``, ``tube``, ``partitions``,
-    and for the rows of a cluster ``bucket``, ``tier`` and ``patience``.
+    ``table`` and ``key`` (none: the changes), ``columns`` (a JSON list), ``which``, ``shard``, ``tube``, ``partitions``,
+    and for the rows of a cluster ``bucket``, ``tier`` and ``timeout``.
     """
     usual = max(parallelism, -(-batch.count // ROWS_A_PARTITION))
 

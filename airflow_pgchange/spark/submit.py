@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from airflow_pgchange.feeds.batch import Batch
-from airflow_pgchange.feeds.bucket_owners import Cluster
 from airflow_pgchange.feeds.feed import Feed
 from airflow_pgchange.spark import package, request, startup
 from airflow_pgchange.spark.parent import die_with_parent
+from airflow_pgchange.topology.bucket_owners import Cluster
 
 __all__ = ["die_with_parent", "environment", "py_files", "startup_conf"]
 
@@ -29,10 +29,8 @@ def environment(
     it has read it: keep both in a directory that is made for one submission and removed after it. The
     application writes ``manifest_path`` when it ends well, and only then; ``merge.read_manifest`` reads it.
     """
-    manifest = Path(manifest_path)
-    path = manifest.with_name(manifest.name + ".request")
-    request.write(request.Request(feed, batch, results, source or results, manifest, cluster), path)
-    return {request.REQUEST: str(path.absolute())}
+    handed = request.Request(feed, batch, results, source or results, Path(manifest_path), cluster)
+    return {request.REQUEST: str(request.write(handed))}
 
 
 def py_files() -> str:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from psycopg import errors, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from airflow_pgchange.feeds.checks import Seconds, patience
 from airflow_pgchange.feeds.connect import complete
 from airflow_pgchange.feeds.errors import InvalidArgument, ServerUnavailable
 from airflow_pgchange.topology.events import Event, parse
@@ -82,12 +83,13 @@ class TopologyClient:
                 break
         raise ServerUnavailable("; ".join(dict.fromkeys(reasons)))
 
-    def receive(self, timeout: float | None = None) -> list[Event]:
-        """Wait for events, apply them, and return those that were news; none where ``timeout`` seconds have passed, or
+    def receive(self, timeout: Seconds | None = None) -> list[Event]:
+        """Wait for events, apply them, and return those that were news; none where ``timeout`` has passed, or
         somebody stopped the client. Raises ServerUnavailable where the connection is lost: ``connect`` again."""
         if self._pgconn is None:
             raise ServerUnavailable("the client is not connected to a relay: call connect()")
-        until = None if timeout is None else time.monotonic() + timeout
+        limit = patience("timeout", timeout)
+        until = None if limit is None else time.monotonic() + limit
         while not self._stopped:
             news = [event for event in self._take() if self.topology.apply(event)]
             if news:

@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from airflow_pgchange.feeds.checks import Seconds, seconds
 from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
 from airflow_pgchange.topology import replies
 from airflow_pgchange.topology.catalogue import Lacking
 from airflow_pgchange.topology.encryption import Encryption
+from airflow_pgchange.topology.protocol import Send, Session, State, Wish
 from airflow_pgchange.topology.raft import Raft
-from airflow_pgchange.topology.session import Send, Session, State, Wish
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +41,15 @@ class Limits:
     something to take must take some of it, seconds from its snapshot until one that lacked buckets gets another, where
     only some have arrived."""
 
-    clients: int = 5000
-    startup_seconds: float = 10.0
+    max_clients: int = 5000
+    startup_timeout: Seconds = 10.0
     backlog_bytes: int = 1024 * 1024
-    stalled_seconds: float = 30.0
-    refresh_seconds: float = 15.0
+    stalled_timeout: Seconds = 30.0
+    refresh_interval: Seconds = 15.0
 
     def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise InvalidArgument(f"a relay has room for at least 1 client, not for {self.clients}")
+        if self.max_clients < 1:
+            raise InvalidArgument(f"a relay has room for at least 1 client, not for {self.max_clients}")
 
 
 class Keeper(Protocol):
@@ -95,7 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"
         _keep_alive(transport.get_extra_info("socket"))
-        self._after(self._limits.startup_seconds, self._late)
+        self._after(seconds("startup_timeout", self._limits.startup_timeout), self._late)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._inbox
@@ -114,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
     def is_due(self) -> bool:
         """Whether the client's snapshot is old enough for another."""
         age = asyncio.get_running_loop().time() - self._welcomed_at
-        return age >= self._limits.refresh_seconds
+        return age >= seconds("refresh_interval", self._limits.refresh_interval)
 
     @property
     def takes(self) -> bool:
@@ -128,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         # Who does not take answers is not asked for more questions: what waits for it is bounded.
         self._transport.pause_reading()
         if self._session.state is State.READY:
-            self._after(self._limits.stalled_seconds, self._stalled)
+            self._after(seconds("stalled_timeout", self._limits.stalled_timeout), self._stalled)
 
     def resume_writing(self) -> None:
         self._paused = False
@@ -216,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
                 self,
                 self._encryption.context,
                 server_side=True,
-                ssl_handshake_timeout=self._limits.startup_seconds,
+                ssl_handshake_timeout=seconds("startup_timeout", self._limits.startup_timeout),
             )
         except OSError as error:
             log.warning("%s: let go: no TLS: %s", self, str(error) or "it ended the connection")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from airflow_pgchange.topology.picture import Picture
+from airflow_pgchange.topology.cluster_state import ClusterState
 from airflow_pgchange.topology.raft import Raft
 
 
@@ -26,7 +26,7 @@ class Event(Protocol):
     @property
     def timestamp(self) -> str: ...
 
-    def change(self, picture: Picture) -> None:
+    def change(self, picture: ClusterState) -> None:
         """Make the picture show it. Doing so twice is as once."""
 
 
@@ -44,7 +44,7 @@ class ReplicasetEvent:
     def of(cls, raft: Raft, op: str, timestamp: str, data: Mapping[str, Any]) -> ReplicasetEvent:
         return cls(raft, op, timestamp, _text(data, "replicaset_uuid"), _maybe(data, "current_master_uuid"))
 
-    def change(self, picture: Picture) -> None:
+    def change(self, picture: ClusterState) -> None:
         if self.op == "delete":
             picture.remove_replicaset(self.replicaset_uuid)
         else:
@@ -71,7 +71,7 @@ class InstanceEvent:
             raft, op, timestamp, _text(data, "instance_uuid"), **{name: _maybe(data, name) for name in names}
         )
 
-    def change(self, picture: Picture) -> None:
+    def change(self, picture: ClusterState) -> None:
         if self.op == "delete":
             picture.remove_instance(self.instance_uuid)
         else:
@@ -107,7 +107,7 @@ class BucketEvent:
         owner = _text(data, "current_replicaset_uuid")
         return cls(raft, op, timestamp, _text(data, "tier"), _text(data, "state"), start, end, owner)
 
-    def change(self, picture: Picture) -> None:
+    def change(self, picture: ClusterState) -> None:
         picture.gather(self.tier, self.start, self.end, self.current_replicaset_uuid)
 
 
@@ -120,7 +120,7 @@ class UnknownEvent:
     timestamp: str
     text: str
 
-    def change(self, picture: Picture) -> None:
+    def change(self, picture: ClusterState) -> None:
         picture.keep_unknown(self.text)
 
 

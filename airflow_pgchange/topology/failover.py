@@ -16,11 +16,11 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from airflow_pgchange.feeds.bucket_owners import at
 from airflow_pgchange.feeds.connect import begun, connect, keep_open
 from airflow_pgchange.feeds.errors import PgChangeError, Refused, ServerUnavailable, translated
 from airflow_pgchange.feeds.queries import ask
-from airflow_pgchange.topology.protocol import SSL
+from airflow_pgchange.topology.bucket_owners import at
+from airflow_pgchange.topology.frames import SSL
 
 log = logging.getLogger(__name__)
 

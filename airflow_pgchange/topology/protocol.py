@@ -1,154 +1,158 @@
-"""What clients send, cut into messages: bytes in, values out, no I/O."""
+"""One client's side of the protocol, from its first byte to its last: no I/O, so that any bytes can be tried on it."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from airflow_pgchange.feeds.errors import ClientRefused
+from airflow_pgchange.topology import replies
+from airflow_pgchange.topology.auth import Exchange, Users
+from airflow_pgchange.topology.frames import CANCEL, SSL, Asked, Fields, Frames, Startup, text
+from airflow_pgchange.topology.queries import Queries
+from airflow_pgchange.topology.startup_options import check_word
 
-LONGEST_STARTUP = 10_000
-"""Bytes of a startup packet, as PostgreSQL itself limits them."""
-LONGEST_MESSAGE = 65_536
-"""Bytes of any later message: a client of the relay has little to say."""
-
-LONGEST_NAME = 63
-"""Bytes of what a client names to be kept, as of PostgreSQL's own names."""
-
-MAJOR = 3
-CANCEL, SSL, GSS = 80877102, 80877103, 80877104
-INT32 = struct.Struct("!I")
-KINDS = frozenset(b"BCDEFHPQSXcdfp")
+EARLY = 2048
+"""Bytes that a client may say before it has its snapshot. They are answered at once then, so they are few."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a client asks for before its startup packet, or instead of it: ``CANCEL``, ``SSL`` or ``GSS``."""
+class Send:
+    """Bytes for the client."""
 
-    code: int
-
-
-@dataclass(frozen=True)
-class Startup:
-    """A startup packet: the protocol's minor version, and the client's parameters."""
-
-    minor: int
-    parameters: Mapping[str, str]
+    data: bytes
 
 
-class Frames:
-    """The bytes of one client, cut into messages. Raises ClientRefused for what is none, before it is buffered."""
+class Wish(Enum):
+    """What else a session wants of whoever moves its bytes."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+    ENCRYPT = auto()
+    """Begin TLS, after the bytes that were sent."""
+    REGISTER = auto()
+    """The client is known: send it the snapshot, call ``ready()``, and then whatever happens."""
+    LEAVE = auto()
+    """The client has gone."""
 
-    def __len__(self) -> int:
-        """Bytes that are not a whole message yet."""
-        return len(self._buffer)
 
-    def feed(self, data: bytes) -> None:
-        self._buffer += data
+class State(Enum):
+    STARTUP = auto()
+    PROVING = auto()
+    PROVED = auto()
+    WAITING = auto()
+    READY = auto()
 
-    def startup(self) -> Asked | Startup | None:
-        """The next packet before authentication; None until it is whole."""
-        body = self._cut(0, 8, LONGEST_STARTUP)
-        return None if body is None else parse_startup(body)
 
-    def message(self) -> tuple[bytes, bytes] | None:
-        """The kind and the body of the next message after the startup; None until it is whole."""
-        if self._buffer and self._buffer[0] not in KINDS:
-            raise ClientRefused("08P01", f"a message of the unknown kind {bytes(self._buffer[:1])!r}")
-        kind = bytes(self._buffer[:1])
-        body = self._cut(1, 4, LONGEST_MESSAGE)
-        return None if body is None else (kind, body)
+class Session:
+    """``users`` None trusts everybody. ``encrypts`` is whether TLS is there to be asked for, ``demands`` whether it must
+    be, ``binding`` stands for its certificate. ``refusal`` is for a client that is not wanted: it is told so when it can
+    hear it."""
 
-    def _cut(self, skip: int, least: int, most: int) -> bytes | None:
-        if len(self._buffer) < skip + 4:
-            return None
-        (length,) = INT32.unpack_from(self._buffer, skip)
-        if not least <= length <= most:
+    def __init__(
+        self,
+        number: int,
+        users: Users | None,
+        *,
+        encrypts: bool = False,
+        demands: bool = False,
+        binding: bytes | None = None,
+        refusal: ClientRefused | None = None,
+    ) -> None:
+        self.user = ""
+        self.state = State.STARTUP
+        self._number = number
+        self._users = users
+        self._encrypts = encrypts
+        self._demands = demands
+        self._binding = binding
+        self._refusal = refusal
+        self._encrypted = False
+        self._frames = Frames()
+        self._queries = Queries()
+        self._exchange: Exchange | None = None
+
+    def receive(self, data: bytes) -> Iterator[Send | Wish]:
+        """What follows from bytes of the client. Raises ClientRefused for whom the connection is to end."""
+        self._frames.feed(data)
+        while True:
+            if self.state is State.STARTUP:
+                packet = self._frames.startup()
+                if packet is None:
+                    return
+                yield from self._asked(packet) if isinstance(packet, Asked) else self._begin(packet)
+            elif self.state is State.WAITING:
+                if len(self._frames) > EARLY:
+                    raise ClientRefused("08P01", f"more than {EARLY} bytes before the snapshot was sent")
+                return
+            else:
+                found = self._frames.message()
+                if found is None:
+                    return
+                yield from self._message(*found)
+
+    def ready(self) -> Iterator[Send | Wish]:
+        """The snapshot has been sent: say so, and answer what was asked meanwhile."""
+        self.state = State.READY
+        yield Send(replies.READY)
+        yield from self.receive(b"")
+
+    def _asked(self, packet: Asked) -> Iterator[Send | Wish]:
+        if packet.code == CANCEL:
+            yield Wish.LEAVE
+            return
+        if len(self._frames):
+            # They may come from somebody between us and the client, who could not have written them after TLS.
+            raise ClientRefused("08P01", "bytes between a request for encryption and its answer")
+        if packet.code == SSL and self._encrypts and not self._encrypted:
+            self._encrypted = True
+            yield Send(b"S")
+            yield Wish.ENCRYPT
+        else:
+            yield Send(b"N")
+
+    def _begin(self, packet: Startup) -> Iterator[Send | Wish]:
+        if self._refusal is not None:
+            raise self._refusal
+        if self._demands and not self._encrypted:
             raise ClientRefused(
-                "08P01", f"a message of {length} bytes: this server takes from {least} to {most}"
+                "28000",
+                "this server takes encrypted connections only",
+                "connect with sslmode=require, or a stricter one",
             )
-        if len(self._buffer) < skip + length:
-            return None
-        body = bytes(self._buffer[skip + 4 : skip + length])
-        del self._buffer[: skip + length]
-        return body
+        check_word(packet.parameters)
+        self.user = packet.parameters.get("user", "")
+        if not self.user:
+            raise ClientRefused("28000", "a startup packet without a user")
+        unknown = [name for name in packet.parameters if name.startswith("_pq_.")]
+        if packet.minor or unknown:
+            yield Send(replies.negotiate(unknown))
+        if self._users is None:
+            yield from self._register()
+            return
+        self.state = State.PROVING
+        self._exchange = Exchange(self._users, self.user, self._binding if self._encrypted else None)
+        yield Send(replies.sasl(self._exchange.mechanisms))
 
+    def _message(self, kind: bytes, body: bytes) -> Iterator[Send | Wish]:
+        if kind == b"X":
+            yield Wish.LEAVE
+        elif self.state is State.READY:
+            yield Send(self._queries.answer(kind, body))
+        elif kind != b"p" or self._exchange is None:
+            raise ClientRefused("08P01", f"a message of kind {kind!r} where a password was asked for")
+        elif self.state is State.PROVING:
+            fields = Fields(body)
+            mechanism = fields.string()
+            first = fields.take(fields.int32())
+            fields.end()
+            self.state = State.PROVED
+            yield Send(replies.sasl_continue(self._exchange.first(mechanism, text(first))))
+        else:
+            yield Send(replies.sasl_final(self._exchange.final(text(body))))
+            yield from self._register()
 
-def parse_startup(body: bytes) -> Asked | Startup:
-    """A packet before authentication, without its length. Raises ClientRefused for what is none."""
-    (version,) = INT32.unpack_from(body)
-    if version in (CANCEL, SSL, GSS):
-        return Asked(version)
-    major, minor = version >> 16, version & 0xFFFF
-    if major != MAJOR:
-        raise ClientRefused("0A000", f"protocol {major}.{minor} is not spoken here: use {MAJOR}.0")
-    if body[4:] == b"\0":
-        return Startup(minor, {})
-    if not body.endswith(b"\0\0"):
-        raise ClientRefused("08P01", "a startup packet that does not end as one")
-    words = [text(word) for word in body[4:-2].split(b"\0")]
-    if len(words) % 2 or not all(words[::2]):
-        raise ClientRefused("08P01", "a startup packet whose parameters are not pairs of name and value")
-    return Startup(minor, dict(zip(words[::2], words[1::2], strict=True)))
-
-
-def text(data: bytes) -> str:
-    """Raises ClientRefused for what is not UTF-8."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ClientRefused("22021", "a text that is not UTF-8: this server speaks nothing else") from error
-
-
-class Fields:
-    """The fields of one message, read in order. Raises ClientRefused where there are fewer, or more."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-        self._at = 0
-
-    def string(self) -> str:
-        return text(self._terminated())
-
-    def name(self) -> str:
-        found = self._terminated()
-        if len(found) > LONGEST_NAME:
-            raise ClientRefused(
-                "42622", f"a name of {len(found)} bytes: this server takes up to {LONGEST_NAME}"
-            )
-        return text(found)
-
-    def _terminated(self) -> bytes:
-        end = self._body.find(b"\0", self._at)
-        if end < 0:
-            raise _cut_short()
-        found, self._at = self._body[self._at : end], end + 1
-        return found
-
-    def take(self, count: int) -> bytes:
-        if count < 0 or self._at + count > len(self._body):
-            raise _cut_short()
-        self._at += count
-        return self._body[self._at - count : self._at]
-
-    def int16(self) -> int:
-        return int.from_bytes(self.take(2), signed=True)
-
-    def int32(self) -> int:
-        return int.from_bytes(self.take(4), signed=True)
-
-    def int16s(self) -> list[int]:
-        """A count, and so many numbers."""
-        return [self.int16() for _ in range(self.int16())]
-
-    def end(self) -> None:
-        if self._at != len(self._body):
-            raise ClientRefused("08P01", "a message with more fields than it may have")
-
-
-def _cut_short() -> ClientRefused:
-    return ClientRefused("08P01", "a message with fewer fields than it must have")
+    def _register(self) -> Iterator[Send | Wish]:
+        self.state = State.WAITING
+        yield Send(replies.authenticated(self._number & 0x7FFFFFFF, secrets.randbits(31)))
+        yield Wish.REGISTER

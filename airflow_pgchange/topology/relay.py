@@ -18,8 +18,8 @@ from airflow_pgchange.topology.auth import Users
 from airflow_pgchange.topology.catalogue import MOST_EVENTS, Catalogue, Lacking, Logged, Term
 from airflow_pgchange.topology.connection import Connection, Limits, cut
 from airflow_pgchange.topology.encryption import Encryption
+from airflow_pgchange.topology.protocol import Session
 from airflow_pgchange.topology.raft import Raft
-from airflow_pgchange.topology.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -98,14 +98,14 @@ class Relay:
 
     def _accept(self) -> Connection:
         number = next(self._numbers)
-        full = len(self._open) >= self._limits.clients
+        full = len(self._open) >= self._limits.max_clients
         session = Session(
             number,
             self._users,
             encrypts=self._encryption is not None,
             demands=self._encryption is not None and self._encryption.required,
             binding=None if self._encryption is None else self._encryption.binding,
-            refusal=ClientRefused("53300", f"there are {self._limits.clients} clients already")
+            refusal=ClientRefused("53300", f"there are {self._limits.max_clients} clients already")
             if full
             else None,
         )

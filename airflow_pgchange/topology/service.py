@@ -24,8 +24,8 @@ def run(
     *,
     users: Path | None,
     trust: bool = False,
-    certificate: Path | None = None,
-    key: Path | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
     require_tls: bool = False,
     limits: Limits = Limits(),  # noqa: B008
 ) -> None:
@@ -37,8 +37,8 @@ def run(
             "say who may connect: either --users with a file of verifiers, or --trust for everybody"
         )
     known = None if users is None else read_users(users)
-    encryption = _encryption(certificate, key, require_tls)
-    _make_room(limits.clients)
+    encryption = _encryption(tls_cert, tls_key, require_tls)
+    _make_room(limits.max_clients)
     asyncio.run(_run(Relay(Catalogue(conninfo), known, encryption, limits), host, port))
 
 
@@ -73,11 +73,11 @@ def _make_room(clients: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _encryption(certificate: Path | None, key: Path | None, required: bool) -> Encryption | None:
-    if certificate is None and key is None:
+def _encryption(tls_cert: Path | None, tls_key: Path | None, required: bool) -> Encryption | None:
+    if tls_cert is None and tls_key is None:
         if required:
             raise InvalidArgument("--require-tls needs --tls-cert and --tls-key")
         return None
-    if certificate is None or key is None:
+    if tls_cert is None or tls_key is None:
         raise InvalidArgument("TLS needs both --tls-cert and --tls-key")
-    return load_encryption(certificate, key, required=required)
+    return load_encryption(tls_cert, tls_key, required=required)

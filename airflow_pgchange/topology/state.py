@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from airflow_pgchange.feeds.checks import Seconds, seconds
+from airflow_pgchange.topology.cluster_state import ClusterState, Instance, Replicaset
 from airflow_pgchange.topology.events import Event
-from airflow_pgchange.topology.picture import Instance, Picture, Replicaset
 from airflow_pgchange.topology.raft import Raft
 from airflow_pgchange.topology.ranges import Ranges
 
@@ -21,22 +22,22 @@ class Topology:
     """Applies events, each once however often it comes, and answers questions; no I/O.
 
     One thread applies and rebuilds, any may ask. Changes of buckets are gathered: the map shows them once there are
-    ``gather_count`` of them or the first is ``gather_seconds`` old, whichever is first, so that a burst costs little.
+    ``gather_count`` of them or the first is ``gather_interval`` old, whichever is first, so that a burst costs little.
     """
 
     def __init__(
         self,
         gather_count: int = 2000,
-        gather_seconds: float = 15.0,
+        gather_interval: Seconds = 15.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.at = NOWHERE
         self._snapshots = 0
         self._gather_count = gather_count
-        self._gather_seconds = gather_seconds
+        self._gather_interval = seconds("gather_interval", gather_interval)
         self._clock = clock
         self._gathering_since: float | None = None
-        self._picture = Picture()
+        self._picture = ClusterState()
         self._recent: deque[Event] = deque(maxlen=MOST_REMEMBERED)
         self._remembered_from = NOWHERE
 
@@ -61,7 +62,7 @@ class Topology:
 
     def load(self, snapshot: Iterable[Event]) -> None:
         """Forget everything and believe a whole snapshot, at once: nobody sees a part of it."""
-        picture, at = Picture(), NOWHERE
+        picture, at = ClusterState(), NOWHERE
         for event in snapshot:
             event.change(picture)
             at = max(at, event.raft)
@@ -93,7 +94,7 @@ class Topology:
             return None
         if len(self._picture.gathered) >= self._gather_count:
             return 0.0
-        return max(0.0, self._gathering_since + self._gather_seconds - self._clock())
+        return max(0.0, self._gathering_since + self._gather_interval - self._clock())
 
     def rebuild_if_due(self) -> bool:
         """Let the map show what was gathered, if it is due."""

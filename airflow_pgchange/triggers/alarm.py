@@ -22,24 +22,19 @@ LOOK_AGAIN = 1.0
 
 @dataclass
 class Alarm:
-    """Rings for ``min_changes`` ready changes, or for a ready change that is ``max_wait`` seconds old.
+    """Rings for ``min_changes`` ready changes, or for a ready change that is ``max_age`` seconds old.
 
     It rings once for a backlog, and again with longer and longer pauses while the consumer makes no progress.
     Times are seconds of any clock that does not go backwards; the caller gives them.
     """
 
     min_changes: int = 1
-    max_wait: float | None = None
-    first_pause: float = FIRST_PAUSE
-    longest_pause: float = LONGEST_PAUSE
+    max_age: float | None = None
     _position: Mapping[str, Any] | None = field(default=None, init=False)
     _looked: bool = field(default=False, init=False)
     _quiet_until: float = field(default=float("-inf"), init=False)
     _held: bool = field(default=False, init=False)
-    _pause: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._pause = self.first_pause
+    _pause: float = field(default=FIRST_PAUSE, init=False)
 
     def due(self, position: Mapping[str, Any] | None, lag: Lag, now: float) -> bool:
         """Whether to ring now, if no consumer is at work."""
@@ -68,13 +63,13 @@ class Alarm:
         return True
 
     def _enough(self, lag: Lag) -> bool:
-        old = self.max_wait is not None and lag.ready_age is not None and lag.ready_age >= self.max_wait
+        old = self.max_age is not None and lag.ready_age is not None and lag.ready_age >= self.max_age
         return lag.ready >= self.min_changes or old
 
     def _start_over(self, position: Mapping[str, Any] | None, quiet_until: float) -> None:
         self._position, self._looked, self._held = position, True, False
-        self._quiet_until, self._pause = quiet_until, self.first_pause
+        self._quiet_until, self._pause = quiet_until, FIRST_PAUSE
 
     def _hush(self, now: float) -> None:
         self._quiet_until = now + self._pause
-        self._pause = min(2 * self._pause, self.longest_pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from datetime import timedelta
 from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
-from airflow_pgchange.arguments import FeedLike, feed_of, json_of, wake_rule, watched_of
-from airflow_pgchange.feeds.errors import ServerUnavailable
-from airflow_pgchange.feeds.feed import Goal, progress_at
+from airflow_pgchange.feeds.checks import Seconds, patience, seconds
+from airflow_pgchange.feeds.errors import ConsumerBusy, Permanent, ServerUnavailable
+from airflow_pgchange.feeds.feed import Goal, progress_at, to_json
 from airflow_pgchange.feeds.queue import QueueFeed
-from airflow_pgchange.triggers.poller import News, Recovered, Subscription, Trouble, switchboard
+from airflow_pgchange.triggers.poller import switchboard
+from airflow_pgchange.triggers.subscription import News, Recovered, Subscription, Trouble
 from airflow_pgchange.triggers.watches import BacklogWatch, Payload, PointWatch, ReplyWatch
+from airflow_pgchange.utils.arguments import FeedLike, Number, count, feed_of, watched_of
 
 POLL_INTERVAL = 0.1
 """Seconds between two questions."""
 
 
 class FeedTrigger(BaseEventTrigger):
-    """Fires when ``min_changes`` of a feed are ready, or when a ready one is ``max_wait`` seconds old.
+    """Fires when ``min_changes`` of a feed are ready, or when a ready one is ``max_age`` old.
 
     An event is a wake-up, not a batch: one for a backlog, and again, with growing pauses, while something
     stays ready and no consumer is at work. Its payload is the lag, plain JSON. With ``once`` it fires once,
-    and an error other than a server that cannot be reached ends it with ``{"error": message}``; without, it
-    goes on until it is cancelled. ``max_wait`` needs no ``min_changes``: whichever comes first.
+    and an error other than a server that cannot be reached or a table that is locked ends it with ``{"error":
+    message}``; without, it goes on until it is cancelled. ``max_age`` needs no ``min_changes``: whichever comes first.
     """
 
     def __init__(
@@ -35,32 +36,33 @@ class FeedTrigger(BaseEventTrigger):
         postgres_conn_id: str,
         source_conn_id: str | None = None,
         *,
-        min_changes: int = 1,
-        max_wait: float | timedelta | None = None,
-        poll_interval: float = POLL_INTERVAL,
+        min_changes: Number = 1,
+        max_age: Seconds | None = None,
+        poll_interval: Seconds = POLL_INTERVAL,
         once: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.feed = watched_of(feed)
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
-        self.min_changes, self.max_wait = wake_rule(min_changes, max_wait)
-        self.poll_interval = poll_interval
+        self.min_changes = count("min_changes", min_changes)
+        self.max_age = patience("max_age", max_age)
+        self.poll_interval = seconds("poll_interval", poll_interval)
         self.once = once
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.FeedTrigger", {
-            "feed": json_of(self.feed),
+            "feed": to_json(self.feed),
             "postgres_conn_id": self.postgres_conn_id,
             "source_conn_id": self.source_conn_id,
             "min_changes": self.min_changes,
-            "max_wait": self.max_wait,
+            "max_age": self.max_age,
             "poll_interval": self.poll_interval,
             "once": self.once,
         }
 
     def run(self) -> AsyncIterator[TriggerEvent]:
-        watch = BacklogWatch(self.feed, self.min_changes, self.max_wait)
+        watch = BacklogWatch(self.feed, self.min_changes, self.max_age)
         source = self.source_conn_id or self.postgres_conn_id
         progress = progress_at(self.feed, self.postgres_conn_id, source)
         subscribed = switchboard().subscribe(watch, progress, source, self.poll_interval)
@@ -68,7 +70,7 @@ class FeedTrigger(BaseEventTrigger):
 
 
 class PointTrigger(BaseTrigger):
-    """Fires once, when a consumer has processed everything up to a point, or a given commit.
+    """Fires once, when a consumer has processed everything up to a point.
 
     The goal travels in the trigger's arguments, which Airflow stores: a triggerer that restarts goes on with
     it.
@@ -81,18 +83,18 @@ class PointTrigger(BaseTrigger):
         source_conn_id: str | None,
         goal: Goal,
         *,
-        poll_interval: float = POLL_INTERVAL,
+        poll_interval: Seconds = POLL_INTERVAL,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.feed = feed_of(feed)
         self.postgres_conn_id = postgres_conn_id
         self.source_conn_id = source_conn_id
         self.goal = goal
-        self.poll_interval = poll_interval
+        self.poll_interval = seconds("poll_interval", poll_interval)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.PointTrigger", {
-            "feed": json_of(self.feed),
+            "feed": to_json(self.feed),
             "postgres_conn_id": self.postgres_conn_id,
             "source_conn_id": self.source_conn_id,
             "goal": self.goal,
@@ -111,26 +113,26 @@ class ReplyTrigger(BaseTrigger):
     """Fires once, when a message with a given iid is in a queue."""
 
     def __init__(
-        self, queue: str, iid: str, postgres_conn_id: str, *, poll_interval: float = POLL_INTERVAL
+        self, queue_name: str, iid: str, postgres_conn_id: str, *, poll_interval: Seconds = POLL_INTERVAL
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.queue = queue
+        self.queue_name = queue_name
         self.iid = iid
         self.postgres_conn_id = postgres_conn_id
-        self.poll_interval = poll_interval
+        self.poll_interval = seconds("poll_interval", poll_interval)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.ReplyTrigger", {
-            "queue": self.queue,
+            "queue_name": self.queue_name,
             "iid": self.iid,
             "postgres_conn_id": self.postgres_conn_id,
             "poll_interval": self.poll_interval,
         }
 
     def run(self) -> AsyncIterator[TriggerEvent]:
-        watch, database = ReplyWatch(QueueFeed(self.queue), self.iid), self.postgres_conn_id
+        watch, database = ReplyWatch(QueueFeed(self.queue_name), self.iid), self.postgres_conn_id
         subscribed = switchboard().subscribe(watch, database, database, self.poll_interval, primary=True)
-        return _events(self, self.queue, subscribed, once=True)
+        return _events(self, self.queue_name, subscribed, once=True)
 
 
 async def _events(
@@ -151,8 +153,9 @@ def _event(trigger: BaseTrigger, name: str, news: News, once: bool) -> TriggerEv
     if isinstance(news, Recovered):
         trigger.log.info("%s: answered again", name)
     elif isinstance(news, Trouble):
-        if once and not isinstance(news.error, ServerUnavailable):
-            return _fired({"feed": name, "error": str(news.error)})
+        if once and not isinstance(news.error, ServerUnavailable | ConsumerBusy):
+            permanent = isinstance(news.error, Permanent)
+            return _fired({"feed": name, "error": str(news.error), "permanent": permanent})
         trigger.log.warning("%s: %s; asking again in %g s", name, news.error, news.retry_in)
     else:
         return _fired(news)

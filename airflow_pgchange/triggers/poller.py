@@ -1,9 +1,9 @@
 """One shared connection a database for everything in this process that waits for feeds.
 
 A ``Poller`` asks for all its subscribers in two pipelined round trips, about ten times a second: where each
-consumer is (progress), and from there each subscriber's question (source). It takes at most a fifth of a backend's
-time. Subscribers of other databases have pollers of their own, so that a server that does not answer delays nobody
-else.
+consumer is (progress), and from there each subscriber's question (source), which is one query for many feeds of a kind.
+What cannot be answered, as its table is locked, is asked by itself from then on, behind the others. Subscribers of other
+databases have pollers of their own, so that a server that does not answer delays nobody else.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
 from airflow.sdk.exceptions import AirflowException
-from psycopg import sql
 
-from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, ServerUnavailable
+from airflow_pgchange.feeds.errors import ConsumerBusy, InvalidArgument, PgChangeError, ServerUnavailable
 from airflow_pgchange.feeds.queries import ask_all
 from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.triggers.last_seen import note
+from airflow_pgchange.triggers.link import Connection, Link, Opener
+from airflow_pgchange.triggers.sharing import Among, Question, Sharing
+from airflow_pgchange.triggers.subscription import Subscription
 from airflow_pgchange.triggers.watches import Payload, Watch
 
 ANSWER_WITHIN = 30.0
-FIRST_RETRY = 1.0
-LONGEST_RETRY = 30.0
+"""Seconds for a look at everything that is due."""
+NOTED_WITHIN = 1.0
+"""Seconds for which the last one to leave waits for what is being noted."""
 TICK = 0.1
 """Seconds after which a new subscriber is asked about at the latest."""
-REST = 4.0
-"""How many times as long as a look took nobody asks again."""
-
-Connection = psycopg.AsyncConnection[Any]
-Opener = Callable[[str, bool], Awaitable[Connection]]
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """A question could not be answered; it is asked again in ``retry_in`` seconds."""
+class Patience:
+    """Seconds that a question may take, and that it may wait for a lock of another."""
 
-    error: PgChangeError
-    retry_in: float
+    timeout: float
+    busy_timeout: float
+
+    def settings(self) -> dict[str, str]:
+        """What limits it on the server."""
+        limits = {"statement_timeout": self.timeout, "lock_timeout": self.busy_timeout}
+        return {name: f"{max(round(1000 * seconds), 1)}ms" for name, seconds in limits.items()}
 
 
-@dataclass(frozen=True)
-class Recovered:
-    """The first answer after trouble."""
-
-
-News = Payload | Trouble | Recovered
+PATIENCE = Patience(timeout=5.0, busy_timeout=0.1)
+"""With one question. Those that are asked one by one share what is for locks."""
 
 
 @dataclass(frozen=True)
@@ -62,63 +62,6 @@ class Clock:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
-@dataclass(eq=False)
-class Subscription:
-    """One subscriber: iterate over it for the news."""
-
-    watch: Watch
-    interval: float
-    queue: asyncio.Queue[News | BaseException] = field(default_factory=asyncio.Queue)
-    due_at: float = float("-inf")
-    retry_in: float = FIRST_RETRY
-    troubled: bool = False
-
-    def __aiter__(self) -> AsyncIterator[News]:
-        return self._news()
-
-    async def _news(self) -> AsyncIterator[News]:
-        while True:
-            item = await self.queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-
-    def fail(self, error: PgChangeError, now: float) -> None:
-        self.queue.put_nowait(Trouble(error, self.retry_in))
-        self.troubled = True
-        self.due_at = now + self.retry_in
-        self.retry_in = min(2 * self.retry_in, LONGEST_RETRY)
-
-    def answered(self, now: float, took: float) -> None:
-        if self.troubled:
-            self.queue.put_nowait(Recovered())
-        self.troubled, self.retry_in = False, FIRST_RETRY
-        self.due_at = now + max(self.interval - took, REST * took)
-
-
-class Link:
-    """The shared connection to one database, opened when it is first needed and again when it was lost."""
-
-    def __init__(self, conn_id: str, primary: bool, opener: Opener) -> None:
-        self.conn_id = conn_id
-        self._primary = primary
-        self._opener = opener
-        self._opening = asyncio.Lock()
-        self._connection: Connection | None = None
-
-    async def connection(self) -> Connection:
-        async with self._opening:
-            if self._connection is None or self._connection.closed:
-                self._connection = await self._opener(self.conn_id, self._primary)
-            return self._connection
-
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(psycopg.Error):
-                await connection.close()
-
-
 class Poller:
     """Asks for all subscribers of one pair of databases."""
 
@@ -126,7 +69,10 @@ class Poller:
         self.links = (progress, source)
         self.subscriptions: list[Subscription] = []
         self._clock = clock
-        self._asked = progress
+        self._asked, self._notes = progress, True
+        self._sharing = Sharing()
+        self.noting = asyncio.Lock()
+        """Held while what was seen is written."""
 
     async def run(self) -> None:
         """Ask until cancelled; an error that nobody foresaw ends every subscription with it."""
@@ -147,56 +93,110 @@ class Poller:
         active = [s for s in self.subscriptions if now >= s.due_at]
         if not active:
             return
+        for asked in ([s for s in active if not s.apart], [s for s in active if s.apart]):
+            if asked:
+                await self._look_at(asked)
+        await self._note(active)
+
+    async def _look_at(self, asked: Sequence[Subscription]) -> None:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                await self._ask(active)
+                await self._ask(asked)
         except TimeoutError:
             await self._asked.close()
             self._fail(
-                active, ServerUnavailable(f"{self._asked.conn_id}: no answer within {ANSWER_WITHIN:g} s")
+                asked, ServerUnavailable(f"{self._asked.conn_id}: no answer within {ANSWER_WITHIN:g} s")
             )
         except (PgChangeError, psycopg.Error) as error:
-            self._fail(active, _ours(error))
+            self._fail(asked, _ours(error))
+
+    async def _note(self, active: Sequence[Subscription]) -> None:
+        """Nobody waits for it, and nothing depends on it: but that the connection is lost is said."""
+        now = self._clock.now()
+        due = [s for s in active if s.watch.lasting and s.sight.is_due(now)]
+        # Of several that watch the same feed the one tells that has woken somebody.
+        told = {s.watch.feed: s.sight for s in sorted(due, key=lambda s: s.sight.woke_at is not None)}
+        if told and self._notes and (connection := self.links[0].opened) is not None:
+            try:
+                async with self.noting, asyncio.timeout(ANSWER_WITHIN):
+                    self._notes = await note(connection, told, now)
+            except TimeoutError:
+                # It is opened again with the next look.
+                await connection.close()
+            except (PgChangeError, psycopg.Error) as error:
+                if connection.closed:
+                    self._fail(active, _ours(error))
 
     async def _ask(self, active: Sequence[Subscription]) -> None:
         progress, source = self.links
         started = self._clock.now()
-        positions = await self._each(progress, active, [s.watch.feed.position() for s in active])
+        positions = await self._each(progress, active, lambda s: s.watch.feed.position())
         found = [s for s in active if s in positions]
-        answers = await self._each(source, found, [s.watch.question(positions[s]) for s in found])
+        answers = await self._each(
+            source,
+            found,
+            lambda s: s.watch.question(positions[s]),
+            lambda s: s.watch.shared(positions[s]),
+        )
         now = self._clock.now()
         due: list[tuple[Subscription, Payload]] = []
         for subscription, answer in answers.items():
-            subscription.answered(now, now - started)
+            subscription.answered(answer, now, now - started)
             news = subscription.watch.news(positions[subscription], answer, now)
             if news is not None:
                 due.append((subscription, news))
         ringing = [subscription for subscription, _ in due]
-        held = await self._each(progress, ringing, [s.watch.feed.locked() for s in ringing])
+        held = await self._each(progress, ringing, lambda s: s.watch.feed.locked())
         for subscription, news in due:
             if subscription in held and subscription.watch.unless_at_work(bool(held[subscription]), now):
                 subscription.queue.put_nowait(news)
+                subscription.sight.woke_at = now
 
     async def _each(
-        self, link: Link, asked: Sequence[Subscription], queries: Sequence[sql.Composed]
+        self,
+        link: Link,
+        asked: Sequence[Subscription],
+        question: Question,
+        among: Among = lambda subscription: None,
     ) -> dict[Subscription, Any]:
         """The answers of those that could be answered; one bad question must not blind the others."""
         self._asked = link
         connection = await link.connection()
-        try:
-            return dict(zip(asked, await ask_all(connection, queries), strict=True))
-        except (PgChangeError, psycopg.Error):
-            if connection.closed:
-                raise
-        answers: dict[Subscription, Any] = {}
-        for subscription, query in zip(asked, queries, strict=True):
+        if not any(s.apart for s in asked):
             try:
-                [answers[subscription]] = await ask_all(connection, [query])
+                return await self._together(connection, asked, question, among)
+            except (PgChangeError, psycopg.Error):
+                if connection.closed:
+                    raise
+        share = replace(PATIENCE, busy_timeout=PATIENCE.busy_timeout / max(len(asked), 1))
+        answers: dict[Subscription, Any] = {}
+        for subscription in asked:
+            try:
+                [answers[subscription]] = await ask_all(
+                    connection, [question(subscription)], **share.settings()
+                )
             except (PgChangeError, psycopg.Error) as error:
                 if connection.closed:
                     raise
                 subscription.fail(_ours(error), self._clock.now())
+                subscription.apart = True
         return answers
+
+    async def _together(
+        self, connection: Connection, asked: Sequence[Subscription], question: Question, among: Among
+    ) -> dict[Subscription, Any]:
+        """The answers of all, in one round trip; none where one fails."""
+        portions = self._sharing.portions(asked, question, among, self._clock.now())
+        try:
+            values = await ask_all(connection, [portion.query for portion in portions], **PATIENCE.settings())
+        except psycopg.errors.QueryCanceled:
+            self._sharing.took_too_long(portions, self._clock.now())
+            raise
+        return dict(
+            answer
+            for portion, value in zip(portions, values, strict=True)
+            for answer in portion.answers(value)
+        )
 
     def _fail(self, active: Sequence[Subscription], error: PgChangeError) -> None:
         now = self._clock.now()
@@ -237,15 +237,20 @@ class Switchboard:
             yield subscription
         finally:
             poller.subscriptions.remove(subscription)
+            watch.given_up()
             if not poller.subscriptions:
-                await self._end(key, task)
+                await self._end(key, poller, task)
 
     def _link(self, conn_id: str, primary: bool) -> Link:
         return self._links.setdefault((conn_id, primary), Link(conn_id, primary, self._opener))
 
-    async def _end(self, key: tuple[Link, Link], task: asyncio.Task[None]) -> None:
+    async def _end(self, key: tuple[Link, Link], poller: Poller, task: asyncio.Task[None]) -> None:
         if self._pollers[key][1] is task:
             del self._pollers[key]
+        # Who leaves because of the news leaves while it is noted.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NOTED_WITHIN), poller.noting:
+                pass
         task.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await task
@@ -272,7 +277,11 @@ async def open_by_name(conn_id: str, primary: bool) -> Connection:
 
 
 def _ours(error: PgChangeError | psycopg.Error) -> PgChangeError:
+    message = str(error).strip()
+    if isinstance(error, ConsumerBusy):
+        return ConsumerBusy(f"what it reads is locked by another transaction: {message}")
     if isinstance(error, PgChangeError):
         return error
-    kind = ServerUnavailable if isinstance(error, psycopg.InterfaceError) else PgChangeError
-    return kind(str(error).strip())
+    if isinstance(error, psycopg.errors.QueryCanceled):
+        return ServerUnavailable(f"no answer: {message}")
+    return ServerUnavailable(message) if isinstance(error, psycopg.InterfaceError) else PgChangeError(message)

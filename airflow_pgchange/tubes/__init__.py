@@ -1,25 +1,24 @@
 """Tubes beside their feed: making them, backfills, control pods and workers. psycopg only, no Airflow and no Spark."""
 
 from airflow_pgchange.tubes.attachment import attach, attached, ensure, touch
-from airflow_pgchange.tubes.backfills import Progress, backfill, backfill_in_steps, chunks
-from airflow_pgchange.tubes.control_pods import Control, Downstream, WorkedOff, work_off
+from airflow_pgchange.tubes.backfills import BackfillProgress, asked, backfill, chunks
+from airflow_pgchange.tubes.control_pods import Control, Downstream, work_off
 from airflow_pgchange.tubes.copies import TableDownstream
-from airflow_pgchange.tubes.workers import ready, worker
+from airflow_pgchange.tubes.workers import ready, workers
 
 __all__ = [
+    "BackfillProgress",
     "Control",
     "Downstream",
-    "Progress",
     "TableDownstream",
-    "WorkedOff",
+    "asked",
     "attach",
     "attached",
     "backfill",
-    "backfill_in_steps",
     "chunks",
     "ensure",
     "ready",
     "touch",
     "work_off",
-    "worker",
+    "workers",
 ]

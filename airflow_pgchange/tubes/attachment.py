@@ -8,11 +8,11 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.attached import Attached
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.queries import ask, select
 from airflow_pgchange.feeds.tables import found, table_identifier
 from airflow_pgchange.feeds.tube import TubeFeed
+from airflow_pgchange.results.attached import Attached
 
 
 def ensure(
@@ -31,18 +31,18 @@ def attach(
     table: str,
     *,
     shard: int | None = None,
-    id_column: str | None = None,
+    key: str | None = None,
 ) -> None:
     """Let a table touch a tube, from now on. Twice does nothing.
 
-    ``shard`` is by default the number at the end of the name of the table's schema, ``id_column`` is ``id``. Raises
+    ``shard`` is by default the number at the end of the name of the table's schema, ``key`` is ``id``. Raises
     InvalidArgument for a table that is not there, UnknownConsumer for a tube that is not, Refused for a table that cannot
     be attached.
     """
     name = table_identifier(table).as_string(None)
     query = sql.SQL("select tube.tube_table_ensure_attached({}, {}::regclass, {}, {})")
     with found(table):
-        ask(connection, query.format(tube, name, shard, id_column))
+        ask(connection, query.format(tube, name, shard, key))
 
 
 def touch(

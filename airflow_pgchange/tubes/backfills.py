@@ -1,8 +1,7 @@
-"""Backfills: whole tables replayed in chunks, or by three steps, in transactions of their own."""
+"""Backfills: whole tables replayed in chunks, in transactions of their own."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,20 +10,21 @@ from typing import Any
 import psycopg
 from psycopg import errors, sql
 
+from airflow_pgchange.feeds.checks import Seconds, seconds
 from airflow_pgchange.feeds.connect import keep_open, read_committed
-from airflow_pgchange.feeds.errors import InvalidArgument, Stopped, translated
-from airflow_pgchange.feeds.queries import ask, select
+from airflow_pgchange.feeds.errors import Stopped, translated
+from airflow_pgchange.feeds.queries import ask
 from airflow_pgchange.feeds.retrying import past_deadlocks
+from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.feeds.tables import found, table_identifier
-from airflow_pgchange.stopping import Stop
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks at a backfill that a person has paused."""
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Of a backfill: ids ``touched`` by the latest chunk, rows ``looked_at`` of about ``total``.
+class BackfillProgress:
+    """How far a backfill is: ids ``touched`` by the latest chunk, rows ``looked_at`` of about ``total``.
 
     ``state``: scheduled, running, paused, done, cancelled, failed.
     """
@@ -45,26 +45,25 @@ def backfill(
     *,
     shard: int | None = None,
     chunk_size: int = 50_000,
-    pause: float = 0.0,
-    timeout: float = 60.0,
-    told: Callable[[Progress], None] = lambda progress: None,
+    pause: Seconds = 0.0,
+    timeout: Seconds = 60.0,
+    told: Callable[[BackfillProgress], None] = lambda progress: None,
     stop: Stop | None = None,
-) -> Progress:
+) -> BackfillProgress:
     """Touch every row of an attached table as pods of op B, a transaction a chunk, in the order of ``order_col`` or,
     without one, of the ids.
 
     One that was begun and not finished goes on where it stopped, with the ``chunk_size`` that it was begun with. Before
-    its first chunk it waits up to ``timeout`` seconds for who was writing the table; between two chunks it rests for
-    ``pause`` seconds; while a person has paused it, it waits. ``told`` hears of each chunk. The connection must be in
+    its first chunk it waits up to ``timeout`` for who was writing the table; between two chunks it rests for
+    ``pause``; while a person has paused it, it waits. ``told`` hears of each chunk. The connection must be in
     autocommit; its session may be idle as long as it likes from here on.
 
     Raises Stopped, also where somebody cancelled it: what was touched stays touched. Refused where the table is not
     attached, its last backfill is not worked off, or the column or the chunk will not do, and where it failed meanwhile;
-    ConsumerBusy if transactions that write the table do not end within ``timeout`` seconds; UnknownConsumer for a tube
+    ConsumerBusy if transactions that write the table do not end within ``timeout``; UnknownConsumer for a tube
     that is not there; InvalidArgument for a table that is not there, and for a pause that is not a number of seconds.
     """
-    if not math.isfinite(pause) or pause < 0:
-        raise InvalidArgument(f"pause must be a number of seconds from 0 on, and is {pause}")
+    rest = seconds("pause", pause)
     stop = stop or Stop()
     keep_open(connection)
     name = table_identifier(table).as_string(None)
@@ -77,17 +76,28 @@ def backfill(
             break
         if progress.state == "cancelled":
             raise Stopped(f"backfill {number} of {table} was cancelled; what it touched stays touched")
-        stop.rest(LOOK_AGAIN if progress.state == "paused" else pause)
+        stop.rest(LOOK_AGAIN if progress.state == "paused" else rest)
     return progress
+
+
+def asked(connection: psycopg.Connection[Any], tube: str, table: str) -> int:
+    """Ask the workers of a tube for a backfill of an attached table, in the order of its ids: the number of the one
+    that they carry out with their control pods, or with which they go on if there is one that is not finished."""
+    name = table_identifier(table).as_string(None)
+    with found(table):
+        number: int = committed(
+            connection, sql.SQL("select tube.backfill_ask({}, {}::regclass)").format(tube, name)
+        )
+    return number
 
 
 def chunks(
     connection: psycopg.Connection[Any],
     number: int,
     *,
-    timeout: float = 60.0,
+    timeout: Seconds = 60.0,
     stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[Progress]:
+) -> Iterator[BackfillProgress]:
     """Carry out a backfill that was begun, chunk by chunk, without an end of its own: how far it is after each.
 
     Raises Refused where it failed, with the reason, and Stopped, also where the chunk in work was cancelled for that.
@@ -95,45 +105,8 @@ def chunks(
     chunk = sql.SQL("select to_jsonb(c) from tube.backfill_chunk({}, make_interval(secs => {})) as c")
     while True:
         with _unless(stopped, f"backfill {number} was stopped; the next one goes on where it is"):
-            done = committed(connection, chunk.format(number, timeout))
-        yield Progress(number, **done)
-
-
-def backfill_in_steps(
-    connection: psycopg.Connection[Any],
-    tube: str,
-    table: str,
-    order_col: str,
-    *,
-    shard: int | None = None,
-    timeout: float = 60.0,
-    stop: Stop | None = None,
-) -> None:
-    """The same by ``tube.tube_backfill_step1`` to ``3``, each in a transaction of its own; not resumable.
-
-    Raises Refused where the last backfill is not worked off yet, and Stopped, upon which nothing was touched.
-    """
-    stop = stop or Stop()
-    why = f"the backfill of {table} was stopped; nothing was touched"
-    name = table_identifier(table).as_string(None)
-    step2 = sql.SQL("select tube.tube_backfill_step2(make_interval(secs => {}))")
-    # By itself step 3 says only in a notice, which need not come through, that it did nothing.
-    check = sql.SQL(
-        "select tube.check_replayed(a.tube, a.tbl, a.shard) from tube.lock_backfill({}, {}::regclass, {}) as a"
-    )
-    step3 = sql.SQL("select tube.tube_backfill_step3({}, {}, {}::regclass, {}, {})")
-    with _unless(stop, why):
-        begun = ask(connection, select("tube.tube_backfill_step1"))
-    with _unless(stop, why):
-        ask(connection, step2.format(timeout))
-
-    def touch() -> None:
-        with read_committed(connection):
-            ask(connection, check.format(tube, name, shard))
-            ask(connection, step3.format(begun, tube, name, order_col, shard))
-
-    with _unless(stop, why), found(table), translated():
-        past_deadlocks(touch)
+            done = committed(connection, chunk.format(number, seconds("timeout", timeout)))
+        yield BackfillProgress(number, **done)
 
 
 @contextmanager

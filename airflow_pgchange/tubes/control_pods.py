@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from airflow_pgchange.feeds.checks import Seconds, seconds
 from airflow_pgchange.feeds.connect import connect, keep_open
 from airflow_pgchange.feeds.errors import (
     BatchNotFinished,
@@ -27,7 +28,7 @@ from airflow_pgchange.feeds.errors import (
 from airflow_pgchange.feeds.queries import ask, call, records, select
 from airflow_pgchange.feeds.transaction import ConsumerTransaction
 from airflow_pgchange.feeds.tube import TubeFeed
-from airflow_pgchange.tubes.backfills import Progress, chunks, committed
+from airflow_pgchange.tubes.backfills import BackfillProgress, chunks, committed
 
 CHUNK = 10_000
 """Ids that are touched in one go."""
@@ -79,27 +80,28 @@ def work_off(
     source: str,
     downstream: Downstream,
     *,
-    wait: float | None = 0,
-    seconds: float = BACKFILL_SECONDS,
-    told: Callable[[Progress], None] = lambda progress: None,
+    busy_timeout: Seconds | None = 0,
+    backfill_timeout: Seconds = BACKFILL_SECONDS,
+    told: Callable[[BackfillProgress], None] = lambda progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[WorkedOff]:
     """Work off the control pods of a worker whose turn has come.
 
-    First the backfills that were scheduled, in all for about ``seconds``, after which no further one is begun: ``told``
-    hears of their chunks. One that is not at its end by then, or that a person has paused, goes on the next time. Then
-    what the downstream has to give up is touched, so that it takes the path of a deletion: read anew, and deleted if it
-    is gone. Exactly once: these touches and the end of the pods are one transaction, which holds the worker's lock.
+    First the backfills that were scheduled, in all for about ``backfill_timeout``, after which no further one is begun:
+    ``told`` hears of their chunks. One that is not at its end by then, or that a person has paused, goes on the next
+    time. Then what the downstream has to give up is touched, so that it takes the path of a deletion: read anew, and
+    deleted if it is gone. Exactly once: these touches and the end of the pods are one transaction, which holds the
+    worker's lock.
 
     No control pod holds up another. One that can never be worked off is taken away, with a line in the log and a row in
     ``tube.fault``; where one fails for now, the first such error is raised when all others are done: InvalidArgument
     where the downstream gave something that is no id. Raises ConsumerBusy while the worker is at work for longer than
-    ``wait`` seconds, and Stopped.
+    ``busy_timeout``, and Stopped.
     """
-    turn = _Turn(feed, downstream, seconds, told, stopped)
+    turn = _Turn(feed, downstream, seconds("backfill_timeout", backfill_timeout), told, stopped)
     turn.carry_out_backfills(source)
     done = []
-    with ConsumerTransaction(feed, source, wait=wait, stopped=stopped) as consumer:
+    with ConsumerTransaction(feed, source, busy_timeout=busy_timeout, stopped=stopped) as consumer:
         if consumer.busy:
             raise ConsumerBusy(f"{feed.name} is at work in another transaction")
         due = _due(consumer.connection, feed)
@@ -138,7 +140,7 @@ class _Turn:
     feed: TubeFeed
     downstream: Downstream
     seconds: float
-    told: Callable[[Progress], None]
+    told: Callable[[BackfillProgress], None]
     stopped: Callable[[], bool]
     ended: dict[int, int] = field(default_factory=dict)
     refused: dict[int, Refused] = field(default_factory=dict)

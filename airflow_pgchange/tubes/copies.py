@@ -9,15 +9,16 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_pgchange.feeds.attached import Attached
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused, Refused, translated
 from airflow_pgchange.feeds.queries import ask, rows
 from airflow_pgchange.feeds.tables import table_identifier, table_parts
-from airflow_pgchange.feeds.target import Target, look_up
 from airflow_pgchange.feeds.tube import TubeFeed
+from airflow_pgchange.results.attached import Attached
+from airflow_pgchange.results.target import Target, look_up
 from airflow_pgchange.tubes.control_pods import Control
 
+SHARD = "shard"
 LOOKED_AT = 10_000
 """Ids of a copy that are compared with the source in one go."""
 
@@ -27,8 +28,8 @@ class TableDownstream:
     """Ids that a copy holds and its source table does not, or not any more as the tube's predicate wants it.
 
     In ``table`` ``{tube}`` and ``{table}`` stand for the names of the tube and of the source table, without its schema.
-    ``key`` is the copy's column of ids, by default called as the source's. ``shard_column`` is used where a copy is of
-    several tables' rows, as ``Job.mirror`` keeps them. The predicate runs with the rights of the source table's owner,
+    ``key`` is the copy's column of ids, by default called as the source's. A copy of several tables' rows has a column
+    ``shard``, as ``Job.mirror`` keeps it. The predicate runs with the rights of the source table's owner,
     who grants the source's role ``execute`` on it.
 
     Raises Refused for control pods that it can do nothing about: of a table that is not attached, or has no copy, and
@@ -41,7 +42,6 @@ class TableDownstream:
     feed: TubeFeed
     table: str
     key: str | None = None
-    shard_column: str = "shard"
 
     def __call__(self, control: Control) -> Iterator[int]:
         if control.type not in ("backfill_end", "truncate"):
@@ -51,7 +51,7 @@ class TableDownstream:
             copy = attached.copy_in(results, self.table)
             key = self.key or attached.id_column
             target = _looked_up(results, copy)
-            is_shared = shares or target.is_of_shards(self.shard_column, key)
+            is_shared = shares or target.is_of_shards(SHARD, key)
             self._check(target, key, is_shared)
             for ids in self._held(results, copy, key, attached.shard if is_shared else None):
                 yield from _absent(source, attached, ids)
@@ -84,13 +84,13 @@ class TableDownstream:
         if key not in copy.columns:
             raise InvalidArgument(f"{copy.name} has no column {key}: say what its column of ids is called")
         if is_shared:
-            copy.check_shards(self.shard_column, key)
+            copy.check_shards(SHARD, key)
 
     def _held(
         self, results: psycopg.Connection[Any], copy: str, key: str, shard: int | None
     ) -> Iterator[list[int]]:
         query = sql.SQL("select {key} from {copy} where {shard} and {after} order by {key} limit {limit}")
-        of_shard = sql.SQL("true") if shard is None else _compared(self.shard_column, "=", shard)
+        of_shard = sql.SQL("true") if shard is None else _compared(SHARD, "=", shard)
         after: sql.Composable = sql.SQL("true")
         while True:
             page = query.format(

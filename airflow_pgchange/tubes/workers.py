@@ -1,13 +1,12 @@
-"""The workers of tubes: which have something to do, and which a name means."""
+"""The workers of tubes: which have something to do."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
-from airflow_pgchange.feeds.queries import ask, call, rows
+from airflow_pgchange.feeds.queries import rows
 from airflow_pgchange.feeds.tube import TubeFeed
 
 
@@ -21,8 +20,7 @@ def ready(connection: psycopg.Connection[Any]) -> list[TubeFeed]:
     return [TubeFeed(**fields) for (fields,) in rows(connection, query)]
 
 
-def worker(connection: psycopg.Connection[Any], tube: str, number: int) -> TubeFeed:
-    """A worker of a tube, of as many as share it now. Raises UnknownConsumer, and InvalidArgument for a wrong number."""
-    return TubeFeed(
-        tube, number, ask(connection, sql.SQL("select ({}).partitions").format(call("tube.named", tube)))
-    )
+def workers(connection: psycopg.Connection[Any], tube: str) -> list[TubeFeed]:
+    """Every worker of a tube."""
+    query = "select feed from tube.status(1) where feed ->> 'tube' = %s order by consumer"
+    return [TubeFeed(**fields) for (fields,) in rows(connection, query, [tube])]

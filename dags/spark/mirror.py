@@ -2,9 +2,9 @@
 
 import logging
 
-from airflow_pgchange.spark.job import batch_job
+from airflow_pgchange.spark.job import batch_jobs
 
-with batch_job() as job:
+for job in batch_jobs():
     tables = job.attached()
     for shard in sorted(set(job.shards()) - {attached.shard for attached in tables}):
         logging.warning("no attached table has shard %d: what was touched there is copied nowhere", shard)

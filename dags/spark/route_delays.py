@@ -5,9 +5,9 @@ Adding is right because a movement never changes once it is written.
 
 from pyspark.sql.functions import coalesce, col, count_if, lit, sum, when
 
-from airflow_pgchange.spark.job import batch_job
+from airflow_pgchange.spark.job import batch_jobs
 
-with batch_job() as job:
+for job in batch_jobs():
     departed, arrived = col("kind") == "departure", col("kind") == "arrival"
     routes = job.rows("public.movement", key="id").groupBy("carrier", "origin", "dest")
     figures = routes.agg(

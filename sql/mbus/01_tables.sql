@@ -14,7 +14,7 @@ begin
     if not exists (select from pg_catalog.pg_extension where extname = 'hstore') then
         execute 'create extension hstore';
     end if;
-    -- hstore may live in any schema. It is on the path for the type's name only, until the end: see 35_hstore.sql.
+    -- hstore may live in any schema. It is on the path for the type's name only, until the end: see 36_hstore.sql.
     perform pg_catalog.set_config('search_path', pg_catalog.format(
         'pg_catalog, mbus, %s, pg_temp',
         (select e.extnamespace::pg_catalog.regnamespace from pg_catalog.pg_extension as e where e.extname = 'hstore')), true);
@@ -24,16 +24,7 @@ $$;
 create schema mbus;
 comment on schema mbus is 'Message queues: publish and subscribe, delays, order between messages, request and reply.';
 
-create table mbus.installed (
-    version integer not null,
-    checksum text,
-    installed_at timestamptz not null default now(),
-    constraint mbus_of_airflow_pgchange check (version >= 0)
-);
-comment on table mbus.installed is 'One row for each version of this schema that was installed here, the newest last.';
--- The installer notes its checksum by an update, which a publication refuses without an identity.
-alter table mbus.installed replica identity full;
-insert into mbus.installed (version) values (1);
+select pgchange.keep_versions('mbus', version => 1);
 
 create type mbus.qt_model as (
     id bigint, added timestamp, iid text, delayed_until timestamp, expires timestamp, received integer[],
@@ -46,22 +37,7 @@ language sql immutable
 as $$ select array(select pg_catalog.generate_series(0, parts - 1)) $$;
 comment on function mbus.numbered(integer) is 'The numbers of so many parts.';
 
-create table mbus.origin (like pgchange.origin including all);
-comment on table mbus.origin is 'Where the transaction ids of the queues come from.';
--- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
-alter table mbus.origin replica identity full;
-select pgchange.note_origin('mbus.origin');
-
-create function mbus.is_native() returns boolean
-language plpgsql stable
-as $$
-begin
-    return coalesce(
-        (select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from mbus.origin as o),
-        pgchange.refuse_empty('mbus'));
-end
-$$;
-comment on function mbus.is_native() is 'Whether the transaction ids of the queues are those of this cluster.';
+select pgchange.keep_origin('mbus');
 
 create table mbus.queue (
     id integer generated always as identity primary key,
@@ -232,7 +208,8 @@ create table mbus.dmq (
     properties hstore,
     data hstore
 );
-create index on mbus.dmq (iid);
+-- By what an iid begins with, too: it is the queue.
+create index on mbus.dmq (iid text_pattern_ops);
 comment on table mbus.dmq is 'Messages that nobody could process. Who waits for one of them goes on waiting.';
 
 create table mbus.tempq (

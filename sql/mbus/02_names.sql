@@ -85,11 +85,16 @@ end
 $$;
 comment on function mbus.consumer_named(text, text) is 'A consumer of a queue; refused where there is none.';
 
+create function mbus.qname_of(iid text) returns text
+language sql immutable
+as $$ select substring(iid from '^(.*)[.][0-9]{1,18}$') $$;
+comment on function mbus.qname_of(text) is 'The name of the queue that a message id belongs to, if there is one; null where it is no such id.';
+
 create function mbus.queue_of(iid text) returns mbus.queue
 language plpgsql stable
 as $$
 begin
-    return (select q from mbus.queue as q where q.qname = substring(iid from '^(.*)[.][0-9]{1,18}$'));
+    return (select q from mbus.queue as q where q.qname = mbus.qname_of(iid));
 end
 $$;
 comment on function mbus.queue_of(text) is 'The queue that a message id belongs to; null for none that is known.';
@@ -170,17 +175,20 @@ as $$ select pg_catalog.hashtextextended(pg_catalog.concat_ws('/', 'mbus slot', 
 comment on function mbus.slot_key(text, text, integer) is 'The lock of one worker of a consumer''s feed.';
 
 create function mbus.held_slots(qname text, cname text) returns table (slot integer, mine boolean)
-language sql stable rows 2
+language plpgsql stable rows 2
 set search_path from current
 as $$
-    select s.slot, bool_or(l.pid = pg_backend_pid())
-    from generate_series(0, 63) as s(slot)
-    cross join lateral (select mbus.slot_key(qname, cname, s.slot) as key) as k
-    join pg_locks as l
-        on l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
-       and (l.classid::bigint << 32 | l.objid::bigint) = k.key
-    group by s.slot
+begin
+    return query
+        select s.slot, bool_or(l.pid = pg_backend_pid())
+        from generate_series(0, 63) as s(slot)
+        cross join lateral (select mbus.slot_key(qname, cname, s.slot) as key) as k
+        join pg_locks as l
+            on l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+           and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+           and (l.classid::bigint << 32 | l.objid::bigint) = k.key
+        group by s.slot;
+end
 $$;
 comment on function mbus.held_slots(text, text) is 'The slots that are held, and whether this session is among those who do.';
 

@@ -1,10 +1,12 @@
 -- Who may do what with a queue. Every check asks for the session's user, as the functions run as the owner of this schema.
 
 create function mbus.is_owner() returns boolean
-language sql stable
+language plpgsql stable
 set search_path from current
 as $$
-    select pg_has_role(session_user, n.nspowner, 'member') from pg_namespace as n where n.nspname = 'mbus'
+begin
+    return (select pg_has_role(session_user, n.nspowner, 'member') from pg_namespace as n where n.nspname = 'mbus');
+end
 $$;
 comment on function mbus.is_owner() is 'Whether the session is that of the owner of this schema, and so of every queue.';
 

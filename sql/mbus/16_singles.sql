@@ -97,7 +97,7 @@ declare
     number bigint;
 begin
     if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-        perform mbus.check_isolation();
+        perform pgchange.check_isolation();
     end if;
     <<looking>>
     loop

@@ -38,7 +38,7 @@ declare
     message mbus.qt_model;
     ids bigint[] := array(select e.id from mbus.entries(known, msgiid) as e where not e.gone and (c is null or c = any (e.wanted)));
 begin
-    perform mbus.check_isolation();
+    perform pgchange.check_isolation();
     if ids = '{}' then
         return null;
     end if;

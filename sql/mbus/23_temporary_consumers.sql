@@ -51,16 +51,24 @@ declare
 begin
     for left_over in select t.* from mbus.temporary as t where not mbus.lives(t.name) for update skip locked loop
         begin
+            perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
             if left_over.is_queue then
                 delete from mbus.tempq as t where t.tqname = left_over.name;
             else
-                perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+                perform pgchange.lock_briefly(hashtextextended('mbus queues', 0), '200 ms');
+                perform pgchange.lock_briefly(k, '200 ms')
+                from (
+                    select mbus.part_key(c.id, p) as k
+                    from mbus.consumer as c join mbus.queue as q using (qname) cross join lateral unnest(q.parts) as p
+                    where c.temporary and c.qname || ' ' || c.name = left_over.name
+                    order by k
+                ) as keys;
                 perform mbus.remove_consumer(q, c)
                 from mbus.consumer as c join mbus.queue as q using (qname)
                 where c.temporary and c.qname || ' ' || c.name = left_over.name;
             end if;
             delete from mbus.temporary as t where t.name = left_over.name;
-        exception when lock_not_available then
+        exception when lock_not_available or deadlock_detected then
             -- Whoever takes would wait behind this for a transaction that has taken and is open: another time.
             null;
         when dependent_objects_still_exist then
@@ -86,10 +94,12 @@ declare
 begin
     for known in select q.* from mbus.queue as q order by q.qname loop
         loop
+            perform set_config('lock_timeout', pgchange.patience('1 s'), true);
             now_trimmed := mbus.trim(known, 100000);
             trimmed := trimmed + now_trimmed;
             exit when now_trimmed = 0;
         end loop;
+        perform set_config('lock_timeout', pgchange.patience('1 s'), true);
         trimmed := trimmed + mbus.sweep(known, false);
     end loop;
     -- Last: until this transaction ends nobody takes from the queue of a consumer that it removes.

@@ -49,26 +49,32 @@ $$;
 comment on function mbus.feed_consumer(text, text) is 'The consumer of a feed, by whom this session may consume; any other is refused.';
 
 create function mbus.feed_position(qname text, cname text) returns jsonb
-language sql stable security definer
+language plpgsql stable security definer
 set search_path from current
 as $$
-    select jsonb_build_object(
-        'schema', (select max(i.version) from mbus.installed as i), 'consumer', c.id,
-        'slot', (select min(h.slot) from mbus.held_slots(qname, cname) as h where h.mine),
-        'version', (select sum(p.version) from unnest(q.parts) as g(part) cross join mbus.stands_at(c.id, g.part) as p))
-    from mbus.consumer as c join mbus.queue as q using (qname) where c.qname = feed_position.qname and c.name = cname
+begin
+    return (
+        select jsonb_build_object(
+            'schema', (select max(i.version) from mbus.installed as i), 'consumer', c.id,
+            'slot', (select min(h.slot) from mbus.held_slots(feed_position.qname, feed_position.cname) as h where h.mine),
+            'version', (select sum(p.version) from unnest(q.parts) as g(part) cross join mbus.stands_at(c.id, g.part) as p))
+        from mbus.consumer as c join mbus.queue as q using (qname) where c.qname = feed_position.qname and c.name = feed_position.cname);
+end
 $$;
 comment on function mbus.feed_position(text, text) is 'A consumer, the slot that this session holds, and version, which is another after each claim of new messages; null where there is '
     'no consumer of this name.';
 
 create function mbus.pending(qname text, c mbus.consumer, slot integer) returns setof mbus.batch
-language sql stable
+language plpgsql stable
 set search_path from current
 as $$
-    select b.* from mbus.batch as b
-    where b.consumer = c.id
-      and (b.slot = pending.slot or b.slot not in (select h.slot from mbus.held_slots(qname, c.name) as h))
-    order by b.slot is distinct from pending.slot, b.number
+begin
+    return query
+        select b.* from mbus.batch as b
+        where b.consumer = c.id
+          and (b.slot = pending.slot or b.slot not in (select h.slot from mbus.held_slots(pending.qname, c.name) as h))
+        order by b.slot is distinct from pending.slot, b.number;
+end
 $$;
 comment on function mbus.pending(text, mbus.consumer, integer) is
     'The batches of a consumer that were claimed and are not at work, that of a slot first.';

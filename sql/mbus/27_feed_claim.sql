@@ -58,6 +58,7 @@ declare
     my_slot integer := "position" ->> 'slot';
     mark mbus.batch;
     ids bigint[];
+    batch jsonb;
 begin
     perform pgchange.check_claim(max_changes);
     if my_slot is null or ("position" ->> 'consumer')::integer <> c.id then
@@ -75,7 +76,9 @@ begin
         end if;
         mark := mbus.set_by(known, c, my_slot, ids);
     end if;
-    return mark.batch || jsonb_build_object('attempt', mark.attempt, 'lsn', pg_current_wal_insert_lsn());
+    batch := mark.batch || jsonb_build_object('attempt', mark.attempt, 'lsn', pg_current_wal_insert_lsn());
+    perform pgchange.note_claim('queue', mbus.name_of(qname, cname), batch);
+    return batch;
 end
 $$;
 comment on function mbus.feed_claim(text, text, jsonb, integer, integer) is
@@ -140,6 +143,7 @@ begin
     if random() * 1000 < cardinality(ids) then
         perform mbus.trim_sometimes(mbus.queue_named(qname), cardinality(ids));
     end if;
+    perform pgchange.note_end('queue', mbus.name_of(qname, cname), batch);
     return mark.number;
 end
 $$;
@@ -167,6 +171,9 @@ begin
     update mbus.batch as b set error = feed_note_failure.error
     where b.number = (feed_note_failure.batch ->> 'version')::bigint and b.attempt = (feed_note_failure.batch ->> 'attempt')::integer
       and b.consumer = c.id;
+    if found then
+        perform pgchange.note_failed('queue', mbus.name_of(qname, cname), batch, error);
+    end if;
 end
 $$;
 comment on function mbus.feed_note_failure(text, text, jsonb, text) is 'Note what the attempt on a batch failed on, for its dead letter.';

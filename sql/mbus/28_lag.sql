@@ -8,22 +8,28 @@ as $$
 $$;
 comment on function mbus.can_be_had(mbus.picked) is 'Whether a message that has a delay or predecessors can be received now.';
 
-create function mbus.ahead_in_log(known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out more boolean)
+create function mbus.ahead_in_log(
+    known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out delayed integer, out more boolean
+)
 language plpgsql
 set search_path from current
 as $$
 declare
     seen mbus.seen := mbus.look_ahead(known, c, 9223372036854775807, upto + 1);
 begin
-    waiting := array(select s.id from unnest(seen.special) as s where not mbus.can_be_had(s));
+    select coalesce(array_agg(s.id), '{}'), count(*) filter (where s.due > clock_timestamp()) into waiting, delayed
+    from unnest(seen.special) as s where not mbus.can_be_had(s);
     ready := array(select abs(i) from unnest(seen.ids) as i where abs(i) <> all (waiting));
     more := cardinality(seen.ids) > upto;
 end
 $$;
 comment on function mbus.ahead_in_log(mbus.queue, integer, integer) is
-    'The messages that a consumer would come upon first, at most upto and one: those that it can have and those that it cannot yet.';
+    'The messages that a consumer would come upon first, at most upto and one: those that it can have and those that it cannot yet, '
+    'of which so many are delayed, and the others wait for another.';
 
-create function mbus.ahead_apart(known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[])
+create function mbus.ahead_apart(
+    known mbus.queue, c integer, upto integer, out ready bigint[], out waiting bigint[], out delayed integer
+)
 language plpgsql
 set search_path from current
 as $$
@@ -40,23 +46,24 @@ begin
             where a.consumer = c and a.id = any (free) and a.batch is null and not a.failed and coalesce(a.expires > clock_timestamp(), true)
               and (a.wait_consumer is not null or a.due > '-infinity')
               and (a.after is null or mbus.obstacle(a.after::text[]) is null));
-    waiting := array(
-        select w.id from (
-            (select a.id from mbus.apart as a
-             where a.consumer = c and a.wait_consumer is null and not a.failed and a.due > '-infinity' and a.due < 'infinity'
-             order by a.due limit upto + 1)
-            union all
-            (select a.id from mbus.apart as a where a.consumer = c and a.wait_consumer is not null
-             order by a.wait_consumer, a.wait_part, a.wait_id limit upto + 1)
-        ) as w
-        where w.id <> all (ready));
+    select coalesce(array_agg(w.id), '{}'), count(*) filter (where w.is_delayed) into waiting, delayed
+    from (
+        (select a.id, true as is_delayed from mbus.apart as a
+         where a.consumer = c and a.wait_consumer is null and not a.failed and a.due > '-infinity' and a.due < 'infinity'
+         order by a.due limit upto + 1)
+        union all
+        (select a.id, false from mbus.apart as a where a.consumer = c and a.wait_consumer is not null
+         order by a.wait_consumer, a.wait_part, a.wait_id limit upto + 1)
+    ) as w
+    where w.id <> all (ready);
 end
 $$;
 comment on function mbus.ahead_apart(mbus.queue, integer, integer) is
-    'Of a consumer''s messages that are apart, at most upto and one of each kind, those that it can have and those that it cannot yet.';
+    'Of a consumer''s messages that are apart, at most upto and one of each kind, those that it can have and those that it cannot yet, '
+    'of which so many are delayed.';
 
-create function mbus.feed_lag(qname text, cname text, upto integer) returns jsonb
-language plpgsql volatile security definer
+create function mbus.lag_of(c mbus.consumer, upto integer) returns jsonb
+language plpgsql volatile
 set search_path from current
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -66,8 +73,7 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    c mbus.consumer := mbus.feed_consumer(qname, cname);
-    known mbus.queue := mbus.queue_named(qname);
+    known mbus.queue := mbus.queue_named(c.qname);
     log record;
     apart record;
     left_over record;
@@ -82,7 +88,7 @@ begin
     log := mbus.ahead_in_log(known, c.id, least(greatest(upto, 1000), 1000000));
     apart := mbus.ahead_apart(known, c.id, upto);
     select coalesce(sum(b.count), 0) as counted, min((b.batch ->> 'oldest')::timestamptz) as oldest into left_over
-    from mbus.pending(qname, c, null) as b;
+    from mbus.pending(c.qname, c, null) as b;
     ready := cardinality(log.ready) + cardinality(apart.ready) + left_over.counted;
     waiting := cardinality(log.waiting) + cardinality(apart.waiting);
     -- Behind a thousand that wait there may be one that does not: only a claim puts them out of the way.
@@ -91,16 +97,28 @@ begin
             select pg_sequence_last_value(known.seq) - min(d) from unnest(mbus.dones(c.id)) as d));
     end if;
     execute format('select array[(select min(l.added) from mbus.%1$I as l where l.id = any ($1)), '
-        '(select min(l.added) from mbus.%1$I as l where l.id = any ($2))]', 'log$' || qname)
+        '(select min(l.added) from mbus.%1$I as l where l.id = any ($2))]', 'log$' || c.qname)
     into ages using (log.ready || apart.ready), (log.waiting || apart.waiting);
     ages[1] := least(ages[1], left_over.oldest);
     return jsonb_build_object(
         'ready', ready, 'ready_exact', not log.more and cardinality(apart.ready) <= upto,
         'ready_age', greatest(extract(epoch from clock_timestamp() - ages[1]), 0),
         'waiting', waiting, 'waiting_exact', not log.more and cardinality(apart.waiting) <= upto,
+        'delayed', log.delayed + apart.delayed,
         'waiting_age', greatest(extract(epoch from clock_timestamp() - ages[2]), 0),
         'faults', (select count(*) from (
-            select from mbus.fault as f where f.qname = feed_lag.qname and f.consumer = cname limit 1000) as x));
+            select from mbus.fault as f where f.qname = c.qname and f.consumer = c.name limit 1000) as x));
+end
+$$;
+comment on function mbus.lag_of(mbus.consumer, integer) is
+    'What mbus.feed_lag() tells of a consumer, and how many of those that wait are delayed; the others wait for another message.';
+
+create function mbus.feed_lag(qname text, cname text, upto integer) returns jsonb
+language plpgsql volatile security definer
+set search_path from current
+as $$
+begin
+    return mbus.lag_of(mbus.feed_consumer(qname, cname), upto) - 'delayed';
 end
 $$;
 comment on function mbus.feed_lag(text, text, integer) is

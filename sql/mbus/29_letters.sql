@@ -1,20 +1,14 @@
 -- Dead letters. What a feed gave up is in the dmq, under one letter for a batch; so is each message that was posted there by SQL, under
 -- one of its own. A letter and its messages in the dmq go together, whichever way they go.
 
-do $$
-begin
-    perform dead_letter.add_kind('queue', 'mbus');
-end
-$$;
-
-alter table mbus.dmq add column letter bigint references dead_letter.letter on delete cascade;
+alter table mbus.dmq add column letter bigint references pgchange.letter on delete cascade;
 create index on mbus.dmq (letter);
 
 create function mbus.named_by_itself(letter bigint) returns bigint
 language sql
 set search_path from current
 as $$
-    update dead_letter.letter as l set content = l.content || jsonb_build_object('letter', l.id)
+    update pgchange.letter as l set content = l.content || jsonb_build_object('letter', l.id)
     where l.id = named_by_itself.letter
     returning l.id
 $$;
@@ -31,7 +25,7 @@ begin
     for message in
         select p.id, p.headers, p.received, (mbus.queue_of(p.iid)).qname as qname from posted as p where p.letter is null order by p.id
     loop
-        update mbus.dmq as d set letter = mbus.named_by_itself(dead_letter.write(
+        update mbus.dmq as d set letter = mbus.named_by_itself(pgchange.write_letter(
             'queue', 'queue:' || coalesce(message.qname, 'dmq'), jsonb_build_object('queue', message.qname),
             jsonb_build_object('messages', 1, 'consumers', message.received), 1, 'posted to the dmq', message.headers -> 'dmq.error'))
         where d.id = message.id;
@@ -50,7 +44,7 @@ set search_path from current
 as $$
 begin
     perform mbus.wake_up('{0}', array(select g.id from gone as g));
-    delete from dead_letter.letter as l
+    delete from pgchange.letter as l
     where l.id in (select g.letter from gone as g) and not exists (select from mbus.dmq as d where d.letter = l.id);
     return null;
 end
@@ -77,7 +71,7 @@ begin
         raise exception using errcode = 'PC006', message = format('batch %s of queue:%s/%s is at work, or acked', batch ->> 'id', qname, cname),
             hint = 'look again: only a batch that was claimed and not acked can be skipped';
     end if;
-    letter := mbus.named_by_itself(dead_letter.write(
+    letter := mbus.named_by_itself(pgchange.write_letter(
         'queue', mbus.name_of(qname, cname), jsonb_build_object('queue', qname, 'consumer', cname),
         jsonb_build_object('messages', mark.count), mark.count, reason, batch ->> 'error', mark.attempt, (batch ->> 'id')::uuid));
     execute format($query$
@@ -89,6 +83,7 @@ begin
         $query$, 'log$' || qname, qname || '.')
     using mark.consumer, mark.number, mark.lowest, letter, mark.highest;
     perform mbus.feed_ack(qname, cname, batch);
+    perform pgchange.note_end('queue', mbus.name_of(qname, cname), batch, skipped => true);
     return letter;
 end
 $$;
@@ -188,7 +183,7 @@ begin
     end if;
     -- Whoever asks may write anything there: it is looked at where it is the letter of this address.
     lost := mbus.unmatched(
-        (select l.id from dead_letter.letter as l
+        (select l.id from pgchange.letter as l
          where l.id = (check_letter.content ->> 'letter')::bigint and l.address = check_letter.address),
         address ->> 'queue', address ->> 'consumer');
     if lost.iid is not null then
@@ -200,6 +195,52 @@ end
 $$;
 comment on function mbus.check_letter(jsonb, jsonb) is 'Refuse a dead letter whose queue or consumer is gone, or that nobody would receive.';
 
+create function mbus.shown(held hstore) returns jsonb
+language sql stable
+set search_path from current
+as $$
+    -- What is long as it is stored is not even read.
+    select case when pg_column_size(held) > 20000 or octet_length(held::text) > 20000
+                then to_jsonb('left out: it is longer than 20 kB'::text)
+                else hstore_to_jsonb(held) end
+$$;
+comment on function mbus.shown(hstore) is 'A part of a message, for people: where it is long, that it is left out.';
+
+create function mbus.letter_content(address jsonb, content jsonb) returns jsonb
+language plpgsql stable security definer
+set search_path from current
+as $$
+declare
+    message jsonb;
+    holds jsonb := '[]';
+    size bigint := 0;
+begin
+    if 'see' <> all (mbus.letter_rights(address)) then
+        perform mbus.deny();
+    end if;
+    -- Whoever asks may write anything there: it is looked at where it is the letter of this address.
+    for message in
+        select jsonb_strip_nulls(jsonb_build_object(
+            'iid', d.iid, 'data', mbus.shown(d.data), 'properties', mbus.shown(d.properties),
+            'headers', mbus.shown(d.headers), 'delayed_until', d.delayed_until, 'expires', d.expires))
+        from mbus.dmq as d
+        where d.letter = (
+            select l.id from pgchange.letter as l
+            where l.id = (letter_content.content ->> 'letter')::bigint and l.address = letter_content.address)
+        order by d.id
+        limit 100
+    loop
+        size := size + octet_length(message::text);
+        exit when size > 200000;
+        holds := holds || jsonb_build_array(message);
+    end loop;
+    return content || jsonb_build_object('holds', holds);
+end
+$$;
+comment on function mbus.letter_content(jsonb, jsonb) is
+    'What a dead letter holds: what it says itself, and its messages in the dmq, the first hundred of them, or as many as are '
+    '200 kB together; of each what is longer than 20 kB is left out.';
+
 create function mbus.redrive(letter bigint) returns void
 language plpgsql security definer
 set search_path from current
@@ -208,9 +249,9 @@ declare
     address jsonb;
     content jsonb;
 begin
-    select l.address, l.content into address, content from dead_letter.letter as l where l.id = letter and l.kind = 'queue' for update;
+    select l.address, l.content into address, content from pgchange.letter as l where l.id = letter and l.kind = 'queue' for update;
     if not found then
-        perform dead_letter.gone(letter);
+        perform pgchange.letter_gone(letter);
     end if;
     if 'keep' <> all (mbus.letter_rights(address)) then
         perform mbus.deny();

@@ -32,6 +32,8 @@ create table mbus.saga_message (
     changed_at timestamptz not null default clock_timestamp()
 );
 create index on mbus.saga_message (saga);
+-- By the queue that it belongs to: who may see few sagas is shown the latest of these.
+create index on mbus.saga_message (mbus.qname_of(iid), saga);
 comment on table mbus.saga_message is
     'The messages of sagas. kind: a step, the end of the steps, the bung, a compensation, the end of the compensations. after: the '
     'messages behind which it waits. tries: which one the next is, but for those whose handler died, which its claim counts.';

@@ -41,7 +41,7 @@ $$;
 comment on function mbus.check_turn(mbus.saga_message) is
     'Refuse to go on with a saga where the message before was lost: it would be complete without a step.';
 
-create function mbus.claims_of(message mbus.saga_message) returns table (consumer text, attempt integer, mine boolean)
+create function mbus.claims_of(message mbus.saga_message) returns table (consumer text, attempt integer, mine boolean, at_work boolean)
 language plpgsql stable
 set search_path from current
 as $$
@@ -50,17 +50,19 @@ declare
 begin
     if known.id is not null then
         return query
-        select c.name, b.attempt, exists (select from mbus.held_slots(c.qname, c.name) as h where h.slot = b.slot and h.mine)
+        select c.name, b.attempt, coalesce(h.mine, false), h.slot is not null
         from mbus.entries(known, message.iid) as e
         join mbus.apart as a on a.consumer = any (e.wanted) and a.id = e.id
         join mbus.batch as b on b.number = a.batch
         join mbus.consumer as c on c.id = a.consumer
+        left join lateral (select x.slot, x.mine from mbus.held_slots(c.qname, c.name) as x where x.slot = b.slot) as h on true
         where not e.gone;
     end if;
 end
 $$;
 comment on function mbus.claims_of(mbus.saga_message) is
-    'Which consumers have the message of a saga in a batch that was claimed, at which attempt, and whether this session does.';
+    'Which consumers have the message of a saga in a batch that was claimed, at which attempt, and whether this session does, or '
+    'anybody is at work on it.';
 
 create function mbus.tries_of(message mbus.saga_message) returns integer
 language sql stable
@@ -239,8 +241,9 @@ set search_path from current
 set lock_timeout = '100ms'
 as $$
 begin
+    perform set_config('lock_timeout', pgchange.patience('100 ms'), true);
     perform mbus.take_for(mbus.queue_of(msgiid), msgiid, null);
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
     -- Who has it in hand finds that its turn is over; to wait for them could be to wait for each other.
     null;
 end

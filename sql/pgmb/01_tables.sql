@@ -8,16 +8,7 @@ create schema pgmb;
 comment on schema pgmb is
     'The event log: events in partitions, subscriptions that choose among them, groups that read by cursor.';
 
-create table pgmb.installed (
-    version integer not null,
-    checksum text,
-    installed_at timestamptz not null default now(),
-    constraint pgmb_of_airflow_pgchange check (version >= 0)
-);
-comment on table pgmb.installed is 'One row for each version of this schema that was installed here, the newest last.';
--- The installer notes its checksum by an update, which a publication refuses without an identity.
-alter table pgmb.installed replica identity full;
-insert into pgmb.installed (version) values (1);
+select pgchange.keep_versions('pgmb', version => 1);
 
 create domain pgmb.event_id as varchar(24) collate "C";
 comment on domain pgmb.event_id is
@@ -116,11 +107,7 @@ create table pgmb.scheduled (
 comment on table pgmb.scheduled is 'Events whose time had not come when they were published.';
 create index scheduled_by_txid on pgmb.scheduled (txid, event_id);
 
-create table pgmb.origin (like pgchange.origin including all);
-comment on table pgmb.origin is 'Where the transaction ids of the log come from.';
--- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
-alter table pgmb.origin replica identity full;
-select pgchange.note_origin('pgmb.origin');
+select pgchange.keep_origin('pgmb');
 
 create table pgmb.dispatcher (
     version bigint primary key,

@@ -1,15 +1,5 @@
 -- Ids and the times in them, the names of groups, and the numbers that share events out among handlers.
 
-create function pgmb.refuse(reason text, hint text default null) returns void
-language plpgsql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    raise exception using errcode = 'PC008', message = reason, hint = coalesce(hint, '');
-end
-$$;
-comment on function pgmb.refuse(text, text) is 'Refuse something, with the reason and what to do.';
-
 create function pgmb.create_event_id(ts timestamptz, rand bigint) returns pgmb.event_id
 language plpgsql immutable strict
 set search_path = pg_catalog, pgmb, pg_temp
@@ -116,13 +106,6 @@ comment on function pgmb.event_partition(text, integer) is
     'Which of so many handlers gets a key, such as an event''s id: a number from 0 to partitions - 1, never negative. A '
     'condition can say pgmb.event_partition(e.id, 4) = (s.params ->> ''partition'')::int.';
 
-create function pgmb.name_of(gid text) returns text
-language sql immutable
-as $$
-    select 'events:' || gid
-$$;
-comment on function pgmb.name_of(text) is 'A group''s name, as status shows it.';
-
 create function pgmb.check_group(gid text) returns void
 language plpgsql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -135,3 +118,11 @@ begin
 end
 $$;
 comment on function pgmb.check_group(text) is 'Refuse a group that does not exist.';
+
+do $$
+begin
+    perform pgchange.offer('event', 'pgmb', 'gid text', 'events:%s', array[
+        'name_of', 'lock_key', 'take_lock', 'locked', 'pending', 'in_work', 'note_failure', 'mark', 'ack',
+        'letter_rights'], letters_elsewhere => false);
+end
+$$;

@@ -1,21 +1,5 @@
 -- The advisory locks: of a group, which one session reads at a time; of dispatching; of making, emptying and dropping partitions.
 
-create function pgmb.lock_key(gid text) returns bigint
-language sql immutable
-as $$
-    select pg_catalog.hashtextextended('pgchange group ' || gid, 0)
-$$;
-comment on function pgmb.lock_key(text) is
-    'The advisory lock of a group: held by the session that reads with read_next_events, or the transaction that works a batch.';
-
-create function pgmb.locked(gid text) returns boolean
-language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select exists (select from pgchange.who_locks(pgmb.lock_key(gid)))
-$$;
-comment on function pgmb.locked(text) is 'Whether a group is being read.';
-
 create function pgmb.held_here(gid text) returns boolean
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp

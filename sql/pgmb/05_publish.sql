@@ -177,6 +177,7 @@ begin
         return 0;
     end if;
     begin
+        perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
         return pgmb.publish_later_range(lowest, before, most);
     exception when lock_not_available or deadlock_detected then
         -- A transaction that does not end has published one of them a second time: the others must not wait for it.
@@ -186,6 +187,7 @@ begin
         select x.id from pgmb.later as x where x.id >= lowest and x.id < before order by random() limit least(most, 1000)
     loop
         begin
+            perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
             n := n + pgmb.publish_later_range(one, one || '0', 1);
         exception when lock_not_available or deadlock_detected then
             busy := busy + 1;

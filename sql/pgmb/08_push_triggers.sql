@@ -1,22 +1,5 @@
 -- The functions and triggers by which the mutations of a table are published: placed and dropped, with writers running.
 
-create function pgmb.lock_for_capture(tbl regclass, to_drop boolean default false) returns void
-language plpgsql
-set search_path = pg_catalog, pgmb, pg_temp
-set lock_timeout = '5s'
-as $$
-begin
-    execute format('lock table %s in %s mode', tbl, case when to_drop then 'access exclusive' else 'share row exclusive' end);
-exception when lock_not_available then
-    raise lock_not_available using
-        message = format('%s is being %s by transactions that do not end', tbl, case when to_drop then 'used' else 'written' end),
-        hint = 'try again when they have ended; nothing was changed';
-end
-$$;
-comment on function pgmb.lock_for_capture(regclass, boolean) is
-    'Wait at most 5 s for the writers of a table, or, to drop a trigger, for everybody who uses it: a lock that waits longer '
-    'would stop all that come after it.';
-
 create function pgmb.place_push_function(tbl regclass, op text) returns text
 language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
@@ -55,7 +38,7 @@ declare
     guard name;
 begin
     for guard in select g.guard from pgmb.push_guards(tbl) as g where not (former_only and g.by_owner) loop
-        perform pgmb.lock_for_capture(tbl, to_drop => true);
+        perform pgchange.lock_family(tbl, 'access exclusive');
         execute format('drop trigger %I on %s', guard, tbl);
     end loop;
 end
@@ -130,7 +113,7 @@ begin
         where p.op = any (ops) and not (departed_only and p.relid in (select d.relid from pgchange.descendants(tbl) as d(relid)))
         order by p.relid
     loop
-        perform pgmb.lock_for_capture(placed.relid, to_drop => true);
+        perform pgchange.lock_family(placed.relid, 'access exclusive');
         execute format('drop trigger pgmb_push_%s on %s', placed.op, placed.relid);
     end loop;
     if 'update' = any (ops) and not departed_only then

@@ -81,7 +81,7 @@ declare
     published bigint;
 begin
     if root is null then
-        perform pgmb.refuse(
+        perform pgchange.refuse(
             format('%s is no part of a table whose inserts are published', part), 'select tbl, missed from pgmb.pushing()');
     end if;
     perform pgmb.check_own_rows(part);
@@ -106,40 +106,13 @@ comment on function pgmb.publish_attached(regclass) is
 
 select pgchange.pin_settings('pgmb.replay_push_faults(regclass)', 'pgmb.publish_attached(regclass)');
 
-create function pgmb.told_missed(tbl regclass, part regclass) returns text
-language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select format('%s: rows of %s may have been there before it was captured, and are in no event', tbl, part)
-$$;
-comment on function pgmb.told_missed(regclass, regclass) is 'What a partition misses that came with rows.';
-
-create function pgmb.bring_missed(part regclass) returns text
-language sql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select format('as its owner: select pgmb.publish_attached(%L)', part)
-$$;
-comment on function pgmb.bring_missed(regclass) is 'What publishes the rows that came with a partition.';
-
 create function pgmb.note_missed(tbl regclass, came regclass[]) returns void
-language plpgsql
+language sql
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
-declare
-    part regclass;
-begin
-    for part in
-        select r from unnest(came) as r
-        -- By its size: what reads a table may run code of its owner.
-        where exists (select from pgchange.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
-          and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
-        order by r
-    loop
-        insert into pgmb.push_fault (tbl, op, message) values (part, 'ATTACH', 'its rows were there before it was captured');
-        raise notice using message = pgmb.told_missed(tbl, part), hint = pgmb.bring_missed(part);
-    end loop;
-end
+    insert into pgmb.push_fault (tbl, op, message)
+    select m, 'ATTACH', 'its rows were there before it was captured'
+    from pgchange.tell_missed(tbl, came, 'event', 'pgmb', 'publish_attached') as m
 $$;
 comment on function pgmb.note_missed(regclass, regclass[]) is
     'Note which of the partitions that the capture came to late have rows that may be in no event, and say so.';

@@ -5,40 +5,9 @@ language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
-    class pg_class := (select c from pg_class as c where c.oid = tbl);
-    schema_name name := (select n.nspname from pg_namespace as n where n.oid = class.relnamespace);
-    owner_name name := pg_get_userbyid(class.relowner);
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
 begin
-    if class is null then
-        perform pgmb.refuse('there is no such table', 'name a table that is there');
-    end if;
-    if class.relkind not in ('r', 'p') then
-        perform pgmb.refuse(format('%s is not a table', tbl), 'push the mutations of the tables behind it');
-    end if;
-    if class.relpersistence = 't' then
-        perform pgmb.refuse(format('%s is a temporary table', tbl), 'push those of a permanent one');
-    end if;
-    if class.relispartition then
-        perform pgmb.refuse(format('%s is a partition', tbl), 'push the mutations of the partitioned table');
-    end if;
-    if exists (
-        select from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
-    ) then
-        perform pgmb.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
-    end if;
-    if schema_name in ('pgmb', 'pg_catalog', 'information_schema') then
-        perform pgmb.refuse(format('%s is not a table of your own', tbl), 'push the mutations of one that is');
-    end if;
-    if not pg_has_role(current_user, class.relowner, 'usage') then
-        raise insufficient_privilege using
-            message = format('only the owner of %s, %I, may publish its mutations', tbl, owner_name),
-            hint = format('connect as %I, or set role %I', owner_name, owner_name);
-    end if;
-    if not has_schema_privilege(owner_name, schema_name, 'create') then
-        perform pgmb.refuse(
-            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, schema_name),
-            format('grant create on schema %I to %I', schema_name, owner_name));
-    end if;
+    perform pgchange.check_capturable(tbl, 'publish', 'pgmb');
     if not (
         has_schema_privilege(owner_name, 'pgmb', 'usage')
         and has_column_privilege(owner_name, 'pgmb.events', 'payload', 'insert')
@@ -94,10 +63,10 @@ declare
 begin
     perform pgmb.check_pushable(tbl);
     if wanted = '{}' then
-        perform pgmb.refuse(
+        perform pgchange.refuse(
             format('no mutation of %s is to be published', tbl), format('select pgmb.stop_table_mutations_push(%L)', tbl));
     end if;
-    perform pgmb.lock_for_capture(tbl);
+    perform pgchange.lock_family(tbl, 'share row exclusive');
     if 'insert' = any (wanted) and (select t.inserts from pgmb.pushed_table as t where t.tbl = push_table_mutations.tbl) then
         came := array(
             select d.relid from pgchange.descendants(tbl) as d(relid)

@@ -69,7 +69,7 @@ begin
             perform pgmb.recapture(pushed.tbl);
             return next format('%s: the capture of its mutations was mended', pushed.name);
             return query
-                select format('%s; %s', pgmb.told_missed(p.tbl, m), pgmb.bring_missed(m))
+                select format('%s; %s', pgchange.told_missed(p.tbl, m, 'event'), pgchange.bring_missed(m, 'pgmb', 'publish_attached'))
                 from pgmb.pushing() as p cross join lateral unnest(p.missed) as m where p.tbl = pushed.tbl;
         exception
             when lock_not_available then

@@ -1,70 +1,5 @@
 -- What is published and not dispatched yet: visible now, and not in the snapshot of the dispatcher.
 
-create function pgmb.snapshot_of(open_xids bigint[], xmax bigint) returns pg_snapshot
-language plpgsql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return (
-        select (coalesce(min(x), xmax) || ':' || xmax || ':' || coalesce(string_agg(x::text, ',' order by x), ''))::pg_snapshot
-        from (select distinct unnest(open_xids)) as o(x)
-        where x < xmax
-    );
-end
-$$;
-comment on function pgmb.snapshot_of(bigint[], bigint) is
-    'The snapshot that sees everything below xmax but the given transactions.';
-
-create function pgmb.snapshot_below(s pg_snapshot, xid xid8) returns pg_snapshot
-language plpgsql immutable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    return (
-        select pgmb.snapshot_of(
-            array(select x::text::bigint from pg_snapshot_xip(s) as o(x)),
-            least(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint))
-    );
-end
-$$;
-comment on function pgmb.snapshot_below(pg_snapshot, xid8) is 'What a snapshot sees below a transaction id.';
-
-create function pgmb.snapshot_union(a pg_snapshot, b pg_snapshot) returns pg_snapshot
-language plpgsql immutable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    return (
-        select pgmb.snapshot_of(
-            array(
-                select x::text::bigint
-                from (select pg_snapshot_xip(a) union select pg_snapshot_xip(b)) as o(x)
-                where not pg_visible_in_snapshot(x, a) and not pg_visible_in_snapshot(x, b)
-            ),
-            greatest(pg_snapshot_xmax(a)::text::bigint, pg_snapshot_xmax(b)::text::bigint))
-    );
-end
-$$;
-comment on function pgmb.snapshot_union(pg_snapshot, pg_snapshot) is 'The snapshot that sees what either of two sees.';
-
-create function pgmb.snapshot_with(s pg_snapshot, xid xid8) returns pg_snapshot
-language plpgsql immutable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    return (
-        select pgmb.snapshot_of(
-            array(
-                select x::text::bigint from pg_snapshot_xip(s) as o(x) where x <> xid
-                union all
-                select g from generate_series(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint - 1) as g
-            ),
-            greatest(pg_snapshot_xmax(s)::text::bigint, xid::text::bigint + 1))
-    );
-end
-$$;
-comment on function pgmb.snapshot_with(pg_snapshot, xid8) is 'A snapshot that sees one transaction more.';
-
 create function pgmb.dispatcher_now() returns pgmb.dispatcher
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -101,7 +36,7 @@ begin
     end if;
     -- This transaction can still publish. And the ids of those that began after it could be given to others after a crash that
     -- this one survives.
-    return pgmb.snapshot_below(pg_current_snapshot(), pg_current_xact_id_if_assigned());
+    return pgchange.snapshot_below(pg_current_snapshot(), pg_current_xact_id_if_assigned());
 end
 $$;
 comment on function pgmb.visible_now() is

@@ -32,7 +32,7 @@ declare
     tables constant text := '(select x.* from pgmb.events as x offset 0) as e, pgmb.subscriptions as s';
 begin
     if sql_statements is null then
-        perform pgmb.refuse('null is not a list of conditions', 'give an array of them, as in array[''e.topic = ''''t'''''']');
+        perform pgchange.refuse('null is not a list of conditions', 'give an array of them, as in array[''e.topic = ''''t'''''']');
     end if;
     foreach condition in array sql_statements loop
         -- A text that closes a bracket which it has not opened fails inside the other kind of bracket.
@@ -42,7 +42,7 @@ begin
             pgmb.compiles(format(
                 'select from %2$s where (%1$s' || chr(10) || ') limit 0', condition, tables)));
         if reason is not null then
-            perform pgmb.refuse(
+            perform pgchange.refuse(
                 format('the condition %L cannot be used: %s', condition, reason),
                 'write an expression over e, the event, and s, the subscription, that is true or false');
         end if;
@@ -118,7 +118,7 @@ set enable_bitmapscan = off
 as $$
 begin
     if strpos(gid, '/') > 0 then
-        perform pgmb.refuse(
+        perform pgchange.refuse(
             format('the name of a group has no slash, as %L has: it would look like a handler of another group', gid),
             'name the group otherwise');
     end if;

@@ -1,30 +1,5 @@
 -- Where the transaction ids of the log come from, and what is done when that is another cluster than this one.
 
-create function pgmb.here() returns text
-language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pgchange, pg_temp
-as $$
-begin
-    -- Of what came along first, if anything did.
-    return (
-        select pgchange.place(o.id, o.cluster) from pgmb.origin as o
-        order by o.written_as = o.tableoid, o.written_in = o.xmin limit 1);
-end
-$$;
-comment on function pgmb.here() is 'The place where the transaction ids of this database mean something.';
-
-create function pgmb.is_native() returns boolean
-language plpgsql stable security definer
-set search_path = pg_catalog, pgmb, pgchange, pg_temp
-as $$
-begin
-    return coalesce(
-        (select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from pgmb.origin as o),
-        pgchange.refuse_empty('pgmb'));
-end
-$$;
-comment on function pgmb.is_native() is 'Whether the transaction ids of this database are those of its cluster.';
-
 create function pgmb.restored() returns boolean
 language sql stable security definer
 set search_path = pg_catalog, pgmb, pg_temp
@@ -33,16 +8,6 @@ as $$
 $$;
 comment on function pgmb.restored() is
     'Whether this is a copy in another cluster that has not dispatched yet: until then it cannot be told what was dispatched.';
-
-create function pgmb.full_xid(xid xid) returns bigint
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select near.n + ((xid::text::bigint - near.n) & 4294967295 | case
-        when (xid::text::bigint - near.n) & 2147483648 > 0 then -4294967296 else 0 end)
-    from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) as near(n)
-$$;
-comment on function pgmb.full_xid(xid) is 'A transaction id near today''s, with its epoch.';
 
 create function pgmb.restamp_undispatched() returns void
 language plpgsql
@@ -53,14 +18,14 @@ declare
     old text := pgmb.here();
     -- What an open transaction publishes meanwhile it does not see: that comes with the next poll.
     upto pg_snapshot := pgmb.visible_now();
-    restored_at bigint := (select pgmb.full_xid(d.xmin) from pgmb.dispatcher as d where d.version = at.version);
+    restored_at xid8 := (select pgchange.full_xid(d.xmin) from pgmb.dispatcher as d where d.version = at.version);
     waiting bigint;
 begin
     -- What the old cluster's snapshot saw is dispatched, unless it was published here since.
     with gone as (
         delete from pgmb.published as p
         returning p.txid, p.seq, p.addressed, p.ids,
-            p.txid::text::bigint > restored_at and p.txid::text::bigint <= pgmb.full_xid(p.xmin)
+            p.txid > restored_at and p.txid <= pgchange.full_xid(p.xmin)
             or not (
                 pg_visible_in_snapshot(p.txid, at.snapshot)
                 or coalesce(p.txid = at.partial_txid and p.seq <= at.partial_seq, false)) as waits

@@ -94,16 +94,16 @@ begin
     end if;
     if more and slice.txid = last.txid then
         at.snapshot := case when only_txid is null
-            then pgmb.snapshot_union(at.snapshot, pgmb.snapshot_below(upto, last.txid)) else at.snapshot end;
+            then pgchange.snapshot_union(at.snapshot, pgchange.snapshot_below(upto, last.txid)) else at.snapshot end;
         at.partial_txid := last.txid;
         at.partial_seq := last.seq;
         return;
     end if;
     at.snapshot := case
-        when only_txid is not null then pgmb.snapshot_with(at.snapshot, only_txid)
-        when more then pgmb.snapshot_union(
-            at.snapshot, pgmb.snapshot_below(upto, (last.txid::text::bigint + 1)::text::xid8))
-        else pgmb.snapshot_union(at.snapshot, upto) end;
+        when only_txid is not null then pgchange.snapshot_with(at.snapshot, only_txid)
+        when more then pgchange.snapshot_union(
+            at.snapshot, pgchange.snapshot_below(upto, (last.txid::text::bigint + 1)::text::xid8))
+        else pgchange.snapshot_union(at.snapshot, upto) end;
     more := more or only_txid is not null;
     at.partial_txid := null;
     at.partial_seq := null;

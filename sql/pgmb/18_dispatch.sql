@@ -1,20 +1,5 @@
 -- Dispatching: a poll takes the next chunk of published events, finds the subscriptions that get them, and writes their slices.
 
-create function pgmb.check_read_committed() returns void
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'PC007',
-            message = 'events are dispatched in a read committed transaction only: at a stricter level a poll would not see '
-                      'what another one has just committed',
-            hint = 'begin isolation level read committed';
-    end if;
-end
-$$;
-comment on function pgmb.check_read_committed() is 'Refuse to dispatch in a transaction of a stricter level.';
-
 create function pgmb.most_pairs() returns bigint
 language sql immutable
 set search_path = pg_catalog, pg_temp
@@ -82,7 +67,7 @@ begin
         addressed := addressed or coalesce(fresh.addressed, true);
         -- Also while there are more of those that are in time: by their ids the dispatcher knows which are left.
         if fresh.ids is null and not fresh.more then
-            at.snapshot := pgmb.snapshot_union(at.snapshot, upto);
+            at.snapshot := pgchange.snapshot_union(at.snapshot, upto);
         end if;
     else
         ids := array(select i.id from unnest(ids) as i(id) order by i.id collate "C");
@@ -139,7 +124,7 @@ begin
     events := 0;
     pairs := 0;
     more := false;
-    perform pgmb.check_read_committed();
+    perform pgchange.check_isolation();
     if most not between 1 and 1000000 then
         raise invalid_parameter_value using message = format('a poll dispatches 1 to 1000000 events, not %s', most),
             hint = 'a poll has all of them in memory at once; without a number it takes poll_chunk_size';

@@ -6,7 +6,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
     insert into pgmb.subscription_groups (id)
     select register.gid
-    where pg_try_advisory_xact_lock(pgmb.lock_key(register.gid))
+    where pgmb.take_lock(register.gid)
     on conflict do nothing
     returning true
 $$;
@@ -43,23 +43,9 @@ begin
     if coalesce(at, 0) = 0 or pg_is_in_recovery() then
         return;
     end if;
-    if not pgchange.fits("position", pgmb.here()) then
-        raise exception using errcode = 'PC004',
-            message = format('the cursor of group %I belongs to another database than this source', gid),
-            hint = format(
-                'if the source was restored or upgraded: airflow pgchange repair events:%s; else check the source''s connection',
-                gid);
-    end if;
     select coalesce(max(c.version), 0) as version, max(c.from_version) as from_version into known
     from pgmb.claims as c where c.consumer = pgmb.name_of(gid);
-    if at > known.version then
-        raise exception using errcode = 'PC003',
-            message = format(
-                'group %I is at batch %s, but this source knows only %s: it lost its latest transactions, or the group was '
-                'dropped and made again', gid, at, known.version),
-            hint = format(
-                'airflow pgchange repair events:%s starts again from what survived; events then come at least once', gid);
-    end if;
+    perform pgchange.check_position(pgmb.name_of(gid), "position", pgmb.here(), known.version);
     -- Retention kept only what comes after a later position: where the dispatch that was read last is gone, some after it are
     -- gone too. A cursor that was moved to a time need not follow any dispatch.
     if at < known.from_version and pgmb.rank_of(cursor) between 1 and 68719476734 and not exists (

@@ -7,34 +7,12 @@ as $$
 $$;
 comment on function pgmb.address(text) is 'What a group''s claim and its dead letters are known by.';
 
-create function pgmb.pending(gid text, "position" jsonb) returns pgchange.claim
-language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
+create function pgmb.at("position" jsonb) returns jsonb
+language sql stable
 as $$
-    select pgchange.pending(
-        'event', pgmb.name_of(gid), coalesce(("position" ->> 'version')::bigint, 0),
-        to_jsonb(coalesce("position" ->> 'cursor', '')))
+    select pg_catalog.to_jsonb(coalesce("position" ->> 'cursor', ''))
 $$;
-comment on function pgmb.pending(text, jsonb) is 'The claim that a position has not acked yet, if there is one.';
-
-create function pgmb.in_work(gid text, "position" jsonb) returns jsonb
-language sql stable security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select pgchange.in_work(p) || jsonb_build_object('elsewhere', p.elsewhere) from pgmb.pending(gid, "position") as p
-$$;
-comment on function pgmb.in_work(text, jsonb) is
-    'In the database of the events: the batch that a position has not acked yet, with its attempts and the error of the last '
-    'one, and whether the cursor is in another database; or null.';
-
-create function pgmb.note_failure(gid text, batch jsonb, error text) returns void
-language sql security definer
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-    select pgchange.note_failure('event', pgmb.name_of(gid), batch, error)
-$$;
-comment on function pgmb.note_failure(text, jsonb, text) is
-    'Note what the attempt on a batch failed on, for its dead letter.';
+comment on function pgmb.at(jsonb) is 'The cursor of a position, as a claim has it.';
 
 create function pgmb.choose(gid text, after text, max_changes integer) returns jsonb
 language plpgsql volatile

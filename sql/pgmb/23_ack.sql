@@ -1,8 +1,8 @@
 -- An ack moves the group's cursor.
 
-create function pgmb.ack(gid text, batch jsonb) returns bigint
-language plpgsql security definer
-set search_path = pg_catalog, pgmb, pg_temp
+-- Without a search_path of its own: an ack waits for this.
+create function pgmb.advance(gid text, batch jsonb) returns bigint
+language plpgsql
 as $$
 declare
     bounds jsonb := batch -> 'bounds';
@@ -14,12 +14,10 @@ begin
     where g.id = gid and g.version = (bounds ->> 'from_version')::bigint
       and coalesce(g.last_read_event_id, '') = bounds ->> 'after';
     if not found then
-        raise exception using errcode = 'PC006',
-            message = format('group %I is not where batch %s began', gid, batch ->> 'id'),
-            hint = 'somebody moved its cursor; roll back and claim again';
+        perform pgchange.refuse_stale(pgmb.name_of(gid), batch);
     end if;
     return (batch ->> 'version')::bigint;
 end
 $$;
-comment on function pgmb.ack(text, jsonb) is
-    'Move a group''s cursor to the end of a batch, in the transaction that holds the group''s lock and writes the results.';
+comment on function pgmb.advance(text, jsonb) is
+    'Move a group''s cursor to the end of a batch, if it is where the batch began; the version that it is at now.';

@@ -149,7 +149,7 @@ declare
     again record;
     written record;
 begin
-    perform pgmb.check_read_committed();
+    perform pgchange.check_isolation();
     if not pg_try_advisory_xact_lock(pgmb.dispatch_key()) then
         raise lock_not_available using message = 'events are being dispatched', hint = 'try again in a moment';
     end if;

@@ -33,10 +33,10 @@ create function pgmb.give_up_events(
     gid pgmb.group_id, sids text[], handler text, events jsonb, error text, attempts integer
 ) returns bigint
 language sql security definer
-set search_path = pg_catalog, pgmb, dead_letter, pg_temp
+set search_path = pg_catalog, pgmb, pg_temp
 as $$
-    select dead_letter.write(
-        'handler', format('events:%s/%s', gid, handler),
+    select pgchange.write_letter(
+        'event', format('events:%s/%s', gid, handler),
         jsonb_build_object('group', gid, 'handler', handler, 'subscriptions', sids), jsonb_build_object('events', events),
         jsonb_array_length(events), format('handler %s gave them up', handler), error, attempts)
 $$;

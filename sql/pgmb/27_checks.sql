@@ -1,20 +1,5 @@
 -- Before anything is done to partitions: when that is refused, and which of them are empty.
 
-create function pgmb.check_isolation() returns void
-language plpgsql stable
-set search_path = pg_catalog, pgmb, pg_temp
-as $$
-begin
-    -- A second look under a lock must show what is there at that moment.
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'PC007', message = 'partitions are maintained in a read committed transaction only',
-            hint = 'begin isolation level read committed';
-    end if;
-end
-$$;
-comment on function pgmb.check_isolation() is
-    'Refuse to maintain partitions in a transaction that does not see what was committed last.';
-
 create function pgmb.check_time(current_ts timestamptz) returns void
 language plpgsql stable
 set search_path = pg_catalog, pgmb, pg_temp
@@ -26,7 +11,7 @@ declare
     last timestamptz := pgmb.extract_date_from_event_id(pgmb.create_event_id('infinity', 0));
 begin
     if coalesce(current_ts not between to_timestamp(0) and last - ahead, true) then
-        perform pgmb.refuse(
+        perform pgchange.refuse(
             format('the log cannot be maintained as of %s', coalesce(current_ts::text, 'null')),
             format(
                 'ids, and so partitions, are of times from 1970 to %s, and partitions are made for %s ahead; without a time it '
@@ -43,12 +28,12 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     if tbl is null or tbl not in ('pgmb.events'::regclass, 'pgmb.dispatched'::regclass) then
-        perform pgmb.refuse(
+        perform pgchange.refuse(
             format('%s is not a table that is partitioned by time', coalesce(tbl::text, 'null')),
             'these are: pgmb.events, pgmb.dispatched');
     end if;
     perform pgmb.check_time(current_ts);
-    perform pgmb.check_isolation();
+    perform pgchange.check_isolation();
 end
 $$;
 comment on function pgmb.check_append_only(regclass, timestamptz) is

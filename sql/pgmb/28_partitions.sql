@@ -137,14 +137,25 @@ declare
     span tstzrange;
     part regclass;
 begin
-    perform set_config('lock_timeout', case when stop_publishers then '60s' else pgchange.patience('50 ms') end, true);
     -- A transaction that reads first and then publishes would wait for us, and we for it: where we wait long, readers are kept
     -- out too.
-    execute format(
-        'lock table only %s in %s mode', tbl,
-        case when stop_publishers or misfits <> '{}' then 'access exclusive' else 'share row exclusive' end);
+    if stop_publishers then
+        perform set_config('lock_timeout', '60s', true);
+        -- So that no autovacuum is at the default one once publishers wait.
+        execute format('lock table %s in share update exclusive mode', rest);
+        execute format('lock table only %s in access exclusive mode', tbl);
+    else
+        perform pgchange.lock_briefly(
+            format(
+                'lock table only %s in %s mode', tbl,
+                case when misfits <> '{}' then 'access exclusive' else 'share row exclusive' end),
+            '50 ms');
+    end if;
+    perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
+    -- Also to drop others of its partitions.
+    perform pgchange.lock_briefly(format('lock table %s in access exclusive mode', rest), '50 ms');
     foreach part in array misfits loop
-        execute format('lock table %s in access exclusive mode', part);
+        perform pgchange.lock_briefly(format('lock table %s in access exclusive mode', part), '50 ms');
         if pgmb.empty_ones(array[part]) = '{}' then
             raise object_in_use using message = format('%s is no longer empty', part);
         end if;
@@ -154,7 +165,6 @@ begin
     if spans = '{}' then
         return;
     end if;
-    execute format('lock table %s in access exclusive mode', rest);
     -- What has come since that was done without the locks.
     perform pgmb.set_aside(tbl, lower_id, upper_id, case when stop_publishers then null else 1000 end);
     if pgmb.default_holds(tbl, lower_id, upper_id) then

@@ -16,7 +16,7 @@ begin
     if pg_table_size(part) > 1024 * 1024 and not pgmb.default_holds(tbl, '', edge) then
         -- Where events for later are published all the time, some have come again: as few as possible are moved under the lock.
         perform pgmb.set_most_aside(tbl, edge, 'pmg');
-        execute format('lock table only %s in access exclusive mode', part);
+        perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', part), '50 ms');
         perform pgmb.set_aside(tbl, edge, 'pmg', 1000);
         if not pgmb.default_holds(tbl, '', 'pmg') then
             execute format('truncate %s', part);
@@ -42,9 +42,9 @@ declare
     gone bigint := 0;
     holders text[] := '{}';
 begin
-    perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
     for span in select * from pgmb.default_spans(tbl, cut) loop
         begin
+            perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
             -- One statement sees the rows, and whether they are needed, at one moment.
             execute format('delete from %s where id >= $2 and id < $3 and (select pgmb.holder_of($1, $2, $3)) is null', part)
             using tbl, span.lower_bound, span.upper_bound;
@@ -83,7 +83,7 @@ declare
     at pgmb.dispatcher;
 begin
     perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
-    perform pgmb.check_isolation();
+    perform pgchange.check_isolation();
     if pgmb.restored() then
         return next 'kept all of pgmb.published: it was restored here, and select pgmb.poll_for_events() must come first';
         return;
@@ -92,7 +92,7 @@ begin
         execute format('select exists (select from pgmb.%I)', part) into filled;
         continue when not filled;
         begin
-            execute format('lock table pgmb.%I in access exclusive mode', part);
+            perform pgchange.lock_briefly(format('lock table pgmb.%I in access exclusive mode', part), '200 ms');
             at := pgmb.dispatcher_now();
             execute format(
                 'select exists (select from pgmb.%I as p where not pg_visible_in_snapshot(p.txid, $1) '
@@ -127,7 +127,7 @@ begin
             select
             from pgmb.dispatcher_now() as d
             cross join lateral pgmb.undispatched(
-                pgmb.snapshot_union(d.snapshot, seen), null, null, pg_current_snapshot()) as u
+                pgchange.snapshot_union(d.snapshot, seen), null, null, pg_current_snapshot()) as u
             cross join lateral unnest(u.ids) as i(id)
             where i.id >= lower and i.id < upper)
         or exists (select from pgmb.scheduled as s where s.event_id >= lower and s.event_id < upper)
@@ -164,7 +164,7 @@ begin
         exit when cardinality(free) = 16 or clock_timestamp() > locked_at + interval '100 ms';
         tried := tried + 1;
         begin
-            execute format('lock table only %s in access exclusive mode', part.partition_id);
+            perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', part.partition_id), '50 ms');
             locked_at := coalesce(locked_at, clock_timestamp());
             holder := pgmb.holder_since(tbl, part.lower_bound, part.upper_bound, seen);
             if holder is null then
@@ -241,10 +241,11 @@ declare
     done text[] := '{}';
 begin
     perform set_config('lock_timeout', pgchange.patience('50 ms'), true);
-    -- The parent first, as every reader and writer does.
-    execute format('lock table only %s in access exclusive mode', tbl);
+    -- The parent first, as every reader and writer does; and the default one, which a drop locks too.
+    perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', t), '50 ms')
+    from unnest(array[tbl, pgmb.default_partition(tbl)]) as t;
     foreach part in array unwanted loop
-        execute format('lock table %s in access exclusive mode', part);
+        perform pgchange.lock_briefly(format('lock table %s in access exclusive mode', part), '50 ms');
         if pgmb.empty_ones(array[part]) <> '{}' then
             done := done || format('dropped the empty partition %s', part);
             execute format('drop table %s', part);

@@ -9,7 +9,7 @@ declare
     placed bigint;
 begin
     perform pgmb.check_time(current_ts);
-    perform pgmb.check_isolation();
+    perform pgchange.check_isolation();
     if most not between 1 and 1000000 then
         raise invalid_parameter_value using message = format('1 to 1000000 events are placed at once, not %s', most);
     end if;

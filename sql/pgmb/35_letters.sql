@@ -1,19 +1,5 @@
--- Dead letters of the event log: batches of a group's feed that were given up (kind event), and what a handler gave up (kind
--- handler). They hold copies of the events, as the log does not keep what was read.
-
-do $$
-begin
-    perform dead_letter.add_kind('event', 'pgmb');
-    perform dead_letter.add_kind('handler', 'pgmb');
-end
-$$;
-
-create function pgmb.letter_rights(address jsonb) returns text[]
-language sql immutable
-as $$
-    select '{see,keep}'::pg_catalog.text[]
-$$;
-comment on function pgmb.letter_rights(jsonb) is 'What a role that may execute this may do with dead letters of the event log.';
+-- Dead letters of the event log: batches of a group's feed that were given up, and what a handler gave up, which its address
+-- names. They hold copies of the events, as the log does not keep what was read.
 
 create function pgmb.copies(gid text, batch jsonb) returns table (part bigint, events jsonb)
 language sql stable
@@ -39,7 +25,7 @@ comment on function pgmb.copies(text, jsonb) is
 
 create function pgmb.skip(gid text, batch jsonb, reason text) returns bigint
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, dead_letter, pg_temp
+set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     here boolean := not (batch -> 'elsewhere')::boolean;
@@ -56,11 +42,12 @@ begin
         where not here
         order by part
     loop
-        letter := dead_letter.write(
+        letter := pgchange.write_letter(
             'event', pgmb.name_of(gid), pgmb.address(gid), copied.content, copied.n, reason, batch ->> 'error',
             coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
     end loop;
-    perform pgmb.ack(gid, batch);
+    perform pgmb.advance(gid, batch);
+    perform pgchange.note_end('event', pgmb.name_of(gid), batch, skipped => true);
     return letter;
 end
 $$;
@@ -84,7 +71,7 @@ begin
     if (batch -> 'elsewhere')::boolean then
         raise exception using errcode = 'PC009',
             message = format('the cursor of group %I is in another database than its events', gid),
-            hint = format('airflow pgchange skip events:%s --conn-id <its results> --source-conn-id <its events>', gid);
+            hint = format('airflow pgchange skip events:%s --postgres-conn-id <its results> --source-conn-id <its events>', gid);
     end if;
     perform pgmb.skip(gid, batch, reason);
     return (batch ->> 'id')::uuid;
@@ -143,18 +130,18 @@ comment on function pgmb.check_letter(jsonb, jsonb) is 'Refuse a dead letter who
 
 create function pgmb.redrive(letter bigint) returns void
 language plpgsql security definer
-set search_path = pg_catalog, pgmb, dead_letter, pg_temp
+set search_path = pg_catalog, pgmb, pg_temp
 as $$
 declare
     wanted record;
     sent boolean;
 begin
-    delete from dead_letter.letter as l where l.id = letter and l.kind in ('event', 'handler')
-    returning l.kind, l.address, l.content -> 'events' as events, l.error into wanted;
+    delete from pgchange.letter as l where l.id = letter and l.kind = 'event'
+    returning l.address, l.content -> 'events' as events, l.error into wanted;
     if not found then
-        perform dead_letter.gone(letter);
+        perform pgchange.letter_gone(letter);
     end if;
-    if wanted.kind = 'handler' then
+    if wanted.address ? 'handler' then
         sent := pgmb.retry_events(
             pgmb.subscriptions_of(wanted.address), wanted.address ->> 'handler', wanted.events, wanted.error, 0, interval '0')
             is not null;

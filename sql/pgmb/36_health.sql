@@ -28,7 +28,7 @@ as $$
     ) as line(holds, told, call)
     where line.holds
     union all
-    select 'event', 'error', null, pgmb.told_missed(p.tbl, m), pgmb.bring_missed(m)
+    select 'event', 'error', null, pgchange.told_missed(p.tbl, m, 'event'), pgchange.bring_missed(m, 'pgmb', 'publish_attached')
     from pgmb.pushing() as p cross join lateral unnest(p.missed) as m
     union all
     select 'event', 'error', s.consumer, format('its conditions failed for %s events, see pgmb.fault', s.faults),

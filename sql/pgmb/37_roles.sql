@@ -6,7 +6,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     if role is null then
-        perform pgmb.refuse('null is not a role', 'name one, as in ''reader''');
+        perform pgchange.refuse('null is not a role', 'name one, as in ''reader''');
     end if;
     execute format($grants$
         grant usage on schema pgmb to %1$s;
@@ -90,14 +90,13 @@ begin
             pgmb.pushing(), pgmb.to_recapture(), pgmb.recapture(regclass), pgmb.recapture(), pgmb.replay_push_faults(regclass),
             pgmb.create_topic(text, text, text),
             pgmb.serialise_record_for_event(oid, text, record), pgmb.serialised(oid, text, record),
-            pgmb.jsonb_diff(jsonb, jsonb), pgmb.refuse(text, text), pgmb.pushed_by(oid, name),
+            pgmb.jsonb_diff(jsonb, jsonb), pgmb.pushed_by(oid, name),
             pgmb.pushes(regclass), pgmb.note_push_fault(oid, text, text, jsonb, jsonb), pgmb.topic_of(regclass, text),
             pgmb.push_body(regclass, text), pgmb.push_rows(regclass, text), pgmb.push_update(regclass),
             pgmb.push_guards(regclass), pgmb.push_guard(regclass), pgmb.place_guard(regclass, text),
-            pgmb.drop_guards(regclass, boolean),
-            pgmb.lock_for_capture(regclass, boolean), pgmb.check_pushable(regclass), pgmb.place_push_function(regclass, text),
+            pgmb.drop_guards(regclass, boolean), pgmb.check_pushable(regclass), pgmb.place_push_function(regclass, text),
             pgmb.place_push(regclass, text), pgmb.drop_push(regclass, text[], boolean), pgmb.note_push(regclass), pgmb.owns(oid),
-            pgmb.told_missed(regclass, regclass), pgmb.bring_missed(regclass), pgmb.note_missed(regclass, regclass[]),
+            pgmb.note_missed(regclass, regclass[]),
             pgmb.check_own_rows(regclass), pgmb.publish_attached(regclass)
             to %1$s
     $grants$, role);
@@ -113,11 +112,16 @@ as $$
 begin
     perform pgmb.grant_entry(role);
     perform pgchange.grant_viewer(role);
-    execute format(
-        'grant execute on function pgmb.poll_for_events(), pgmb.dispatch(integer), pgmb.status(integer) to %s', role);
+    execute format($grants$
+        grant execute on function
+            pgmb.poll_for_events(), pgmb.dispatch(integer), pgmb.status(integer), pgmb.dispatching(), pgmb.groups(), pgmb.spans(),
+            pgmb.partitions(), pgmb.unread_by(timestamptz, timestamptz, integer)
+            to %1$s
+    $grants$, role);
 end
 $$;
-comment on function pgmb.grant_dispatcher(regrole) is 'Let a role dispatch events, and see how far every group is.';
+comment on function pgmb.grant_dispatcher(regrole) is
+    'Let a role dispatch events, and see how far dispatching and every group is, and who reads it.';
 
 create function pgmb.grant_consumer(role regrole) returns void
 language plpgsql
@@ -126,6 +130,7 @@ as $$
 begin
     perform pgmb.grant_dispatcher(role);
     perform pgchange.grant_consumer(role);
+    perform pgchange.open_given('pgmb', 'consumer', role);
     execute format($grants$
         grant select on pgmb.events, pgmb.later, pgmb.dispatched, pgmb.subscription_events, pgmb.subscription_groups,
             pgmb.subscriptions to %1$s;
@@ -133,15 +138,13 @@ begin
             pgmb.micros(text), pgmb.rank_of(text), pgmb.cursor_at(bigint, bigint), pgmb.slices(text, text, text),
             pgmb.events_alone(text, text, text, text, text), pgmb.events_shared(text, text, text, text, text),
             pgmb.some_events(text, text, text, text, text, boolean),
-            pgmb.lock_key(text), pgmb.locked(text), pgmb.held_here(text),
-            pgmb.here(), pgmb.is_native(), pgmb.register(text), pgmb.position(text),
-            pgmb.claim(text, jsonb, integer, integer), pgmb.ack(text, jsonb),
-            pgmb.lag(text, jsonb, integer), pgmb.point(), pgmb.passed(text, jsonb, jsonb), pgmb.mark(text),
+            pgmb.held_here(text), pgmb.here(), pgmb.is_native(), pgmb.register(text), pgmb.position(text), pgmb.claim(text, jsonb, integer, integer),
+            pgmb.lag(text, jsonb, integer), pgmb.point(), pgmb.passed(text, jsonb, jsonb),
             pgmb.read_next_events(varchar, pgmb.event_id, integer, boolean), pgmb.release_group_lock(varchar),
             pgmb.set_group_cursor(varchar, pgmb.event_id, boolean), pgmb.set_group_cursor(text, text, boolean),
             pgmb.read_events(pgmb.event_id[]), pgmb.replay_events(varchar, varchar, pgmb.event_id, integer),
             pgmb.keep_alive(pgmb.group_id, text[]),
-            pgmb.note_failure(text, jsonb, text), pgmb.retry_events(text[], text, jsonb, text, integer, interval),
+            pgmb.retry_events(text[], text, jsonb, text, integer, interval),
             pgmb.give_up_events(pgmb.group_id, text[], text, jsonb, text, integer)
             to %1$s
     $grants$, role);
@@ -157,7 +160,7 @@ set search_path = pg_catalog, pgmb, pg_temp
 as $$
 begin
     perform pgmb.grant_dispatcher(role);
-    perform pgchange.grant_reader(role);
+    perform pgchange.grant_maintainer(role);
     execute format($grants$
         grant select on pgmb.pushed_table to %1$s;
         grant update (value) on pgmb.config to %1$s;
@@ -169,9 +172,8 @@ begin
             pgmb.trim_published(), pgmb.expire_subscriptions(timestamptz), pgmb.forget_faults(timestamptz),
             pgmb.maintain_append_only_table(regclass, timestamptz), pgmb.maintain_events_table(),
             pgmb.forget_dropped(),
-            pgmb.pushing(), pgmb.to_recapture(), pgmb.recapture(regclass), pgmb.recapture(), pgmb.dispatching(), pgmb.health(interval),
-            pgmb.misfit_settings(),
-            pgmb.told_missed(regclass, regclass), pgmb.bring_missed(regclass)
+            pgmb.pushing(), pgmb.to_recapture(), pgmb.recapture(regclass), pgmb.recapture(), pgmb.health(interval),
+            pgmb.misfit_settings()
             to %1$s;
         grant execute on procedure pgmb.maintain_events_table(timestamptz) to %1$s
     $grants$, role);
@@ -187,19 +189,20 @@ as $$
 begin
     perform pgmb.grant_consumer(role);
     perform pgmb.grant_maintainer(role);
+    perform pgchange.open_given('pgmb', 'admin', role);
     execute format($grants$
         grant select on pgmb.claims, pgmb.fault, pgmb.condition, pgmb.unread_events, pgmb.published,
             pgmb.dispatcher to %1$s;
         grant execute on function
             pgmb.dispatcher_now(), pgmb.undispatched(pg_snapshot, xid8, bigint, pg_snapshot, xid8, bigint),
-            pgmb.pending(text, jsonb), pgmb.in_work(text, jsonb), pgmb.skip(text, jsonb, text), pgmb.skip_batch(text, text),
+            pgmb.skip(text, jsonb, text), pgmb.skip_batch(text, text),
             pgmb.drop_group(text), pgmb.cursor_of(timestamptz), pgmb.point_of(timestamptz), pgmb.note_move(text, jsonb, pgmb.event_id),
             pgmb.move_group(text, pgmb.event_id, bigint, text),
-            pgmb.replay_faults(varchar), pgmb.adopt_mark(text, jsonb), pgmb.letter_rights(jsonb),
+            pgmb.replay_faults(varchar), pgmb.adopt_mark(text, jsonb),
             pgmb.check_letter(jsonb, jsonb), pgmb.redrive(bigint)
             to %1$s
     $grants$, role);
-    perform dead_letter.grant_admin(role);
+    perform pgchange.grant_admin(role);
 end
 $$;
 comment on function pgmb.grant_admin(regrole) is

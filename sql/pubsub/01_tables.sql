@@ -3,16 +3,7 @@
 create schema pubsub;
 comment on schema pubsub is 'Watermarks of consumers of the commit queue, and the claims of their batches.';
 
-create table pubsub.installed (
-    version integer not null,
-    checksum text,
-    installed_at timestamptz not null default now(),
-    constraint pubsub_of_airflow_pgchange check (version >= 0)
-);
-comment on table pubsub.installed is 'One row for each version of this schema that was installed here, the newest last.';
--- The installer notes its checksum by an update, which a publication refuses without an identity.
-alter table pubsub.installed replica identity full;
-insert into pubsub.installed (version) values (1);
+select pgchange.keep_versions('pubsub', version => 1);
 
 create table pubsub.watermark (
     consumer_id text not null check (consumer_id <> ''),

@@ -119,7 +119,7 @@ declare
     partial jsonb;
 begin
     if in_order then
-        upto := pubsub.snapshot_below(upto, pg_snapshot_xmin(upto));
+        upto := pgchange.snapshot_below(upto, pg_snapshot_xmin(upto));
     end if;
     if at.partial_txid is not null then
         -- The transaction that was processed in part is finished first, and only where it can be read.
@@ -153,10 +153,10 @@ begin
         end if;
         if boundary.n > max_changes then
             if boundary.txid = last.txid then
-                state := pubsub.snapshot_below(upto, last.txid);
+                state := pgchange.snapshot_below(upto, last.txid);
                 partial := jsonb_build_array(last.txid::text::bigint, last.id);
             else
-                state := pubsub.snapshot_below(upto, (last.txid::text::bigint + 1)::text::xid8);
+                state := pgchange.snapshot_below(upto, (last.txid::text::bigint + 1)::text::xid8);
             end if;
         elsif boundary.n > taken and (boundary.ends or boundary.n % step = 0 or boundary.n = max_changes) then
             slices := slices || jsonb_build_object(
@@ -171,9 +171,9 @@ begin
         return null;
     end if;
     if only_txid is not null then
-        state := case when partial is null then pubsub.snapshot_with(at.after, only_txid) else at.after end;
+        state := case when partial is null then pgchange.snapshot_with(at.after, only_txid) else at.after end;
     else
-        state := pubsub.snapshot_union(at.after, coalesce(state, upto));
+        state := pgchange.snapshot_union(at.after, coalesce(state, upto));
     end if;
     return jsonb_build_object(
         'count', taken,

@@ -1,9 +1,71 @@
 -- What waits for a position, and whether it has come to a point. Nothing here writes; all of it works on a standby.
 
-create function pubsub.count_unread(
-    branch_id bigint, at jsonb, upto pg_snapshot, low_txid xid8, max_changes integer,
-    out counted bigint, out exact boolean, out age double precision
-)
+-- Without settings of its own, so that the plan of a look takes it in.
+create function pubsub.count_unread(branch_id bigint, at jsonb, upto pg_snapshot, low_txid xid8, max_changes integer)
+returns table (counted bigint, exact boolean, age double precision)
+language sql stable
+as $$
+    select case when f.counted <= count_unread.max_changes then f.counted else greatest(f.counted, 1 - f.first_id + coalesce((
+               select q.id from revision.commit_queue as q
+               where q.branch_id = count_unread.branch_id order by q.branch_id desc, q.txid desc, q.id desc limit 1), 0)) end,
+           f.counted <= count_unread.max_changes,
+           extract(epoch from pg_catalog.clock_timestamp() - f.oldest)
+    from (
+        select count(*) as counted, min(u.id) as first_id, min(u.created_at) as oldest
+        from (
+            select r.id, r.created_at
+            from pubsub.cursor_of(count_unread.at) as c
+            cross join lateral pubsub.unread(
+                count_unread.branch_id, c.after, c.partial_txid, c.partial_id, count_unread.upto,
+                low_txid => count_unread.low_txid) as r
+            limit count_unread.max_changes::bigint + 1
+        ) as u
+    ) as f
+$$;
+comment on function pubsub.count_unread(bigint, jsonb, pg_snapshot, xid8, integer) is
+    'How many commits are unread, exact up to max_changes; beyond, the distance of the queue''s numbers, which counts other '
+    'branches'' commits too.';
+
+create function pubsub.faults(branch_id bigint) returns bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, revision, pg_temp
+as $$
+begin
+    return (
+        select count(*)
+        from (
+            select
+            from revision.fault as f
+            where coalesce((
+                  select t.branch_id from revision.tracked as t
+                  where t.tbl = f.tbl or f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
+                  limit 1), faults.branch_id) = faults.branch_id
+            limit 1000
+        ) as found_faults);
+end
+$$;
+comment on function pubsub.faults(bigint) is
+    'Faults that may belong to a branch, up to a thousand: those of its tables, and those of tables whose branch an expression '
+    'gives.';
+
+-- Volatile and without settings of its own, so that the plan of a look takes it in.
+create function pubsub.lag_of(
+    "position" jsonb, ready bigint, ready_exact boolean, ready_age double precision,
+    waiting bigint, waiting_exact boolean, waiting_age double precision, faults bigint
+) returns jsonb
+language sql volatile
+as $$
+    select pg_catalog.jsonb_build_object(
+        'ready', ready + coalesce(("position" -> 'letter' -> 'batch' -> 'count')::bigint, 0), 'ready_exact', ready_exact,
+        'ready_age', greatest(
+            ready_age, extract(epoch from pg_catalog.clock_timestamp() - ("position" -> 'letter' ->> 'since')::timestamptz)),
+        'waiting', coalesce(waiting, 0), 'waiting_exact', coalesce(waiting_exact, true), 'waiting_age', waiting_age,
+        'faults', faults)
+$$;
+comment on function pubsub.lag_of(jsonb, bigint, boolean, double precision, bigint, boolean, double precision, bigint) is
+    'What lag() says of a position: with the dead letter that it is to process again. Null waits where nothing can.';
+
+create function pubsub.lag(branch_id bigint, "position" jsonb, upto integer, in_order boolean) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -13,78 +75,73 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-    c record := pubsub.cursor_of(at);
-    first_id bigint;
-    oldest timestamptz;
-begin
-    select count(*), min(u.id), min(u.created_at) into counted, first_id, oldest
-    from (
-        select r.id, r.created_at
-        from pubsub.unread(
-            count_unread.branch_id, c.after, c.partial_txid, c.partial_id, upto, low_txid => count_unread.low_txid) as r
-        limit max_changes::bigint + 1
-    ) as u;
-    exact := counted <= max_changes;
-    age := extract(epoch from clock_timestamp() - oldest);
-    if not exact then
-        counted := greatest(counted, 1 - first_id + coalesce((
-            select q.id from revision.commit_queue as q
-            where q.branch_id = count_unread.branch_id order by q.branch_id desc, q.txid desc, q.id desc limit 1), 0));
-    end if;
-end
-$$;
-comment on function pubsub.count_unread(bigint, jsonb, pg_snapshot, xid8, integer) is
-    'How many commits are unread, exact up to max_changes; beyond, the distance of the queue''s numbers, which counts other '
-    'branches'' commits too.';
-
-create function pubsub.lag(branch_id bigint, "position" jsonb, upto integer, in_order boolean) returns jsonb
-language plpgsql volatile
-set search_path = pg_catalog, pubsub, revision, pg_temp
-as $$
-declare
     visible pg_snapshot := pubsub.current_snapshot();
-    settled pg_snapshot := pubsub.snapshot_below(visible, pg_snapshot_xmin(visible));
+    settled pg_snapshot := visible;
     ready record;
     waiting record;
-    letter jsonb := nullif("position" -> 'letter', 'null');
 begin
     perform pubsub.check_branch(branch_id);
     perform pubsub.check_position("position" ->> 'consumer', branch_id, "position");
     if coalesce(upto < 0, true) then
         raise invalid_parameter_value using message = 'upto must not be negative';
     end if;
-    ready := pubsub.count_unread(branch_id, "position", case when in_order then settled else visible end, '0', upto);
-    waiting := pubsub.count_unread(
-        branch_id, "position", case when in_order then visible else '1:1:' end, pg_snapshot_xmax(settled), upto);
-    return jsonb_build_object(
-        'ready', ready.counted + coalesce((letter -> 'batch' -> 'count')::bigint, 0), 'ready_exact', ready.exact,
-        'ready_age', greatest(ready.age, extract(epoch from clock_timestamp() - (letter ->> 'since')::timestamptz)),
-        'waiting', waiting.counted, 'waiting_exact', waiting.exact, 'waiting_age', waiting.age,
-        'faults', pubsub.faults(branch_id));
+    select null::bigint as counted, null::boolean as exact, null::double precision as age into waiting;
+    if in_order then
+        settled := pgchange.snapshot_below(visible, pg_snapshot_xmin(visible));
+        select c.* into waiting from pubsub.count_unread(branch_id, "position", visible, pg_snapshot_xmax(settled), upto) as c;
+    end if;
+    select c.* into ready from pubsub.count_unread(branch_id, "position", settled, '0', upto) as c;
+    return pubsub.lag_of(
+        "position", ready.counted, ready.exact, ready.age, waiting.counted, waiting.exact, waiting.age, pubsub.faults(branch_id));
 end
 $$;
 comment on function pubsub.lag(bigint, jsonb, integer, boolean) is
-    'How many commits are ready for a position, with those of the dead letter that it is to process again, and how many an in-order consumer has to wait for because an older '
-    'transaction is open. What an open transaction has written itself nobody can see.';
+    'How many commits are ready for a position, with those of the dead letter that it is to process again, and how many an '
+    'in-order consumer has to wait for because an older transaction is open. What an open transaction has written itself nobody '
+    'can see.';
 
-create function pubsub.faults(branch_id bigint) returns bigint
-language sql stable security definer
-set search_path = pg_catalog, revision, pg_temp
+create function pubsub.lags(asked jsonb) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pubsub, revision, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_sort = off
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
-    select count(*)
-    from (
-        select
-        from revision.fault as f
-        where coalesce((
-              select t.branch_id from revision.tracked as t
-              where t.tbl = f.tbl or f.tbl in (select d.relid from pgchange.descendants(t.tbl) as d(relid))
-              limit 1), faults.branch_id) = faults.branch_id
-        limit 1000
-    ) as found_faults
+declare
+    visible pg_snapshot := pubsub.current_snapshot();
+    settled pg_snapshot := pgchange.snapshot_below(visible, pg_snapshot_xmin(visible));
+begin
+    perform pubsub.check_branch(b.id)
+    from (select distinct a.branch_id from jsonb_to_recordset(asked) as a(branch_id bigint)) as b(id);
+    perform pubsub.check_positions(asked);
+    if exists (select from jsonb_to_recordset(asked) as a(upto integer) where coalesce(a.upto < 0, true)) then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    return (
+        with branch as materialized (
+            select b.id, pubsub.faults(b.id) as faults
+            from (select distinct a.branch_id from jsonb_to_recordset(asked) as a(branch_id bigint)) as b(id)
+        )
+        select jsonb_agg(
+            pubsub.lag_of(
+                a."position", ready.counted, ready.exact, ready.age, waiting.counted, waiting.exact, waiting.age, branch.faults)
+            order by a.n)
+        from rows from (jsonb_to_recordset(asked) as (branch_id bigint, "position" jsonb, upto integer, in_order boolean))
+            with ordinality as a(branch_id, "position", upto, in_order, n)
+        join branch on branch.id = a.branch_id
+        cross join lateral pubsub.count_unread(
+            a.branch_id, a."position", case when a.in_order then settled else visible end, '0', a.upto) as ready
+        -- The condition of a join comes after what it joins: where nothing waits for order there is nothing to read.
+        left join lateral pubsub.count_unread(
+            a.branch_id, a."position", case when a.in_order then visible else '1:1:' end, pg_snapshot_xmax(settled), a.upto)
+            as waiting on a.in_order);
+end
 $$;
-comment on function pubsub.faults(bigint) is
-    'Faults that may belong to a branch, up to a thousand: those of its tables, and those of tables whose branch an expression '
-    'gives.';
+comment on function pubsub.lags(jsonb) is
+    'lag() of many at once, for less than one by one: of [{branch_id, position, upto, in_order}, ...] an array in their order. '
+    'Refused where it would be of one of them.';
 
 create function pubsub.point(branch_id bigint, at timestamptz default null) returns jsonb
 language plpgsql volatile
@@ -105,17 +162,17 @@ begin
         where q.branch_id = point.branch_id and q.created_at >= point.at
         order by q.txid, q.id
         limit 1;
-        s := pubsub.snapshot_below(s, coalesce(first_txid, pg_snapshot_xmax(s)));
+        s := pgchange.snapshot_below(s, coalesce(first_txid, pg_snapshot_xmax(s)));
     end if;
     return jsonb_build_object(
-        'snapshot', s, 'source', pubsub.here(), 'until', coalesce(at, clock_timestamp())::timestamptz(0));
+        'snapshot', s, 'source', revision.here(), 'until', coalesce(at, clock_timestamp())::timestamptz(0));
 end
 $$;
 comment on function pubsub.point(bigint, timestamptz) is
     'A point in the queue to wait for or to move a consumer to: all that is committed now, or all before the first commit '
     'that was written at or after a time.';
 
-create function pubsub.passed_point(branch_id bigint, "position" jsonb, point jsonb) returns jsonb
+create function pubsub.passed(branch_id bigint, "position" jsonb, goal jsonb) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -125,57 +182,19 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-    at record := pubsub.cursor_of("position");
-begin
-    if point ->> 'source' <> pubsub.here() then
-        raise exception using errcode = 'PC004', message = 'the point was taken in another database than this source',
-            hint = 'the source was restored, upgraded or exchanged since: take a new point';
-    end if;
-    return jsonb_build_object('goal', point, 'passed', not exists (
-        select from pubsub.unread(
-            passed_point.branch_id, at.after, at.partial_txid, at.partial_id, (point ->> 'snapshot')::pg_snapshot)));
-end
-$$;
-comment on function pubsub.passed_point(bigint, jsonb, jsonb) is 'Whether a position has processed every commit up to a point.';
-
-create function pubsub.passed_commit(branch_id bigint, "position" jsonb, commit_id bigint, since xid8) returns jsonb
-language plpgsql volatile
-set search_path = pg_catalog, pubsub, revision, pg_temp
-as $$
-declare
-    at record := pubsub.cursor_of("position");
-    from_here xid8 := pg_snapshot_xmin(pubsub.current_snapshot());
-    event record;
-begin
-    select q.txid, q.id into event
-    from revision.commit_queue as q
-    where q.branch_id = passed_commit.branch_id and q.commit_id = passed_commit.commit_id and q.txid >= since
-    order by q.txid desc, q.id desc
-    limit 1;
-    return jsonb_build_object(
-        'goal', jsonb_build_object('commit_id', commit_id, 'since', coalesce(event.txid, from_here)),
-        'passed', event.txid is not null and (
-            pg_visible_in_snapshot(event.txid, at.after)
-            or coalesce(event.txid = at.partial_txid and event.id <= at.partial_id, false)));
-end
-$$;
-comment on function pubsub.passed_commit(bigint, jsonb, bigint, xid8) is
-    'Whether a position has processed the latest event of a commit. It looks from the newest event back to since, below which '
-    'an earlier look has shown that there is none.';
-
-create function pubsub.passed(branch_id bigint, "position" jsonb, goal jsonb) returns jsonb
-language plpgsql volatile
-set search_path = pg_catalog, pubsub, revision, pg_temp
-as $$
+    at record;
 begin
     perform pubsub.check_branch(branch_id);
     perform pubsub.check_position("position" ->> 'consumer', branch_id, "position");
-    return case when goal ? 'commit_id'
-        then pubsub.passed_commit(
-            branch_id, "position", (goal ->> 'commit_id')::bigint, coalesce(goal ->> 'since', '0')::xid8)
-        else pubsub.passed_point(branch_id, "position", goal) end;
+    at := pubsub.cursor_of("position");
+    if goal ->> 'source' <> revision.here() then
+        raise exception using errcode = 'PC004', message = 'the point was taken in another database than this source',
+            hint = 'the source was restored, upgraded or exchanged since: take a new point';
+    end if;
+    return jsonb_build_object('goal', goal, 'passed', not exists (
+        select from pubsub.unread(
+            passed.branch_id, at.after, at.partial_txid, at.partial_id, (goal ->> 'snapshot')::pg_snapshot)));
 end
 $$;
 comment on function pubsub.passed(bigint, jsonb, jsonb) is
-    'Whether a position has come to a goal: a point, or {commit_id}; and the goal to ask with the next time: what a look has '
-    'learnt makes the next one cheap.';
+    'Whether a position has processed every commit up to a point; and the point, for the next time.';

@@ -1,18 +1,5 @@
 -- Dead letters of the commit queue: on their way, the claim of their consumer hands the same changes out again.
 
-do $$
-begin
-    perform dead_letter.add_kind('commit', 'pubsub', elsewhere => true);
-end
-$$;
-
-create function pubsub.letter_rights(address jsonb) returns text[]
-language sql immutable
-as $$
-    select '{see,keep}'::pg_catalog.text[]
-$$;
-comment on function pubsub.letter_rights(jsonb) is 'What who may execute this may do with dead letters of the commit queue.';
-
 create function pubsub.check_readable(branch_id bigint, batch jsonb) returns void
 language plpgsql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
@@ -22,34 +9,22 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set max_parallel_workers_per_gather = 0
 as $$
-declare
-    counted bigint;
 begin
-    if not pgchange.came_along(batch -> 'bounds' ->> 'source', pubsub.check_origin()) then
-        raise exception using errcode = 'PC004',
-            message = format('batch %s was given up before its source was restored: its transaction ids mean something else now',
-                             batch ->> 'id'),
-            hint = 'it cannot be sent again: airflow pgchange letters drop';
-    end if;
-    -- Only what was trimmed can be missing.
-    if exists (
-        select from revision.trimmed as t
-        where t.branch_id = check_readable.branch_id
-          and t.upto > pg_snapshot_xmin((batch -> 'bounds' ->> 'after')::pg_snapshot))
-    then
-        select count(*) into counted
-        from jsonb_array_elements(batch -> 'slices') as s(slice)
-        cross join lateral pubsub.changes(
-            check_readable.branch_id, batch -> 'bounds',
-            (s.slice -> 'after' ->> 0)::bigint, (s.slice -> 'after' ->> 1)::bigint,
-            (s.slice -> 'upto' ->> 0)::bigint, (s.slice -> 'upto' ->> 1)::bigint);
-        if counted <> (batch ->> 'count')::bigint then
-            raise exception using errcode = 'PC005',
-                message = format('%s of the %s changes of batch %s were trimmed with the history',
-                                 (batch ->> 'count')::bigint - counted, batch ->> 'count', batch ->> 'id'),
-                hint = 'it cannot be sent again: airflow pgchange letters drop';
-        end if;
-    end if;
+    perform pgchange.check_readable(batch, case
+        when not pgchange.came_along(batch -> 'bounds' ->> 'source', pubsub.check_origin()) then null
+        -- Only what was trimmed can be missing.
+        when not exists (
+            select from revision.trimmed as t
+            where t.branch_id = check_readable.branch_id
+              and t.upto > pg_snapshot_xmin((batch -> 'bounds' ->> 'after')::pg_snapshot))
+            then (batch ->> 'count')::bigint
+        else (
+            select count(*)
+            from jsonb_array_elements(batch -> 'slices') as s(slice)
+            cross join lateral pubsub.changes(
+                check_readable.branch_id, batch -> 'bounds',
+                (s.slice -> 'after' ->> 0)::bigint, (s.slice -> 'after' ->> 1)::bigint,
+                (s.slice -> 'upto' ->> 0)::bigint, (s.slice -> 'upto' ->> 1)::bigint)) end);
 end
 $$;
 comment on function pubsub.check_readable(bigint, jsonb) is
@@ -72,15 +47,6 @@ end
 $$;
 comment on function pubsub.check_letter(jsonb, jsonb) is
     'Refuse a dead letter whose batch cannot be read any more, in the database that holds the commits.';
-
-create function pubsub.redrive(letter bigint) returns void
-language sql security definer
-set search_path = pg_catalog, pubsub, pg_temp
-as $$
-    select dead_letter.put_before('commit', letter)
-$$;
-comment on function pubsub.redrive(bigint) is
-    'Put a dead letter before its consumer: its next claim hands out the letter''s batch.';
 
 create function pubsub.letter_batch(branch_id bigint, "position" jsonb) returns jsonb
 language plpgsql stable
@@ -111,8 +77,8 @@ create function pubsub.covers(at pubsub.watermark, bounds jsonb) returns boolean
 language sql immutable
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
-    select pubsub.snapshot_union(at.snapshot, (bounds ->> 'snapshot')::pg_snapshot)::text
-           = pubsub.snapshot_union(at.snapshot, at.snapshot)::text
+    select pgchange.snapshot_union(at.snapshot, (bounds ->> 'snapshot')::pg_snapshot)::text
+           = pgchange.snapshot_union(at.snapshot, at.snapshot)::text
        and coalesce(
            pg_visible_in_snapshot((bounds -> 'partial' ->> 0)::xid8, at.snapshot)
            or coalesce(at.partial_txid = (bounds -> 'partial' ->> 0)::xid8
@@ -123,9 +89,9 @@ comment on function pubsub.covers(pubsub.watermark, jsonb) is 'Whether a waterma
 
 create function pubsub.void_letters(consumer_id text, branch_id bigint, why text) returns void
 language sql
-set search_path = pg_catalog, pubsub, dead_letter, pg_temp
+set search_path = pg_catalog, pubsub, pg_temp
 as $$
-    update dead_letter.letter as l set void = why, on_its_way = false
+    update pgchange.letter as l set void = why, on_its_way = false
     from pubsub.watermark as w
     where w.consumer_id = void_letters.consumer_id and w.branch_id = void_letters.branch_id
       and l.kind = 'commit' and l.address = pubsub.address(w.consumer_id, w.branch_id) and l.void is null

@@ -1,16 +1,5 @@
 -- The batch of a consumer, claimed at the source of the commits.
 
-create function pubsub.pending(consumer_id text, branch_id bigint, "position" jsonb) returns pgchange.claim
-language sql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
-as $$
-    select pgchange.pending(
-        'commit', pubsub.name_of(consumer_id, branch_id), ("position" ->> 'version')::bigint, pubsub.at("position"),
-        "position" -> 'letter' -> 'id')
-$$;
-comment on function pubsub.pending(text, bigint, jsonb) is
-    'The claim that a position has not acked yet, if there is one; that of a dead letter while the letter is to be sent.';
-
 create function pubsub.check_history(branch_id bigint) returns void
 language plpgsql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
@@ -115,29 +104,3 @@ comment on function pubsub.claim(text, bigint, jsonb, integer, boolean, boolean,
     'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted, or '
     'that of a dead letter that is to be sent again, as it was recorded; null when nothing is ready. Call it on the primary of '
     'the source, in a transaction of its own, holding the lock.';
-
-create function pubsub.in_work(consumer_id text, branch_id bigint, "position" jsonb) returns jsonb
-language sql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
-as $$
-    select pgchange.in_work(pubsub.pending(consumer_id, branch_id, "position"))
-$$;
-comment on function pubsub.in_work(text, bigint, jsonb) is
-    'At the source: the batch that a position has not acked yet, with its attempts and the error of the last one; or null.';
-
-create function pubsub.is_known(consumer_id text, branch_id bigint) returns boolean
-language sql stable security definer
-set search_path = pg_catalog, pubsub, pg_temp
-as $$
-    select pgchange.mark('commit', pubsub.name_of(consumer_id, branch_id)) is not null
-$$;
-comment on function pubsub.is_known(text, bigint) is 'Whether a consumer has claimed here, wherever its watermark is.';
-
-create function pubsub.note_failure(consumer_id text, branch_id bigint, batch jsonb, error text) returns void
-language sql security definer
-set search_path = pg_catalog, pubsub, pg_temp
-as $$
-    select pgchange.note_failure('commit', pubsub.name_of(consumer_id, branch_id), batch, error)
-$$;
-comment on function pubsub.note_failure(text, bigint, jsonb, text) is
-    'Note at the source what the attempt on a batch failed on, for its dead letter.';

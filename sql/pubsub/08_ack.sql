@@ -1,8 +1,8 @@
 -- The progress of a consumer, moved behind its batch where its results are.
 
+-- Without a search_path of its own: an ack waits for this.
 create function pubsub.advance(consumer_id text, branch_id bigint, batch jsonb) returns bigint
 language plpgsql
-set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
     bounds jsonb := batch -> 'bounds';
@@ -24,27 +24,10 @@ begin
       and w.version = (bounds ->> 'from_version')::bigint
       and w.snapshot::text = bounds ->> 'after';
     if not found then
-        raise exception using errcode = 'PC006',
-            message = format('the watermark of %s/%s is not where batch %s began', consumer_id, branch_id, batch ->> 'id'),
-            hint = 'somebody moved the consumer; roll back and claim again';
+        perform pgchange.refuse_stale(pubsub.name_of(consumer_id, branch_id), batch);
     end if;
     return (batch ->> 'version')::bigint;
 end
 $$;
 comment on function pubsub.advance(text, bigint, jsonb) is
     'Move a watermark behind a batch; behind one that is sent again by its version alone.';
-
-create function pubsub.ack(consumer_id text, branch_id bigint, batch jsonb) returns bigint
-language plpgsql security definer
-set search_path = pg_catalog, pubsub, pg_temp
-as $$
-declare
-    version bigint := pubsub.advance(consumer_id, branch_id, batch);
-begin
-    perform dead_letter.done('commit', pubsub.address(consumer_id, branch_id), batch);
-    return version;
-end
-$$;
-comment on function pubsub.ack(text, bigint, jsonb) is
-    'Advance a watermark behind a batch, in the transaction that holds the consumer''s lock and writes the results. A dead '
-    'letter that was sent again is done with it.';

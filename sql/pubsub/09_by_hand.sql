@@ -1,20 +1,5 @@
 -- The same for SQL by hand, where results and commits share a database.
 
-create function pubsub.check_isolation() returns void
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'PC007',
-            message = 'this is done in a read committed transaction only: under a stricter level one would not see what '
-                      'another has just committed',
-            hint = 'begin isolation level read committed';
-    end if;
-end
-$$;
-comment on function pubsub.check_isolation() is 'Refuse a transaction that cannot see what others have just committed: a consumer, a writer.';
-
 create function pubsub.lock_watermark(consumer_id text, branch_id bigint, accept_trimmed boolean default false)
 returns pubsub.watermark
 language plpgsql volatile security definer
@@ -23,7 +8,7 @@ as $$
 declare
     found_row pubsub.watermark;
 begin
-    perform pubsub.check_isolation();
+    perform pgchange.check_isolation();
     perform pubsub.check_origin();
     perform pubsub.check_branch(branch_id);
     perform pg_advisory_xact_lock(pubsub.lock_key(consumer_id, branch_id));
@@ -53,7 +38,7 @@ declare
     found_position jsonb;
     batch jsonb;
 begin
-    perform pubsub.check_isolation();
+    perform pgchange.check_isolation();
     if pg_current_xact_id_if_assigned() is not null then
         raise exception using errcode = 'PC007', message = 'this transaction has already written something',
             hint = 'poll first, write afterwards; a new consumer''s first lock_watermark() is a transaction of its own';

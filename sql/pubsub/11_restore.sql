@@ -18,39 +18,24 @@ language plpgsql security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
 declare
-    known bigint := coalesce((mark ->> 'version')::bigint, 0);
-    began_at bigint := coalesce((mark ->> 'from_version')::bigint, 0);
     w pubsub.watermark;
-    before boolean;
+    how record;
     at jsonb;
 begin
     perform pubsub.take_idle(consumer_id, branch_id);
     select x.* into w from pubsub.watermark as x
     where x.consumer_id = adopt_mark.consumer_id and x.branch_id = adopt_mark.branch_id;
-    before := w.version = began_at;
-    if not before and w.version < known then
-        raise exception using errcode = 'PC009',
-            message = format('the watermark of %s/%s is at batch %s, before the last claim that the source knows',
-                             consumer_id, branch_id, w.version),
-            hint = 'choose a point: pubsub.move_consumer(...)';
-    end if;
-    at := pubsub.at(mark -> case when before then 'after' else 'upto' end);
+    how := pgchange.adoption(pubsub.name_of(consumer_id, branch_id), w.version, mark);
+    at := pubsub.at(mark -> how.behind);
     -- Where the source lost what it knew, the consumer may have been moved back or begun anew since: it has processed what both say.
-    if w.version > known then
+    if how.is_lost then
         at := jsonb_build_object(
-            'snapshot', pubsub.snapshot_intersection((at ->> 'snapshot')::pg_snapshot, w.snapshot), 'partial', null);
+            'snapshot', pgchange.snapshot_intersection((at ->> 'snapshot')::pg_snapshot, w.snapshot), 'partial', null);
     end if;
-    update pubsub.watermark as x set
-        version = case when before then began_at else known end,
-        snapshot = (at ->> 'snapshot')::pg_snapshot,
-        partial_txid = (at -> 'partial' ->> 0)::xid8,
-        partial_id = (at -> 'partial' ->> 1)::bigint,
-        source = mark ->> 'source',
-        updated_at = now()
-    where x.consumer_id = adopt_mark.consumer_id and x.branch_id = adopt_mark.branch_id;
+    perform pubsub.put(consumer_id, branch_id, at, how.version, mark ->> 'source');
     perform pubsub.void_letters(
         consumer_id, branch_id, 'its source was restored or lost its latest transactions, so its transaction ids mean something else');
-    return case when before or w.version = known then 'exactly once' else 'at least once' end;
+    return how.guarantee;
 end
 $$;
 comment on function pubsub.adopt_mark(text, bigint, jsonb) is
@@ -172,7 +157,7 @@ as $$
 begin
     create temporary table arrived on commit drop as
     select r.place, r.consumer, coalesce((
-               select pubsub.snapshot_of(array_agg(g.run::bigint) filter (where not g.done), max(g.run) filter (where g.done)::bigint + 1)
+               select pgchange.snapshot_of(array_agg(g.run::bigint) filter (where not g.done), max(g.run) filter (where g.done)::bigint + 1)
                from (select distinct m.run, substr(m.processed, r.n::integer, 1) = '1' as done from moved as m) as g
                having bool_or(g.done)), '1:1:') as snapshot
     from at_rest as r;
@@ -199,7 +184,7 @@ language plpgsql
 set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
 declare
-    old text := pubsub.here();
+    old text := revision.here();
     here text;
     restored_at bigint := (
         select revision.full_xid(o.xmin) from revision.origin as o
@@ -208,7 +193,7 @@ begin
     if revision.is_native() then
         return 'nothing to do: the transaction ids are this cluster''s own';
     end if;
-    perform pubsub.check_isolation();
+    perform pgchange.check_isolation();
     perform set_config('synchronous_commit', 'on', true);
     lock table revision.commit_queue, pubsub.watermark in access exclusive mode;
     perform from pgchange.claim as c where c.kind = 'commit' for update;
@@ -225,14 +210,14 @@ begin
     end if;
     perform pgchange.note_origin('revision.origin');
     update revision.tracked as t set since = '1:1:' where not txids_kept;
-    here := pubsub.here();
+    here := revision.here();
     update pubsub.watermark as w set source = here where pgchange.came_along(w.source, old);
     update pgchange.claim as c set
         source = here,
         batch = jsonb_set(c.batch, '{bounds,source}', to_jsonb(here)),
         from_version = case when txids_kept then c.from_version else least(c.from_version, c.version) end
     where c.kind = 'commit' and pgchange.came_along(c.source, old);
-    update dead_letter.letter as l set
+    update pgchange.letter as l set
         content = case when txids_kept then jsonb_set(l.content, '{bounds,source}', to_jsonb(here)) else l.content end,
         on_its_way = l.on_its_way and txids_kept
     where l.kind = 'commit' and pgchange.came_along(l.content -> 'bounds' ->> 'source', old);

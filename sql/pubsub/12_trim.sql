@@ -2,7 +2,7 @@
 
 create function pubsub.needed_by(partition regclass) returns text
 language plpgsql stable security definer
-set search_path = pg_catalog, revision, pubsub, dead_letter, pg_temp
+set search_path = pg_catalog, revision, pubsub, pg_temp
 as $$
 declare
     holder record;
@@ -27,7 +27,7 @@ begin
         union all
         select format('letter %s of %s', l.id, l.consumer), (l.address -> 'branch_id')::bigint, at.after, at.partial_txid,
                at.partial_id, (l.content -> 'slices' -> -1 -> 'upto' ->> 0)::xid8
-        from dead_letter.letter as l
+        from pgchange.letter as l
         cross join lateral pubsub.cursor_of(jsonb_build_object(
             'snapshot', l.content -> 'bounds' -> 'after', 'partial', l.content -> 'bounds' -> 'after_partial')) as at
         where l.kind = 'commit' and l.on_its_way
@@ -62,7 +62,7 @@ begin
     if holder is not null then
         return format('kept %s: %s has not processed it', partition, holder);
     end if;
-    execute format('lock table only %s in access exclusive mode', partition);
+    perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', partition), '1 s');
     -- An insert or a new consumer may have come before the lock.
     if pubsub.needed_by(partition) is not null or pubsub.has_commits(partition, now() - keep) then
         return format('kept %s: it came into use', partition);
@@ -131,7 +131,7 @@ begin
     if keep is null or keep < interval '0' then
         raise invalid_parameter_value using message = 'keep is how much history stays, such as interval ''30 days''';
     end if;
-    perform pubsub.check_isolation();
+    perform pgchange.check_isolation();
     perform pubsub.check_origin();
     if not pg_try_advisory_xact_lock(revision.upkeep_key()) then
         return next 'postponed trimming the queue: another maintenance is at work';

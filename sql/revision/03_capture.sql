@@ -4,16 +4,6 @@
 -- none of ours and an expression can do no more than its owner. It evaluates inside an exception block and writes outside
 -- it: a write inside would cost every statement a second transaction id.
 
-create function revision.refuse(reason text, hint text default null) returns void
-language plpgsql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    raise exception using errcode = 'PC008', message = reason, hint = hint;
-end
-$$;
-comment on function revision.refuse(text, text) is 'Refuse to track something, with the reason.';
-
 create function revision.key_column(rel oid) returns name
 language sql stable security definer
 set search_path = pg_catalog, revision, pg_temp
@@ -49,35 +39,13 @@ create function revision.check_owner(tbl regclass, deed text) returns void
 language plpgsql stable
 set search_path = pg_catalog, revision, pg_temp
 as $$
-declare
-    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
 begin
     if not revision.owns(tbl) then
-        raise insufficient_privilege using
-            message = format('only the owner of %s, %I, may %s', tbl, owner_name, deed),
-            hint = format('connect as %I, or set role %I', owner_name, owner_name);
+        perform pgchange.check_owner(tbl, deed);
     end if;
 end
 $$;
 comment on function revision.check_owner(regclass, text) is 'Refuse to do something with a table of whose owner the caller is no member.';
-
-create function revision.check_plans_no_code(tbl regclass) returns void
-language plpgsql stable
-set search_path = pg_catalog, revision, pgchange, pg_temp
-as $$
-declare
-    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
-    code text := pgchange.code_in(tbl);
-begin
-    if code is not null then
-        raise insufficient_privilege using
-            message = format('what reads %s runs with the rights of its owner, %I, and no others: %s', tbl, owner_name, code),
-            hint = format('connect as %I, or let it take that away', owner_name);
-    end if;
-end
-$$;
-comment on function revision.check_plans_no_code(regclass) is
-    'Refuse to read a table for anybody but its owner where somebody else''s code is in its indexes, its checks and the like.';
 
 create function revision.own_branch(tbl regclass) returns bigint
 language plpgsql
@@ -102,41 +70,24 @@ set search_path = pg_catalog, revision, pg_temp
 as $$
 declare
     class pg_class := (select c from pg_class as c where c.oid = tbl);
-    schema_name name := (select n.nspname from pg_namespace as n where n.oid = class.relnamespace);
     owner_name name := pg_get_userbyid(class.relowner);
     key pg_attribute := (
         select a from pg_attribute as a
         where a.attrelid = tbl and a.attname = commit_id and a.attnum > 0 and not a.attisdropped
     );
 begin
-    if class.relkind not in ('r', 'p') then
-        perform revision.refuse(format('%s is not a table', tbl), 'track the tables behind it');
-    end if;
-    if class.relpersistence = 't' then
-        perform revision.refuse(format('%s is a temporary table', tbl), 'track a permanent one');
-    end if;
-    if schema_name in ('revision', 'pubsub', 'pg_catalog', 'information_schema') then
-        perform revision.refuse(format('%s belongs to schema %s', tbl, schema_name), 'track a table of your own');
-    end if;
-    if class.relispartition then
-        perform revision.refuse(format('%s is a partition', tbl), 'track the partitioned table');
-    end if;
-    if exists (
-        select from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
-    ) then
-        perform revision.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
-    end if;
+    perform pgchange.check_capturable(tbl, 'track', 'revision', 'pubsub');
     if key is null then
-        perform revision.refuse(
+        perform pgchange.refuse(
             format('%s has no column %I', tbl, commit_id), 'name its key: revision.track(tbl, commit_id => ...)');
     end if;
     if key.atttypid not in ('bigint'::regtype, 'integer'::regtype) then
-        perform revision.refuse(
+        perform pgchange.refuse(
             format('column %I of %s is %s', commit_id, tbl, format_type(key.atttypid, key.atttypmod)),
             'the key must be bigint or integer');
     end if;
     if not key.attnotnull then
-        perform revision.refuse(format('column %I of %s may be null', commit_id, tbl), 'add not null, or a primary key');
+        perform pgchange.refuse(format('column %I of %s may be null', commit_id, tbl), 'add not null, or a primary key');
     end if;
     if not exists (
         select from pg_index as i
@@ -144,16 +95,10 @@ begin
           and key.attnum = any (i.indkey::smallint[])
           and (i.indnkeyatts = 1 or class.relkind = 'p')
     ) then
-        perform revision.refuse(
+        perform pgchange.refuse(
             format('column %I of %s is not unique', commit_id, tbl), 'add a primary key or a unique index on it');
     end if;
-    perform revision.check_owner(tbl, 'track it');
-    perform revision.check_plans_no_code(tbl);
-    if not has_schema_privilege(owner_name, schema_name, 'create') then
-        perform revision.refuse(
-            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, schema_name),
-            format('grant create on schema %I to %I', schema_name, owner_name));
-    end if;
+    perform pgchange.check_code(tbl);
     if not (
         has_schema_privilege(owner_name, 'revision', 'usage')
         and has_column_privilege(owner_name, 'revision.commit_queue', 'commit_id', 'insert')

@@ -4,14 +4,13 @@ create function revision.committed_now() returns pg_snapshot
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-    select format(
-        '%s:%s:%s', least(pg_snapshot_xmin(now.seen)::text::bigint, now.own), greatest(pg_snapshot_xmax(now.seen)::text::bigint, now.own + 1),
-        (select string_agg(x::text, ',' order by x)
-         from (
-             select o::text::bigint from pg_snapshot_xip(now.seen) as o
-             union select now.own
-             union select generate_series(pg_snapshot_xmax(now.seen)::text::bigint, now.own)
-         ) as open(x)))::pg_snapshot
+    select pgchange.snapshot_of(
+        array(
+            select o::text::bigint from pg_snapshot_xip(now.seen) as o
+            union all select now.own
+            union all select generate_series(pg_snapshot_xmax(now.seen)::text::bigint, now.own)
+        ),
+        greatest(pg_snapshot_xmax(now.seen)::text::bigint, now.own + 1))
     from (select pg_current_snapshot(), pg_current_xact_id()::text::bigint) as now(seen, own)
 $$;
 comment on function revision.committed_now() is
@@ -31,11 +30,11 @@ begin
         join pg_class as c on c.oid = t.tgrelid
         where t.tgrelid = new.tbl and t.tgname = 'pgchange_capture' and p.proowner = c.relowner);
     if new.function is null then
-        perform revision.refuse(format('%s is not captured by its owner', new.tbl), 'call revision.track');
+        perform pgchange.refuse(format('%s is not captured by its owner', new.tbl), 'call revision.track');
     end if;
     new.key_number := (select a.attnum from pg_attribute as a where a.attrelid = new.tbl and a.attname = new.commit_id);
     if new.key_number is null then
-        perform revision.refuse(format('%s has no column %I', new.tbl, new.commit_id), 'call revision.track with its key');
+        perform pgchange.refuse(format('%s has no column %I', new.tbl, new.commit_id), 'call revision.track with its key');
     end if;
     if tg_op = 'INSERT' then
         -- In doubt, the queue tells what was captured.
@@ -84,7 +83,7 @@ begin
     if exists (
         select from pg_trigger as t where t.tgrelid = unregister.tbl and t.tgname = 'pgchange_capture'
     ) then
-        perform revision.refuse(format('%s is still captured', tbl), 'call revision.untrack');
+        perform pgchange.refuse(format('%s is still captured', tbl), 'call revision.untrack');
     end if;
     delete from revision.fault as f
     where f.kind = 'missed' and f.tbl in (select d.relid from pgchange.descendants(unregister.tbl) as d(relid));
@@ -93,56 +92,13 @@ end
 $$;
 comment on function revision.unregister(regclass) is 'Forget a table whose capture is gone.';
 
-create function revision.lock_for_capture(tbl regclass) returns void
-language plpgsql
-set search_path = pg_catalog, revision, pg_temp
-set lock_timeout = '5s'
-as $$
-begin
-    execute format('lock table %s in share row exclusive mode', tbl);
-exception when lock_not_available then
-    raise lock_not_available using
-        message = format('%s is being written by transactions that do not end', tbl),
-        hint = 'try again when they have ended; nothing was changed';
-end
-$$;
-comment on function revision.lock_for_capture(regclass) is
-    'Wait at most 5 s for the writers of a table: a lock that waits longer would stop everybody behind it.';
-
-create function revision.told_missed(tbl regclass, part regclass) returns text
-language sql stable
-set search_path = pg_catalog, revision, pg_temp
-as $$
-    select format('%s: rows of %s may have been there before it was captured, and are in no commit', tbl, part)
-$$;
-comment on function revision.told_missed(regclass, regclass) is 'What a partition misses that came with rows.';
-
-create function revision.bring_missed(part regclass) returns text
-language sql stable
-set search_path = pg_catalog, revision, pg_temp
-as $$
-    select format('as its owner: select revision.enqueue_attached(%L)', part)
-$$;
-comment on function revision.bring_missed(regclass) is 'What brings the rows that came with a partition.';
-
 create function revision.note_missed(tbl regclass, came regclass[]) returns void
-language plpgsql
+language sql
 set search_path = pg_catalog, revision, pg_temp
 as $$
-declare
-    part regclass;
-begin
-    for part in
-        select r from unnest(came) as r
-        -- By its size: what reads a table may run code of its owner.
-        where exists (select from pgchange.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
-          and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
-        order by r
-    loop
-        insert into revision.fault (tbl, kind, message) values (part, 'missed', 'its rows were there before it was captured');
-        raise notice using message = revision.told_missed(tbl, part), hint = revision.bring_missed(part);
-    end loop;
-end
+    insert into revision.fault (tbl, kind, message)
+    select m, 'missed', 'its rows were there before it was captured'
+    from pgchange.tell_missed(tbl, came, 'commit', 'revision', 'enqueue_attached') as m
 $$;
 comment on function revision.note_missed(regclass, regclass[]) is
     'Note which of the partitions that the capture came to late have rows that may be in no commit, and say so.';
@@ -200,7 +156,7 @@ begin
             execute format(
                 'select %I, pg_catalog.int8up((%s)) from %s as %I limit 0', commit_id, expression, tbl, class.relname);
         exception when others then
-            perform revision.refuse(
+            perform pgchange.refuse(
                 format('the expression %L gives no branch: %s', expression, sqlerrm),
                 'write an SQL expression over the columns of one row that gives a bigint; name functions with their schema');
         end;
@@ -209,14 +165,14 @@ begin
         known.expression is distinct from expression
         or branch is not null and branch <> known.branch_id
     ) then
-        perform revision.refuse(
+        perform pgchange.refuse(
             format('%s is already tracked with another branch', tbl), 'revision.untrack(tbl) first');
     end if;
     if expression is null then
         branch := coalesce(branch, known.branch_id, revision.own_branch(tbl));
     end if;
 
-    perform revision.lock_for_capture(tbl);
+    perform pgchange.lock_family(tbl, 'share row exclusive');
     function := format(
         '%I.%I',
         (select n.nspname from pg_namespace as n where n.oid = class.relnamespace),
@@ -226,7 +182,7 @@ begin
         end);
     function := coalesce(known.function, function);
     if known is null and to_regprocedure(function || '()') is not null then
-        perform revision.refuse(format('there is a function %s() already', function), 'drop or rename it');
+        perform pgchange.refuse(format('there is a function %s() already', function), 'drop or rename it');
     end if;
     -- Without an expression every name in the body has its schema, types and operators too, or a writer's own would run
     -- with the owner's rights. Pinning the path instead would be the dearest part of it. An expression has the path that
@@ -267,7 +223,7 @@ begin
         select t.tgname as name, t.tgrelid::regclass as relid from pg_trigger as t
         where t.tgfoid = to_regprocedure(function || '()') and not t.tgisinternal
     loop
-        perform revision.lock_for_capture(placed.relid);
+        perform pgchange.lock_family(placed.relid, 'share row exclusive');
         execute format('drop trigger %I on %s', placed.name, placed.relid);
     end loop;
     execute format('drop function if exists %s()', function);
@@ -284,9 +240,9 @@ declare
     part regclass;
 begin
     if known is null then
-        perform revision.refuse(format('%s is not tracked', tbl), 'select tbl from revision.tracked');
+        perform pgchange.refuse(format('%s is not tracked', tbl), 'select tbl from revision.tracked');
     end if;
-    perform revision.lock_for_capture(tbl);
+    perform pgchange.lock_family(tbl, 'share row exclusive');
     for part in select d.relid from pgchange.descendants(tbl) as d(relid) loop
         execute format('drop trigger if exists pgchange_capture on %s', part);
     end loop;

@@ -11,18 +11,6 @@ $$;
 comment on function revision.full_xid(xid) is
     'A row''s xmin as the 64-bit transaction id that it most recently stood for. A frozen row may seem younger than it is.';
 
-create function revision.is_native() returns boolean
-language plpgsql stable security definer
-set search_path = pg_catalog, revision, pgchange, pg_temp
-as $$
-begin
-    return coalesce(
-        (select bool_and(pgchange.is_native(o.cluster, o.written_in, o.xmin, o.written_as, o.tableoid)) from revision.origin as o),
-        pgchange.refuse_empty('revision'));
-end
-$$;
-comment on function revision.is_native() is 'Whether the transaction ids of the queue are those of this cluster.';
-
 create function revision.native_from() returns bigint
 language sql stable security definer
 set search_path = pg_catalog, revision, pg_temp
@@ -65,7 +53,7 @@ begin
             message = format('what reads %s runs with the rights of its owner, %I, and no others', known.tbl, owner_name),
             hint = format('connect as %I, whose code it may be: an expression, a policy, casts of the key', owner_name);
     end if;
-    perform revision.check_plans_no_code(known.tbl);
+    perform pgchange.check_code(known.tbl);
 end
 $$;
 comment on function revision.check_reads_no_code(revision.tracked) is
@@ -110,7 +98,7 @@ declare
     replayed bigint := 0;
 begin
     if revision.key_column(tbl) is null then
-        perform revision.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
+        perform pgchange.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
     end if;
     perform revision.check_owner(tbl, 'have its faults tried again');
     for fault in
@@ -147,7 +135,7 @@ declare
 begin
     select t.* into known from revision.tracked as t where t.tbl = enqueue_chunk.tbl for update;
     if known is null or key is null then
-        perform revision.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
+        perform pgchange.refuse(format('%s is not tracked, or its key column is gone', tbl), 'call revision.track first');
     end if;
     if known.existing_done then
         return null;
@@ -187,13 +175,13 @@ begin
         into in_queue;
     end if;
     if in_queue then
-        perform revision.refuse(
+        perform pgchange.refuse(
             format('%s rows of %s may have come after the tracking began, and its branch may hold other tables'' commits, '
                    'so captured ones cannot be told from the rest', unclear, tbl),
             'track the table with a branch of its own');
     end if;
     if unclear > 0 and revision.trimmed_since(known.branch_id, since) then
-        perform revision.refuse(
+        perform pgchange.refuse(
             format('%s rows of %s may have been captured already, and the history that would tell was trimmed', unclear, tbl),
             'put those that consumers have not had into revision.commit_queue (commit_id, branch_id) yourself');
     end if;

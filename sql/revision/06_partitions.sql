@@ -40,11 +40,14 @@ begin
             'create table revision.%I (like revision.commit_queue including defaults including indexes)',
             'commit_queue_' || bounds[i - 1]);
     end loop;
-    if bounds[1] < pg_snapshot_xmax(pg_current_snapshot())::text::bigint + (bounds[2] - bounds[1]) / 2 then
-        -- Writers may be on their way to the default partition, where their row will not belong any more.
-        lock table only revision.commit_queue in share row exclusive mode;
-    end if;
-    lock table revision.commit_queue_default in access exclusive mode;
+    -- The parent first, as every reader and writer does. Of today's ids writers may be on their way to the default partition,
+    -- where their row will not belong any more.
+    perform pgchange.lock_briefly(
+        format('lock table only revision.commit_queue in %s mode', case
+            when bounds[1] < pg_snapshot_xmax(pg_current_snapshot())::text::bigint + (bounds[2] - bounds[1]) / 2
+            then 'share row exclusive' else 'share update exclusive' end),
+        '200 ms');
+    perform pgchange.lock_briefly('lock table revision.commit_queue_default in access exclusive mode', '200 ms');
     begin
         -- This reads the default partition, once for all of them.
         execute format(
@@ -129,6 +132,8 @@ set search_path = pg_catalog, revision, pg_temp
 set lock_timeout = '60s'
 as $$
 begin
+    -- So that no autovacuum is at the default one once writers wait.
+    lock table revision.commit_queue_default in share update exclusive mode;
     -- Readers too: who reads first and writes then would wait for us, and we for it.
     lock table only revision.commit_queue in access exclusive mode;
 end
@@ -150,7 +155,7 @@ begin
         return lower;
     end if;
     -- No more of them until the partition is there.
-    lock table only revision.commit_queue in share row exclusive mode;
+    perform pgchange.lock_briefly('lock table only revision.commit_queue in share row exclusive mode', '200 ms');
     return greatest(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, last + 1);
 end
 $$;
@@ -183,9 +188,11 @@ begin
     if cardinality(empty) <= spare then
         return;
     end if;
-    -- The parent first, as every reader and writer does.
-    lock table only revision.commit_queue in access exclusive mode;
+    -- The parent first, as every reader and writer does; and the default one, which a drop locks too.
+    perform pgchange.lock_briefly(format('lock table only %s in access exclusive mode', relid::regclass), '200 ms')
+    from unnest(array['revision.commit_queue', 'revision.commit_queue_default']) as relid;
     for part in select unnest(empty) as relid loop
+        perform pgchange.lock_briefly(format('lock table %s in access exclusive mode', part.relid), '200 ms');
         execute format('select exists (select from %s)', part.relid) into filled;
         if not filled then
             execute format('drop table %s', part.relid);

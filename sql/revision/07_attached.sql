@@ -14,11 +14,11 @@ begin
           and exists (select from revision.tracking() as s where s.tbl = t.tbl and s.untriggered <> '{}')
     loop
         begin
-            perform revision.lock_for_capture(known.tbl);
+            perform pgchange.lock_family(known.tbl, 'share row exclusive');
             placed := revision.place_triggers(known.tbl, known.function);
             return next format('%s: capture put on %s partitions', known.tbl, placed);
             return query
-                select format('%s; %s', revision.told_missed(t.tbl, m), revision.bring_missed(m))
+                select format('%s; %s', pgchange.told_missed(t.tbl, m, 'commit'), pgchange.bring_missed(m, 'revision', 'enqueue_attached'))
                 from revision.tracking() as t cross join lateral unnest(t.missed) as m where t.tbl = known.tbl;
         exception
             when lock_not_available then
@@ -86,7 +86,7 @@ declare
     enqueued bigint;
 begin
     if root is null or key is null then
-        perform revision.refuse(
+        perform pgchange.refuse(
             format('%s is no part of a tracked table, or its key column is gone', part), 'call revision.track on the table first');
     end if;
     perform revision.check_owner(part, 'put its rows in the queue');
@@ -102,13 +102,13 @@ begin
         execute format('select exists (select from (%s) as r where r.key > $1 and r.key <= $2)', rows_of)
         using coalesce(known.existing_upto, -9223372036854775808), known.key_ceiling into found_row;
         if found_row then
-            perform revision.refuse(
+            perform pgchange.refuse(
                 format('rows of %s may still be put in the queue with those of %s that were there before', part, root),
                 format('call revision.enqueue_existing(%L) first', root));
         end if;
     end if;
     if revision.trimmed_since(known.branch_id, format('%s:%s:', came_in, came_in)::pg_snapshot) then
-        perform revision.refuse(
+        perform pgchange.refuse(
             format('rows of %s may have been captured already, and the history that would tell was trimmed', part),
             'put those that consumers have not had into revision.commit_queue (commit_id, branch_id) yourself');
     end if;
@@ -118,7 +118,7 @@ begin
              where q.txid >= pg_snapshot_xmin($1) and not pg_visible_in_snapshot(q.txid, $1))', rows_of)
         using since into found_row;
         if found_row then
-            perform revision.refuse(
+            perform pgchange.refuse(
                 format('rows of %s may be in the queue, and its branch may hold other tables'' commits, so captured ones cannot be '
                        'told from the rest', part),
                 'track the table with a branch of its own');

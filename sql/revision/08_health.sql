@@ -24,7 +24,7 @@ as $$
     ) as line(holds, told, call)
     where line.holds
     union all
-    select 'commit', 'error', null, revision.told_missed(t.tbl, m), revision.bring_missed(m)
+    select 'commit', 'error', null, pgchange.told_missed(t.tbl, m, 'commit'), pgchange.bring_missed(m, 'revision', 'enqueue_attached')
     from revision.tracking() as t cross join lateral unnest(t.missed) as m
     union all
     select 'commit', 'warning', null, format('revision.commit_queue needs partitions: %s', c.reason), null

@@ -17,14 +17,13 @@ begin
         grant execute on function
             revision.track(regclass, name, text), revision.untrack(regclass), revision.drop_capture(text),
             revision.tracking(),
-            revision.replay_faults(regclass), revision.recapture(), revision.refuse(text, text),
+            revision.replay_faults(regclass), revision.recapture(),
             revision.key_column(oid), revision.own_branch(regclass),
-            revision.owns(oid), revision.check_owner(regclass, text), revision.check_plans_no_code(regclass),
-            revision.told_missed(regclass, regclass),
-            revision.bring_missed(regclass), revision.note_missed(regclass, regclass[]), revision.enqueue_attached(regclass),
+            revision.owns(oid), revision.check_owner(regclass, text),
+            revision.note_missed(regclass, regclass[]), revision.enqueue_attached(regclass),
             revision.check_trackable(regclass, name), revision.capture_body(regclass, name, bigint, text),
             revision.register(regclass, name, bigint, text, bigint), revision.unregister(regclass),
-            revision.lock_for_capture(regclass), revision.place_triggers(regclass, text), revision.full_xid(xid), revision.is_native(),
+            revision.place_triggers(regclass, text), revision.full_xid(xid), revision.is_native(),
             revision.native_from(), revision.trimmed_since(bigint, pg_snapshot),
             revision.check_reads_no_code(revision.tracked), revision.enqueue_row(regclass, bigint), revision.enqueue_chunk(regclass, integer)
             to %1$s;
@@ -47,9 +46,7 @@ begin
         grant select on revision.tracked, revision.installed to %1$s;
         grant execute on function
             revision.maintain_partitions(bigint, integer, boolean), revision.crowded_default(), revision.partitions(), revision.tracking(),
-            revision.recapture(), revision.lock_for_capture(regclass),
-            revision.place_triggers(regclass, text), revision.health(), revision.told_missed(regclass, regclass),
-            revision.bring_missed(regclass)
+            revision.recapture(), revision.place_triggers(regclass, text), revision.health()
             to %1$s
     $grants$, role);
 end

@@ -6,16 +6,7 @@
 create schema topology;
 comment on schema topology is 'The catalogue of a cluster, and the log of its changes.';
 
-create table topology.installed (
-    version integer not null,
-    checksum text,
-    installed_at timestamptz not null default now(),
-    constraint topology_of_airflow_pgchange check (version >= 0)
-);
-comment on table topology.installed is 'One row for each version of this schema that was installed here, the newest last.';
--- The installer notes its checksum by an update, which a publication refuses without an identity.
-alter table topology.installed replica identity full;
-insert into topology.installed (version) values (1);
+select pgchange.keep_versions('topology', version => 1);
 
 create table topology._pico_replicaset (
     name text not null unique check (name <> ''),
@@ -99,11 +90,7 @@ create table topology.log (
 );
 comment on table topology.log is 'The events, as clients get them, in the order in which they were committed.';
 
-create table topology.origin (like pgchange.origin including all);
-comment on table topology.origin is 'What tells this catalogue from its copies.';
--- Under a publication for all tables PostgreSQL refuses to change a table without a key, unless it has an identity.
-alter table topology.origin replica identity full;
-select pgchange.note_origin('topology.origin');
+select pgchange.keep_origin('topology');
 
 create table topology.consumer (
     consumer_id text primary key check (consumer_id <> ''),

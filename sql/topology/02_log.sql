@@ -17,12 +17,7 @@ begin
         raise exception using errcode = 'PC008', message = format('%s cannot be truncated: clients would not hear of it', tg_relid::regclass),
             hint = 'delete its rows';
     end if;
-    if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
-        raise exception using errcode = 'PC007',
-            message = format('the catalogue is changed in a read committed transaction only: under the isolation of this one, %s, '
-                             'nothing shows that another has just changed', current_setting('transaction_isolation')),
-            hint = 'begin isolation level read committed';
-    end if;
+    perform pgchange.check_isolation();
     -- Before any row is locked, or two writers could wait for each other.
     perform pg_advisory_xact_lock(topology.lock_key());
     return null;

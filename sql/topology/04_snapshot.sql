@@ -101,13 +101,16 @@ comment on function topology.lacking(jsonb, bigint, bigint) is
     'at all is on its way.';
 
 create function topology.trimmed_behind(after_term bigint, after_index bigint) returns topology.trimmed
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, topology, pg_temp
 as $$
-    select t from topology.trimmed as t
-    where (t.term, t.index) > (after_term, after_index)
-    order by t.term desc, t.index desc
-    limit 1
+begin
+    return (
+        select t from topology.trimmed as t
+        where (t.term, t.index) > (after_term, after_index)
+        order by t.term desc, t.index desc
+        limit 1);
+end
 $$;
 comment on function topology.trimmed_behind(bigint, bigint) is 'Up to which event some behind this one were trimmed; null for none.';
 

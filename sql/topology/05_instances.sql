@@ -1,15 +1,5 @@
 -- Changing the catalogue: replicasets and instances. What would break it is refused.
 
-create function topology.refuse(reason text, advice text) returns void
-language plpgsql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    raise exception using errcode = 'PC008', message = reason, hint = advice;
-end
-$$;
-comment on function topology.refuse(text, text) is 'Refuse, with what to do instead.';
-
 create function topology.instance_named(name text) returns topology._pico_instance
 language plpgsql volatile
 set search_path = pg_catalog, topology, pg_temp
@@ -20,7 +10,7 @@ begin
     perform pg_advisory_xact_lock(topology.lock_key());
     select i.* into known from topology._pico_instance as i where i.name = instance_named.name;
     if known.name is null then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('there is no instance %s', coalesce(quote_literal(name), 'null')), 'select name from topology._pico_instance lists them');
     end if;
     return known;
@@ -38,7 +28,7 @@ begin
     perform pg_advisory_xact_lock(topology.lock_key());
     select r.* into known from topology._pico_replicaset as r where r.name = replicaset_named.name;
     if known.name is null then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('there is no replicaset %s', coalesce(quote_literal(name), 'null')),
             'select name from topology._pico_replicaset lists them');
     end if;
@@ -56,13 +46,13 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     if coalesce(name, '') = '' or coalesce(tier, '') = '' or coalesce(uuid, '') = '' then
-        perform topology.refuse('a replicaset needs a name, a tier and a uuid', 'give all three');
+        perform pgchange.refuse('a replicaset needs a name, a tier and a uuid', 'give all three');
     end if;
     perform pg_advisory_xact_lock(topology.lock_key());
     if exists (
         select from topology._pico_replicaset as r where r.name = add_replicaset.name or r.uuid = add_replicaset.uuid
     ) then
-        perform topology.refuse(format('there is a replicaset %L or one of uuid %L', name, uuid), 'choose others');
+        perform pgchange.refuse(format('there is a replicaset %L or one of uuid %L', name, uuid), 'choose others');
     end if;
     insert into topology._pico_replicaset (name, uuid, current_master_name, target_master_name, tier, weight)
     values (add_replicaset.name, add_replicaset.uuid, '', '', add_replicaset.tier, add_replicaset.weight);
@@ -87,7 +77,7 @@ begin
     order by i.name
     limit 1;
     if found then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('%L is the address of instance %L, which is Online', address, other),
             'give this one its own with topology.set_address(), or set the other''s state first');
     end if;
@@ -101,7 +91,7 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     if coalesce(address, '') !~ '^.+:[0-9]{1,5}$' then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('%s is no address of an instance', coalesce(quote_literal(address), 'null')), 'give host:port, or [::1]:port');
     end if;
     perform topology.check_alone(address, raft_id);
@@ -122,17 +112,17 @@ declare
     number bigint := coalesce(raft_id, (select coalesce(max(i.raft_id), 0) + 1 from topology._pico_instance as i));
 begin
     if coalesce(name, '') = '' or coalesce(uuid, '') = '' then
-        perform topology.refuse('an instance needs a name and a uuid', 'give both');
+        perform pgchange.refuse('an instance needs a name and a uuid', 'give both');
     end if;
     perform topology.check_address(address, number);
     if state is null or state not in ('Online', 'Offline') then
-        perform topology.refuse(format('%s is no state of a new instance', coalesce(quote_literal(state), 'null')), 'choose Online or Offline');
+        perform pgchange.refuse(format('%s is no state of a new instance', coalesce(quote_literal(state), 'null')), 'choose Online or Offline');
     end if;
     if exists (
         select from topology._pico_instance as i
         where i.name = add_instance.name or i.uuid = add_instance.uuid or i.raft_id = number
     ) then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('there is an instance %L, or one of uuid %L or raft id %s', name, uuid, number), 'choose others');
     end if;
     -- The address first, as the event of an instance that comes contains it.
@@ -167,7 +157,7 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     if exists (select from topology._pico_replicaset as r where r.current_master_name = chosen.name) then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('instance %L is the master of replicaset %L', chosen.name, chosen.replicaset_name),
             'make another one the master first: topology.set_master()');
     end if;
@@ -184,7 +174,7 @@ begin
         select from topology._pico_bucket as b
         where check_drained.replicaset in (b.current_replicaset_name, b.target_replicaset_name)
     ) then
-        perform topology.refuse(format('replicaset %L has buckets', replicaset), 'move them first: topology.move_buckets()');
+        perform pgchange.refuse(format('replicaset %L has buckets', replicaset), 'move them first: topology.move_buckets()');
     end if;
 end
 $$;
@@ -224,7 +214,7 @@ declare
     chosen topology._pico_replicaset := topology.replicaset_named(replicaset);
 begin
     if exists (select from topology._pico_instance as i where i.replicaset_name = chosen.name) then
-        perform topology.refuse(format('replicaset %L has instances', chosen.name), 'remove them first: topology.remove_instance()');
+        perform pgchange.refuse(format('replicaset %L has instances', chosen.name), 'remove them first: topology.remove_instance()');
     end if;
     perform topology.check_drained(chosen.name);
     delete from topology._pico_replicaset as r where r.name = chosen.name;

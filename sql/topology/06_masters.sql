@@ -8,12 +8,12 @@ declare
     chosen topology._pico_instance := topology.instance_named(instance);
 begin
     if chosen.replicaset_name <> home.name then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('instance %L belongs to replicaset %L, not %L', chosen.name, chosen.replicaset_name, home.name),
             'choose one of its own instances');
     end if;
     if chosen.current_state ->> 0 <> 'Online' then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('instance %L is %s', chosen.name, chosen.current_state ->> 0),
             'choose an instance that is Online, or set its state first');
     end if;
@@ -36,7 +36,7 @@ begin
       and i.name <> chosen.name and i.current_state ->> 0 = 'Online'
     limit 1;
     if found then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('instance %L is the master of replicaset %L, or was chosen to be it, and is Online', other, home.name),
             'if it takes writes it is the one for topology.set_master(); if not, stop it and set its state to Offline first');
     end if;
@@ -114,14 +114,14 @@ declare
     next_state jsonb;
 begin
     if state is null or state not in ('Online', 'Offline', 'Expelled') then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('%s is no state of an instance', coalesce(quote_literal(state), 'null')), 'choose Online, Offline or Expelled');
     end if;
     if old = state then
         return;
     end if;
     if old = 'Expelled' then
-        perform topology.refuse(format('instance %L was expelled', chosen.name), 'add it as a new instance');
+        perform pgchange.refuse(format('instance %L was expelled', chosen.name), 'add it as a new instance');
     end if;
     if state = 'Expelled' then
         perform topology.check_not_master(chosen);

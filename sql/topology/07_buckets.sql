@@ -7,7 +7,7 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     if coalesce(from_bucket < 0 or to_bucket < from_bucket or to_bucket = 9223372036854775807, true) then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('there are no buckets from %s to %s', coalesce(from_bucket::text, 'null'), coalesce(to_bucket::text, 'null')),
             'give the lower one first; buckets are numbered from 0 to 9223372036854775806');
     end if;
@@ -25,7 +25,7 @@ declare
 begin
     perform topology.check_range(from_bucket, to_bucket);
     if home.tier is distinct from tier then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('replicaset %L is of tier %L, not %s', home.name, home.tier, coalesce(quote_literal(tier), 'null')),
             'choose a replicaset of the tier');
     end if;
@@ -34,7 +34,7 @@ begin
     order by b.bucket_id_start
     limit 1;
     if found then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('buckets %s to %s of tier %L belong to replicaset %L', taken.bucket_id_start, taken.bucket_id_end, tier,
                    taken.current_replicaset_name),
             'move them: topology.move_buckets()');
@@ -81,18 +81,18 @@ declare
 begin
     perform topology.check_range(from_bucket, to_bucket);
     if not coalesce(steps ? state, false) then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('%s is no state of buckets', coalesce(quote_literal(state), 'null')), 'choose copying, copied, aborting-copy or active');
     end if;
     if (state = 'copying') <> (target is not null) then
-        perform topology.refuse(
+        perform pgchange.refuse(
             'a target is given where a move begins, and only there', 'give the replicaset that gets the buckets with state copying');
     end if;
     perform pg_advisory_xact_lock(topology.lock_key());
     if state = 'copying' then
         goal := topology.replicaset_named(target);
         if goal.tier is distinct from tier then
-            perform topology.refuse(
+            perform pgchange.refuse(
                 format('replicaset %L is of tier %L, not %L', goal.name, goal.tier, tier), 'buckets move within their tier');
         end if;
     end if;
@@ -100,7 +100,7 @@ begin
     from topology._pico_bucket as b
     where b.tier_name = tier and b.bucket_id_start <= to_bucket and b.bucket_id_end >= from_bucket;
     if covered is distinct from to_bucket - from_bucket + 1 then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('of buckets %s to %s of tier %s only %s are assigned', from_bucket, to_bucket,
                    coalesce(quote_literal(tier), 'null'), coalesce(covered, 0)),
             'assign the others first: topology.assign_buckets()');
@@ -111,7 +111,7 @@ begin
     order by b.bucket_id_start
     limit 1;
     if found then
-        perform topology.refuse(
+        perform pgchange.refuse(
             format('buckets %s to %s are %s at replicaset %L: they cannot become %s%s', wrong.bucket_id_start, wrong.bucket_id_end,
                    wrong.state, wrong.current_replicaset_name, state, ' at ' || quote_literal(goal.name)),
             'a move is active, copying, copied, active; one that is given up copying, aborting-copy, active');

@@ -25,15 +25,13 @@ as $$
 begin
     perform topology.grant_reader(role);
     perform pgchange.grant_consumer(role);
+    perform pgchange.open_given('topology', 'consumer', role);
     execute format($grants$
         grant select on topology.consumer to %1$s;
         grant execute on function
-            topology.consumer_key(text), topology.take_lock(text), topology.locked(text), topology.register(text),
-            topology.position(text), topology.here(), topology.is_native(), topology.check_position(jsonb),
-            topology.lag(jsonb, integer), topology.pending(text, jsonb), topology.slices(bigint, bigint, integer),
-            topology.claim(text, jsonb, integer, integer), topology.changes(bigint[], bigint[]), topology.ack(text, jsonb),
-            topology.point(), topology.passed(jsonb, jsonb), topology.status(integer), topology.mark(text),
-            topology.note_failure(text, jsonb, text), topology.in_work(text, jsonb), topology.skip(text, jsonb, text)
+            topology.here(), topology.is_native(), topology.register(text), topology.position(text), topology.lag(jsonb, integer),
+            topology.slices(bigint, bigint, integer), topology.changes(jsonb, jsonb), topology.point(),
+            topology.passed(jsonb, jsonb), topology.mark(text)
             to %1$s
     $grants$, role);
 end
@@ -47,15 +45,12 @@ set search_path = pg_catalog, topology, pg_temp
 as $$
 begin
     perform topology.grant_consumer(role);
+    perform pgchange.open_given('topology', 'admin', role);
     execute format($grants$
         grant select on topology.trimmed to %1$s;
-        grant execute on function
-            topology.is_known(text), topology.adopt_mark(text, jsonb), topology.note_move(text, jsonb, jsonb), topology.move_consumer(text, jsonb, bigint), topology.drop_consumer(text),
-            topology.trim_log(interval), topology.letter_rights(jsonb), topology.check_letter(jsonb, jsonb),
-            topology.redrive(bigint)
-            to %1$s
+        grant execute on function topology.trim_log(interval) to %1$s
     $grants$, role);
-    perform dead_letter.grant_admin(role);
+    perform pgchange.grant_admin(role);
 end
 $$;
 comment on function topology.grant_admin(regrole) is 'Let a role look after consumers: repair, move, drop, trim the log.';

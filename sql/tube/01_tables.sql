@@ -6,16 +6,7 @@
 create schema tube;
 comment on schema tube is 'Tubes: what was touched in tables, as pods of ids that workers replay.';
 
-create table tube.installed (
-    version integer not null,
-    checksum text,
-    installed_at timestamptz not null default now(),
-    constraint tube_of_airflow_pgchange check (version >= 0)
-);
-comment on table tube.installed is 'One row for each version of this schema that was installed here, the newest last.';
--- The installer notes its checksum by an update, which a publication refuses without an identity.
-alter table tube.installed replica identity full;
-insert into tube.installed (version) values (1);
+select pgchange.keep_versions('tube', version => 1);
 
 create sequence tube.seq;
 comment on sequence tube.seq is 'Numbers the pods of all tubes. Gaps are normal; a lower number may be committed later.';

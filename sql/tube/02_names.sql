@@ -1,18 +1,4 @@
--- What tables, functions and triggers are called, and who owns them.
-
-create function tube.refuse(reason text, hint text default null) returns void
-language plpgsql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    -- An empty one would be printed.
-    if coalesce(hint, '') = '' then
-        raise exception using errcode = 'PC008', message = reason;
-    end if;
-    raise exception using errcode = 'PC008', message = reason, hint = hint;
-end
-$$;
-comment on function tube.refuse(text, text) is 'Refuse something, with the reason and what to do.';
+-- What tables, functions and triggers are called.
 
 create function tube.schema_of(rel regclass) returns name
 language sql stable
@@ -42,25 +28,6 @@ exception when others then
 end
 $$;
 comment on function tube.table_named(text) is 'A table by the name in a control pod; null for what is none.';
-
-create function tube.check_owner(rel regclass, deed text) returns void
-language plpgsql stable
-set search_path = pg_catalog, tube, pg_temp
-as $$
-declare
-    owner_name name := (
-        select pg_get_userbyid(c.relowner) from pg_class as c
-        where c.oid = rel and not pg_has_role(current_user, c.relowner, 'usage'));
-begin
-    if owner_name is not null then
-        raise insufficient_privilege using
-            message = format('only the owner of %s, %I, may %s', rel, owner_name, deed),
-            hint = format('connect as %I, or set role %I', owner_name, owner_name);
-    end if;
-end
-$$;
-comment on function tube.check_owner(regclass, text) is
-    'Refuse what only the owner of a relation may do, and name that owner.';
 
 create function tube.short_name(base text, suffix text) returns name
 language sql immutable

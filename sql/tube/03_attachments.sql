@@ -117,7 +117,7 @@ declare
         (select substring(c.relname from '(?:^|[^0-9])0*([0-9]{1,9})$') from pg_class as c where c.oid = tbl));
 begin
     if digits is null then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('neither the name of the schema of %s nor its own ends in a shard''s number', tbl),
             'give the shard: tube.tube_table_ensure_attached(tube, tbl, shard => ...)');
     end if;

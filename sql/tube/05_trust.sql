@@ -85,7 +85,7 @@ begin
             hint = 'tube.tube_list() shows those that you may use; tube.tube_ensure_exists() makes one';
     end if;
     if not tube.are_pods(known.pods, tube) then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('the table of the pods of tube %I is gone', tube),
             format('tube.tube_ensure_exists(%L) makes it anew; then attach its tables again and backfill', tube));
     end if;
@@ -109,7 +109,7 @@ declare
     name text;
 begin
     if btrim(tube_or_tubes, ' {}') = '' then
-        perform tube.refuse('no tube is named', 'name one, or several with commas between them');
+        perform pgchange.refuse('no tube is named', 'name one, or several with commas between them');
     end if;
     foreach name in array coalesce(
         case when exists (select from tube.tube as t where t.name = tube_or_tubes) then array[tube_or_tubes] end,

@@ -32,7 +32,7 @@ begin
     -- One index for all workers: a worker's pods lie together in it, so that no worker steps over those of another, and more
     -- workers cost a writer nothing.
     -- At once as strong as dropping an index needs: to strengthen it later could deadlock with a reader that goes on to write.
-    perform tube.take_locks(array[pods], 'access exclusive');
+    perform pgchange.take_locks(array[pods], 'access exclusive');
     for part in
         select i.indexrelid::regclass::text from pg_index as i
         join pg_description as d on d.objoid = i.indexrelid and d.classoid = 'pg_class'::regclass
@@ -48,7 +48,7 @@ begin
         'comment on index %1$I.%2$I is ''pgchange workers %4$s''; comment on index %1$I.%3$I is ''pgchange workers %4$s''',
         tube.schema_of(pods), workers_index, control_index, partitions);
 exception when duplicate_table then
-    perform tube.refuse(
+    perform pgchange.refuse(
         format('there is a relation %I or %I already in schema %I', workers_index, control_index, tube.schema_of(pods)),
         'rename it: the indexes of the pods need these names');
 end
@@ -65,16 +65,16 @@ declare
     grantee text;
 begin
     if octet_length(tube) > 57 then
-        perform tube.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
+        perform pgchange.refuse(format('the name %L is too long', tube), 'at most 57 bytes, so that <tube>_touch is a name too');
     end if;
     if schema_name is null or starts_with(schema_name, 'pg_') then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('a tube cannot be made in %s', coalesce('schema ' || quote_ident(schema_name), 'no schema')),
             'set search_path to the schema that is to hold it');
     end if;
     pods := format('%I.%I', schema_name, tube);
     if to_regclass(pods) is not null then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('there is a relation %s already', pods),
             'choose another name, or another schema' || case when tube.are_pods(to_regclass(pods), tube) then format(
                 '; if it is left of a tube that is no more: drop table %s; drop function %I.%I; then make the tube and attach its '
@@ -84,7 +84,7 @@ begin
     if schema_name = 'tube' and exists (
         select from pg_proc as p where p.pronamespace = 'tube'::regnamespace and p.proname = make_pods.tube
     ) then
-        perform tube.refuse(format('there is a function %s already', pods), 'choose another name, or another schema');
+        perform pgchange.refuse(format('there is a function %s already', pods), 'choose another name, or another schema');
     end if;
     -- A pod's transaction has its id before the pod draws its seq: so a pod of a transaction that a snapshot does not know
     -- has a higher seq than any that was drawn when the snapshot was taken.
@@ -116,7 +116,7 @@ begin
         'Pods of tube ' || tube || ': ids that were touched, in chunks; those without ids are control pods.');
     return pods::regclass;
 exception when duplicate_object then
-    perform tube.refuse(format('there is a type %s already', pods), 'choose another name, or another schema');
+    perform pgchange.refuse(format('there is a type %s already', pods), 'choose another name, or another schema');
 end
 $$;
 comment on function tube.make_pods(name, text) is 'Make the table of a tube''s pods.';
@@ -127,7 +127,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if chunk_size is null or chunk_size < 1 then
-        perform tube.refuse(format('a pod cannot have %s ids', coalesce(chunk_size::text, 'null')), 'a pod holds 1 to 900 ids');
+        perform pgchange.refuse(format('a pod cannot have %s ids', coalesce(chunk_size::text, 'null')), 'a pod holds 1 to 900 ids');
     end if;
     return least(chunk_size, 900);
 end

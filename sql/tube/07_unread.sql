@@ -56,37 +56,45 @@ as $$
 declare
     done pg_snapshot := "position" -> kind ->> 0;
     done_upto bigint := "position" -> kind ->> 1;
+    late xid8[] := array(select pg_snapshot_xip(done));
+    is_backfill text := case kind when 'backfill' then 'true' else 'false' end;
+    belongs text := tube.belongs('l.shard', known.partitions);
+    at_most text := coalesce(most::text, 'all');
+    found_late text := '';
 begin
     high := coalesce(high, 9223372036854775807);
-    return format($query$
-        (
-            select p.*
-            from (
-                select l.ctid as place, l.seq, l.op, l.shard, l.ids, l.payload, l.ts
-                from unnest(%2$L::xid8[]) as late(txid)
-                cross join lateral (
-                    select l.ctid, l.* from %1$s as l
-                    where l.txid = late.txid and l.seq <= %10$s and (l.op is not distinct from 'B') = %3$s
-                      and l.ids <> '{}' and %7$s = %11$s and %9$s
-                    order by l.txid, l.seq
-                    limit %8$s
-                ) as l
-                where %5$L::pg_snapshot is null or pg_visible_in_snapshot(late.txid, %5$L)
-            ) as p
-            order by p.seq
-        )
-        union all
+    -- Planned only where there are such transactions: of an idle worker planning is what a look costs.
+    if late <> '{}' then
+        found_late := format($query$
+            (
+                select p.*
+                from (
+                    select l.ctid as place, l.seq, l.op, l.shard, l.ids, l.payload, l.ts
+                    from unnest(%2$L::xid8[]) as late(txid)
+                    cross join lateral (
+                        select l.ctid, l.* from %1$s as l
+                        where l.txid = late.txid and l.seq <= %4$s and (l.op is not distinct from 'B') = %3$s
+                          and l.ids <> '{}' and %6$s = %9$s and %8$s
+                        order by l.txid, l.seq
+                        limit %7$s
+                    ) as l
+                    where %5$L::pg_snapshot is null or pg_visible_in_snapshot(late.txid, %5$L)
+                ) as p
+                order by p.seq
+            )
+            union all
+            $query$, known.pods, late, is_backfill, least(done_upto, high), upto, belongs, at_most, extra, worker);
+    end if;
+    return found_late || format($query$
         (
             select l.ctid as place, l.seq, l.op, l.shard, l.ids, l.payload, l.ts from %1$s as l
-            where (l.op = 'B') is %3$s and %7$s = %11$s and l.seq > %4$s and l.seq <= %6$s
-              and l.ids <> '{}' and %9$s
+            where (l.op = 'B') is %2$s and %6$s = %9$s and l.seq > %3$s and l.seq <= %4$s
+              and l.ids <> '{}' and %8$s
               and (%5$L::pg_snapshot is null or pg_visible_in_snapshot(l.txid, %5$L))
-            order by l.op = 'B', %7$s, l.seq
+            order by l.op = 'B', %6$s, l.seq
         )
-        limit %8$s
-        $query$,
-        known.pods, array(select pg_snapshot_xip(done)), case kind when 'backfill' then 'true' else 'false' end, done_upto, upto,
-        high, tube.belongs('l.shard', known.partitions), coalesce(most::text, 'all'), extra, least(done_upto, high), worker);
+        limit %7$s
+        $query$, known.pods, is_backfill, done_upto, high, upto, belongs, at_most, extra, worker);
 end
 $$;
 comment on function tube.unread_sql is

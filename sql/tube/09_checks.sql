@@ -4,37 +4,10 @@ create function tube.check_table(tbl regclass) returns void
 language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-declare
-    class pg_class := (select c from pg_class as c where c.oid = tbl);
-    owner_name name := pg_get_userbyid(class.relowner);
 begin
-    if class is null then
-        perform tube.refuse('there is no such table', 'name an existing table');
-    end if;
-    if class.relkind not in ('r', 'p') then
-        perform tube.refuse(format('%s is not a table', tbl), 'attach the tables behind it');
-    end if;
-    if class.relpersistence = 't' then
-        perform tube.refuse(format('%s is a temporary table', tbl), 'attach a permanent one');
-    end if;
-    if class.relispartition then
-        perform tube.refuse(format('%s is a partition', tbl), 'attach the partitioned table');
-    end if;
-    if exists (
-        select from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
-    ) then
-        perform tube.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
-    end if;
-    if exists (select from tube.tube as t where t.pods = tbl and tube.are_pods(tbl, t.name))
-       or tube.schema_of(tbl) in ('tube', 'pg_catalog', 'information_schema')
-    then
-        perform tube.refuse(format('%s is not a table of your own', tbl), 'attach one that is');
-    end if;
-    perform tube.check_owner(tbl, 'attach it');
-    if not has_schema_privilege(owner_name, class.relnamespace, 'create') then
-        perform tube.refuse(
-            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, tube.schema_of(tbl)),
-            format('grant create on schema %I to %I', tube.schema_of(tbl), owner_name));
+    perform pgchange.check_capturable(tbl, 'attach', 'tube');
+    if exists (select from tube.tube as t where t.pods = tbl and tube.are_pods(tbl, t.name)) then
+        perform pgchange.refuse(format('%s is not a table of your own', tbl), 'attach one that is');
     end if;
 end
 $$;
@@ -51,17 +24,17 @@ declare
     );
 begin
     if key is null then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('%s has no column %I', tbl, id_column),
             'name the column of its ids: tube.tube_table_ensure_attached(..., id_column => ...)');
     end if;
     if key.atttypid not in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype) then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('column %I of %s is %s', id_column, tbl, format_type(key.atttypid, key.atttypmod)),
             'ids are bigint, integer or smallint');
     end if;
     if key.attgenerated = 'v' then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('column %I of %s is virtual', id_column, tbl), 'its values are in no row that a trigger sees: have them stored');
     end if;
     return key.attnum;
@@ -147,7 +120,7 @@ declare
     parent regclass := (select min(p::oid) from tube.outer_parents(tbl) as p);
 begin
     if parent is not null then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('%s, or a child of it, has the parent %s, and what is written through that would not be captured', tbl, parent),
             format('attach %s, or end the inheritance', parent));
     end if;
@@ -171,7 +144,7 @@ declare
     );
 begin
     if relative is not null then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('%s has rows in common with %s, which is attached to tube %I too', tbl, relative, tube),
             format('detach one of them: tube.tube_table_ensure_detached(%L, %L)', tube, relative));
     end if;
@@ -195,7 +168,7 @@ begin
     where a.tube = wanted.tube and a.shard = wanted.shard and c.relname = relation and a.tbl <> wanted.tbl and not tube.is_gone(a)
     order by a.tbl limit 1;
     if twin is not null then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('%s and %s would both touch tube %I under shard %s, so a copy could not tell their rows apart',
                    wanted.tbl, twin, wanted.tube, wanted.shard),
             'attach one of them under another shard, or to another tube');

@@ -6,7 +6,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if (select c.relkind not in ('r', 'p') from pg_class as c where c.oid = tbl) then
-        perform tube.refuse(format('%s is no longer a table', tbl), 'detach it');
+        perform pgchange.refuse(format('%s is no longer a table', tbl), 'detach it');
     end if;
 end
 $$;
@@ -94,16 +94,16 @@ declare
 begin
     perform tube.check_kind(tbl);
     if column_name is null then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('%s has no column %s', tbl, coalesce(quote_ident(order_col), 'null')), 'name the column to order by');
     end if;
     if kind.typtype = 'c' then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('column %I of %s is a composite: a value that is partly null is neither null nor not null', column_name, tbl),
             'name a column of another type');
     end if;
     if tube.is_own_type(kind) then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('column %I of %s is %s, a type with an order, casts or checks of its own', column_name, tbl,
                    format_type(kind.oid, null)),
             'name a column of one of PostgreSQL''s own types');
@@ -112,7 +112,7 @@ begin
         -- Of the type alone: planning a query of the table runs what its indexes call.
         execute format('select null::%1$s > null::%1$s', format_type(kind.oid, null));
     exception when undefined_function then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('column %I of %s has no order', column_name, tbl), 'name a column of a type that can be sorted');
     end;
     return column_name;

@@ -17,7 +17,7 @@ begin
             close probe;
         exception
             when syntax_error or invalid_text_representation or datatype_mismatch or invalid_cursor_definition then
-                perform tube.refuse(
+                perform pgchange.refuse(
                     format('the predicate %L does not parse: %s', predicate, sqlerrm),
                     'write an SQL condition over the columns of one row');
             when lock_not_available or transaction_rollback or insufficient_resources then
@@ -55,7 +55,7 @@ begin
         when lock_not_available or transaction_rollback or insufficient_resources then
             raise;
         when others then
-            perform tube.refuse(
+            perform pgchange.refuse(
                 format('the predicate %L does not fit %s: %s', predicate, tbl, sqlerrm),
                 'write an SQL condition over the columns of one row; name functions and other tables with their schema');
     end;
@@ -122,7 +122,7 @@ begin
           = '{bigint[],name,boolean,text,bigint,integer,bigint,text,bigint,bigint[],bigint,text}'
       and p.pronargs = 6;
     if judge is null then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('%s has another owner than when it was attached to tube %I, or the function of its predicate was replaced',
                    attached.tbl, attached.tube),
             format('its present owner agrees to the predicate by attaching it again: '

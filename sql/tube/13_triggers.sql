@@ -153,7 +153,7 @@ begin
     if uncaptured || former = '{}' then
         return;
     end if;
-    perform tube.take_locks(
+    perform pgchange.take_locks(
         array(select distinct r from unnest(uncaptured || former) as r order by r),
         case when former <> '{}' then 'access exclusive' else 'share row exclusive' end);
     for captured in select f.* from tube.former_captures(attached.tbl, attached.tube) as f loop
@@ -185,7 +185,7 @@ begin
             missing.function, attached.tube);
     end loop;
 exception when duplicate_object then
-    perform tube.refuse(format('%s has a trigger %I already', missing.relid, wanted), 'drop or rename it');
+    perform pgchange.refuse(format('%s has a trigger %I already', missing.relid, wanted), 'drop or rename it');
 end
 $$;
 comment on function tube.place_triggers(tube.attachment) is

@@ -6,7 +6,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if op is null or op not in ('I', 'U', 'D', 'T', 'B') then
-        perform tube.refuse(format('op %L is not a kind of touch', op), 'I, U, D, T, or B for a backfill');
+        perform pgchange.refuse(format('op %L is not a kind of touch', op), 'I, U, D, T, or B for a backfill');
     end if;
     return case when strpos(current_setting('application_name'), 'backfill') > 0 then 'B' else op end;
 end
@@ -27,12 +27,12 @@ declare
     chunk integer := tube.checked_chunk(chunk_size);
 begin
     if array_ndims(ids) > 1 then
-        perform tube.refuse(format('the ids have %s dimensions', array_ndims(ids)), 'give an array of one dimension');
+        perform pgchange.refuse(format('the ids have %s dimensions', array_ndims(ids)), 'give an array of one dimension');
     end if;
     -- A new array: one that is given may begin at any subscript.
     known_ids := array(select i from unnest(ids) as i where i is not null);
     if shard is null then
-        perform tube.refuse('a touch needs a shard', 'give the number under which the table is attached');
+        perform pgchange.refuse('a touch needs a shard', 'give the number under which the table is attached');
     end if;
     perform tube.put_pods(pods, kind, shard, known_ids, payload, chunk);
 end
@@ -54,7 +54,7 @@ begin
     where a.tbl = relation
     order by a.tube;
     if not found then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('%s is attached to no tube that you may use', tbl),
             'attach it (again if it was renamed), or have INSERT granted on the tube''s pods');
     end if;
@@ -71,7 +71,7 @@ declare
     signature text := format('%I.%I(integer, bigint[], character, jsonb, integer)', schema_name, tube || '_touch');
 begin
     if to_regprocedure(signature) is not null then
-        perform tube.refuse(format('there is a function %s already', signature), 'drop or rename it');
+        perform pgchange.refuse(format('there is a function %s already', signature), 'drop or rename it');
     end if;
     execute format($function$
         create function %I.%I(
@@ -110,7 +110,7 @@ begin
     another := (select a.tbl from tube.attachment as a where a.tbl = tube.table_named(whose) and a.tbl <> place_touch.tbl limit 1);
     if known is not null and whose is null or another is not null then
         if is_attached then
-            perform tube.refuse(
+            perform pgchange.refuse(
                 format('there is a function %s already%s', signature, ', of table ' || another), 'drop or rename it');
         end if;
         return;
@@ -168,10 +168,10 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if shard is null then
-        perform tube.refuse('a touch needs a shard', 'give the number under which the table is attached');
+        perform pgchange.refuse('a touch needs a shard', 'give the number under which the table is attached');
     end if;
     if fetch_chunk_size is null or fetch_chunk_size not between 1 and 10000000 then
-        perform tube.refuse(format('%s rows cannot be fetched at a time', fetch_chunk_size), 'from 1 to 10000000');
+        perform pgchange.refuse(format('%s rows cannot be fetched at a time', fetch_chunk_size), 'from 1 to 10000000');
     end if;
 end
 $$;
@@ -233,7 +233,7 @@ declare
 begin
     perform tube.check_bulk(shard, fetch_chunk_size);
     if pg_catalog.btrim(query, E' ;\r\n\t') operator(pg_catalog.<>) '' is not true then
-        perform tube.refuse('a touch of many ids needs a query', 'give one that returns them');
+        perform pgchange.refuse('a touch of many ids needs a query', 'give one that returns them');
     end if;
     for each_id in
         execute pg_catalog.format(E'select q.id::bigint from (%s\n) as q(id)', pg_catalog.rtrim(query, E' ;\r\n\t'))

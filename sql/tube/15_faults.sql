@@ -19,11 +19,7 @@ begin
     for told in
         select format('rows of %s may have been there before it was captured, and are not in tube %s',
                       tube.full_name(r), attached.tube)
-        from unnest(came) as r
-        -- By its size: what reads a table may run code of its owner.
-        where exists (select from pgchange.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
-          and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
-        order by r
+        from pgchange.came_with_rows(came) as r
     loop
         insert into tube.fault (tube, tbl, kind, ids, message) values (attached.tube, attached.tbl, 'missed', 0, told);
         raise notice using message = format('%s: %s', tube.full_name(attached.tbl), told), hint = tube.backfill_call(attached);
@@ -56,11 +52,14 @@ comment on function tube.clear_missed(text, regclass, timestamptz) is
     'Tell no more of the rows that came with partitions before a backfill began that brings them.';
 
 create function tube.count_faults(tube text) returns bigint
-language sql stable
+language plpgsql stable
 set search_path = pg_catalog, tube, pg_temp
 as $$
-    select count(*)
-    from (select from tube.fault as f where f.tube = count_faults.tube and f.kind <> 'control' limit 1000) as bounded
+begin
+    return (
+        select count(*)
+        from (select from tube.fault as f where f.tube = count_faults.tube and f.kind <> 'control' limit 1000) as bounded);
+end
 $$;
 comment on function tube.count_faults(text) is 'The faults of the capture of a tube''s tables, and what it missed, up to 1000.';
 

@@ -53,7 +53,7 @@ begin
         return;
     end if;
     if job.state <> all (allowed) then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('backfill %s is %s', id, job.state),
             'only a scheduled or running backfill can be paused, a paused one resumed, an unfinished one cancelled');
     end if;

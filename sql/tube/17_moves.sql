@@ -22,6 +22,7 @@ set lock_timeout = '100ms'
 set jit = off
 as $$
 begin
+    perform set_config('lock_timeout', pgchange.patience('100 ms'), true);
     -- Not what a batch has that was claimed: it is the same when it is tried again. Nor what was in the shard before the table
     -- first came to it.
     execute format(
@@ -54,7 +55,7 @@ begin
                  and a.payload ->> ''start_seq'' is not distinct from l.payload ->> ''start_seq''
                  and tube.table_named(a.payload ->> ''tbl'') = $3)', known.pods, tube.asks_for_giving_up('$3'))
     using shard, upto, tbl;
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
     null; -- Somebody is deleting some by hand. They are done twice, which does no harm.
 end
 $$;

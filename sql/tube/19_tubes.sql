@@ -34,10 +34,10 @@ declare
     attached tube.attachment;
 begin
     if coalesce(tube, '') = '' then
-        perform tube.refuse('a tube needs a name');
+        perform pgchange.refuse('a tube needs a name', 'its pods are in a table of that name');
     end if;
     if partitions not between 1 and 999 then
-        perform tube.refuse(format('%s workers cannot share a tube', partitions), 'partitions is a number from 1 to 999');
+        perform pgchange.refuse(format('%s workers cannot share a tube', partitions), 'partitions is a number from 1 to 999');
     end if;
     -- Where two make the same tube at once, the second finds it made.
     perform pg_advisory_xact_lock(hashtextextended('pgchange make ' || tube, 0));
@@ -54,10 +54,10 @@ begin
         perform tube.make_touch(schema_name, tube);
         return;
     end if;
-    perform tube.check_level();
+    perform pgchange.check_isolation();
     perform tube.named(tube);
     if predicate is not null and wanted is distinct from known.predicate then
-        perform tube.check_owner(known.pods, format('change tube %I', tube));
+        perform pgchange.check_owner(known.pods, format('change tube %I', tube));
         update tube.tube as t set predicate = wanted where t.name = make.tube;
         for attached in
             select a.* from tube.attachment as a where a.tube = make.tube and not tube.is_gone(a) order by a.tbl
@@ -66,7 +66,7 @@ begin
         end loop;
     end if;
     if partitions <> known.partitions then
-        perform tube.check_owner(known.pods, format('change tube %I', tube));
+        perform pgchange.check_owner(known.pods, format('change tube %I', tube));
         perform tube.hold_still(tube);
         perform tube.index_pods(known.pods, partitions);
         update tube.tube as t set partitions = make.partitions where t.name = make.tube;
@@ -104,7 +104,7 @@ begin
     if known.name is null then
         return;
     end if;
-    perform tube.check_owner(pods, format('remove tube %I', in_tube));
+    perform pgchange.check_owner(pods, format('remove tube %I', in_tube));
     for attached in select a.tbl from tube.attachment as a where a.tube = in_tube order by a.tbl loop
         perform tube.hold_capture(attached);
     end loop;
@@ -112,7 +112,7 @@ begin
     -- Who is attaching a table ends first, so that it is detached too; who comes later finds no tube.
     perform from tube.tube as t where t.name = in_tube for update;
     perform tube.detach(in_tube, tbl => null, beside => pods);
-    delete from dead_letter.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
+    delete from pgchange.letter as l where l.kind = 'tube' and l.address ->> 'tube' = in_tube;
     perform tube.clear_faults(in_tube);
     delete from tube.tube as t where t.name = in_tube;
     for function in

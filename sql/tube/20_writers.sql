@@ -70,7 +70,7 @@ declare
     holders text;
 begin
     if timeout is null then
-        perform tube.refuse('step 2 needs a timeout', 'give the longest time to wait, like ''60 seconds''');
+        perform pgchange.refuse('step 2 needs a timeout', 'give the longest time to wait, like ''60 seconds''');
     end if;
     loop
         begin

@@ -14,12 +14,12 @@ declare
     );
 begin
     if found_row.tube is null then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('%s is not attached to tube %I', coalesce(tbl::text, 'null'), tube),
             'attach it first, because what changes during the backfill would be missed');
     end if;
     if shard <> found_row.shard then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('%s is attached to tube %I as shard %s, not %s', tbl, tube, found_row.shard, shard),
             'leave the shard out, or attach the table again');
     end if;
@@ -38,7 +38,7 @@ as $$
 declare
     found_row tube.attachment;
 begin
-    perform tube.check_level();
+    perform pgchange.check_isolation();
     loop
         found_row := tube.require_attachment(tube, tbl, shard);
         perform pg_advisory_xact_lock(tube.backfill_key(tbl, found_row.shard));
@@ -57,7 +57,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if tube.has_control(tube.named(tube), tbl, shard, array['backfill_end']) then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('the previous backfill of %s into tube %I has not been replayed to its end yet', tbl, tube),
             'wait until the workers of the tube have finished (with tube_replay: its run after the backfill), then start this '
             'one again; select * from pgchange.status() shows what is left');
@@ -131,7 +131,7 @@ declare
     scheduled integer := 0;
 begin
     if coalesce(shard_from > shard_to, true) then
-        perform tube.refuse(format('there are no shards from %s to %s', shard_from, shard_to), 'give the lower one first');
+        perform pgchange.refuse(format('there are no shards from %s to %s', shard_from, shard_to), 'give the lower one first');
     end if;
     for each_one in
         select a.* from tube.attachment as a
@@ -190,7 +190,7 @@ declare
     advice text;
 begin
     if coalesce(step1 !~ '^[0-9]{1,18}$', true) or step1::bigint > (select s.last_value from tube.seq as s) then
-        perform tube.refuse(format('%L is not a result of step 1', step1), 'give what tube.tube_backfill_step1() returned');
+        perform pgchange.refuse(format('%L is not a result of step 1', step1), 'give what tube.tube_backfill_step1() returned');
     end if;
     perform tube.check_bulk(attached.shard, fetch_chunk_size);
     perform tube.check_whole(tbl);
@@ -205,7 +205,7 @@ begin
         return;
     end;
     if (tube.unfinished_backfill(known.name, tbl)).id is not null then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('another backfill of %s into tube %I is not finished', tbl, tube),
             'let it end, or cancel it; select * from tube.backfills() shows it');
     end if;
@@ -223,7 +223,7 @@ begin
         exit when at.finished;
     end loop;
     if tube.require_attachment(tube, tbl, shard) is distinct from attached then
-        perform tube.refuse(
+        perform pgchange.refuse(
             format('the predicate or the ids of %s were changed meanwhile', tbl), 'begin again with step 1; nothing was touched');
     end if;
     perform tube.put_control(known, attached, 'B', 'backfill_end', jsonb_build_object('start_seq', step1));

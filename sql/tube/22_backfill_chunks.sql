@@ -14,7 +14,7 @@ declare
     made bigint;
 begin
     if coalesce(chunk_size not between 1 and 1000000, true) then
-        perform tube.refuse(format('a chunk cannot have %s rows', chunk_size), 'from 1 to 1000000');
+        perform pgchange.refuse(format('a chunk cannot have %s rows', chunk_size), 'from 1 to 1000000');
     end if;
     perform tube.check_whole(tbl);
     attached := tube.lock_backfill(tube, tbl, shard);
@@ -23,7 +23,7 @@ begin
     running := tube.unfinished_backfill(known.name, tbl);
     if running.id is not null then
         if trim(order_col) <> '' and running.order_col <> column_name then
-            perform tube.refuse(
+            perform pgchange.refuse(
                 format('backfill %s of %s into tube %I, by %I, is not finished', running.id, tbl, tube, running.order_col),
                 format('go on with it, or tube.backfill_cancel(%s)', running.id));
         end if;
@@ -45,6 +45,26 @@ comment on function tube.backfill_begin(text, regclass, text, integer, integer) 
     'Begin a backfill of an attached table that tube.backfill_chunk() carries out, or find the one that is not finished, which '
     'keeps its chunk_size and, where a person paused it, stays so: returns its number. Without an order_col it goes by the ids. '
     'One of a table into a tube at a time. In a transaction of its own.';
+
+create function tube.backfill_ask(tube text, tbl regclass, order_col text default null) returns bigint
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    number bigint := tube.backfill_begin(tube, tbl, order_col);
+    attached tube.attachment := tube.require_attachment(tube, tbl, null);
+begin
+    if not tube.has_control(known, tbl, attached.shard, array['backfill_schedule']) then
+        perform tube.put_control(known, attached, 'B', 'backfill_schedule', jsonb_build_object(
+            'order_col', (select quote_ident(b.order_col) from tube.backfill as b where b.id = number)));
+    end if;
+    return number;
+end
+$$;
+comment on function tube.backfill_ask(text, regclass, text) is
+    'Begin a backfill of an attached table, or find the one that is not finished, as tube.backfill_begin() does, and ask the workers '
+    'to carry it out, by a control pod. In a transaction of its own.';
 
 create function tube.hindrance(job tube.backfill) returns text
 language plpgsql stable
@@ -121,7 +141,7 @@ declare
     reason text;
     done_before bigint;
 begin
-    perform tube.check_level();
+    perform pgchange.check_isolation();
     -- Into another tube the same table may be backfilled at once, chunk by chunk in turn.
     perform pg_advisory_xact_lock(tube.backfill_key(job.tbl, job.shard));
     job := (select b from tube.backfill as b where b.id = backfill_chunk.id);
@@ -134,7 +154,7 @@ begin
     job := tube.backfill_named(id);
     done_before := job.done;
     if job.state = 'failed' then
-        perform tube.refuse(format('backfill %s of %s failed: %s', job.id, job.tbl, job.message), 'mend that, and begin another');
+        perform pgchange.refuse(format('backfill %s of %s failed: %s', job.id, job.tbl, job.message), 'mend that, and begin another');
     end if;
     reason := case when job.state in ('scheduled', 'running') then tube.hindrance(job) end;
     if reason is not null then

@@ -6,7 +6,7 @@ set search_path = pg_catalog, tube, pg_temp
 as $$
 begin
     if coalesce(workers not between 1 and 999 or worker not between 0 and workers - 1, true) then
-        perform tube.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
+        perform pgchange.refuse(format('there is no worker %s of %s', worker, workers), 'there are 1 to 999, numbered from 0');
     end if;
 end
 $$;

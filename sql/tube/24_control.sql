@@ -184,11 +184,11 @@ declare
     cancelled bigint;
 begin
     if relation is null then
-        perform tube.refuse('it names no existing table', 'ask for a backfill of the table under its present name');
+        perform pgchange.refuse('it names no existing table', 'ask for a backfill of the table under its present name');
     end if;
     attached := tube.require_attachment(tube, relation, null);
     if tube.is_gone(attached) then
-        perform tube.refuse(format('%s is not attached to tube %I', relation, tube), 'attach it first');
+        perform pgchange.refuse(format('%s is not attached to tube %I', relation, tube), 'attach it first');
     end if;
     if tube.has_control(known, relation, attached.shard, array['backfill_end']) then
         return null;
@@ -201,7 +201,7 @@ begin
     from tube.backfill as b
     where b.tube = known.name and b.tbl = relation and b.state = 'cancelled' and b.finished_at > control.ts;
     if cancelled is not null then
-        perform tube.refuse(format('backfill %s was cancelled', cancelled), 'ask for another');
+        perform pgchange.refuse(format('backfill %s was cancelled', cancelled), 'ask for another');
     end if;
     return tube.backfill_begin(tube, relation, coalesce(control.payload ->> 'order_col', attached.id_column));
 end

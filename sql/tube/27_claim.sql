@@ -5,20 +5,19 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     -- A transaction at work may have an id at or above a snapshot's xmax, without being listed in it.
-    select format('%s:%s:%s', coalesce(min(o.xid), s.upper), s.upper, string_agg(o.xid::text, ',' order by o.xid))::pg_snapshot
+    select pgchange.snapshot_of(
+        array(
+            select x::text::bigint from pg_snapshot_xip(s.now) as x
+            union all
+            select g from generate_series(s.upper, s.fresh - 1) as g
+            union all
+            select pg_current_xact_id_if_assigned()::text::bigint
+        ),
+        greatest(s.upper, s.fresh))
     from (
-        select pg_current_snapshot() as now,
-               greatest(pg_snapshot_xmax(pg_current_snapshot())::text::bigint, fresh::text::bigint) as upper
-    ) as s
-    left join lateral (
-        select x::text::bigint from pg_snapshot_xip(s.now) as x
-        union
-        select g from generate_series(pg_snapshot_xmax(s.now)::text::bigint, s.upper - 1) as g
-        union
-        select pg_current_xact_id_if_assigned()::text::bigint
-    ) as o(xid) on o.xid < s.upper
-    where s.upper - pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= 10000
-    group by s.upper
+        select pg_current_snapshot(), pg_snapshot_xmax(pg_current_snapshot())::text::bigint, snapshot_before.fresh::text::bigint
+    ) as s(now, upper, fresh)
+    where s.fresh - s.upper <= 10000
 $$;
 comment on function tube.snapshot_before(xid8) is
     'The current snapshot, in which every open transaction with an id below fresh is listed as open. Where fresh was assigned '
@@ -100,6 +99,29 @@ $$;
 comment on function tube.slices(text, integer, jsonb) is
     'The slices of a batch, each of one shard and, where parts are that small, of about 20,000 ids.';
 
+create function tube.note_attempt(became text, tube text, worker integer, batch jsonb, error text default null) returns void
+language plpgsql security definer
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    consumer constant text := tube.name_of(tube, worker);
+begin
+    if not exists (
+        select from tube.tube as t where t.name = note_attempt.tube and has_table_privilege(session_user, t.pods, 'delete'))
+    then
+        return;
+    end if;
+    case became
+        when 'claimed' then perform pgchange.note_claim('tube', consumer, batch);
+        when 'failed' then perform pgchange.note_failed('tube', consumer, batch, error);
+        else perform pgchange.note_end('tube', consumer, batch, skipped => became = 'skipped');
+    end case;
+end
+$$;
+comment on function tube.note_attempt(text, text, integer, jsonb, text) is
+    'Note in pgchange.batch what became of an attempt on a batch: claimed, failed, acked or skipped; by whom logged in may work the '
+    'tube, else nothing.';
+
 create function tube.claim(
     tube text, workers integer, worker integer, "position" jsonb, max_changes integer, max_attempts integer default null
 ) returns jsonb
@@ -137,7 +159,9 @@ begin
         update tube.worker as w set attempt = w.attempt + 1, claimed_at = clock_timestamp()
         where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version
         returning w.attempt into at.attempt;
-        return at.batch || jsonb_build_object('attempt', at.attempt);
+        made := at.batch || jsonb_build_object('attempt', at.attempt);
+        perform tube.note_attempt('claimed', tube, worker, made);
+        return made;
     end if;
 
     if not tube.has_unread(known, worker) then
@@ -157,6 +181,7 @@ begin
         'lsn', pg_current_wal_insert_lsn(), 'oldest', choice -> 'oldest');
     update tube.worker as w set batch = made, attempt = 1, error = null, claimed_at = clock_timestamp()
     where w.tube = claim.tube and w.worker = claim.worker and w.version = at.version;
+    perform tube.note_attempt('claimed', tube, worker, made);
     return made;
 end
 $$;

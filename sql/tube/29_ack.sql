@@ -20,15 +20,9 @@ begin
     where w.tube = ack.tube and w.worker = ack.worker and w.version = (bounds ->> 'from_version')::bigint
     returning w.* into at;
     if at.version is null then
-        raise exception using errcode = 'PC006',
-            message = format('worker %s of tube %I is not where batch %s began', worker, tube, batch ->> 'id'),
-            hint = 'somebody moved it; roll back and claim again';
-    elsif (ack.batch ->> 'version')::bigint is distinct from (at.batch ->> 'version')::bigint then
-        raise exception using errcode = 'PC006',
-            message = format('batch %s of worker %s of tube %I was not claimed as version %s', batch ->> 'id', worker, tube,
-                             coalesce(ack.batch ->> 'version', 'null')),
-            hint = 'ack a batch as its claim returned it; roll back and claim again';
+        perform pgchange.refuse_stale(tube.name_of(tube, worker), batch);
     end if;
+    perform pgchange.check_version(batch, coalesce((at.batch ->> 'version')::bigint, 0));
     execute format(
         'with gone as (delete from %s where ctid = any (array(select u.place from (%s) as u)) returning 1) select count(*) from gone',
         known.pods, tube.pods_sql(known, worker, bounds))
@@ -52,6 +46,7 @@ begin
     values (
         at.tube, at.worker, (ack.batch ->> 'version')::bigint, at.snapshot, at.done, at.backfill_snapshot, at.backfill_done,
         at.control_attempt, at.control_failed_at);
+    perform tube.note_attempt('acked', tube, worker, batch);
     return (batch ->> 'version')::bigint;
 end
 $$;

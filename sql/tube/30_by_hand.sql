@@ -1,15 +1,5 @@
 -- Reading and deleting a worker's pods by hand, in SQL.
 
-create function tube.full_xid(xid xid) returns xid8
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select (near.n + ((xid::text::bigint - near.n) & 4294967295 | case
-        when (xid::text::bigint - near.n) & 2147483648 > 0 then -4294967296 else 0 end))::text::xid8
-    from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) as near(n)
-$$;
-comment on function tube.full_xid(xid) is 'A transaction id near today''s, with its epoch.';
-
 create function tube.one_of_many() returns setof boolean
 language plpgsql stable rows 1000
 set search_path = pg_catalog, pg_temp
@@ -151,8 +141,8 @@ begin
     exception when unique_violation then
         return;
     end;
-    upto := tube.snapshot_before(tube.full_xid(fresh));
-    if tube.is_restored(known, tube.full_xid(fresh)) then
+    upto := tube.snapshot_before(pgchange.full_xid(fresh));
+    if tube.is_restored(known, pgchange.full_xid(fresh)) then
         delete from tube.worker as w
         where w.tube = known.name and w.worker = advance.worker and w.version = coalesce(at.version, 0) + 1;
         perform tube.rebase_after_restore(known.name);

@@ -1,11 +1,5 @@
 -- Dead letters of tubes: batches that were given up, with their ids. To send one again is to touch its ids again.
 
-do $$
-begin
-    perform dead_letter.add_kind('tube', 'tube');
-end
-$$;
-
 create function tube.letter_rights(address jsonb) returns text[]
 language sql stable
 set search_path = pg_catalog, tube, pg_temp
@@ -30,13 +24,18 @@ comment on function tube.in_work(text, integer) is
     'The batch that a worker claimed and has not acked, with its attempts and the error of the last one; null for none.';
 
 create function tube.note_failure(tube text, worker integer, batch jsonb, error text) returns void
-language sql
+language plpgsql
 set search_path = pg_catalog, tube, pg_temp
 as $$
+begin
     update tube.worker as w set error = note_failure.error, updated_at = clock_timestamp()
     where w.tube = note_failure.tube and w.worker = note_failure.worker
       and w.version = (note_failure.batch -> 'bounds' ->> 'from_version')::bigint
-      and w.batch ->> 'id' = note_failure.batch ->> 'id' and w.attempt = (note_failure.batch ->> 'attempt')::integer
+      and w.batch ->> 'id' = note_failure.batch ->> 'id' and w.attempt = (note_failure.batch ->> 'attempt')::integer;
+    if found then
+        perform tube.note_attempt('failed', tube, worker, batch, error);
+    end if;
+end
 $$;
 comment on function tube.note_failure(text, integer, jsonb, text) is
     'Note what the attempt on a batch failed on, for its dead letter.';
@@ -58,7 +57,7 @@ comment on function tube.touches(text, integer, jsonb) is
 
 create function tube.skip(tube text, worker integer, batch jsonb, reason text) returns bigint
 language plpgsql volatile
-set search_path = pg_catalog, tube, dead_letter, pg_temp
+set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     content jsonb;
@@ -73,7 +72,8 @@ begin
         from tube.attachment as a cross join lateral tube.full_name(a.tbl) as c(name)
         where a.tube = skip.tube and not tube.is_gone(a)));
     perform tube.ack(tube, worker, batch);
-    return dead_letter.write(
+    perform tube.note_attempt('skipped', tube, worker, batch);
+    return pgchange.write_letter(
         'tube', tube.name_of(tube, worker), jsonb_build_object('tube', tube), content, (batch ->> 'count')::bigint,
         reason, batch ->> 'error', coalesce((batch ->> 'attempt')::integer, 1), (batch ->> 'id')::uuid);
 end
@@ -100,7 +100,7 @@ begin
 end
 $$;
 comment on function tube.skip_batch(text, integer, text) is
-    'Give up the batch that a worker claimed and cannot finish. It becomes a dead letter: see dead_letter.list().';
+    'Give up the batch that a worker claimed and cannot finish. It becomes a dead letter: see pgchange.letters().';
 
 create function tube.check_letter(address jsonb, content jsonb) returns void
 language plpgsql stable
@@ -130,16 +130,16 @@ comment on function tube.shards_now(text, integer, jsonb) is
 
 create function tube.redrive(letter bigint) returns void
 language plpgsql volatile
-set search_path = pg_catalog, tube, dead_letter, pg_temp
+set search_path = pg_catalog, tube, pg_temp
 as $$
 declare
     wanted record;
     each_tbl regclass;
 begin
-    delete from dead_letter.letter as l where l.id = letter and l.kind = 'tube'
+    delete from pgchange.letter as l where l.id = letter and l.kind = 'tube'
     returning l.address ->> 'tube' as tube, l.content -> 'touches' as touches, l.content -> 'tables' as tables into wanted;
     if not found then
-        perform dead_letter.gone(letter);
+        perform pgchange.letter_gone(letter);
     end if;
     -- Under the shard that a table has now; whoever gives it another one waits. Under its old one the ids could be in work twice.
     for each_tbl in

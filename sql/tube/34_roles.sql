@@ -17,7 +17,7 @@ begin
         grant execute on all functions in schema tube to %1$s;
         revoke execute on function tube.grant_consumer(regrole), tube.grant_owner(regrole) from %1$s
     $grants$, role);
-    perform dead_letter.grant_admin(role);
+    perform pgchange.grant_admin(role);
     perform pgchange.grant_consumer(role);
     perform pgchange.grant_reader(role);
 end

@@ -10,7 +10,7 @@ import sys
 
 import psycopg
 
-from airflow_pgchange import schema
+from airflow_pgchange.admin import schema
 from demo.postgres import Cluster, system_binaries
 from tests.benchmarks.measure import Report
 
@@ -23,6 +23,7 @@ BENCHMARKS = (
     "watch",
     "wake",
     "spark",
+    "spark_start",
     "tubes",
     "tube_reads",
     "events",

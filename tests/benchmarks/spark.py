@@ -19,9 +19,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, staging
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from airflow_pgchange.feeds.feed import partitions
 from airflow_pgchange.feeds.reading import current_rows
+from airflow_pgchange.results import staging
 from airflow_pgchange.spark import sink, submit
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Request

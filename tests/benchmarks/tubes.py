@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
-from airflow_pgchange.feeds.merge import merge
+from airflow_pgchange.results.merge import merge
 from airflow_pgchange.spark.job import Job
 from airflow_pgchange.spark.request import Request
 from tests.benchmarks.flights import FLIGHT, ROWS, written
@@ -160,7 +160,7 @@ def mirror(spark: SparkSession, conninfo: str, report: Report) -> None:
                 batch = consumer.claim(2 * MIRRORED)
                 assert batch is not None
                 job = Job(spark, Request(feed, batch, conninfo, conninfo, Path("unused")))
-                job.merge(job.rows("public.source", key="id"), into="public.copied", key="id", mode="mirror")
+                job.mirror("public.source", "public.copied", key="id")
                 consumer.ack(lambda c: merge(c, batch, job.staged))
 
         def jdbc() -> None:

@@ -18,7 +18,7 @@ import psycopg
 from airflow_pgchange.feeds import EventFeed
 from tests.chaos.event_publishers import publish
 from tests.chaos.event_worker import Consumer, keep, read_by_id_alone
-from tests.chaos.harness import SEED, consume_once
+from tests.chaos.harness import SEED, consume_once, one
 from tests.chaos.kills import until
 from tests.event_keeping import configure, narrow
 from tests.events import TOPICAL, subscribe
@@ -62,13 +62,6 @@ def set_up(source: str, results: str) -> None:
         configure(connection, partition_retention_period="2 seconds")
     with psycopg.connect(results, autocommit=True) as connection:
         connection.execute(RESULTS)
-
-
-def one(conninfo: str, query: str, *parameters: Any) -> Any:
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        row = connection.execute(query, parameters).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def commit_late(source: str, results: str) -> str:

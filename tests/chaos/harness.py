@@ -182,6 +182,14 @@ def drain(results: str, source: str) -> None:
         pass
 
 
+def one(conninfo: str, query: str, *parameters: Any) -> Any:
+    """The value of a query, asked on a connection of its own."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        row = connection.execute(query, parameters).fetchone()
+    assert row is not None
+    return row[0]
+
+
 def insert(source: str, n: int) -> list[int]:
     """Commits of trunk, a transaction each; their ids."""
     with psycopg.connect(source, autocommit=True) as connection:

@@ -290,6 +290,6 @@ def judge(scene: Scene) -> Verdict:
 def staging_left(scene: Scene) -> int:
     """Staging tables that are there after the maintenance has swept."""
     with psycopg.connect(scene.results.conninfo(), autocommit=True) as connection:
-        connection.execute("select pgchange_staging.drop_leftovers('0')")
-        row = connection.execute("select count(*) from pgchange_staging.staged_tables()").fetchone()
+        connection.execute("select pgchange.drop_leftovers('0')")
+        row = connection.execute("select count(*) from pgchange.staged_tables()").fetchone()
     return int(row[0]) if row else 0

@@ -13,6 +13,7 @@ from airflow_pgchange import tubes
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConsumerBusy
 from airflow_pgchange.feeds.retrying import past_deadlocks
+from tests.chaos.harness import one
 from tests.chaos.kills import until
 from tests.chaos.mirror_worker import MOVED, TABLES, TUBES, attached_to
 
@@ -64,13 +65,6 @@ def set_up(source: str, results: str, workers: int) -> None:
                     "insert into mirror select %s, %s, unnest(%s::bigint[]), 'open', 'ghost', 0, 0",
                     [tube, table, list(GHOSTS)],
                 )
-
-
-def one(conninfo: str, query: str, *parameters: Any) -> Any:
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        row = connection.execute(query, parameters).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def change_workers(source: str, workers: int) -> None:

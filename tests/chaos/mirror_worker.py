@@ -22,10 +22,10 @@ from psycopg import errors, sql
 
 from airflow_pgchange import tubes
 from airflow_pgchange.feeds import ConsumerTransaction, TubeFeed
-from airflow_pgchange.feeds.attached import Attached
 from airflow_pgchange.feeds.connect import connect
 from airflow_pgchange.feeds.errors import ConsumerBusy, Refused, StaleClaim
 from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.results.attached import Attached
 from tests.chaos.harness import ConsumerFailed
 
 Connection = psycopg.Connection[Any]

@@ -1,5 +1,6 @@
 """What several modules of these tests need."""
 
+import json
 import subprocess
 
 import psycopg
@@ -7,7 +8,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds.connect import connect as feed_connect
-from tests import sagas
+from tests import sagas, spark_server
 from tests.airflow_home import prepare
 from tests.conftest import database
 from tests.failovers import standbys_of
@@ -36,6 +37,15 @@ def path(request, monkeypatch):
 def executors(monkeypatch):
     """A batch is read and staged by executors, however small it is."""
     monkeypatch.setattr("airflow_pgchange.spark.job.SMALL", 0)
+
+
+@pytest.fixture
+def connect_server(monkeypatch):
+    """A Spark Connect server, which other tests use too, under a user of the test's own; Airflow's connection
+    ``spark_default`` is of it."""
+    server = spark_server.as_user_of_its_own()
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(server.connection))
+    return server
 
 
 @pytest.fixture

@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.suite.choosing.changes import Change, changes
-from tests.suite.choosing.costs import cost, unneeded
+from tests.suite.choosing.concern import concerned
+from tests.suite.choosing.costs import cost
 from tests.suite.choosing.feeds import FEEDS, of_feed
 from tests.suite.choosing.graph import read_graph
-from tests.suite.choosing.ranking import Choice, rank, within
+from tests.suite.choosing.ranking import Choice, within
 from tests.suite.run import ROOT, environment
 
 WORKERS = 2
 SECONDS, FEED_SECONDS = 55, 115
 """What the tests of a change, and of a feed, may take of the processor on each worker. A run takes half as long again, as
 servers start, tests are collected, and no two workers end at once."""
-# A file that is this much less about a change than the best one is not worth the wait.
-FAINT = 0.02
 # pytest found nothing to run: all that was chosen is of kinds that the change does not need.
 NO_TESTS = 5
 
@@ -63,13 +62,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     changed = [Change(path) for path in arguments.paths] or changes(ROOT, arguments.base)
     graph = read_graph(ROOT)
     if arguments.feed:
-        choices, skipped, seconds = of_feed(graph, arguments.feed), [], FEED_SECONDS
+        choices, skipped, seconds = of_feed(graph, arguments.feed), list[str](), FEED_SECONDS
     else:
-        every = rank(graph, changed)
-        choices = [choice for choice in every if choice.score >= every[0].score * FAINT]
-        own = [choice for choice in every if choice.path in {change.path for change in changed}]
-        choices += [choice for choice in own if choice not in choices]
-        skipped, seconds = unneeded(graph, changed, choices), SECONDS
+        choices, skipped = concerned(graph, changed)
+        seconds = SECONDS
     chosen, left = within(choices, (arguments.seconds or seconds) * WORKERS, cost)
     return Plan(changed, chosen, left, skipped)
 

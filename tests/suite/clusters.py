@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import psycopg
 
-from airflow_pgchange import schema
+from airflow_pgchange.admin import schema
 from demo.postgres import Cluster, embedded_binaries, system_binaries
 from tests.suite import room
 

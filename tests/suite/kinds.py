@@ -11,6 +11,7 @@ KINDS = {
 }
 MAKERS_OF_CLUSTERS = {"own_cluster", "empty_cluster"}
 SPARK = "tests.spark_session"
+MAKERS_OF_JVMS = {"connect_server"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +31,8 @@ def _kinds(item: pytest.Item) -> set[str]:
     kinds = set()
     if MAKERS_OF_CLUSTERS.intersection(getattr(item, "fixturenames", ())):
         kinds.add("own_server")
+    if MAKERS_OF_JVMS.intersection(getattr(item, "fixturenames", ())):
+        kinds.add("spark")
     module = item.getparent(pytest.Module)
     used = vars(module.obj).values() if module is not None else ()
     if any(getattr(one, "__module__", None) == SPARK for one in used):

@@ -1,4 +1,5 @@
-"""In which order tests run: those that failed last time, then the fastest; and which are left to the release.
+"""In which order tests run: those that failed last time, then the fastest, unless they are asked for in an order of their
+own; and which are left to the release.
 
 What the last runs in this checkout saw is kept beside it, and where nothing is yet, the recorded budget tells which files
 are dear.
@@ -23,6 +24,9 @@ LEFT = pytest.StashKey[dict[str, int]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--release", action="store_true", help="run what is left to the release, too")
+    parser.addoption(
+        "--as-named", action="store_true", help="run the files in the order in which they are named"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elsewhere = sum(servers.runs_elsewhere_too(item) for item in items)
     if elsewhere:
         config.stash[LEFT]["on the other server"] = elsewhere
+    if config.getoption("--as-named"):
+        return
     seconds, failed = last(config.rootpath)
     dear = _seconds_of_files(config.rootpath, items, seconds)
     items.sort(key=lambda item: (item.nodeid not in failed, dear[item.path]))

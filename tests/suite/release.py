@@ -1,18 +1,20 @@
 """``make release-test``: everything on every server, with all seeds; hours, in a clone of its own.
 
 It tests the last commit. A part that passed for this very tree is not run again, so a run that was ended goes on where it
-stopped; the summary has a line for each part.
+stopped; the summary has a line for each part. Several runs of it at a time share the parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -49,10 +51,10 @@ def parts(tree: Path) -> Iterator[Part]:
     yield Part("format", ("-m", "ruff", "format", "--check", "."))
     yield Part("types", ("-m", "mypy"))
     yield Part("unit", _pytest("system", *_files(tree, "unit")))
-    for subject, found in groupby(_files(tree, "integration"), _subject):
+    for folder, found in groupby(_files(tree, "integration"), _folder):
         files = list(found)
         for server in clusters.SERVERS:
-            yield Part(f"{subject} on {server}", _pytest(server, *files))
+            yield Part(f"{folder} on {server}", _pytest(server, *files))
     for path in _files(tree, "system"):
         yield Part(f"system: {Path(path).stem}", _pytest("system", path, workers="0"))
     for path in _files(tree, "chaos"):
@@ -68,12 +70,11 @@ def _draws(path: Path) -> bool:
 
 
 def _files(tree: Path, layer: str) -> list[str]:
-    return sorted(path.relative_to(tree).as_posix() for path in (tree / "tests" / layer).glob("test_*.py"))
+    return sorted(path.relative_to(tree).as_posix() for path in (tree / "tests" / layer).rglob("test_*.py"))
 
 
-def _subject(path: str) -> str:
-    """The first word of a test file's name."""
-    return Path(path).stem.split("_")[1]
+def _folder(path: str) -> str:
+    return Path(path).parent.name
 
 
 def _pytest(server: str, *files: str, workers: str = "2") -> tuple[str, ...]:
@@ -99,31 +100,45 @@ def main() -> int:
     state = _state()
     summary, clone = state / "summary", state / "clone"
     summary.touch()
-    passed = {line.split(": passed")[0] for line in summary.read_text().splitlines() if ": passed" in line}
-    if not clone.exists():
-        subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-    subprocess.run(["scripts/bootstrap", "test"], cwd=clone, check=True)
+    with taken(state / "setup", wait=True):
+        if not clone.exists():
+            subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+        subprocess.run(["scripts/bootstrap", "test"], cwd=clone, check=True)
     failed = []
     for part in parts(clone):
-        if part.name in passed or only not in part.name:
+        if only not in part.name:
             continue
-        print(f"== {part.name}", flush=True)
-        ended = processes.run(
-            [".venv/bin/python", *part.arguments],
-            environment() | {java.VARIABLE: ""} | part.environment,
-            clone,
-        )
-        # Of a file whose tests all need what this server has not, none is left.
-        fine = ended.code in (0, 5) and not ended.left
-        line = (
-            f"{part.name}: {'passed' if fine else 'FAILED'}, {ended.wall:.0f} s, {ended.cpu:.0f} CPU seconds"
-        )
-        with summary.open("a") as file:
-            print(line, file=file)
-        print(line, flush=True)
-        failed += [] if fine else [part.name]
+        with taken(state / part.name.replace("/", " ")) as mine:
+            if mine and f"\n{part.name}: passed" not in f"\n{summary.read_text()}":
+                failed += [] if _run(part, clone, summary) else [part.name]
     print(f"{len(failed)} failed; the summary is in {summary}")
     return 1 if failed else 0
+
+
+def _run(part: Part, clone: Path, summary: Path) -> bool:
+    print(f"== {part.name}", flush=True)
+    ended = processes.run(
+        [".venv/bin/python", *part.arguments], environment() | {java.VARIABLE: ""} | part.environment, clone
+    )
+    # Of a file whose tests all need what this server has not, none is left.
+    fine = ended.code in (0, 5) and not ended.left
+    line = f"{part.name}: {'passed' if fine else 'FAILED'}, {ended.wall:.0f} s, {ended.cpu:.0f} CPU seconds"
+    with summary.open("a") as file:
+        print(line, file=file)
+    print(line, flush=True)
+    return fine
+
+
+@contextmanager
+def taken(file: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Whether this run has it to itself: another one may be at it."""
+    with file.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _state() -> Path:

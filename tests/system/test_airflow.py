@@ -13,7 +13,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_pgchange import schema
+from airflow_pgchange.admin import schema
+from airflow_pgchange.assets.targets import table_asset
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from demo.airflow import LocalAirflow, airflow_connection
 from demo.postgres import Cluster
@@ -59,7 +60,9 @@ def airflow(
     )
     home = tmp_path_factory.mktemp("airflow")
     connections = {"airline": airflow_connection(cluster.conninfo(airline.info.dbname))}
-    with LocalAirflow(home, metadata, DAGS, connections, SETTINGS) as running:
+    notes = table_asset(cluster.conninfo(), airline.info.dbname, "public", "noted").uri
+    settings = {**SETTINGS, "PGCHANGE_TESTS__NOTES": notes}
+    with LocalAirflow(home, metadata, DAGS, connections, settings) as running:
         yield running
 
 
@@ -110,6 +113,16 @@ def an_insert_starts_a_run_and_ten_rows_in_one_transaction_leave_nothing_strande
     write(airline, 10)
     eventually(lambda: not unread(airline, "noted/0"), "ten rows in batches of four are noted", airflow)
     assert {run["run_type"] for run in airflow.runs("noted")} == {"asset_triggered"}
+
+
+def a_dag_on_a_table_runs_after_a_batch_wrote_it(
+    airflow: LocalAirflow, airline: psycopg.Connection[Any]
+) -> None:
+    eventually(
+        lambda: "success" in {run["state"] for run in airflow.runs("after_notes")},
+        "a DAG on the table of notes has run",
+        airflow,
+    )
 
 
 def watched(airline: psycopg.Connection[Any]) -> bool:
@@ -201,6 +214,7 @@ def a_mapped_task_works_on_each_feed(airflow: LocalAirflow, airline: psycopg.Con
 
 SCENES = (
     an_insert_starts_a_run_and_ten_rows_in_one_transaction_leave_nothing_stranded,
+    a_dag_on_a_table_runs_after_a_batch_wrote_it,
     a_long_batch_gives_at_most_two_asset_events,
     a_triggerer_that_restarts_keeps_the_point_of_a_sensor,
     a_deferred_sensor_ends_when_a_change_comes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests import queues, quick_spark
 from tests.airflow_home import DAGS, uri
 from tests.commits import commits, drain
 from tests.conftest import Role
+from tests.readme import blocks
 from tests.topology import make_catalogue
 
 Connect = Callable[..., psycopg.Connection[Any]]
@@ -93,6 +95,39 @@ def test_the_examples_import_without_a_database(monkeypatch: pytest.MonkeyPatch)
         "tour_booking",
         "tour_handlers",
         "topology_failover",
+    }
+
+
+def test_an_example_is_imported_by_one_line_as_often_as_airflow_looks(tmp_path: Path) -> None:
+    from airflow.dag_processing.dagbag import DagBag
+
+    (tmp_path / "mine.py").write_text(blocks("python", "docs/airflow.md")[-1])
+    for _ in range(2):
+        bag = DagBag(str(tmp_path))
+        assert (bag.import_errors, list(bag.dags)) == ({}, ["pgchange_maintenance"])
+        assert bag.dags["pgchange_maintenance"].fileloc == str(tmp_path / "mine.py")
+
+
+def test_every_example_has_the_name_of_its_dag() -> None:
+    from airflow.dag_processing.dagbag import DagBag
+
+    for dag_id, dag in DagBag(str(DAGS)).dags.items():
+        module = import_module(f"airflow_pgchange.example_dags.{Path(dag.fileloc).stem}")
+        assert vars(module)[f"{dag_id}_dag"].dag_id == dag_id
+
+
+def test_the_demo_has_those_that_run_there() -> None:
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(str(DAGS.parent / "demo" / "dags"))
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {
+        "delay_report",
+        "flight_delays",
+        "movement_audit",
+        "pgchange_maintenance",
+        "tube_backfill",
+        "tube_replay",
     }
 
 

@@ -23,7 +23,15 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 CHANGES = 25_000
 """More than a driver reads and stages itself."""
 HEAVY = {"pyspark", "pyspark-client", "pyarrow", "adbc-driver-postgresql", "adbc-driver-manager"}
+OF_SPARK = {
+    "airflow_pgchange.spark",
+    "airflow_pgchange.operators.spark",
+    "airflow_pgchange.operators.spark_connect",
+    "airflow_pgchange.decorators.spark",
+}
 OF_HTTP = {"airflow_pgchange.events.http", "airflow_pgchange.events.webhooks"}
+OF_LINEAGE = {"airflow_pgchange.utils.openlineage"}
+EXTRAS = {"spark": OF_SPARK, "http": OF_HTTP, "openlineage": OF_LINEAGE}
 LIGHTEST = 1.25
 """How many times as large as Airflow alone the package without extras may be."""
 
@@ -41,7 +49,7 @@ CONSUMER = """
 import os, subprocess, sys
 from pathlib import Path
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
-from airflow_pgchange.feeds.merge import merge, read_manifest
+from airflow_pgchange.results.merge import merge, read_manifest
 from airflow_pgchange.spark import submit
 
 database, branch, folder = sys.argv[1:]
@@ -172,8 +180,8 @@ def test_without_extras_everything_of_airflow_is_there_and_little_else(install, 
     print(f"{ours:.0f} MB, Airflow alone {alone:.0f} MB")
     assert ours < LIGHTEST * alone
     refused = json.loads(run(python, IMPORTED, cwd=tmp_path).splitlines()[-1])
-    assert set(refused) <= {"airflow_pgchange.spark", "airflow_pgchange.operators.spark", *OF_HTTP}
+    assert set(refused) <= {*OF_SPARK, *OF_HTTP, *OF_LINEAGE}
     for name, said in refused.items():
-        extra = "http" if name in OF_HTTP else "spark"
+        (extra,) = (extra for extra, modules in EXTRAS.items() if name in modules)
         assert f"pip install 'airflow-provider-pgchange[{extra}]'" in said
     assert "airflow_pgchange.operators.spark" in refused

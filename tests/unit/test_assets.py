@@ -6,15 +6,16 @@ from datetime import timedelta
 from urllib.parse import urlsplit
 
 import pytest
-from airflow.sdk import Asset
+from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
+from airflow.sdk import Asset, AssetWatcher
 from airflow.serialization.encoders import encode_trigger
 from airflow.triggers.base import BaseEventTrigger
 
-from airflow_pgchange.arguments import feed_of
 from airflow_pgchange.assets.pgchange import feed_asset, sanitize_uri
 from airflow_pgchange.feeds import CommitFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import from_uri, to_uri
+from airflow_pgchange.utils.arguments import feed_of
 
 FEED = CommitFeed("route_delay", 7, in_order=True)
 
@@ -33,9 +34,9 @@ def test_the_uri_of_an_asset_names_its_connection() -> None:
 
 
 def test_an_asset_brings_one_watcher_of_its_feed() -> None:
-    (watcher,) = feed_asset(FEED, "airline", min_changes=5, max_wait=timedelta(minutes=1)).watchers
+    (watcher,) = feed_asset(FEED, "airline", min_changes=5, max_age=timedelta(minutes=1)).watchers
     _, kwargs = watcher.trigger.serialize()
-    assert (feed_of(kwargs["feed"]), kwargs["min_changes"], kwargs["max_wait"]) == (FEED, 5, 60.0)
+    assert (feed_of(kwargs["feed"]), kwargs["min_changes"], kwargs["max_age"]) == (FEED, 5, 60.0)
 
 
 def test_the_watcher_is_the_same_at_every_parse() -> None:
@@ -45,6 +46,12 @@ def test_the_watcher_is_the_same_at_every_parse() -> None:
 def test_a_watcher_can_be_made_again_from_what_it_serializes() -> None:
     trigger = feed_asset(FEED, "airline", "source", min_changes=3).watchers[0].trigger
     assert type(trigger)(**trigger.serialize()[1]).serialize() == trigger.serialize()
+
+
+def test_airflows_trigger_for_queues_is_the_trigger_that_feed_asset_makes() -> None:
+    trigger = MessageQueueTrigger(scheme="pgchange", feed=FEED, postgres_conn_id="airline")
+    asset = Asset("delays", watchers=[AssetWatcher(name="delays", trigger=trigger)])
+    assert trigger_hash(asset) == trigger_hash(feed_asset(FEED, "airline"))
 
 
 def test_the_same_consumer_on_two_servers_is_two_assets() -> None:
@@ -64,7 +71,7 @@ def test_a_uri_without_a_connection_is_told_what_it_lacks() -> None:
         sanitize_uri(urlsplit('pgchange:///commit?{"consumer_id": "a", "branch_id": 0}'))
 
 
-@pytest.mark.parametrize("arguments", [{"min_changes": 0}, {"max_wait": -1}])
+@pytest.mark.parametrize("arguments", [{"min_changes": 0}, {"max_age": -1}])
 def test_limits_that_make_no_sense_are_refused(arguments: dict[str, int]) -> None:
     with pytest.raises(InvalidArgument):
         feed_asset(FEED, "airline", **arguments)

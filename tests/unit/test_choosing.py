@@ -183,7 +183,9 @@ def test_time_is_filled_in_order_and_the_first_is_always_taken():
 
 def sources(graph: Graph) -> Sequence[str]:
     """The files whose change somebody has to notice: those with more in them than a docstring."""
-    paths = sorted({p.path for p in graph.parts if re.match(r"(airflow_pgchange|sql|dags)/", p.path)})
+    paths = sorted(
+        {p.path for p in graph.parts if re.match(r"(airflow_pgchange|sql|dags)/.*(py|sql)$", p.path)}
+    )
     return [
         path for path in paths if path.endswith(".sql") or len(ast.parse((ROOT / path).read_text()).body) > 1
     ]
@@ -210,14 +212,14 @@ def file(stem: str) -> Change:
 @pytest.mark.parametrize(
     ("source", "most", "test"),
     [
-        ("sql/pgmb/21_claim", 3, "integration/test_event_feed.py"),
-        ("sql/pgmb/21_claim", 1, "integration/test_event_"),
-        ("sql/mbus/13_claim", 1, "integration/test_queue_claims.py"),
-        ("sql/tube/27_claim", 1, "integration/test_tube_claim.py"),
-        ("sql/topology/06_masters", 1, "integration/test_topology_masters.py"),
-        ("airflow_pgchange/feeds/merge", 2, "integration/test_merge.py"),
-        ("airflow_pgchange/cli/commands", 1, "integration/test_airflow_cli.py"),
-        ("docs/queues", 1, "integration/test_docs_queues.py"),
+        ("sql/pgmb/21_claim", 3, "integration/events/test_event_feed.py"),
+        ("sql/pgmb/21_claim", 1, "integration/events/test_event_"),
+        ("sql/mbus/13_hand_out", 2, "integration/messages/test_queue_claims.py"),
+        ("sql/tube/27_claim", 1, "integration/tubes/test_tube_claim.py"),
+        ("sql/topology/06_masters", 1, "integration/topology/test_topology_masters.py"),
+        ("airflow_pgchange/results/merge", 2, "integration/results/test_merge.py"),
+        ("airflow_pgchange/cli/consumers", 1, "integration/airflow/test_airflow_cli.py"),
+        ("docs/queues", 1, "integration/messages/test_docs_queues.py"),
     ],
 )
 def test_those_that_are_about_a_source_file_come_first(graph, source, most, test):
@@ -239,7 +241,9 @@ def test_every_feed_has_its_tests(graph):
         ("sql/tube/27_claim", ["own_server", "spark", "airflow"]),
         ("sql/topology/06_masters", ["spark", "airflow"]),
         ("airflow_pgchange/spark/job", ["own_server", "airflow"]),
-        ("airflow_pgchange/operators/queues", ["own_server", "spark"]),
+        ("sql/pubsub/02_snapshots", ["spark", "airflow"]),
+        ("airflow_pgchange/tubes/copies", ["own_server", "airflow"]),
+        ("airflow_pgchange/operators/messages", ["own_server", "spark"]),
         ("airflow_pgchange/triggers/alarm", ["own_server", "spark"]),
     ],
 )

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_pgchange.feeds.batch import Batch, Slice, grouped
-from airflow_pgchange.feeds.commit import CommitFeed
+from airflow_pgchange.feeds.commit_queue import CommitFeed
 from airflow_pgchange.feeds.errors import InvalidArgument
 from airflow_pgchange.feeds.feed import Feed, from_json, from_uri, to_json, to_uri
 
-FEEDS = st.builds(CommitFeed, st.text(min_size=1), st.integers(0, 2**63 - 1), st.booleans(), st.booleans())
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+FEEDS = st.builds(CommitFeed, NAMES, st.integers(0, 2**63 - 1), st.booleans(), st.booleans())
 
 
 @given(FEEDS)
@@ -28,11 +29,27 @@ def test_a_commit_feed_keeps_the_contract():
 
 
 @pytest.mark.parametrize(
-    "given", [{"kind": "river"}, {"consumer_id": "a"}, {"kind": "commit", "consumer_id": "a", "topic": 1}]
+    "given",
+    [
+        {"kind": "river"},
+        {"kind": ["commit"]},
+        {"consumer_id": "a"},
+        {"kind": "commit", "consumer_id": "a", "topic": 1},
+        {"kind": "commit", "consumer_id": "a\0", "branch_id": 0},
+        {"kind": "topology", "consumer_id": "\ud800"},
+        {"kind": "tube", "tube": "a\0"},
+        {"kind": "queue", "queue": "a\0", "consumer": "default"},
+    ],
 )
 def test_what_is_no_feed_is_refused(given):
     with pytest.raises(InvalidArgument):
         from_json(given)
+
+
+@pytest.mark.parametrize("uri", ["pgchange://[/commit", "pgchange://airline/commit?consumer_id=a"])
+def test_what_is_no_uri_of_a_feed_is_refused(uri):
+    with pytest.raises(InvalidArgument):
+        from_uri(uri)
 
 
 @pytest.mark.parametrize("arguments", [("", 0), ("a", -1), ("a", "0"), ("a", True)])

@@ -9,6 +9,7 @@ from airflow.sdk import Connection
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.hooks import pgchange
 from airflow_pgchange.hooks.pgchange import PgChangeHook, conninfo_of
 
 
@@ -70,23 +71,33 @@ def test_a_sign_in_by_token_is_refused_by_name() -> None:
         options({"iam": True})
 
 
-@pytest.mark.parametrize(
-    ("extra", "named"),
-    [("", "127.0.0.1"), ("?sslmode=perhaps", "perhaps"), ("?connect_timeout=soon", "soon")],
-)
-def test_a_connection_that_cannot_be_opened_fails_the_test_button_with_a_message(
-    monkeypatch: pytest.MonkeyPatch, extra: str, named: str
-) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_NOBODY", f"postgres://nobody@127.0.0.1:1/none{extra}")
-    ok, message = PgChangeHook("nobody").test_connection()
-    assert not ok
-    assert named in message
-
-
 async def test_the_event_loop_gets_the_same_string(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", "postgres://keeper:secret@db:5433/air?sslmode=require")
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", "postgres://keeper:s3same-shut@db:5433/air?sslmode=require")
     hook = PgChangeHook("airline")
     assert await hook.aconninfo() == hook.conninfo()
+
+
+async def test_any_server_of_a_connection_will_do_unless_the_primary_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", "postgres://keeper@db1,db2/air")
+    asked: list[bool] = []
+
+    async def opened(_: str, *, primary: bool) -> None:
+        asked.append(primary)
+
+    monkeypatch.setattr(pgchange, "connect", lambda _, *, primary: asked.append(primary))
+    monkeypatch.setattr(pgchange, "connect_async", opened)
+    hook = PgChangeHook("airline")
+    hook.get_conn()
+    await hook.aget_conn()
+    hook.get_conn(primary=True)
+    await hook.aget_conn(primary=True)
+    assert asked == [False, False, True, True]
+
+
+def test_a_hook_logs_where_airflows_hooks_do() -> None:
+    assert PgChangeHook("airline", logger_name="ours").log.name == "airflow.task.hooks.ours"
 
 
 def test_a_connection_to_something_else_is_refused_by_its_type():

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from airflow_pgchange.feeds.merge import _delete_gone, _insert
-from airflow_pgchange.feeds.staging import Staged
-from airflow_pgchange.feeds.target import EXACT, Column, Target, _fits
+from airflow_pgchange.results.fitting import EXACT, _fits
+from airflow_pgchange.results.merge import _delete_gone, _insert
+from airflow_pgchange.results.staging import Staged
+from airflow_pgchange.results.target import Column, Target
 
 COLUMNS = {"id": "bigint", 'odd "name" {}': "numeric"}
 TARGET = Target(

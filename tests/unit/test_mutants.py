@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 import threading
@@ -135,7 +136,7 @@ def test_a_function_with_an_atomic_body_and_one_that_a_function_makes_are_mutate
 
 
 def test_every_mutant_of_sql_parses() -> None:
-    for path in (Path("sql/mbus/13_claim.sql"), Path("sql/tube/04_locks.sql")):
+    for path in (Path("sql/mbus/13_hand_out.sql"), Path("sql/core/06_lock_waits.sql")):
         text = path.read_text()
         found = of_file(str(path), text)
         assert len(found) > 50
@@ -172,6 +173,11 @@ def test_python_gets_the_fault_of_each_kind(kind: str, code: str, mutated: str) 
 
 def test_annotations_decorators_and_docstrings_are_left_alone() -> None:
     code = '@a(True)\ndef b(c: D[1] | None, *, e: int) -> F[2]:\n    """Not and or 1."""\n    g: H[3]\n'
+    assert of_file("airflow_pgchange/shop.py", code) == []
+
+
+def test_what_is_imported_for_annotations_only_is_left_alone() -> None:
+    code = "if TYPE_CHECKING:\n    from a import B\n"
     assert of_file("airflow_pgchange/shop.py", code) == []
 
 
@@ -282,6 +288,22 @@ def test_a_mutant_whose_test_files_fail_anyway_is_red(shop: Path) -> None:
     assert "fail without any mutant: test_red.py" in "\n".join(report(shop, mutants, state, {}))
 
 
+def test_a_mutant_with_which_no_test_begins_is_caught(shop: Path) -> None:
+    (shop / "conftest.py").write_text("from airflow_pgchange.shop import sell\n\nassert sell() == 5\n")
+    state = State(shop.parent / "one.jsonl")
+    mutants = _mutants(shop)[:1]
+    try_all(_trial(shop, state, ["test_shop.py"], lambda m, r: None), mutants, 1)
+    found = state.results[mutants[0].id]
+    assert (found.how, found.by) == ("caught", "test_shop.py")
+
+
+def test_a_mutant_of_which_all_tests_are_left_out_survives(shop: Path) -> None:
+    state = State(shop.parent / "one.jsonl")
+    mutants = _mutants(shop)[:1]
+    try_all(_trial(shop, state, ["test_shop.py", "-k", "other"], lambda m, r: None), mutants, 1)
+    assert state.results[mutants[0].id].how == "survived"
+
+
 def test_results_that_were_cut_off_do_not_count(tmp_path: Path) -> None:
     state = State(tmp_path / "one.jsonl")
     state.keep(Result("a", "caught", "b", ("c",), 1.0))
@@ -307,8 +329,27 @@ def hanging(tmp_path: Path, bare_pytest: None) -> Path:
 
 
 def test_tests_that_hang_are_told_from_those_that_fail(hanging: Path) -> None:
-    outcome = run(hanging, Path(sys.executable), ["test_hang.py"], 0.5, threading.Event())
+    outcome = run(hanging, Path(sys.executable), ["test_hang.py"], 0.2, threading.Event())
     assert outcome.how == "timeout"
+
+
+def test_a_test_that_fails_and_leaves_a_thread_behind_has_failed(shop: Path) -> None:
+    (shop / "test_thread.py").write_text(
+        "import threading, time\n\n"
+        "def test_thread():\n"
+        "    threading.Thread(target=time.sleep, args=[600]).start()\n"
+        "    assert False\n"
+    )
+    outcome = run(shop, Path(sys.executable), ["test_thread.py"], 60, threading.Event())
+    assert (outcome.how, outcome.by) == ("failed", "test_thread.py::test_thread")
+
+
+def test_tests_that_wait_for_their_turn_on_a_busy_machine_do_not_hang(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0 * (os.cpu_count() or 1), 0.0, 0.0))
+    outcome = run(shop, Path(sys.executable), ["test_shop.py"], 0.2, threading.Event())
+    assert outcome.how == "passed"
 
 
 def test_a_run_that_is_stopped_ends_what_its_tests_have_started(hanging: Path) -> None:
@@ -339,7 +380,7 @@ def test_a_run_that_goes_on_skips_what_is_done(
             trial.state.keep(Result(mutant.id, "caught", "", (), 0.0))
 
     monkeypatch.setattr(command, "try_all", note)
-    options = ["", "--only", "sql/staging/*", "--state", str(tmp_path / "state.jsonl")]
+    options = ["", "--only", "sql/core/*_staging.sql", "--state", str(tmp_path / "state.jsonl")]
     for count in ("5", "5", "8"):
         monkeypatch.setattr(sys, "argv", [*options, "--count", count])
         command.main()

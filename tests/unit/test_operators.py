@@ -1,136 +1,125 @@
-"""What Airflow does with every operator, whatever it is for."""
+"""What Airflow does with every operator, whatever it is for: it takes, serialises and maps it."""
 
 from __future__ import annotations
 
 import copy
-import pkgutil
-from collections.abc import Callable, Iterator
-from datetime import timedelta
-from importlib import import_module
+import json
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from airflow.sdk import DAG, BaseOperator
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_pgchange import decorators, operators, sensors
-from airflow_pgchange.arguments import seconds, until_of
-from airflow_pgchange.decorators.batch import BatchDecoratedOperator
-from airflow_pgchange.events import Handler
-from airflow_pgchange.feeds import CommitFeed, TubeFeed
+from airflow_pgchange.decorators.batch import pgchange_batch_task
 from airflow_pgchange.feeds.draining import Plan
-from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.stopping import Stop
 from airflow_pgchange.operators.batch import BatchOperator
-from airflow_pgchange.operators.draining import DrainingOperator
-from airflow_pgchange.operators.events import (
-    PollEventsOperator,
-    PublishEventsOperator,
-    ReplayEventsOperator,
-    SubscribeOperator,
+from airflow_pgchange.operators.feed import FeedOperator
+from airflow_pgchange.operators.tube import TubeAttachOperator, TubeTouchOperator
+from tests.every_operator import (
+    ARGUMENTS,
+    COMMITS,
+    FEED,
+    nothing,
+    ours,
+    own_arguments,
 )
-from airflow_pgchange.operators.handlers import EventHandlersOperator
-from airflow_pgchange.operators.letters import DeadLettersOperator
-from airflow_pgchange.operators.maintenance import MaintenanceOperator
-from airflow_pgchange.operators.queues import ClearQueuesOperator, PostMessageOperator, RequestOperator
-from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
-from airflow_pgchange.operators.schema import InstallSchemaOperator
-from airflow_pgchange.operators.spark import SparkBatchOperator
-from airflow_pgchange.operators.tube import (
-    TubeAttachOperator,
-    TubeBackfillOperator,
-    TubeGarbageCollectOperator,
-    TubeTouchOperator,
-)
-from airflow_pgchange.sagas import Saga, Step
-from airflow_pgchange.sensors.pgchange import FeedSensor, WatermarkSensor
-from airflow_pgchange.sensors.sagas import SagaSensor
-from airflow_pgchange.sensors.topology import TopologySensor
-from airflow_pgchange.stopping import Stop
 
-
-def nothing(*_: Any) -> None:
-    """A callable that a task is given."""
-
-
-COMMITS, TUBE = CommitFeed("audit", 0), TubeFeed("q")
-ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
-    BatchOperator: {"feed": COMMITS, "process": nothing},
-    BatchDecoratedOperator: {"feed": COMMITS, "python_callable": nothing},
-    ClearQueuesOperator: {},
-    DeadLettersOperator: {"action": "drop"},
-    DrainingOperator: {"feed": COMMITS},
-    EventHandlersOperator: {"group": "g", "handlers": [Handler("h", nothing)]},
-    FeedSensor: {"feed": COMMITS},
-    InstallSchemaOperator: {},
-    MaintenanceOperator: {},
-    PollEventsOperator: {},
-    PostMessageOperator: {"queue": "q", "data": {}},
-    PublishEventsOperator: {"events": []},
-    ReplayEventsOperator: {"group": "g", "since": "2026-01-31T12:00:00+00:00"},
-    RequestOperator: {"queue": "q", "data": {}},
-    SagaHandlerOperator: {"queue": "q", "do": nothing},
-    SagaSensor: {"saga": 1},
-    SparkBatchOperator: {"feed": COMMITS, "application": "job.py"},
-    StartSagaOperator: {"saga": Saga("tour", (Step("hotel", "hotels", lasting=True),)), "data": {}},
-    SubscribeOperator: {"group": "g", "topics": "a"},
-    TopologySensor: {"condition": "every replicaset has a master"},
-    TubeAttachOperator: {"tube": "q", "tables": "plane"},
-    TubeBackfillOperator: {"tube": "q", "tables": "plane"},
-    TubeGarbageCollectOperator: {"feed": TUBE, "downstream": nothing},
-    TubeTouchOperator: {"tube": "q", "query": "select 1", "shard": 0},
-    WatermarkSensor: {"feed": COMMITS},
-}
-
-
-def ours() -> Iterator[type[BaseOperator]]:
-    for folder in (operators, sensors, decorators):
-        for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
-            for each in vars(import_module(module.name)).values():
-                if (
-                    isinstance(each, type)
-                    and issubclass(each, BaseOperator)
-                    and each.__module__ == module.name
-                ):
-                    yield each
+EVERY = pytest.mark.parametrize("kind", ARGUMENTS, ids=lambda kind: kind.__name__)
 
 
 def test_every_operator_is_looked_at() -> None:
     assert set(ours()) == set(ARGUMENTS)
 
 
-@pytest.mark.parametrize("kind", ARGUMENTS, ids=lambda kind: kind.__name__)
+@EVERY
+def test_every_argument_is_looked_at(kind: Any) -> None:
+    assert set(own_arguments(kind)) <= set(ARGUMENTS[kind])
+
+
+def serialised(dag: DAG) -> Any:
+    """A DAG as the scheduler has it: through JSON and back; its only task."""
+    stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    DagSerialization.validate_schema(stored)
+    return DagSerialization.from_dict(stored).get_task("task")
+
+
+@EVERY
+def test_every_operator_is_serialised_with_all_its_arguments(kind: Any) -> None:
+    with DAG("plain") as dag:
+        kind(task_id="task", **ARGUMENTS[kind])
+    assert serialised(dag).task_type == kind.__name__
+
+
+@EVERY
+def test_every_operator_is_serialised_mapped_over_any_of_its_arguments(kind: Any) -> None:
+    given = ARGUMENTS[kind]
+    with DAG("mapped") as dag:
+        kind.partial(task_id="task", **{**given, "postgres_conn_id": "shop"}).expand(doc=["a", "b"])
+    assert serialised(dag).is_mapped
+    for name in set(own_arguments(kind)) & set(given) - {"python_callable", "op_args", "op_kwargs"}:
+        rest = {one: value for one, value in given.items() if one != name}
+        with DAG("mapped") as dag:
+            kind.partial(task_id="task", **rest).expand(**{name: [given[name]] * 2})
+        assert serialised(dag).is_mapped, name
+
+
+def test_the_decorator_is_serialised_plain_and_mapped() -> None:
+    with DAG("plain") as dag:
+        pgchange_batch_task(task_id="task", **FEED)(lambda batch: None)()
+    assert not serialised(dag).is_mapped
+    with DAG("mapped") as dag:
+        pgchange_batch_task(task_id="task", **FEED)(lambda batch, n: None).expand(n=[1, 2])
+    assert serialised(dag).is_mapped
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "reason"),
+    [((1, 2), {}, "too many"), ((1,), {"n": 2}, "multiple values"), ((), {"m": 2}, "'m'")],
+)
+def test_arguments_that_a_decorated_function_cannot_take_are_told_where_the_dag_is_read(
+    args: Any, named: Any, reason: str
+) -> None:
+    with DAG("plain"), pytest.raises(TypeError, match=reason):
+        pgchange_batch_task(task_id="task", **FEED)(lambda batch, n: None)(*args, **named)
+
+
+def test_a_decorated_function_may_be_given_some_of_its_arguments_by_place_and_some_not_at_all() -> None:
+    with DAG("plain"):
+        given = pgchange_batch_task(task_id="task", **FEED)(lambda batch, n, m=2, k=3: None)(1, k=4)
+    assert given.operator.op_kwargs == {"n": 1, "k": 4}
+
+
+@EVERY
 def test_a_part_of_a_dag_can_be_taken_whatever_operators_it_has(kind: Any) -> None:
     with DAG("whole") as whole:
         kind(task_id="task", **ARGUMENTS[kind])
     assert whole.partial_subset("task").task_ids == ["task"]
 
 
-DURATIONS = [
-    (BatchOperator, "wait_for"),
-    (SparkBatchOperator, "wait_for"),
-    (SagaHandlerOperator, "wait_for"),
-    (EventHandlersOperator, "wait_for"),
-    (ReplayEventsOperator, "wait_for"),
-    (PollEventsOperator, "within"),
-    (PollEventsOperator, "poll_every"),
-    (TubeBackfillOperator, "timeout"),
-    (TubeGarbageCollectOperator, "wait_for"),
-    (TubeGarbageCollectOperator, "backfill_for"),
-    (RequestOperator, "poll_interval"),
-]
+class Connected(Exception):
+    """What was asked of the first server that a task connects to."""
 
 
-@pytest.mark.parametrize(("kind", "name"), DURATIONS, ids=lambda one: getattr(one, "__name__", one))
-def test_a_duration_is_seconds_their_text_or_a_timedelta(kind: Any, name: str) -> None:
-    for given in (60, "60", timedelta(minutes=1)):
-        assert getattr(kind(task_id="task", **ARGUMENTS[kind], **{name: given}), name) == 60
-    for wrong in ("soon", -1, float("nan"), timedelta(minutes=-1), []):
-        with pytest.raises(InvalidArgument, match=name):
-            kind(task_id="task", **ARGUMENTS[kind], **{name: wrong})
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in ARGUMENTS if not issubclass(kind, FeedOperator)],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_task_that_hands_out_no_batch_begins_on_a_server_that_takes_writes(
+    kind: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def connect(conninfo: str, **_: Any) -> None:
+        raise Connected(conninfo)
 
-
-@pytest.mark.parametrize("given", [60, "60", timedelta(minutes=1)])
-def test_a_task_may_work_until_any_duration_is_over(given: Any) -> None:
-    assert until_of(given) == seconds("pause", given) == 60
+    for name in ("SHOP", "HISTORY"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "postgres://standby,primary/air")
+    monkeypatch.setattr(psycopg, "connect", connect)
+    with pytest.raises(Connected, match="target_session_attrs=read-write"):
+        kind(task_id="task", **ARGUMENTS[kind]).execute({})
 
 
 def test_a_copy_of_what_was_asked_to_stop_is_not_asked() -> None:
@@ -141,4 +130,47 @@ def test_a_copy_of_what_was_asked_to_stop_is_not_asked() -> None:
 
 
 def test_a_batch_is_of_the_same_size_by_an_operator_and_by_the_library():
-    assert BatchOperator(task_id="t", **ARGUMENTS[BatchOperator]).limit == Plan(COMMITS, "").limit == 100_000
+    plain = BatchOperator(task_id="t", feed=COMMITS, process=nothing)
+    assert plain.limit == Plan(COMMITS, "").limit == 100_000
+
+
+@pytest.mark.parametrize(("kind", "name"), [(TubeTouchOperator, "query"), (TubeAttachOperator, "predicate")])
+def test_sql_can_be_in_a_file_that_is_a_template(tmp_path: Path, kind: Any, name: str) -> None:
+    (tmp_path / "given.sql").write_text("select {{ params.n }}")
+    with DAG("files", template_searchpath=str(tmp_path)):
+        task = kind(task_id="task", **{**ARGUMENTS[kind], name: "given.sql"})
+    task.resolve_template_files()
+    task.render_template_fields({"params": {"n": 7}})
+    assert getattr(task, name) == "select 7"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "named"),
+    [
+        (TubeTouchOperator, "tube", ["audit.sql"]),
+        (TubeAttachOperator, "tube", "audit.sql"),
+        (TubeAttachOperator, "tables", ["public.plane", "audit.sql"]),
+        (TubeAttachOperator, "key", "made.sql"),
+    ],
+)
+def test_what_is_called_like_a_file_of_sql_is_not_looked_up_as_one(
+    tmp_path: Path, kind: Any, field: str, named: Any
+) -> None:
+    (tmp_path / "audit.sql").write_text("something else")
+    with DAG("files", template_searchpath=str(tmp_path)):
+        task = kind(task_id="task", **{**ARGUMENTS[kind], field: named})
+    task.resolve_template_files()
+    task.render_template_fields({})
+    assert getattr(task, field) == named
+
+
+def test_a_mapped_task_finds_its_sql_in_files_too(tmp_path: Path) -> None:
+    (tmp_path / "given.sql").write_text("select {{ params.n }}")
+    given = {name: value for name, value in ARGUMENTS[TubeTouchOperator].items() if name != "query"}
+    with DAG("files", template_searchpath=str(tmp_path)) as dag:
+        mapped = TubeTouchOperator.partial(task_id="task", **given).expand(query=["given.sql"])
+    # What Airflow does with a run of a mapped task.
+    task = mapped.unmap({"query": "given.sql"})
+    environment = dag.get_template_env(force_sandboxed=False)
+    task._do_render_template_fields(task, mapped.template_fields, {"params": {"n": 7}}, environment, set())
+    assert task.query == "select 7"

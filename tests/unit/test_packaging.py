@@ -1,4 +1,5 @@
-"""The wheel, the source distribution and a checkout each carry the SQL; both PySpark packages are of one version."""
+"""The wheel, the source distribution and a checkout each carry the SQL, and the page; both PySpark packages are of one
+version."""
 
 from __future__ import annotations
 
@@ -15,9 +16,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from airflow_pgchange import schema
+from airflow_pgchange.admin import versions
+from airflow_pgchange.provider_info import GUIDES
 
 ROOT = Path(__file__).parents[2]
+PAGE = sorted(
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "airflow_pgchange/plugins/page").glob("*.*")
+)
+EXAMPLES = sorted(path.relative_to(ROOT / "dags").as_posix() for path in (ROOT / "dags").rglob("*.py"))
 SQL = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "sql").rglob("*.sql"))
 
 
@@ -32,14 +38,17 @@ def built(tmp_path_factory):
     return target
 
 
-def test_the_wheel_carries_the_sql_inside_the_package(built, tmp_path):
+def test_the_wheel_carries_the_sql_the_page_its_guides_and_the_examples_inside_the_package(built, tmp_path):
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         assert {f"airflow_pgchange/{name}" for name in SQL} <= names
+        assert set(PAGE) <= names
+        assert {f"airflow_pgchange/guides/{name}.md" for name in GUIDES} <= names
+        assert {f"airflow_pgchange/example_dags/{name}" for name in EXAMPLES} <= names
         archive.extractall(tmp_path)
     found = subprocess.run(
-        [sys.executable, "-c", "from airflow_pgchange import schema; print(schema.sql_folder())"],
+        [sys.executable, "-c", "from airflow_pgchange.admin import versions; print(versions.sql_folder())"],
         check=True,
         capture_output=True,
         text=True,
@@ -56,8 +65,8 @@ def test_the_source_distribution_carries_the_sql(built):
 
 
 def test_a_checkout_finds_the_sql():
-    assert schema.sql_folder() == ROOT / "sql"
-    assert all(schema.scripts(system) for system in schema.SYSTEMS)
+    assert versions.sql_folder() == ROOT / "sql"
+    assert all(versions.scripts(system) for system in versions.SYSTEMS)
 
 
 def test_the_entry_point_is_declared():

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Iterator
 from importlib import import_module, resources
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from airflow.cli.cli_parser import airflow_commands
+from airflow.cli.cli_parser import airflow_commands, get_parser
+from airflow.plugins_manager import AirflowPlugin
+from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
 from airflow.providers_manager import ProvidersManager
+from airflow.sdk import BaseHook, BaseNotifier, BaseOperator, BaseOperatorLink, BaseSensorOperator
+from airflow.sdk.bases.decorator import DecoratedOperator
 from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
+from airflow.triggers.base import BaseTrigger
 
-from airflow_pgchange.provider_info import get_provider_info
+import airflow_pgchange
+from airflow_pgchange import decorators
+from airflow_pgchange.plugins.pgchange import PgChangePlugin
+from airflow_pgchange.provider_info import GUIDES, get_provider_info
 
 INFO = get_provider_info()
 
@@ -35,6 +45,61 @@ def paths(value: Any) -> Iterator[str]:
         yield value
 
 
+BASES = {
+    "operators": BaseOperator,
+    "sensors": BaseSensorOperator,
+    "triggers": BaseTrigger,
+    "hooks": BaseHook,
+    "queues": BaseMessageQueueProvider,
+    "extra-links": BaseOperatorLink,
+    "plugins": AirflowPlugin,
+    "notifications": BaseNotifier,
+}
+"""Of what Airflow finds by its class: the most special one counts."""
+
+
+def classes() -> Iterator[tuple[str, type]]:
+    """Each class of this package that is for Airflow to find, and as what."""
+    for module in pkgutil.walk_packages(airflow_pgchange.__path__, "airflow_pgchange."):
+        for each in vars(import_module(module.name)).values():
+            if not isinstance(each, type) or each.__module__ != module.name:
+                continue
+            kinds = [kind for kind, base in BASES.items() if issubclass(each, base)]
+            if kinds and not issubclass(each, DecoratedOperator):
+                yield kinds[-1], each
+
+
+@pytest.mark.parametrize(("kind", "found"), [pytest.param(*each, id=each[1].__name__) for each in classes()])
+def test_every_class_that_is_for_airflow_is_named(kind: str, found: type) -> None:
+    listed = list(paths(INFO.get(kind, [])))
+    name = f"{found.__module__}.{found.__qualname__}"
+    assert any(name == one or name.startswith(f"{one}.") for one in listed)
+
+
+def test_every_decorator_is_named() -> None:
+    made = {
+        f"{module.name}.{name}"
+        for module in pkgutil.iter_modules(decorators.__path__, "airflow_pgchange.decorators.")
+        for name in vars(import_module(module.name))
+        if name.endswith("_task")
+    }
+    assert {one["class-name"] for one in INFO["task-decorators"]} == made
+
+
+def test_every_guide_is_named() -> None:
+    there = {path.stem for path in (Path(__file__).parents[2] / "docs").glob("*.md")}
+    assert set(GUIDES) == there
+
+
+def test_airflow_prints_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = get_parser().parse_args(
+        ["providers", "get", "airflow-provider-pgchange", "--full", "-o", "json"]
+    )
+    arguments.func(arguments)
+    (printed,) = json.loads(capsys.readouterr().out)
+    assert set(printed) >= set(INFO)
+
+
 @pytest.mark.parametrize("path", list(paths(INFO)))
 def test_everything_that_it_names_is_there(path: str) -> None:
     try:
@@ -53,20 +118,26 @@ def test_airflow_lists_the_provider() -> None:
     assert "airflow-provider-pgchange" in ProvidersManager().providers
 
 
-def test_airflow_lists_the_hook_and_its_form() -> None:
-    manager = ProvidersManager()
-    assert "pgchange" in ProvidersManagerTaskRuntime().hooks
-    assert "extra__pgchange__sslmode" in manager.connection_form_widgets
-    assert "pgchange" in manager.field_behaviours
-
-
 def test_airflow_lists_the_trigger() -> None:
     found = {module for info in ProvidersManager().trigger for module in [info.trigger_class_name]}
     assert "airflow_pgchange.triggers.feed" in found
 
 
-def test_airflow_lists_the_decorator() -> None:
-    assert "pgchange_batch" in dict(ProvidersManagerTaskRuntime().taskflow_decorators)
+def test_airflow_lists_feeds_among_the_queues_of_messages() -> None:
+    manager = ProvidersManager()
+    manager.initialize_providers_queues()
+    assert "airflow_pgchange.queues.feed.FeedQueueProvider" in manager.queue_class_names
+
+
+def test_airflow_lists_the_decorators() -> None:
+    ours = {one["name"] for one in INFO["task-decorators"]}
+    assert ours <= dict(ProvidersManagerTaskRuntime().taskflow_decorators).keys()
+
+
+def test_airflow_lists_the_link_to_spark() -> None:
+    known = ProvidersManager().extra_links_class_names
+    assert "airflow_pgchange.operators.spark_ui.SparkUiLink" in known
+    assert "airflow_pgchange.operators.page_link.ConsumerLink" in known
 
 
 def test_airflow_lists_the_uri_scheme() -> None:
@@ -77,6 +148,19 @@ def test_airflow_lists_the_options() -> None:
     assert "pgchange" in dict(ProvidersManager().provider_configs)["airflow-provider-pgchange"]
 
 
+def test_airflow_finds_the_plugin_by_its_entry_point_and_its_page_in_the_navigation() -> None:
+    (found,) = entry_points(group="airflow.plugins", name="pgchange")
+    (page,) = found.load()().react_apps
+    assert (page["name"], page["destination"]) == ("PG changes", "nav")
+
+
+def test_the_plugin_builds_its_api_only_where_it_is_asked_for() -> None:
+    plugin = PgChangePlugin()
+    assert "fastapi_apps" not in vars(plugin)
+    (api,) = plugin.fastapi_apps
+    assert api["url_prefix"] == "/pgchange"
+
+
 def test_the_command_line_has_each_command() -> None:
     (group,) = [command for command in airflow_commands if command.name == "pgchange"]
     assert [command.name for command in group.subcommands] == [
@@ -84,6 +168,7 @@ def test_the_command_line_has_each_command() -> None:
         "upgrade",
         "uninstall",
         "status",
+        "check",
         "health",
         "skip",
         "letters",

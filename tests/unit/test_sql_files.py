@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_pgchange.schema import SYSTEMS, scripts
+from airflow_pgchange.admin.versions import SYSTEMS, scripts
 from tests.suite.sql_reading import (
     SqlFile,
     looking_forward,

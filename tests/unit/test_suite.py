@@ -155,9 +155,17 @@ def test_a_campaign_that_draws_runs_with_each_seed_and_another_once():
     assert len([name for name in names if name.startswith("chaos: test_kills ")]) == 1
 
 
+def test_a_part_that_one_run_of_a_release_is_at_is_left_to_it_by_another(tmp_path):
+    part, other = tmp_path / "part", tmp_path / "other"
+    with release.taken(part) as first, release.taken(part) as second, release.taken(other) as third:
+        assert (first, second, third) == (True, False, True)
+    with release.taken(part) as again:
+        assert again
+
+
 def test_a_release_runs_each_test_file_on_each_server():
     chosen = [set(part.arguments) for part in release.parts(ROOT)]
-    for path in (ROOT / "tests").glob("*/test_*.py"):
+    for path in (ROOT / "tests").rglob("test_*.py"):
         name = path.relative_to(ROOT).as_posix()
         servers = {"system"} if path.parent.name in ("unit", "system") else set(clusters.SERVERS)
         assert servers <= {server for server in clusters.SERVERS for part in chosen if {name, server} <= part}
@@ -177,3 +185,17 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
     told = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert told.stdout.split() == ["True", "True"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_run_in_the_order_in_which_they_are_named_where_that_is_asked_for(suite, pytester):
+    pytester.makepyfile(
+        test_a="import time\ndef test_slow(): time.sleep(0.2)",
+        test_b="def test_quick(): pass",
+        test_c="def test_fails(): assert False",
+    )
+    suite()
+    assert ran(suite("-v", "test_b.py", "test_c.py", "test_a.py", "--as-named")) == [
+        "test_quick",
+        "test_fails",
+        "test_slow",
+    ]

@@ -14,8 +14,8 @@ from scramp import ScramClient
 
 from airflow_pgchange.feeds.errors import ClientRefused, InvalidArgument
 from airflow_pgchange.topology.auth import read_users
-from airflow_pgchange.topology.protocol import SSL
-from airflow_pgchange.topology.session import Session, Wish
+from airflow_pgchange.topology.frames import SSL
+from airflow_pgchange.topology.protocol import Session, Wish
 from tests.relay_session import WORD, kinds, message, packet, refused, request, sent
 
 

@@ -12,9 +12,9 @@ from airflow_pgchange.feeds.errors import HistoryTrimmed
 from airflow_pgchange.topology import relay as relays
 from airflow_pgchange.topology.catalogue import Catalogue, Logged, Snapshot, Term
 from airflow_pgchange.topology.connection import Connection, Limits
+from airflow_pgchange.topology.protocol import Session
 from airflow_pgchange.topology.raft import Raft
 from airflow_pgchange.topology.relay import Relay
-from airflow_pgchange.topology.session import Session
 from tests.unit.test_topology_connection import Transport, startup
 
 AT_ONCE = 10

@@ -21,11 +21,11 @@ from airflow_pgchange.topology import connection
 from airflow_pgchange.topology.catalogue import Catalogue, Term
 from airflow_pgchange.topology.connection import Connection, Limits
 from airflow_pgchange.topology.encryption import Encryption, load_encryption
-from airflow_pgchange.topology.protocol import SSL
+from airflow_pgchange.topology.frames import SSL
+from airflow_pgchange.topology.protocol import Session
 from airflow_pgchange.topology.raft import Raft
 from airflow_pgchange.topology.relay import Relay
 from airflow_pgchange.topology.replies import READY
-from airflow_pgchange.topology.session import Session
 
 
 class Socket:

@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_pgchange.feeds.errors import ClientRefused
-from airflow_pgchange.topology.protocol import CANCEL, GSS, LONGEST_MESSAGE, SSL
-from airflow_pgchange.topology.session import EARLY, Session, State, Wish
+from airflow_pgchange.topology.frames import CANCEL, GSS, LONGEST_MESSAGE, SSL
+from airflow_pgchange.topology.protocol import EARLY, Session, State, Wish
+from airflow_pgchange.topology.startup_options import check_word, options_of
 from airflow_pgchange.topology.statements import selected
-from airflow_pgchange.topology.words import check_word, options_of
 from tests.relay_session import WORD, kinds, message, packet, refused, registered, request, sent, trusting
 
 

@@ -160,7 +160,7 @@ def test_bucket_changes_are_gathered_until_there_are_enough():
 
 def test_bucket_changes_are_gathered_until_the_first_is_old_enough():
     now = [100.0]
-    topology = Topology(gather_seconds=15, clock=lambda: now[0])
+    topology = Topology(gather_interval=15, clock=lambda: now[0])
     topology.load(snapshot())
     topology.apply(bucket(2, 0, 9, "rb"))
     now[0] += 14

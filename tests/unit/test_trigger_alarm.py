@@ -52,11 +52,11 @@ def test_fewer_than_min_changes_do_not_ring() -> None:
 
 
 def test_an_old_change_rings_before_there_are_min_changes() -> None:
-    assert rings(Alarm(min_changes=11, max_wait=30), 1, backlog=lag(1, age=30.0)) == [0.0]
+    assert rings(Alarm(min_changes=11, max_age=30), 1, backlog=lag(1, age=30.0)) == [0.0]
 
 
 def test_a_young_change_waits_for_its_time() -> None:
-    assert rings(Alarm(min_changes=11, max_wait=30), 1, backlog=lag(1, age=29.9)) == []
+    assert rings(Alarm(min_changes=11, max_age=30), 1, backlog=lag(1, age=29.9)) == []
 
 
 def test_the_same_backlog_rings_again_with_pauses_that_double_up_to_a_limit() -> None:
@@ -88,6 +88,13 @@ def test_a_backlog_that_came_after_it_was_empty_rings_at_once() -> None:
 
 def test_it_is_silent_while_a_consumer_is_at_work() -> None:
     assert rings(Alarm(), 600, at_work=lambda now: True) == []
+
+
+def test_a_lock_that_is_held_is_looked_at_again_after_a_second_and_not_before() -> None:
+    alarm = Alarm()
+    assert alarm.due(HERE, lag(1), 5.0)
+    alarm.at_work(5.0)
+    assert [alarm.due(HERE, lag(1), at) for at in (5.9, 6.0)] == [False, True]
 
 
 def test_a_consumer_that_ended_without_progress_is_given_a_pause() -> None:

@@ -7,14 +7,7 @@ from pyspark.sql import types as t
 
 from airflow_pgchange.feeds.errors import UnsupportedType
 from airflow_pgchange.spark.misfits import Rows
-from airflow_pgchange.spark.types import (
-    MISFIT,
-    Column,
-    _numeric,
-    reading_query,
-    spark_schema,
-    staging_types,
-)
+from airflow_pgchange.spark.types import MISFIT, Column, _numeric, reading_query, spark_schema, staging_types
 
 
 def modifier(precision: int, scale: int) -> int:

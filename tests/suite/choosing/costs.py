@@ -18,7 +18,7 @@ A_TEST, A_CAMPAIGN = 0.35, 10.0
 QUICK = ("tests/unit/", "tests/integration/")
 TEST = re.compile(r"^\s*(?:async )?def test_", re.MULTILINE)
 AIRFLOW = re.compile(r"^\s*(?:from|import) airflow\b", re.MULTILINE)
-OWN_CLUSTER = "py:tests.conftest.own_cluster"
+OWN_CLUSTERS = ("py:tests.conftest.own_cluster", "py:tests.chaos.conftest.empty_cluster")
 SPARK_SESSION = "py:tests.spark_session"
 # So many of the best files say what a change needs.
 BEST = 3
@@ -43,10 +43,11 @@ def unneeded(graph: Graph, changed: Sequence[Change], chosen: Sequence[Choice]) 
     """The markers of the expensive tests that are not about what changed."""
     paths = [change.path for change in changed]
     needed = {
-        "own_server": any(_share(graph, choice.path, OWN_CLUSTER) >= 0.5 for choice in chosen[:BEST]),
+        "own_server": any(_share(graph, choice.path, *OWN_CLUSTERS) >= 0.5 for choice in chosen[:BEST]),
         "spark": any(
             "spark" in path or (is_test(path) and _share(graph, path, SPARK_SESSION)) for path in paths
-        ),
+        )
+        or any(_share(graph, choice.path, SPARK_SESSION) >= 0.5 for choice in chosen[:1]),
         "airflow": any("airflow" in PurePosixPath(path).name or _faces_airflow(path) for path in paths),
     }
     return [kind for kind, is_needed in needed.items() if not is_needed]
@@ -60,16 +61,23 @@ def _faces_airflow(path: str) -> bool:
     return any(AIRFLOW.search(file.read_text()) for file in files if file.exists())
 
 
-def _share(graph: Graph, path: str, key: str) -> float:
-    """How many of a file's tests come to what a key names, by fixtures and helpers of the tests."""
+def _share(graph: Graph, path: str, *keys: str) -> float:
+    """How many of a file's tests come to what keys name, by fixtures and helpers of the tests."""
+    within = tuple(f"{key}." for key in keys)
     reached = {
-        i for i, part in enumerate(graph.parts) if any(k == key or k.startswith(f"{key}.") for k in part.keys)
+        i for i, part in enumerate(graph.parts) if any(k in keys or k.startswith(within) for k in part.keys)
     }
+    helpers = {i for i, part in enumerate(graph.parts) if _is_of_tests(part.path)}
     waiting = list(reached)
     while waiting:
         for user in graph.users.get(waiting.pop(), ()):
-            if user not in reached and graph.parts[user].path.startswith("tests/"):
+            if user not in reached and user in helpers:
                 reached.add(user)
                 waiting.append(user)
     tests = [i for i, part in enumerate(graph.parts) if part.test and part.path == path]
     return len(reached.intersection(tests)) / max(1, len(tests))
+
+
+def _is_of_tests(path: str) -> bool:
+    """Whether a file is a test, or helps tests; what runs them is neither."""
+    return path.startswith("tests/") and not path.startswith("tests/suite/")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from tests.suite.choosing.offers import offered
 from tests.suite.choosing.parts import Part
 from tests.suite.choosing.python_parts import Module, read_python
 from tests.suite.choosing.sql_parts import sql_parts
@@ -45,8 +46,8 @@ def read_graph(repo: Path) -> Graph:
     paths = list(_paths(repo))
     modules: dict[str, Module] = {}
     parts: list[Part] = []
-    for path in paths:
-        text = (repo / path).read_text()
+    texts = {path: (repo / path).read_text() for path in paths}
+    for path, text in texts.items():
         if path.endswith(".py"):
             modules[path] = read_python(path, text)
             parts += modules[path].parts
@@ -54,6 +55,7 @@ def read_graph(repo: Path) -> Graph:
             parts += sql_parts(path, text)
         else:
             parts.append(Part(path, 1, text.count("\n") + 1, frozenset()))
+    parts += offered(texts)
     named = frozenset(use for part in parts for use in part.uses if use.startswith("file:"))
     files = {path: _file_keys(path, modules, named) for path in paths}
     by_key: dict[str, set[int]] = defaultdict(set)

@@ -108,12 +108,16 @@ def _common(one: str, other: str) -> int:
 
 
 def _is_noise(node: Any) -> bool:
-    """Whether a node is part of an annotation or a decorator, the mark of parameters, a fraction, or negated already."""
+    """Whether a node is part of an annotation or a decorator, or about them only, the mark of parameters, a fraction, or
+    negated already."""
     if node.type == "number" and not node.value.isdigit():
         return True
     if node.parent is not None and node.parent.type == "parameters":
         return True
     if node.type in ("if_stmt", "while_stmt") and node.children[1].type == "not_test":
+        return True
+    # What is imported for annotations only may be imported always.
+    if node.type == "if_stmt" and node.children[1].get_code().strip() == "TYPE_CHECKING":
         return True
     while node.parent is not None:
         outer = node.parent

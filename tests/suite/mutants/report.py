@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ def report(
         if how == "survived":
             yield f"\n{mutant.id} {mutant.file}:{mutant.line} {mutant.place}: {mutant.kind}"
             yield mutant.diff((root / mutant.file).read_text())
-            yield "passed: " + " ".join(result.files)
+            yield "passed: " + shlex.join(result.files)
         elif how == "equivalent":
             yield f"\n{mutant.id} {mutant.file}:{mutant.line} is equivalent: {equivalent[mutant.id]}"
     red = sorted(test for test, outcome in state.baseline.items() if outcome.how != "passed")

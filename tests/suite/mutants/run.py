@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -49,6 +49,7 @@ def try_all(trial: Trial, mutants: Sequence[Mutant], workers: int) -> None:
         try:
             for done in as_completed(attempts):
                 done.result()
+            _tell_red(trial, copies.get(), stop)
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
@@ -59,16 +60,23 @@ def _try(trial: Trial, copy: Path, mutant: Mutant, stop: threading.Event) -> Non
     files = trial.chosen(mutant)
     with mutated(copy, mutant):
         outcome = run(copy, trial.python, files, trial.limit, stop)
-    how = _HOW[outcome.how]
-    if how == "caught" and not _passes(trial, copy, outcome.by, stop):
-        how = "red"
-    result = Result(mutant.id, how, outcome.by, tuple(files), outcome.seconds)
+    # A tree that does not come to its tests is caught by the first of them.
+    by = (outcome.by or files[0]) if outcome.how == "failed" else ""
+    result = Result(mutant.id, _HOW[outcome.how], by, tuple(files), outcome.seconds)
     trial.state.keep(result)
     trial.tell(mutant, result)
 
 
-def _passes(trial: Trial, copy: Path, test: str, stop: threading.Event) -> bool:
-    """Whether a test passes without any mutant: else it would catch all of them."""
-    if test not in trial.state.baseline:
-        trial.state.keep_baseline(test, run(copy, trial.python, [test], trial.limit, stop))
-    return trial.state.baseline[test].how == "passed"
+def _tell_red(trial: Trial, copy: Path, stop: threading.Event) -> None:
+    """Run what caught something without any mutant, all in one: what fails then would catch everything."""
+    state = trial.state
+    caught = [result for result in state.results.values() if result.how == "caught"]
+    while left := sorted({result.by for result in caught} - state.baseline.keys()):
+        outcome = run(copy, trial.python, left, trial.limit * len(left), stop)
+        if outcome.how == "failed" and outcome.by not in left:
+            left, outcome = left[:1], run(copy, trial.python, left[:1], trial.limit, stop)
+        for test in left if outcome.how == "passed" else [outcome.by or left[0]]:
+            state.keep_baseline(test, outcome)
+    for result in caught:
+        if state.baseline[result.by].how != "passed":
+            state.keep(replace(result, how="red"))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import dag, task
+from airflow.sdk import Asset, dag, task
 from psycopg import Connection
 
 from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.assets.targets import target_tables
 from airflow_pgchange.feeds import Batch, Change, CommitFeed
 from airflow_pgchange.feeds.feed import to_json
 from airflow_pgchange.operators.batch import BatchOperator
-from airflow_pgchange.sensors.pgchange import FeedSensor, WatermarkSensor
+from airflow_pgchange.sensors.consumer import ConsumerSensor
+from airflow_pgchange.sensors.feed import FeedSensor
 
 NOTED = CommitFeed("noted", 0)
 SLOW = CommitFeed("slow", 0)
 BY_HAND = CommitFeed("by_hand", 0)
 AIRLINE = "airline"
+NOTES = os.environ["AIRFLOW__PGCHANGE_TESTS__NOTES"]
+"""The asset of the table that is written."""
 
 
 def note(batch: Batch, changes: Iterator[Change], connection: Connection[Any]) -> None:
@@ -31,7 +36,18 @@ def note(batch: Batch, changes: Iterator[Change], connection: Connection[Any]) -
 
 @dag(schedule=[feed_asset(NOTED, AIRLINE)], max_active_runs=1, is_paused_upon_creation=False)
 def noted() -> None:
-    task.pgchange_batch(feed=NOTED, postgres_conn_id=AIRLINE, limit=4)(note)()
+    task.pgchange_batch(feed=NOTED, postgres_conn_id=AIRLINE, limit=4, outlets=[target_tables("notes")])(
+        note
+    )()
+
+
+@dag(schedule=[Asset(NOTES)], is_paused_upon_creation=False)
+def after_notes() -> None:
+    @task
+    def read(triggering_asset_events: Any = None) -> int:
+        return sum(event.extra["changes"] for event in triggering_asset_events[Asset(NOTES)])
+
+    read()
 
 
 @dag(schedule=[feed_asset(SLOW, AIRLINE)], max_active_runs=1, is_paused_upon_creation=False)
@@ -53,7 +69,7 @@ AGAIN = {"retries": 5, "retry_delay": timedelta(seconds=1)}
 def waits() -> None:
     FeedSensor(
         task_id="for_changes", feed=BY_HAND, postgres_conn_id=AIRLINE, deferrable=True
-    ) >> WatermarkSensor(task_id="for_the_consumer", feed=BY_HAND, postgres_conn_id=AIRLINE, deferrable=True)
+    ) >> ConsumerSensor(task_id="for_the_consumer", feed=BY_HAND, postgres_conn_id=AIRLINE, deferrable=True)
 
 
 @dag(schedule=None, default_args=AGAIN)
@@ -65,7 +81,7 @@ def waits_for_changes() -> None:
 
 @dag(schedule=None, default_args=AGAIN)
 def waits_by_reschedule() -> None:
-    WatermarkSensor(
+    ConsumerSensor(
         task_id="for_the_consumer",
         feed=BY_HAND,
         postgres_conn_id=AIRLINE,
@@ -83,6 +99,7 @@ def mapped() -> None:
 
 
 noted()
+after_notes()
 slow()
 waits()
 waits_for_changes()

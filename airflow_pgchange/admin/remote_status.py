@@ -1,0 +1,40 @@
+"""What only the database of the changes knows of a consumer whose progress is in another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.feeds.errors import (
+    HistoryTrimmed,
+    SourceLostTail,
+    SourceRestored,
+    UnknownBranch,
+    UnknownConsumer,
+)
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.lag import in_work, lag
+
+Connection = psycopg.Connection[Any]
+LAG = {
+    "ready": "ready",
+    "ready_exact": "ready_exact",
+    "oldest_seconds": "ready_age",
+    "waiting": "waiting",
+    "faults": "faults",
+}
+IN_WORK = {"batch_id": "id", "attempt": "attempt", "error": "error"}
+
+
+def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, Any]:
+    """Lag and batch in work. ``ready`` is exact up to 1,000; ``held_back_by`` says where a person must decide first, and
+    then the lag is None."""
+    try:
+        found = lag(results, source, feed, 1000)
+    except (HistoryTrimmed, SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
+        return {**dict.fromkeys(LAG), "held_back_by": str(error)}
+    batch = in_work(results, source, feed) or {}
+    return {name: getattr(found, of) for name, of in LAG.items()} | {
+        name: batch.get(of) for name, of in IN_WORK.items()
+    }

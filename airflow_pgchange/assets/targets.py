@@ -1,0 +1,60 @@
+"""The tables that batches write, as assets: other DAGs are scheduled on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from airflow.sdk import Asset, AssetAlias
+from psycopg.conninfo import conninfo_to_dict
+
+GROUP = "pgchange"
+BREAKS_A_URI = r"[/?#\t\n\r]"
+"""What ends a part of a path, and what a URI loses."""
+
+
+def target_tables(name: str) -> AssetAlias:
+    """An outlet that stands for all tables that a task's batches write: ``outlets=[target_tables("balances")]``.
+
+    The operator of the batches finds out which these are. Each is an asset by its URI alone,
+    ``postgres://<host>:<port>/<database>/<schema>/<table>``, and has an event once the task that wrote it has succeeded.
+    A DAG can be scheduled on one of them, or, by the outlet's ``name``, on all that it stands for.
+    """
+    return AssetAlias(name, group=GROUP)
+
+
+def aliases(outlets: Sequence[Any]) -> list[AssetAlias]:
+    """Those of a task's outlets that ``target_tables`` made."""
+    return [each for each in outlets if isinstance(each, AssetAlias) and each.group == GROUP]
+
+
+def table_asset(conninfo: str, database: str, schema: str, table: str) -> Asset:
+    """A table in a database of the server of a connection string, as Airflow's own asset of a PostgreSQL table.
+
+    Names stand in its URI as they are, as in what ``create_asset`` makes, but for what would break it: that is escaped.
+    """
+
+    def asset(escaped: str) -> Asset:
+        parts = [
+            re.sub(escaped, lambda found: quote(found[0], safe=""), part)
+            for part in (database, schema, table)
+        ]
+        return Asset("/".join([server(conninfo), *parts]))
+
+    try:
+        return asset(BREAKS_A_URI)
+    except ValueError:
+        # Airflow on MySQL takes ASCII alone.
+        return asset(BREAKS_A_URI + r"|[^\x00-\x7f]")
+
+
+def server(conninfo: str) -> str:
+    """The first server that a connection string names: whichever of a group answers, its tables are the same assets."""
+    given = conninfo_to_dict(conninfo)
+    host = str(given.get("host") or given.get("hostaddr") or "").split(",")[0]
+    port = str(given.get("port") or "").split(",")[0] or "5432"
+    if not host or host.startswith(("/", "@")):
+        host = "localhost"
+    return f"postgres://[{host}]:{port}" if ":" in host else f"postgres://{host}:{port}"

@@ -1,0 +1,122 @@
+"""``airflow pgchange check``: whether the feeds that DAGs name can be watched."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from airflow.dag_processing.dagbag import BundleDagBag, DagBag
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow.utils.session import create_session
+from psycopg.conninfo import make_conninfo
+
+from airflow_pgchange.admin.watching import hindrance
+from airflow_pgchange.cli.common import Rows, command, conninfo_by_name
+from airflow_pgchange.feeds import connect as databases
+from airflow_pgchange.feeds.connect import keep_open
+from airflow_pgchange.feeds.error_text import described, without_secrets
+from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError
+from airflow_pgchange.feeds.feed import Watched
+from airflow_pgchange.plugins.looks import LIMITS, REACH
+from airflow_pgchange.plugins.places import Named, ParsedDags, Place, each_once, named_in
+
+Naming = dict[Place, dict[Watched | None, set[str]]]
+"""Of each place the feeds that are named there, and by which DAGs; None: its connections are named without a feed."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What each DAG names, and what could not be read, with the DAG if it is known."""
+
+    named: Mapping[str, Sequence[Named]]
+    unread: Sequence[tuple[str, str]] = ()
+
+
+@command(
+    "No DAG names a feed.",
+    bad=lambda rows: any(row["hindrance"] for row in rows),
+)
+def check(args: Namespace) -> Rows:
+    read = _in_files(args.files) if args.files else _parsed()
+    naming = naming_of(read.named)
+    return [
+        *(_row(place, *told) for place in sorted(naming, key=str) for told in _told(place, naming[place])),
+        *(_row(None, "", {dag_id}, why) for dag_id, why in read.unread),
+    ]
+
+
+def naming_of(named: Mapping[str, Iterable[Named]]) -> Naming:
+    """What each DAG names, by its places."""
+    found: Naming = defaultdict(lambda: defaultdict(set))
+    for dag_id, all_named in named.items():
+        for one in all_named:
+            found[one.place][one.feed].add(dag_id)
+    for feeds in found.values():
+        if len(feeds) > 1:
+            feeds.pop(None, None)
+    return found
+
+
+def _told(place: Place, feeds: Mapping[Watched | None, set[str]]) -> Iterator[tuple[str, set[str], str]]:
+    """Of each feed its name, the DAGs that name it, and what keeps it from being watched."""
+    ordered = sorted(feeds.items(), key=lambda item: "" if item[0] is None else item[0].name)
+    known: list[str] = []
+    told: list[str | None] = []
+    try:
+        known += [conninfo_by_name(one) for one in place.connections]
+        reached = [make_conninfo(conninfo, **REACH) for conninfo in known]
+        with databases.both(reached[0], reached[1] if place.source else None, primary=False) as opened:
+            for connection in opened:
+                keep_open(connection, **LIMITS)
+            told += [None if feed is None else hindrance(*opened, feed) for feed, _ in ordered]
+    except (PgChangeError, psycopg.Error) as error:
+        told = [str(error).strip()] * len(ordered)
+    for (feed, dags), why in zip(ordered, told, strict=True):
+        yield "" if feed is None else feed.name, dags, without_secrets(why or "", known)
+
+
+def _row(place: Place | None, consumer: str, dags: set[str], why: str) -> dict[str, Any]:
+    return {
+        "connection": "" if place is None else place.connection,
+        "source": "" if place is None else place.source or "",
+        "consumer": consumer,
+        "dags": ", ".join(sorted(dags)),
+        "can be watched": "no" if why else "yes",
+        "hindrance": why,
+    }
+
+
+def _parsed() -> Read:
+    with create_session() as session:
+        return Read(ParsedDags().named(session))
+
+
+def _in_files(files: Sequence[Path]) -> Read:
+    """What the DAGs of files, or of folders, name. Raises InvalidArgument for one that is not there."""
+    for path in files:
+        if not path.exists():
+            raise InvalidArgument(f"{path} is not there: name DAG files, or folders of them")
+    named: dict[str, list[Named]] = defaultdict(list)
+    unread: list[tuple[str, str]] = []
+    for path in files:
+        bag = _bag(path.absolute())
+        unread += [
+            ("", f"{file} cannot be imported: {error.strip()}") for file, error in bag.import_errors.items()
+        ]
+        for dag_id, dag in bag.dags.items():
+            # Whatever a DAG's own classes raise.
+            try:
+                named[dag_id] += each_once(named_in(DagSerialization.to_dict(dag)))
+            except Exception as error:  # noqa: BLE001
+                unread.append((dag_id, f"{dag.fileloc}: {dag_id} cannot be serialized: {described(error)}"))
+    return Read(named, unread)
+
+
+def _bag(path: Path) -> DagBag:
+    """The DAGs of a file or a folder, which may import what lies beside them, as in a bundle."""
+    return BundleDagBag(str(path), bundle_path=path if path.is_dir() else path.parent)

@@ -1,0 +1,57 @@
+"""``airflow pgchange skip``, ``repair``, ``move``, ``drop``, ``trim``: where consumers stand, changed by hand."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from airflow_pgchange.admin import consumers
+from airflow_pgchange.cli.common import DONE, Rows, both, command, confirm, database
+from airflow_pgchange.feeds import by_hand
+from airflow_pgchange.feeds.checks import seconds, time_of
+
+
+@command(DONE)
+def skip(args: Namespace) -> Rows:
+    consumer = consumers.named(args.consumer)
+    with both(args) as (results, source):
+        skipped = by_hand.skip(results, source, consumer(source), args.reason)
+    return [{"consumer": args.consumer, "skipped": skipped}]
+
+
+@command(DONE)
+def repair(args: Namespace) -> Rows:
+    feed = consumers.movable(args.consumer)
+    confirm(args, f"{feed.name} will go on from what the source still knows of it; batches may come again.")
+    with both(args) as (results, source):
+        repaired = by_hand.repair(results, source, feed)
+    return [{"consumer": feed.name, "from_here_on": repaired}]
+
+
+@command(DONE)
+def move(args: Namespace) -> Rows:
+    feed = consumers.movable(args.consumer)
+    to = args.to if args.to in ("beginning", "now") else time_of("--to (beginning, now or a time)", args.to)
+    confirm(args, f"{feed.name} will move to {args.to}: changes are left out, or come again.")
+    with both(args) as (results, source):
+        by_hand.move(results, source, feed, to)
+    return [{"consumer": feed.name, "moved_to": args.to}]
+
+
+@command(DONE)
+def drop(args: Namespace) -> Rows:
+    feed = consumers.movable(args.consumer)
+    confirm(args, f"{feed.name} will be forgotten; under the same name it would begin anew.")
+    with both(args) as (results, source):
+        by_hand.drop(results, source, feed)
+    return [{"consumer": feed.name, "dropped": True}]
+
+
+@command("Nothing is both old enough and processed by every consumer: nothing was removed.")
+def trim(args: Namespace) -> Rows:
+    with database(args) as connection:
+        seconds("--retention", args.retention)
+        confirm(
+            args,
+            f"History older than {args.retention} will be gone; consumers that come later will not get it.",
+        )
+        return [{"trimmed": line} for line in by_hand.trim(connection, args.retention)]

@@ -1,0 +1,52 @@
+"""``airflow pgchange status`` and ``health``: how every consumer stands, and what a person should look at."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from airflow_pgchange.admin import consumers, watching
+from airflow_pgchange.admin.health import findings
+from airflow_pgchange.cli.common import Rows, both, command, database
+
+
+@command("No consumer has begun here yet: the first claim makes one.")
+def status(args: Namespace) -> Rows:
+    with both(args) as (results, source):
+        rows = consumers.status(results, source, _warn)
+        for one in dict.fromkeys((results, source)):
+            for line in watching.blind(one):
+                _warn(line)
+    return rows if args.output == "json" else [_brief(row) for row in rows]
+
+
+@command("Nothing needs a person.")
+def health(args: Namespace) -> Rows:
+    with database(args) as connection:
+        found = [asdict(one) for one in findings(connection, _warn)]
+    return (
+        found if args.output == "json" else [{key: cell or "" for key, cell in row.items()} for row in found]
+    )
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A consumer on one line."""
+    number = str(row["ready"]) if row["ready_exact"] in (True, None) else f"~{row['ready']}"
+    return {
+        "consumer": row["consumer"],
+        "ready": "?" if row["ready"] is None else number,
+        "oldest": "" if row["oldest_seconds"] is None else f"{row['oldest_seconds']:.0f} s",
+        "waiting": "?" if row["waiting"] is None else row["waiting"],
+        "faults": "?" if row["faults"] is None else row["faults"],
+        "at work": "yes" if row["at_work"] else "",
+        "batch": "" if row["batch_id"] is None else f"{row['batch_id']}, attempt {row['attempt']}",
+        "progress": "" if row["updated_at"] is None else f"{row['updated_at']:%Y-%m-%d %H:%M:%S}",
+        "held back by": row.get("held_back_by") or "",
+    }

@@ -1,0 +1,41 @@
+"""``airflow pgchange install``, ``upgrade``, ``uninstall``: the schemas of a database."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from airflow_pgchange.admin import schema
+from airflow_pgchange.admin.versions import Installed
+from airflow_pgchange.cli.common import Rows, command, confirm, database
+
+
+@command("Our schemas are not here: `airflow pgchange install` makes them.")
+def install(args: Namespace) -> Rows:
+    with database(args) as connection:
+        return [
+            _loaded(found) for found in schema.install(connection, args.systems, without=args.without or ())
+        ]
+
+
+@command("Our schemas are not here: `airflow pgchange install` makes them.")
+def upgrade(args: Namespace) -> Rows:
+    with database(args) as connection:
+        return [_loaded(found) for found in schema.upgrade(connection)]
+
+
+@command("Our schemas are not here: nothing to remove.")
+def uninstall(args: Namespace) -> Rows:
+    confirm(args, "Queues, watermarks and what waits in them will be gone; tables of yours stay.")
+    with database(args) as connection:
+        return [{"removed": name} for name in schema.uninstall(connection, args.systems)]
+
+
+def _loaded(state: Installed) -> dict[str, Any]:
+    files = {True: "this package", False: "other files of this version", None: "psql"}
+    return {
+        "system": state.system,
+        "version": state.version,
+        "needed": state.needed,
+        "loaded from": f"left out: {state.left_out}" if state.left_out else files[state.intact],
+    }

@@ -1,0 +1,70 @@
+"""What a person does with a consumer: skip its batch, repair, move and drop it; and trim what all have processed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.feeds.checks import Seconds, span
+from airflow_pgchange.feeds.errors import BatchNotFinished, ConsumerBusy, translated
+from airflow_pgchange.feeds.feed import Feed, Movable, progress_at
+from airflow_pgchange.feeds.lag import in_work, position
+from airflow_pgchange.feeds.queries import ask, rows
+
+Connection = psycopg.Connection[Any]
+
+
+def skip(results: Connection, source: Connection, feed: Feed, reason: str) -> str:
+    """Give up the batch that the consumer claimed and cannot finish; it becomes a dead letter, with ``reason``.
+
+    Returns the batch's id. Raises BatchNotFinished where there is none, ConsumerBusy while the consumer is at work.
+    """
+    batch = in_work(results, source, feed)
+    if batch is None:
+        raise BatchNotFinished(
+            f"{feed.name} has no batch in work: only one that was claimed and not acked can be skipped"
+        )
+    ask(progress_at(feed, results, source), feed.skip(batch, reason))
+    return str(batch["id"])
+
+
+def repair(results: Connection, source: Connection, feed: Movable) -> str:
+    """Go on from what the source still knows of the consumer, after it lost its tail, was restored or was upgraded.
+
+    Returns the guarantee from here on: ``exactly once``, or ``at least once`` where processed batches come again.
+    Raises ConsumerBusy while the consumer is at work, as ``move`` and ``drop`` do.
+    """
+    return str(ask(results, feed.adopt_mark(ask(source, feed.mark()))))
+
+
+def move(results: Connection, source: Connection, feed: Movable, to: datetime | str) -> None:
+    """Move the consumer to the ``"beginning"`` of what the source still has, to ``"now"`` (all that is there counts as
+    processed), or to a time (all that was written before it counts as processed).
+
+    Raises ConsumerBusy while the consumer is at work, UnknownConsumer where there is none, InvalidArgument for a time
+    where the feed has none: a topology's log goes by term and index.
+    """
+    point = None if to == "beginning" else ask(source, feed.point_at(None if to == "now" else to))
+    # Under the consumer's lock, and the source commits first: at no moment may what comes again go.
+    with translated(), results.transaction():
+        if not ask(results, feed.lock()):
+            raise ConsumerBusy(f"{feed.name} is at work: stop it, or wait until its batch has ended")
+        version = ask(source, feed.note_move(position(results, feed), point))
+        ask(results, feed.move_to(point, version))
+
+
+def drop(results: Connection, source: Connection, feed: Movable) -> None:
+    """Forget the consumer, its progress, its claim and its dead letters: under the same name it would begin anew."""
+    ask(results, feed.forget())
+    if source is not results and ask(source, feed.known()):
+        ask(source, feed.forget())
+
+
+def trim(source: Connection, retention: Seconds) -> list[str]:
+    """Remove history of the commit queue older than ``retention`` that all have processed; a line for each
+    thing. Raises InvalidArgument."""
+    query = sql.SQL("select pubsub.trim_commit_queue({})").format(span("retention", retention))
+    return [line for (line,) in rows(source, query)]

@@ -1,0 +1,132 @@
+"""The commit queue: every commit of a branch, each consumer with a watermark of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar, Self
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.feeds.batch import Batch, Change, Slice
+from airflow_pgchange.feeds.checks import is_name
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import Ask, Goal, Position, kind_of_feed
+from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.offered import OfferedFeed
+from airflow_pgchange.feeds.queries import call, select
+from airflow_pgchange.feeds.schemas import our_schema
+
+BEGINNING = {"snapshot": None}
+"""The point before everything."""
+
+our_schema(
+    "revision",
+    grants="`revision.grant_owner('<role>')` is for who tracks tables, `grant_maintainer` for maintenance",
+)
+our_schema(
+    "pubsub",
+    grants="`pubsub.grant_consumer('<role>')` is for consumers, `grant_admin` for who skips, sends again, moves, "
+    "repairs, drops and trims",
+)
+
+
+@kind_of_feed
+@dataclass(frozen=True)
+class CommitFeed(OfferedFeed):
+    """Every commit of one branch, exactly once per consumer, whichever server of the group it is read from.
+
+    ``in_order``: by transaction id, and only below the oldest open transaction; otherwise each commit as soon as it is
+    visible. ``accept_trimmed``: a new consumer does without the history that was trimmed before it came.
+    Raises InvalidArgument for an empty name, and for what is no branch's id.
+    """
+
+    kind: ClassVar[str] = "commit"
+    schema: ClassVar[str] = "pubsub"
+    names: ClassVar[Names] = Names("{}/{}", (".+", r"\d+"), "delays/0")
+    columns: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("id", "bigint"),
+        ("queue_id", "bigint"),
+        ("txid", "bigint"),
+        ("created_at", "timestamptz"),
+    )
+
+    consumer_id: str
+    branch_id: int
+    in_order: bool = False
+    accept_trimmed: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_name(self.consumer_id):
+            raise InvalidArgument("consumer_id must be a text that is not empty")
+        if isinstance(self.branch_id, bool) or not isinstance(self.branch_id, int) or self.branch_id < 0:
+            raise InvalidArgument(
+                f"branch_id must be the id of a branch (0 is trunk), not {self.branch_id!r}"
+            )
+
+    @classmethod
+    def named(cls, ask: Ask, *parts: str) -> Self:
+        consumer, branch = parts
+        return cls(consumer, int(branch))
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.consumer_id, self.branch_id
+
+    def register(self) -> sql.Composed:
+        return self._select("register", self.in_order)
+
+    def lag(self, position: Position, upto: int) -> sql.Composed:
+        return select("pubsub.lag", self.branch_id, position, upto, self.in_order)
+
+    @classmethod
+    def lags(cls, asked: Sequence[tuple[Self, Position, int]]) -> sql.Composed:
+        each = [
+            {"branch_id": feed.branch_id, "position": dict(at), "upto": upto, "in_order": feed.in_order}
+            for feed, at, upto in asked
+        ]
+        return select("pubsub.lags", Jsonb(each))
+
+    def choose(self, position: Position, limit: int) -> sql.Composed:
+        return select("pubsub.choose", self.branch_id, position, limit, self.in_order)
+
+    def claim(
+        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
+    ) -> sql.Composed:
+        return self._select(
+            "claim", position, limit, self.in_order, self.accept_trimmed, choice, max_attempts
+        )
+
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        return call("pubsub.changes", self.branch_id, batch.bounds, *part.after, *part.upto)
+
+    def change(self, row: Mapping[str, Any]) -> Change:
+        return Change(id=row["id"], position=f"{row['txid']}/{row['queue_id']}", created_at=row["created_at"])
+
+    def point(self) -> sql.Composed:
+        return select("pubsub.point", self.branch_id)
+
+    def passed(self, position: Position, goal: Goal) -> sql.Composed:
+        return select("pubsub.passed", self.branch_id, position, goal)
+
+    def point_at(self, at: datetime | str | None) -> sql.Composed:
+        return select("pubsub.point", self.branch_id, at)
+
+    def note_move(self, position: Position, point: Any) -> sql.Composed:
+        return super().note_move(position, point or BEGINNING)
+
+    def move_to(self, point: Any, version: int) -> sql.Composed:
+        return super().move_to(point or BEGINNING, version)
+
+    def tables(self) -> sql.Composed:
+        """Those of the branch, and those whose rows' branches an expression tells. Needs ``revision.tracking()``."""
+        query = sql.SQL("""
+            select coalesce(jsonb_agg(jsonb_build_array(n.nspname, c.relname) order by n.nspname, c.relname), '[]')
+            from revision.tracking() as t
+            join pg_catalog.pg_class as c on c.oid = t.tbl
+            join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
+            where t.branch_id = {} or t.branch_id is null
+        """)
+        return query.format(self.branch_id)

@@ -1,0 +1,128 @@
+"""What is the same for feeds: calls of the functions of their schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple
+from datetime import datetime
+from typing import Any, ClassVar, Literal, Self
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.feeds.batch import Batch, Slice
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import Ask, Goal, Position
+from airflow_pgchange.feeds.names import Names
+from airflow_pgchange.feeds.queries import call, select
+
+
+class SchemaFeed:
+    """A feed by its schema, whose functions do what is asked of a consumer.
+
+    A subclass is a frozen dataclass, whose fields name the consumer, and says what else it is. Its progress is
+    kept with the changes, unless it says otherwise.
+    """
+
+    kind: ClassVar[str]
+    schema: ClassVar[str]
+    prefix: ClassVar[str] = ""
+    """How the names of these functions begin, where the schema has others of their names."""
+    progress: ClassVar[Literal["results", "source"]] = "source"
+    schema_version: ClassVar[int] = 1
+    sharded: ClassVar[bool] = False
+    names: ClassVar[Names]
+
+    @classmethod
+    def named(cls, ask: Ask, *parts: str) -> Self:
+        return cls(*parts)
+
+    @property
+    def name(self) -> str:
+        return self.names.of(*self.parts)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What the consumer's name is made of, and what the functions know it by."""
+        return astuple(self)  # type: ignore[call-overload, no-any-return]
+
+    def register(self) -> sql.Composed:
+        return self._select("register")
+
+    def lock(self) -> sql.Composed:
+        return self._select("take_lock")
+
+    def locked(self) -> sql.Composed:
+        return self._select("locked")
+
+    def position(self) -> sql.Composed:
+        return self._select("position")
+
+    def choose(self, position: Position, limit: int) -> sql.Composed | None:
+        return None
+
+    def claim(
+        self, position: Position, limit: int, choice: Mapping[str, Any] | None, max_attempts: int | None
+    ) -> sql.Composed:
+        return self._select("claim", position, limit, max_attempts)
+
+    def ack(self, batch: Batch) -> sql.Composed:
+        return self._select("ack", batch.to_json())
+
+    def in_work(self, position: Position) -> sql.Composed:
+        return self._select("in_work", position)
+
+    def note_failure(self, batch: Batch, error: str) -> sql.Composed:
+        return self._select("note_failure", batch.to_json(), error)
+
+    def skip(self, row: Mapping[str, Any], reason: str) -> sql.Composed:
+        return self._select("skip", row, reason)
+
+    def _select(self, function: str, *arguments: Any) -> sql.Composed:
+        """The call of a function of the schema that is about the consumer."""
+        return select(f"{self.schema}.{self.prefix}{function}", *self.parts, *arguments)
+
+
+class OfferedFeed(SchemaFeed):
+    """A feed whose schema has the functions that ``pgchange.offer`` gives, which are the rest of what it calls besides
+    ``register``, ``position``, ``lag``, ``changes``, ``point`` and ``passed``: those the schema brings.
+
+    Its progress is kept with the results.
+    """
+
+    progress: ClassVar[Literal["results", "source"]] = "results"
+
+    def lag(self, position: Position, upto: int) -> sql.Composed:
+        return select(f"{self.schema}.lag", position, upto)
+
+    def changes(self, batch: Batch, part: Slice) -> sql.Composed:
+        return call(f"{self.schema}.changes", Jsonb(part.after), Jsonb(part.upto))
+
+    def point(self) -> sql.Composed:
+        return select(f"{self.schema}.point")
+
+    def passed(self, position: Position, goal: Goal) -> sql.Composed:
+        return select(f"{self.schema}.passed", position, goal)
+
+    def mark(self) -> sql.Composed:
+        return self._select("mark")
+
+    def adopt_mark(self, mark: Mapping[str, Any] | None) -> sql.Composed:
+        return self._select("adopt_mark", mark)
+
+    def point_at(self, at: datetime | str | None) -> sql.Composed:
+        if at is not None:
+            raise InvalidArgument(f"{self.name} can move to beginning or now, not to {at}: it has no times")
+        return self.point()
+
+    def note_move(self, position: Position, point: Any) -> sql.Composed:
+        return self._select("note_move", position, point)
+
+    def move_to(self, point: Any, version: int) -> sql.Composed:
+        return self._select("move_consumer", point, version)
+
+    def known(self) -> sql.Composed:
+        return self._select("is_known")
+
+    def forget(self) -> sql.Composed:
+        return self._select("drop_consumer")

@@ -1,0 +1,177 @@
+"""Message queues from Python: posting, asking and waiting for the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.feeds.checks import Seconds, seconds, shown, span
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.queries import ask, call, rows, select
+
+Texts = Mapping[str, str | None]
+"""What an hstore holds."""
+DAY = timedelta(days=1)
+REPLY_TO, REPLY_IID, IN_REPLY_TO = "reply_to", "reply_iid", "in_reply_to"
+"""The properties by which a request names the queue and the iid of its answer, and an answer its request."""
+
+TEMPORARY = "temp."
+"""How the names of temporary queues begin."""
+
+
+def as_hstore(values: Texts) -> str:
+    """A mapping of texts or None as PostgreSQL reads an hstore. Raises InvalidArgument for anything else."""
+    for key, value in values.items():
+        if not isinstance(key, str) or not isinstance(value, str | None):
+            raise InvalidArgument(
+                f"a message has texts or None by name, not {key!r}: {value!r}: make it a text"
+            )
+    return ", ".join(
+        f"{_quoted(key)}=>{'NULL' if value is None else _quoted(value)}" for key, value in values.items()
+    )
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is posted. ``after``: the iids of messages that must be received before it. It is delivered after ``delay``,
+    and not once ``expiry`` has passed."""
+
+    data: Texts
+    properties: Texts | None = None
+    after: Sequence[str] = ()
+    delay: Seconds | None = None
+    expiry: Seconds | None = None
+
+    def stored_headers(self) -> Texts | None:
+        if not self.after:
+            return None
+        if isinstance(self.after, str):
+            raise InvalidArgument(
+                f"a message is behind a sequence of iids, not the text {self.after!r}: [{self.after!r}]"
+            )
+        return {"consume_after": "{" + ",".join(self.after) + "}"}
+
+
+def post(
+    connection: psycopg.Connection[Any], queue_name: str, message: Message, iid: str | None = None
+) -> str:
+    """Post a message to a queue, in the transaction of ``connection``; returns its iid, which is ``iid`` if given."""
+    at = "(pg_catalog.clock_timestamp() operator(pg_catalog.+) {}::pg_catalog.interval)::pg_catalog.timestamp"
+    texts = (message.data, message.stored_headers(), message.properties)
+    arguments: list[sql.Composable] = [
+        sql.Literal(queue_name),
+        *(sql.Literal(None if one is None else as_hstore(one)) for one in texts),
+        *(
+            sql.SQL(at).format(time)
+            for time in (span("delay", message.delay), span("expiry", message.expiry))
+        ),
+        sql.Literal(iid),
+    ]
+    return str(ask(connection, sql.SQL("select mbus.post({})").format(sql.SQL(", ").join(arguments))))
+
+
+def temporary(connection: psycopg.Connection[Any]) -> str:
+    """Make a queue that lives as long as the session of ``connection``, not behind a pooler that shares sessions."""
+    return str(ask(connection, select("mbus.create_temporary_queue")))
+
+
+def new_iid(connection: psycopg.Connection[Any], queue_name: str) -> str:
+    """An iid for a message that is to be posted to a queue."""
+    return str(ask(connection, select("mbus.get_iid", queue_name)))
+
+
+def request(
+    connection: psycopg.Connection[Any],
+    queue_name: str,
+    message: Message,
+    reply_queue: str,
+    reply_iid: str | None = None,
+) -> str:
+    """Post a message that asks for an answer in a queue; returns its iid.
+
+    In a temporary queue the answer is whatever ``consume`` finds. In any other it has the iid ``reply_iid``, is there for
+    ``take``, and nobody may consume from that queue.
+    """
+    wanted = {REPLY_TO: reply_queue} if reply_iid is None else {REPLY_TO: reply_queue, REPLY_IID: reply_iid}
+    return post(connection, queue_name, replace(message, properties={**(message.properties or {}), **wanted}))
+
+
+def answer(
+    connection: psycopg.Connection[Any],
+    iid: str,
+    properties: Texts | None,
+    data: Texts,
+    *,
+    expiry: Seconds | None = DAY,
+) -> str | None:
+    """Post the answer to a request, given its iid and properties; returns its iid.
+
+    None where the request wants no answer, has one already, or waited in a temporary queue that is gone: who handles it
+    can do nothing about that. It is posted to the queue that the request names, with the rights of ``connection``. One
+    that nobody takes is deleted after its ``expiry``.
+    """
+    wanted = properties or {}
+    queue = wanted.get(REPLY_TO)
+    if queue is None:
+        return None
+    try:
+        with connection.transaction():
+            message = Message(data, {IN_REPLY_TO: iid}, expiry=expiry)
+            return post(connection, queue, message, wanted.get(REPLY_IID))
+    except psycopg.errors.UniqueViolation:
+        return None
+    except psycopg.errors.UndefinedObject:
+        if queue.startswith(TEMPORARY):
+            return None
+        raise
+
+
+def take(connection: psycopg.Connection[Any], iid: str) -> dict[str, str | None] | None:
+    """Receive a message by its iid, for all its consumers; its data, None where it is not there."""
+    return _data(connection, call("mbus.take", iid))
+
+
+def consume(connection: psycopg.Connection[Any], queue_name: str) -> dict[str, str | None] | None:
+    """Receive a message of a queue, also of a temporary one; its data, None where there is none."""
+    return _data(connection, call("mbus.consume", queue_name))
+
+
+def _data(connection: psycopg.Connection[Any], message: sql.Composed) -> dict[str, str | None] | None:
+    # The extension may be in any schema: its operators are not called by name here.
+    found: dict[str, str | None] | None = ask(
+        connection,
+        sql.SQL("select m.data::pg_catalog.json from {} as m where m.id is not null").format(message),
+    )
+    return found
+
+
+def look_after(connection: psycopg.Connection[Any]) -> list[str]:
+    """Delete what everybody has received, what expired, and temporary queues whose sessions ended; says how much."""
+    deleted = ask(connection, select("mbus.maintain"))
+    return [f"queues: deleted {deleted} messages that were received or expired"] if deleted else []
+
+
+def roll_back_overdue(connection: psycopg.Connection[Any]) -> list[str]:
+    """Roll back the sagas whose deadline has passed before all their steps were done; a line for each."""
+    return [f"sagas: {line}" for (line,) in rows(connection, "select mbus.roll_back_overdue()")]
+
+
+def stuck_sagas(connection: psycopg.Connection[Any]) -> list[str]:
+    """The sagas that do not get on without a person, of those in whose queues this role may do something."""
+    return [line for (line,) in rows(connection, "select mbus.stuck_sagas()")]
+
+
+def forget_sagas(connection: psycopg.Connection[Any], retention: Seconds) -> list[str]:
+    """Forget the sagas that ended longer ago than ``retention``; says how many. Raises InvalidArgument."""
+    age = timedelta(seconds=seconds("saga_retention", retention))
+    forgotten = ask(connection, sql.SQL("select mbus.forget_sagas({})").format(age))
+    return [f"sagas: forgot {forgotten} that ended more than {shown(age)} ago"] if forgotten else []

@@ -1,0 +1,28 @@
+"""A link from a task to its consumer on the page."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from airflow.sdk import BaseOperatorLink, conf
+
+from airflow_pgchange.utils.arguments import feed_of
+
+ROUTE = "plugin/pgchange/consumer"
+
+
+class ConsumerLink(BaseOperatorLink):
+    """How the consumer whose batches the task processes stands: its lag, its batches, and what a person can do."""
+
+    name = "PG changes"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        feed = feed_of(operator.feed)
+        elsewhere = operator.source_conn_id not in (None, operator.postgres_conn_id)
+        home, source = operator.postgres_conn_id, operator.source_conn_id if elsewhere else None
+        if feed.progress == "source" and source is not None:
+            home, source = source, None
+        asked = {"connection": home, "kind": feed.kind, "consumer": feed.name}
+        root = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
+        return f"{root}/{ROUTE}?{urlencode(asked | ({'source': source} if source else {}))}"

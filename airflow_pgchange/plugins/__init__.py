@@ -1,0 +1,1 @@
+"""The page in Airflow's shell, and its API."""

@@ -1,0 +1,123 @@
+"""Who may: every route asks Airflow's auth manager, and what changes something comes from Airflow's own pages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, ConnectionDetails
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_connection, requires_access_view
+from airflow.api_fastapi.logging.decorators import action_logging
+from airflow.configuration import conf
+from airflow.models.connection import Connection
+from fastapi import Depends, HTTPException, Query, Request
+from sqlalchemy.orm import Session
+
+from airflow_pgchange.plugins.places import Places
+
+Source = Annotated[
+    str | None, Query(description="The connection of the database with the changes, where it is another.")
+]
+
+Method = Literal["GET", "PUT"]
+"""To read, and to edit."""
+
+VIEW = Depends(requires_access_view(AccessView.PLUGINS))
+"""Everybody who may see plugins."""
+
+
+class Rights:
+    """What a user may see, read and edit of the connections that DAGs name."""
+
+    def __init__(self, user: GetUserDep, places: Places, session: Session) -> None:
+        self._user = user
+        self._manager: BaseAuthManager[Any] = get_auth_manager()
+        readable = self._manager.get_authorized_dag_ids(user=user, method="GET", session=session)
+        self._dags = {connection: sorted(dags & readable) for connection, dags in places.dags.items()}
+        self._teams = _teams(list(places.dags))
+        self._readable = readable
+        self._told: dict[tuple[Method, str], bool] = {}
+
+    def seen(self) -> list[str]:
+        """The connections whose lag and state the user may see: one of their DAGs, or they themselves, may be read."""
+        return sorted(name for name, dags in self._dags.items() if dags or self.may("GET", [name]))
+
+    def sees(self, connections: Collection[str]) -> bool:
+        """Whether lag and state of what is between these connections are for the user."""
+        return set(connections) <= set(self.seen())
+
+    def dags(self, connection: str) -> list[str]:
+        return self._dags[connection]
+
+    def readable(self, dags: Collection[str]) -> list[str]:
+        return sorted(self._readable.intersection(dags))
+
+    def may(self, method: Method, connections: Collection[str]) -> bool:
+        """Whether the user may read or edit all these connections."""
+        return all(self._may_one(method, name) for name in connections)
+
+    def _may_one(self, method: Method, name: str) -> bool:
+        if (method, name) not in self._told:
+            details = ConnectionDetails(conn_id=name, team_name=self._teams.get(name))
+            self._told[method, name] = self._manager.is_authorized_connection(
+                method=method, details=details, user=self._user
+            )
+        return self._told[method, name]
+
+
+def _teams(connections: list[str]) -> dict[str, str | None]:
+    if not conf.getboolean("core", "multi_team"):
+        return {}
+    return dict(Connection.get_conn_id_to_team_name_mapping(connections))
+
+
+def source_allowed(method: Method) -> Any:
+    """The same right to the connection of the changes, where it is another."""
+
+    def check(user: GetUserDep, source: Source = None) -> None:
+        if source is None:
+            return
+        details = ConnectionDetails(conn_id=source, team_name=_teams([source]).get(source))
+        if not get_auth_manager().is_authorized_connection(method=method, details=details, user=user):
+            raise HTTPException(403, "Forbidden")
+
+    return Depends(check)
+
+
+def from_our_pages(request: Request) -> None:
+    """Refuse what another site has a browser send. A request with a token of its own was made by no foreign form."""
+    if request.headers.get("authorization"):
+        return
+    site = request.headers.get("sec-fetch-site")
+    if site is None:
+        origin = request.headers.get("origin")
+        allowed = origin is not None and origin in _our_origins(request)
+    else:
+        allowed = site == "same-origin"
+    if not allowed:
+        raise HTTPException(403, "this request was not sent by one of Airflow's own pages")
+
+
+def _our_origins(request: Request) -> set[str]:
+    """What Airflow is told to be reached at; where it is told nothing, what the request was sent to."""
+    parts = urlsplit(conf.get("api", "base_url", fallback="") or str(request.base_url))
+    return {f"{parts.scheme}://{parts.netloc}"}
+
+
+def reading() -> list[Any]:
+    """What a route asks that shows payloads and errors."""
+    return [VIEW, Depends(requires_access_connection("GET")), source_allowed("GET")]
+
+
+def acting(event: str) -> list[Any]:
+    """What a route asks that changes something; who may is noted in the audit log, and before what is done."""
+    return [
+        VIEW,
+        Depends(from_our_pages),
+        Depends(requires_access_connection("PUT")),
+        source_allowed("PUT"),
+        Depends(action_logging(event)),
+    ]

@@ -1,0 +1,127 @@
+"""What a person does from the page: the functions that the command line calls, over a connection of the action's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from typing import Any, Literal
+
+import psycopg
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from airflow_pgchange.admin import consumers, dead_letters
+from airflow_pgchange.admin.maintenance import maintain
+from airflow_pgchange.feeds import by_hand
+from airflow_pgchange.feeds.error_text import without_secrets
+from airflow_pgchange.plugins.access import Source, acting
+from airflow_pgchange.plugins.datamodels import Done
+from airflow_pgchange.plugins.looks import opened
+from airflow_pgchange.plugins.places import Place
+from airflow_pgchange.plugins.questions import conninfos
+
+LIMITS = {"statement_timeout": "60s", "lock_timeout": "10s"}
+
+router = APIRouter(tags=["actions"])
+
+
+class One(BaseModel):
+    """A consumer, as status names it."""
+
+    consumer: str
+
+
+class Skip(One):
+    """Whose batch to give up, and why."""
+
+    reason: str = Field(min_length=1)
+
+
+class Move(One):
+    """Whom to move, and where to."""
+
+    to: Literal["beginning", "now"] | datetime
+
+
+class Numbers(BaseModel):
+    """Which letters, all or none."""
+
+    ids: list[int] = Field(min_length=1, max_length=1000)
+
+
+@contextmanager
+def both(connection_id: str, source: str | None) -> Iterator[tuple[psycopg.Connection[Any], ...]]:
+    """The database of the results, and that of the changes: the same one unless another is named."""
+    known = conninfos(Place(connection_id, source))
+    with ExitStack() as stack:
+        try:
+            held = [stack.enter_context(opened(conninfo, **LIMITS)) for conninfo in known]
+            yield held[0], held[-1]
+        except Exception as error:
+            error.args = tuple(
+                without_secrets(part, known) if isinstance(part, str) else part for part in error.args
+            )
+            raise
+
+
+@router.post("/connections/{connection_id:path}/consumers/skip", dependencies=acting("pgchange_skip"))
+def skip(connection_id: str, asked: Skip, source: Source = None) -> Done:
+    """Give up the batch that a consumer cannot finish: it becomes a dead letter."""
+    feed = consumers.named(asked.consumer)
+    with both(connection_id, source) as (results, changes):
+        batch = by_hand.skip(results, changes, feed(changes), asked.reason)
+    return Done(done=[f"{asked.consumer}: batch {batch} is a dead letter now"])
+
+
+@router.post("/connections/{connection_id:path}/consumers/move", dependencies=acting("pgchange_move"))
+def move(connection_id: str, asked: Move, source: Source = None) -> Done:
+    """Move a consumer to the beginning, to now or to a time: changes are left out, or come again."""
+    feed = consumers.movable(asked.consumer)
+    with both(connection_id, source) as (results, changes):
+        by_hand.move(results, changes, feed, asked.to)
+    return Done(done=[f"{feed.name} has moved to {asked.to}"])
+
+
+@router.post("/connections/{connection_id:path}/consumers/repair", dependencies=acting("pgchange_repair"))
+def repair(connection_id: str, asked: One, source: Source = None) -> Done:
+    """Go on after the source lost its tail, or was restored; batches may come again."""
+    feed = consumers.movable(asked.consumer)
+    with both(connection_id, source) as (results, changes):
+        guarantee = by_hand.repair(results, changes, feed)
+    return Done(done=[f"{feed.name} goes on: {guarantee} from here on"])
+
+
+@router.post("/connections/{connection_id:path}/consumers/drop", dependencies=acting("pgchange_drop"))
+def drop(connection_id: str, asked: One, source: Source = None) -> Done:
+    """Forget a consumer; under the same name it would begin anew."""
+    feed = consumers.movable(asked.consumer)
+    with both(connection_id, source) as (results, changes):
+        by_hand.drop(results, changes, feed)
+    return Done(done=[f"{feed.name} is forgotten"])
+
+
+@router.post(
+    "/connections/{connection_id:path}/letters/redrive", dependencies=acting("pgchange_letters_redrive")
+)
+def redrive(connection_id: str, asked: Numbers, source: Source = None) -> Done:
+    """Send letters again, to their consumers alone."""
+    with both(connection_id, source) as (results, changes):
+        sent = dead_letters.redrive(results, changes, ids=asked.ids)
+    return Done(done=[f"letter {number} is sent again" for number in sent])
+
+
+@router.post("/connections/{connection_id:path}/letters/drop", dependencies=acting("pgchange_letters_drop"))
+def drop_letters(connection_id: str, asked: Numbers) -> Done:
+    """Forget letters: what they stand for is gone."""
+    with both(connection_id, None) as (results, _):
+        dropped = dead_letters.drop(results, ids=asked.ids)
+    return Done(done=[f"letter {number} is dropped" for number in dropped])
+
+
+@router.post("/connections/{connection_id:path}/maintenance", dependencies=acting("pgchange_maintenance"))
+def maintenance(connection_id: str) -> Done:
+    """Look after a database, as the maintenance DAG does: nothing is trimmed."""
+    with both(connection_id, None) as (results, _):
+        report = maintain(results)
+    return Done(done=report.done + [f"failed: {line}" for line in report.failed])

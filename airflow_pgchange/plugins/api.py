@@ -1,0 +1,166 @@
+"""The API of the page, built in the API server alone. Nobody reaches a route of it whom the auth manager has not let."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from airflow.api_fastapi.common.db.common import SessionDep
+from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.sdk.exceptions import AirflowNotFoundException
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
+from sqlalchemy.orm import Session
+
+from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.feeds import errors
+from airflow_pgchange.plugins import (
+    actions,
+    backfills,
+    cluster,
+    datamodels,
+    event_log,
+    guides,
+    page,
+    queues,
+    sagas,
+)
+from airflow_pgchange.plugins.access import VIEW, Rights, Source, reading
+from airflow_pgchange.plugins.overview import consumer as history_of
+from airflow_pgchange.plugins.overview import letters, overview, saga, view
+from airflow_pgchange.plugins.places import ParsedDags, Place, Places
+from airflow_pgchange.plugins.questions import Windows
+from airflow_pgchange.plugins.views import View
+
+OF_A_DATABASE: dict[str, View[Any]] = {
+    "backfills": backfills.VIEW,
+    "events": event_log.VIEW,
+    "topology": cluster.VIEW,
+    "queues": queues.VIEW,
+    "sagas": sagas.LATEST,
+}
+"""What is asked of one database, by the names of the routes."""
+FOR_GOOD = {"Cache-Control": "private, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+STATUS: dict[type[Exception], int] = {
+    errors.InvalidArgument: 400,
+    errors.PermissionDenied: 403,
+    errors.UnknownConsumer: 404,
+    errors.UnknownLetter: 404,
+    errors.SchemaMissing: 404,
+    AirflowNotFoundException: 404,
+    errors.ServerUnavailable: 503,
+    psycopg.errors.QueryCanceled: 504,
+}
+"""What an error of an action answers; any other that is told on purpose is a conflict with how things stand."""
+
+
+def build() -> FastAPI:
+    """The application that Airflow mounts."""
+    app = FastAPI(
+        title="PG changes",
+        description="What the consumers of PostgreSQL's changes do, and what a person can do about it.",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
+    windows, dags = Windows(), ParsedDags()
+    for kind in (errors.PgChangeError, psycopg.Error, AirflowNotFoundException):
+        app.add_exception_handler(kind, _told)
+
+    def seeing(place: Place, user: Any, session: Session) -> tuple[Places, Rights]:
+        places = dags.places(session)
+        rights = Rights(user, places, session)
+        session.close()
+        if not rights.sees(place.connections):
+            raise HTTPException(403, "Forbidden")
+        check(places, place)
+        return places, rights
+
+    def check(places: Places, place: Place) -> None:
+        if not places.has(place):
+            raise HTTPException(404, "no DAG names that")
+
+    @app.get("/overview", dependencies=[VIEW], tags=["looks"])
+    def show_overview(user: GetUserDep, session: SessionDep) -> datamodels.Overview:
+        """Every consumer of every database that DAGs name, and what a person should look at."""
+        places = dags.places(session)
+        rights = Rights(user, places, session)
+        # What the metadata database lends is given back before others are waited for.
+        session.close()
+        return overview(windows, places, rights)
+
+    @app.get("/connections/{connection_id:path}/consumer", dependencies=[VIEW], tags=["looks"])
+    def show_consumer(
+        connection_id: str,
+        kind: str,
+        consumer: str,
+        *,
+        user: GetUserDep,
+        session: SessionDep,
+        source: Source = None,
+    ) -> datamodels.History:
+        """The last hour of a consumer, and the attempts on its batches in the last day."""
+        place = Place(connection_id, source)
+        places, rights = seeing(place, user, session)
+        return history_of(windows, places, place, kind, consumer, rights=rights)
+
+    @app.get("/connections/{connection_id:path}/letters", dependencies=reading(), tags=["looks"])
+    def show_letters(connection_id: str, *, session: SessionDep, source: Source = None) -> datamodels.Letters:
+        """The latest dead letters of a database, with what they failed on."""
+        place = Place(connection_id, source)
+        check(dags.places(session), place)
+        session.close()
+        return letters(windows, place)
+
+    @app.get("/connections/{connection_id:path}/letters/{number}", dependencies=reading(), tags=["looks"])
+    def show_letter(connection_id: str, number: int) -> datamodels.Content:
+        """What a dead letter holds."""
+        with actions.both(connection_id, None) as (results, _):
+            return datamodels.Content.of(dead_letters.content(results, number))
+
+    def look(name: str, asked: View[Any]) -> None:
+        def show(connection_id: str, user: GetUserDep, session: SessionDep) -> Any:
+            _, rights = seeing(Place(connection_id), user, session)
+            return view(windows, connection_id, rights, asked)
+
+        route = app.get(
+            f"/connections/{{connection_id:path}}/{name}",
+            dependencies=[VIEW],
+            tags=["looks"],
+            response_model=type(asked.nothing),
+            description=asked.question.__doc__,
+        )
+        route(show)
+
+    for name, asked in OF_A_DATABASE.items():
+        look(name, asked)
+
+    @app.get("/connections/{connection_id:path}/sagas/{number}", dependencies=[VIEW], tags=["looks"])
+    def show_saga(
+        connection_id: str, number: int, *, user: GetUserDep, session: SessionDep, data: bool = True
+    ) -> sagas.Steps:
+        """The steps of one of them, and what it was started with."""
+        _, rights = seeing(Place(connection_id), user, session)
+        return saga(windows, connection_id, rights, number, with_data=data)
+
+    app.include_router(actions.router)
+    app.include_router(backfills.router)
+    app.include_router(guides.router)
+
+    @app.get("/openapi.json", dependencies=[VIEW], include_in_schema=False)
+    def describe() -> dict[str, Any]:
+        return app.openapi()
+
+    @app.get("/page/{version}/{name}", dependencies=[VIEW], include_in_schema=False)
+    def serve(version: str, name: str) -> Response:
+        content = page.files().get(name)
+        if content is None or version != page.version():
+            raise HTTPException(404, "there is no such file in this version")
+        return Response(content, media_type=page.TYPES[name[name.rindex(".") :]], headers=FOR_GOOD)
+
+    return app
+
+
+def _told(_: Request, error: Exception) -> JSONResponse:
+    code = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 409)
+    return JSONResponse({"detail": str(error).strip()}, status_code=code)

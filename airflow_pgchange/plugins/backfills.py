@@ -1,0 +1,104 @@
+"""Backfills of tubes: what a database tells of them, and what a person does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import psycopg
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from airflow_pgchange.admin import versions
+from airflow_pgchange.feeds.queries import ask, records, select
+from airflow_pgchange.plugins import datamodels
+from airflow_pgchange.plugins.access import acting
+from airflow_pgchange.plugins.actions import both
+from airflow_pgchange.plugins.datamodels import Done
+from airflow_pgchange.plugins.views import View
+from airflow_pgchange.tubes import backfills as tubes
+
+SHOWN = 100
+"""So many backfills are shown: those at work first, then the latest."""
+BACKFILLS = """
+select b.id, b.tube, b.tbl::text as "table", b.order_col::text as "order", b.state, b.looked_at, b.total,
+       b.percent::float8, b.touched, b.rate, extract(epoch from b.remaining)::float8 as remaining_seconds, b.message,
+       b.started_by::text, b.started_at, b.updated_at, b.finished_at
+from tube.backfills() as b limit %s
+"""
+TABLES = 'select a.tube, a.tbl::text as "table" from tube.attachments() as a order by a.tube, a.tbl::text'
+
+router = APIRouter(tags=["actions"])
+
+
+class Wanted(BaseModel):
+    """Which table to backfill, and into which tube."""
+
+    tube: str
+    table: str
+
+
+def backfills(connections: Sequence[psycopg.Connection[Any]]) -> datamodels.Backfills:
+    """What a database tells of its backfills, and of the tables that its tubes know."""
+    connection = connections[0]
+    found = datamodels.Backfills(backfills=[], tables=[], trouble=None)
+    if "tube" in versions.present(connection):
+        found.backfills = [datamodels.Backfill(**row) for row in records(connection, BACKFILLS, [SHOWN])]
+        found.tables = [datamodels.Table(**row) for row in records(connection, TABLES)]
+    return found
+
+
+def state_only(said: datamodels.Backfills) -> datamodels.Backfills:
+    """For who may not read the connection: how far each is."""
+    shown = [one.model_copy(update={"message": None}) for one in said.backfills]
+    return said.model_copy(update={"backfills": shown, "tables": []})
+
+
+VIEW = View(backfills, datamodels.Backfills(backfills=[], tables=[], trouble=None), state_only)
+
+
+@router.post(
+    "/connections/{connection_id:path}/backfills/start", dependencies=acting("pgchange_backfill_start")
+)
+def start(connection_id: str, wanted: Wanted) -> Done:
+    """Ask the workers of a tube to bring all rows of a table; one that is not finished goes on where it stopped."""
+    with both(connection_id, None) as (connection, _):
+        number = tubes.asked(connection, wanted.tube, wanted.table)
+    return Done(
+        done=[
+            f"backfill {number} of {wanted.table} goes on with the next run of the workers of {wanted.tube}"
+        ]
+    )
+
+
+@router.post(
+    "/connections/{connection_id:path}/backfills/{number}/pause",
+    dependencies=acting("pgchange_backfill_pause"),
+)
+def pause(connection_id: str, number: int) -> Done:
+    """Pause a backfill behind the chunk in work."""
+    return _brought(connection_id, number, "pause", "paused")
+
+
+@router.post(
+    "/connections/{connection_id:path}/backfills/{number}/resume",
+    dependencies=acting("pgchange_backfill_resume"),
+)
+def resume(connection_id: str, number: int) -> Done:
+    """Let a paused backfill go on where it stopped."""
+    return _brought(connection_id, number, "resume", "no longer paused")
+
+
+@router.post(
+    "/connections/{connection_id:path}/backfills/{number}/cancel",
+    dependencies=acting("pgchange_backfill_cancel"),
+)
+def cancel(connection_id: str, number: int) -> Done:
+    """Give up a backfill: what it touched stays touched, and nothing is given up downstream."""
+    return _brought(connection_id, number, "cancel", "cancelled")
+
+
+def _brought(connection_id: str, number: int, verb: Literal["pause", "resume", "cancel"], state: str) -> Done:
+    with both(connection_id, None) as (connection, _):
+        ask(connection, select(f"tube.backfill_{verb}", number))
+    return Done(done=[f"backfill {number} is {state}"])

@@ -1,0 +1,163 @@
+"""Looking at databases: each is asked at most once a second however many people look, by a thread and over connections of
+its own, so that one that does not answer delays nobody who looks at others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import psycopg
+from airflow.sdk.exceptions import AirflowNotFoundException
+from psycopg.conninfo import make_conninfo
+
+from airflow_pgchange.feeds.connect import connect, keep_open
+from airflow_pgchange.feeds.error_text import without_secrets
+from airflow_pgchange.feeds.errors import PgChangeError, ServerUnavailable
+
+log = logging.getLogger(__name__)
+
+FRESH = 1.0
+"""Seconds that an answer serves all who look."""
+REST = 1.0
+"""An answer serves that many times as long as it took, at least: a slow database is not asked without a pause."""
+PAUSE = 5.0
+"""Seconds until one that did not answer is asked again."""
+PATIENCE = 0.8
+"""Seconds from a question until nobody waits for its answer any longer."""
+LATE = 5.0
+"""Seconds from a question until the answer before is called old."""
+SETTLED = 30.0
+"""Seconds that a connection stands as Airflow has it; then Airflow is asked whether it has been edited."""
+REACH = {"connect_timeout": 3, "tcp_user_timeout": 5000}
+LIMITS = {"statement_timeout": "10s", "lock_timeout": "1s", "idle_session_timeout": "60s"}
+"""What nobody looks at any more the server closes."""
+
+Connection = psycopg.Connection[Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Look(Generic[T]):
+    """What a database said. ``trouble``: why it did not answer, for who may read its connection; ``late``: the latest
+    question is open for long; ``age``: seconds since it answered, None where it never did."""
+
+    said: T | None = None
+    trouble: str | None = None
+    late: bool = False
+    age: float | None = None
+
+
+@dataclass
+class Line:
+    """The connections to one or two databases, kept, over which one question is asked after another."""
+
+    conninfos: Callable[[], Sequence[str]]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _open: list[Connection] = field(default_factory=list)
+    _known: Sequence[str] = ()
+    _known_until: float = 0.0
+
+    def ask(self, question: Callable[[Sequence[Connection]], T]) -> T:
+        """Ask once no other question is open."""
+        with self._lock:
+            return self._tried_twice(question)
+
+    def _tried_twice(self, question: Callable[[Sequence[Connection]], T]) -> T:
+        """A connection that was kept may have been closed meanwhile."""
+        self._resolve()
+        if self._open:
+            try:
+                return question(self._open)
+            except (ServerUnavailable, psycopg.OperationalError):
+                self._close()
+        try:
+            for conninfo in self._known:
+                self._open.append(opened(conninfo, **LIMITS))
+            return question(self._open)
+        except Exception as error:
+            self._close()
+            raise ServerUnavailable(without_secrets(str(error), self._known)) from error
+
+    def _resolve(self) -> None:
+        if time.monotonic() < self._known_until:
+            return
+        conninfos = self.conninfos()
+        if conninfos != self._known:
+            self._close()
+        self._known, self._known_until = conninfos, time.monotonic() + SETTLED
+
+    def _close(self) -> None:
+        for connection in self._open:
+            connection.close()
+        self._open = []
+
+
+@dataclass
+class Window(Generic[T]):
+    """One question, asked again and again while somebody looks."""
+
+    line: Line
+    question: Callable[[Sequence[Connection]], T]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _asked: float = 0.0
+    _answered: threading.Event | None = None
+    _said: T | None = None
+    _said_at: float | None = None
+    _trouble: str | None = None
+    _until: float = 0.0
+
+    @property
+    def asking(self) -> bool:
+        """Whether a question is open."""
+        return self._answered is not None
+
+    def ask(self) -> None:
+        """Have the question asked, unless it just was or is."""
+        with self._lock:
+            now = time.monotonic()
+            if self._answered is None and now >= self._until:
+                answered = threading.Event()
+                threading.Thread(target=self._answer, args=(now, answered), daemon=True).start()
+                # Only now: where no thread can be started the question is not open.
+                self._asked, self._answered = now, answered
+
+    def look(self) -> Look[T]:
+        """The latest answer. A new one is waited for, but not where there was trouble before."""
+        with self._lock:
+            answered, known_trouble = self._answered, self._trouble is not None
+            rest = self._asked + PATIENCE - time.monotonic()
+        if answered is not None and rest > 0 and not known_trouble:
+            answered.wait(rest)
+        with self._lock:
+            age = None if self._said_at is None else time.monotonic() - self._said_at
+            late = self._answered is not None and time.monotonic() - self._asked >= LATE
+            return Look(self._said, self._trouble, late, age)
+
+    def _answer(self, asked: float, answered: threading.Event) -> None:
+        said, trouble = None, None
+        try:
+            said = self.line.ask(self.question)
+        except (PgChangeError, psycopg.Error, AirflowNotFoundException) as error:
+            trouble = str(error).strip() or type(error).__name__
+        except Exception as error:
+            log.warning("a database could not be asked", exc_info=True)
+            trouble = type(error).__name__
+        with self._lock:
+            now = time.monotonic()
+            if trouble is None:
+                self._said, self._said_at = said, now
+            self._trouble = trouble
+            self._until = now + max(FRESH if trouble is None else PAUSE, REST * (now - asked))
+            self._answered = None
+        answered.set()
+
+
+def opened(conninfo: str, **settings: str) -> Connection:
+    """A connection that is not waited for long, to a server that takes writes."""
+    connection = connect(make_conninfo(conninfo, **REACH), primary=True)
+    keep_open(connection, **settings)
+    return connection

@@ -1,0 +1,223 @@
+"""What databases say of their consumers, as a user may see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+from fastapi import HTTPException
+
+from airflow_pgchange.admin import consumers, dead_letters
+from airflow_pgchange.feeds.errors import InvalidArgument, PgChangeError, UnknownConsumer
+from airflow_pgchange.plugins import datamodels, sagas
+from airflow_pgchange.plugins.access import Rights
+from airflow_pgchange.plugins.history import Trend, history
+from airflow_pgchange.plugins.looks import Look
+from airflow_pgchange.plugins.places import Place, Places
+from airflow_pgchange.plugins.questions import NOTHING, Row, Said, Windows
+from airflow_pgchange.plugins.views import M, View
+
+LETTERS = 200
+"""So many, the latest, are shown."""
+NO_ANSWER = "the database does not answer"
+
+Connections = Sequence[psycopg.Connection[Any]]
+
+
+def overview(windows: Windows, places: Places, rights: Rights) -> datamodels.Overview:
+    """Everything that a user may see."""
+    seen = rights.seen()
+    wanted = {name: [Place(name), *places.elsewhere(name)] for name in seen}
+    asked = {
+        place: windows.status(place, places.consumers[place]) for each in wanted.values() for place in each
+    }
+    for window in asked.values():
+        window.ask()
+    looks = {place: window.look() for place, window in asked.items()}
+    found = datamodels.Overview(databases=[], consumers=[], findings=[], watchers=[])
+    for name in seen:
+        look = looks[Place(name)]
+        found.databases.append(_database(name, look, rights))
+        others = {place: looks[place] for place in wanted[name] if place.source is not None}
+        found.consumers += _consumers(name, look, others, places, rights)
+        if look.said is not None:
+            found.findings += _findings(name, look.said, rights)
+            found.watchers += _watchers(name, look.said, places, rights)
+    return found
+
+
+def letters(windows: Windows, place: Place) -> datamodels.Letters:
+    """The latest dead letters of a place."""
+    look = windows.asked(place, _letters)
+    said = look.said or []
+    latest = [
+        datamodels.Letter(
+            **{**asdict(letter), "batch": None if letter.batch_id is None else str(letter.batch_id)}
+        )
+        for letter in said[: -LETTERS - 1 : -1]
+    ]
+    return datamodels.Letters(letters=latest, all=len(said), trouble=_trouble(look))
+
+
+def consumer(
+    windows: Windows, places: Places, place: Place, kind: str, name: str, *, rights: Rights
+) -> datamodels.History:
+    """The last hour and day of a consumer that the place has: nothing is asked or kept for a made-up name."""
+    status = windows.status(place, places.consumers[place])
+    status.ask()
+    standing = status.look()
+    said = datamodels.History(samples=[], attempts=[], trouble=None)
+    trouble = _trouble(standing)
+    if standing.said is not None:
+        if (kind, name) not in {(row["kind"], row["consumer"]) for row in standing.said.rows}:
+            raise UnknownConsumer(f"no consumer of kind {kind} is called {name} there")
+        look = windows.asked(place, history, kind, name)
+        said, trouble = look.said or said, _trouble(look)
+    may_read = rights.may("GET", place.connections)
+    dags = rights.readable({one.run.dag_id for one in said.attempts if one.run is not None})
+    attempts = [
+        one.model_copy(
+            update={
+                "error": one.error if may_read else None,
+                "run": one.run if one.run is not None and one.run.dag_id in dags else None,
+            }
+        )
+        for one in said.attempts
+    ]
+    return datamodels.History(
+        samples=said.samples, attempts=attempts, trouble=trouble if may_read else trouble and NO_ANSWER
+    )
+
+
+def view(windows: Windows, connection: str, rights: Rights, asked: View[M], *arguments: Any) -> M:
+    """What a database answers to the question of a view, as a user may see it."""
+    return _shown(windows.asked(Place(connection), asked.question, *arguments), connection, rights, asked)
+
+
+def saga(windows: Windows, connection: str, rights: Rights, number: int, *, with_data: bool) -> sagas.Steps:
+    """The steps of a saga: nothing is kept for one that is made up."""
+    asked = Place(connection), sagas.steps, number, with_data and rights.may("GET", [connection])
+    look = windows.asked(*asked)
+    if look.said is not None and not look.said.steps:
+        windows.forget(*asked)
+        raise HTTPException(404, f"there is no saga {number}")
+    return _shown(look, connection, rights, sagas.STEPS)
+
+
+def _shown(look: Look[M], connection: str, rights: Rights, asked: View[M]) -> M:
+    """An answer to the question of a view, as a user may see it."""
+    said, trouble = look.said or asked.nothing, _trouble(look)
+    if rights.may("GET", [connection]):
+        return said.model_copy(update={"trouble": trouble})
+    return asked.hidden(said).model_copy(update={"trouble": trouble and NO_ANSWER})
+
+
+def _letters(connections: Connections) -> list[dead_letters.Letter]:
+    return dead_letters.listed(*connections)
+
+
+def _trouble(look: Look[Any]) -> str | None:
+    return look.trouble or (NO_ANSWER if look.late else None)
+
+
+def _database(name: str, look: Look[Said], rights: Rights) -> datamodels.Database:
+    may_read = rights.may("GET", [name])
+    return datamodels.Database(
+        connection=name,
+        state=_answering(look),
+        age=look.age,
+        trouble=look.trouble if may_read else None,
+        left_out=look.said.left_out if may_read and look.said is not None else [],
+        dags=rights.dags(name),
+        may_read=may_read,
+        may_edit=rights.may("PUT", [name]),
+    )
+
+
+def _answering(look: Look[Said]) -> datamodels.Answering:
+    if look.trouble is not None:
+        return "down"
+    if look.late:
+        return "late"
+    return "asked" if look.said is None else "answers"
+
+
+def _consumers(
+    name: str, look: Look[Said], others: Mapping[Place, Look[Said]], places: Places, rights: Rights
+) -> Iterator[datamodels.Consumer]:
+    """The rows of a database, those whose changes are elsewhere as that place completes them."""
+    said = look.said or NOTHING
+    rows = {row["consumer"]: (Place(name), row, said.trends) for row in said.rows}
+    for place, other in others.items():
+        for row in (other.said or NOTHING).rows:
+            if row["consumer"] in rows:
+                rows[row["consumer"]] = place, row, (other.said or NOTHING).trends
+        for consumer in places.consumers[place].keys() & rows.keys():
+            rows[consumer] = place, *rows[consumer][1:]
+    for place, row, trends in rows.values():
+        trend = trends.get((row["kind"], row["consumer"]), Trend())
+        yield _consumer(place, row, trend, places.consumers[place].get(row["consumer"], ()), rights)
+
+
+def _consumer(place: Place, row: Row, trend: Trend, dags: Any, rights: Rights) -> datamodels.Consumer:
+    may_read = rights.may("GET", place.connections)
+    return datamodels.Consumer(
+        connection=place.connection,
+        source=place.source,
+        state=datamodels.standing(row),
+        batch=None if row["batch_id"] is None else str(row["batch_id"]),
+        rate_in=trend.rate_in,
+        rate_out=trend.rate_out,
+        trend=trend.ready,
+        movable=_is_movable(row["consumer"]),
+        dags=rights.readable(dags),
+        may_edit=rights.may("PUT", place.connections),
+        **{key: row[key] for key in datamodels.Consumer.model_fields if key in row}
+        | {"error": row["error"] if may_read else None},
+    )
+
+
+def _is_movable(consumer: str) -> bool:
+    with suppress(InvalidArgument, PgChangeError):
+        consumers.movable(consumer)
+        return True
+    return False
+
+
+def _findings(name: str, said: Said, rights: Rights) -> Iterator[datamodels.Finding]:
+    may_read = rights.may("GET", [name])
+    for one in said.findings:
+        yield datamodels.Finding(
+            connection=name,
+            kind=one.kind,
+            severity=one.severity,
+            consumer=one.consumer,
+            told=one.told if may_read else None,
+            call=one.call if may_read else None,
+        )
+
+
+def _watchers(name: str, said: Said, places: Places, rights: Rights) -> Iterator[datamodels.Watcher]:
+    may_read = rights.may("GET", [name])
+    dags = {
+        consumer: naming
+        for place in (Place(name), *places.elsewhere(name))
+        for consumer, naming in places.consumers[place].items()
+    }
+    for row in said.watchers:
+        yield datamodels.Watcher(
+            connection=name,
+            feed=row["feed"],
+            kind=row["kind"],
+            watched_by=row["watched_by"],
+            since=row["since"],
+            looked_at=row["looked_at"],
+            ready=row["ready"],
+            woke_at=row["woke_at"],
+            sees=row["error"] is None,
+            error=row["error"] if may_read else None,
+            dags=rights.readable(dags.get(row["feed"], ())),
+        )

@@ -1,0 +1,31 @@
+"""The page's own files, as the browser gets them: plain modules, under the version of them all, kept for good."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+PREFIX = "/pgchange"
+FOLDER = Path(__file__).parent
+TYPES = {".js": "text/javascript"}
+
+
+@cache
+def files() -> dict[str, bytes]:
+    """Each file by its name."""
+    return {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.suffix in TYPES}
+
+
+@cache
+def version() -> str:
+    """Another one where a file is another."""
+    digest = hashlib.sha256()
+    for name, content in files().items():
+        digest.update(name.encode() + b"\0" + content + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def bundle_url() -> str:
+    """Where the shell finds the page, from its base URL."""
+    return f"{PREFIX.lstrip('/')}/page/{version()}/main.js"

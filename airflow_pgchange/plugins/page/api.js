@@ -1,0 +1,79 @@
+// What the page asks of its API, which is beside it.
+import { useCallback, useEffect, useRef, useState } from "./shell.js";
+
+const BASE = new URL("../../", import.meta.url);
+const EVERY = 3000;
+
+const told = async (answer) => {
+  const body = await answer.json().catch(() => null);
+  const detail = body?.detail ?? answer.statusText;
+  return typeof detail === "string" ? detail : detail.map((one) => `${one.loc.at(-1)}: ${one.msg}`).join("; ");
+};
+
+const asked = async (path, options = {}) => {
+  const answer = await fetch(new URL(path, BASE), { headers: { "Content-Type": "application/json" }, ...options });
+  if (answer.status === 401) throw new Error("You are not logged in any more: reload the page.");
+  if (!answer.ok) throw new Error(await told(answer));
+  return answer.json();
+};
+
+const of = (connection, rest, source, values = {}) => {
+  const query = new URLSearchParams({ ...values, ...(source && { source }) }).toString();
+  return `connections/${encodeURIComponent(connection)}/${rest}${query && `?${query}`}`;
+};
+
+export const overview = () => asked("overview");
+
+export const history = ({ connection, source, kind, consumer }) =>
+  asked(of(connection, "consumer", source, { kind, consumer }));
+
+export const letters = (connection) => asked(of(connection, "letters"));
+
+export const events = (connection) => asked(of(connection, "events"));
+
+export const topology = (connection) => asked(of(connection, "topology"));
+
+export const backfills = (connection) => asked(of(connection, "backfills"));
+
+export const guide = (name) => new URL(`guides/${name}`, BASE).href;
+
+export const queues = (connection) => asked(of(connection, "queues"));
+
+export const sagas = (connection) => asked(of(connection, "sagas"));
+
+export const saga = (connection, id, data) => asked(of(connection, `sagas/${id}`, null, { data }));
+
+export const letter = (connection, id) => asked(of(connection, `letters/${id}`));
+
+export const act = (connection, action, body, source) =>
+  asked(of(connection, action, source), { method: "POST", body: JSON.stringify(body) });
+
+// What a question answers, asked again every few seconds while somebody looks at the page, or once.
+export const useLive = (question, once = false) => {
+  const [found, setFound] = useState({ said: null, trouble: null });
+  const open = useRef(false);
+  const refresh = useCallback(async () => {
+    if (open.current) return;
+    open.current = true;
+    try {
+      const said = await question();
+      setFound({ said, trouble: null });
+    } catch (error) {
+      setFound((before) => ({ ...before, trouble: error.message }));
+    } finally {
+      open.current = false;
+    }
+  }, [question]);
+  useEffect(() => {
+    refresh();
+    if (once) return undefined;
+    const look = () => document.hidden || refresh();
+    const timer = setInterval(look, EVERY);
+    document.addEventListener("visibilitychange", look);
+    return () => {
+      clearInterval(timer);
+      document.removeEventListener("visibilitychange", look);
+    };
+  }, [refresh, once]);
+  return { ...found, refresh };
+};

@@ -1,0 +1,97 @@
+// What a person should look at, in the words of health, and the databases that it comes from.
+import { chakra, h } from "./shell.js";
+import { Act, Call, Cell, Dags, Name, Rows, Section, State } from "./pieces.js";
+import { span } from "./words.js";
+import * as plans from "./plans.js";
+
+const { Table, Text } = chakra;
+
+const severeFirst = (one, other) => one.severity.localeCompare(other.severity);
+
+const unanswered = (database) => ({
+  connection: database.connection,
+  kind: "database",
+  severity: "error",
+  consumer: null,
+  told: database.trouble ?? "The database does not answer.",
+  call: null,
+});
+
+const Finding = ({ one }) =>
+  h(
+    Table.Row,
+    null,
+    h(Cell, null, h(State, { word: one.severity })),
+    h(
+      Cell,
+      { minW: "8rem", maxW: "18rem" },
+      h(Name, null, one.consumer ?? one.kind),
+      h(Text, { color: "fg.muted", fontSize: "xs", overflowWrap: "anywhere" }, `in ${one.connection}`),
+    ),
+    h(
+      Cell,
+      { minW: "14rem", overflowWrap: "anywhere" },
+      one.told ?? "Who may read the connection sees what is wrong, and what mends it.",
+    ),
+    h(Cell, { minW: "12rem" }, one.call && h(Call, null, one.call)),
+  );
+
+export const Findings = ({ findings, databases }) => {
+  const down = databases.filter((database) => database.state === "down").map(unanswered);
+  const shown = [...down, ...findings].sort(severeFirst);
+  const title = "What needs a person";
+  return (
+    shown.length > 0 &&
+    h(
+      Section,
+      { title },
+      h(
+        Rows,
+        { label: title, columns: [["Severity"], ["About"], ["What"], ["What mends it"]] },
+        shown.map((one) => h(Finding, { key: JSON.stringify(one), one })),
+      ),
+    )
+  );
+};
+
+const answer = (database) => {
+  if (database.state === "down") return "It does not answer.";
+  if (database.state === "asked") return "It is asked for the first time.";
+  if (database.state === "late") return "It takes long to answer; what is shown may be old.";
+  return database.left_out.join("; ");
+};
+
+export const Databases = ({ databases, confirm }) =>
+  h(
+    Section,
+    { title: "Databases" },
+    h(
+      Rows,
+      { label: "Databases", columns: [["State"], ["Connection"], ["Answered", true], ["What it says"], ["DAGs"], ["Actions"]] },
+      databases.map((database) =>
+        h(
+          Table.Row,
+          { key: database.connection },
+          h(Cell, null, h(State, { word: database.state })),
+          h(Cell, { maxW: "18rem" }, h(Name, null, database.connection)),
+          h(Cell, { number: true }, database.age === null ? "never" : `${span(database.age)} ago`),
+          h(Cell, { minW: "14rem", overflowWrap: "anywhere" }, answer(database)),
+          h(Dags, { dags: database.dags }),
+          h(
+            Cell,
+            null,
+            database.may_edit &&
+              database.state === "answers" &&
+              h(
+                Act,
+                {
+                  label: `Run maintenance of ${database.connection}`,
+                  onClick: () => confirm(plans.maintenance(database.connection)),
+                },
+                "Run maintenance",
+              ),
+          ),
+        ),
+      ),
+    ),
+  );

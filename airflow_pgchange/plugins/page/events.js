@@ -1,0 +1,180 @@
+// The event log: who reads each group, which partitions are not read yet, what stands still and why.
+import { Fragment, chakra, h } from "./shell.js";
+import { events as ask } from "./api.js";
+import { eachDatabase } from "./each.js";
+import { Ago, Call, Cell, Empty, Fact, Guide, Name, Rows, Section, State, Told } from "./pieces.js";
+import { To, atConsumer } from "./views.js";
+import { STATES, count, many, span } from "./words.js";
+
+const { Box, Table, Text } = chakra;
+
+const GROUPS = [["State"], ["Group"], ["Read by"], ["Ready", true], ["Oldest", true], ["Read up to", true], ["What stands still"]];
+const PARTITIONS = [["State"], ["Partition"], ["Begins", true], ["Ends", true], ["Size", true], ["Not read by"], ["Unread", true]];
+
+// Whoever reads or dispatches takes seconds: after so many somebody should look.
+const LONG = 60;
+
+const ago = (time) => (Date.now() - Date.parse(time)) / 1000;
+
+const process = (number, application) => (application ? `${application}, process ${number}` : `process ${number}`);
+
+const still = (group, consumer) => {
+  if (group.waits_for.length) return `Its reader waits for a lock of process ${group.waits_for.join(", ")}.`;
+  if (consumer?.state === "failing") return `Its batch failed on attempt ${consumer.attempt}, and is tried again.`;
+  if (consumer?.faults) return `A condition failed for ${many(consumer.faults, "event")}: see pgmb.fault.`;
+  if (!group.subscriptions) return "It has no subscription here: nothing comes for it any more, or its events are in another database.";
+  if (!consumer?.ready || ago(group.moved_at) < LONG) return null;
+  if (group.reader === null) return `Nobody reads it: it has not moved for ${span(ago(group.moved_at))}.`;
+  return `It is held by process ${group.reader}, and has not moved for ${span(ago(group.moved_at))}.`;
+};
+
+const dispatching = ({ waiting, oldest_seconds: oldest, dispatcher }) => {
+  if (oldest === null || oldest < LONG) return null;
+  const waits = `${many(waiting, "event is", "events are")} not dispatched yet, and the oldest has waited for ${span(oldest)}`;
+  if (dispatcher !== null) return `${waits}, while process ${dispatcher} dispatches: a condition may not end.`;
+  return `${waits}; nobody dispatches: feeds, handlers, streams and the maintenance DAG do.`;
+};
+
+const Standing = ({ log }) =>
+  h(
+    Fragment,
+    null,
+    h(
+      Box,
+      { as: "dl", display: "flex", flexWrap: "wrap", columnGap: 10, rowGap: 3, mb: 3 },
+      h(Fact, { name: "Dispatched last" }, h(Ago, { time: log.dispatched_at })),
+      h(Fact, { name: "Dispatched ever" }, count(log.events)),
+      h(Fact, { name: "To be dispatched" }, count(log.waiting, log.waiting < 1000)),
+      h(Fact, { name: "Dispatches now" }, log.dispatcher === null ? "nobody" : process(log.dispatcher, log.application)),
+      h(Fact, { name: "Failed conditions" }, count(log.faults, log.faults < 1000)),
+      h(Fact, { name: "Partitions made up to" }, log.ready_until === null ? "none" : h(Ago, { time: log.ready_until })),
+    ),
+    h(Stands, null, dispatching(log)),
+  );
+
+const Stands = ({ children }) => children && h(Text, { color: "orange.fg", mb: 3 }, children);
+
+const wants = ({ subscriptions, topics, parts }) =>
+  [
+    count(subscriptions, subscriptions < 1000) + (subscriptions === 1 ? " subscription" : " subscriptions"),
+    ...(topics.length ? [`to ${topics.join(", ")}`] : []),
+    ...parts.map((part) => `part ${part}`),
+  ].join(", ");
+
+const Reader = ({ group }) =>
+  group.reader === null
+    ? h(Text, { color: "fg.muted" }, "nobody")
+    : h(
+        Fragment,
+        null,
+        process(group.reader, group.application),
+        group.connected_at && h(Text, { color: "fg.muted", fontSize: "xs" }, "connected ", h(Ago, { time: group.connected_at })),
+      );
+
+const Group = ({ group, consumer }) =>
+  h(
+    Table.Row,
+    null,
+    h(Cell, null, h(State, { word: consumer?.state ?? "unknown" })),
+    h(
+      Cell,
+      { minW: "8rem", maxW: "22rem", overflowWrap: "anywhere" },
+      consumer ? h(To, { to: atConsumer(consumer), fontWeight: "medium" }, group.name) : h(Name, null, group.name),
+      h(Text, { color: "fg.muted", fontSize: "xs" }, wants(group)),
+    ),
+    h(Cell, { minW: "9rem", maxW: "18rem", overflowWrap: "anywhere" }, h(Reader, { group })),
+    h(Cell, { number: true }, consumer ? count(consumer.ready, consumer.ready_exact) : "?"),
+    h(Cell, { number: true }, span(consumer?.oldest_seconds)),
+    h(Cell, { number: true }, group.read_upto === null ? "the beginning" : h(Ago, { time: group.read_upto })),
+    h(
+      Cell,
+      { minW: "14rem", maxW: "30rem", overflowWrap: "anywhere" },
+      h(Text, { color: "orange.fg" }, still(group, consumer)),
+      h(Told, { error: consumer?.error }),
+    ),
+  );
+
+const size = (bytes) => {
+  const units = ["kB", "MB", "GB", "TB"];
+  const at = Math.min(units.length - 1, Math.max(0, Math.floor(Math.log2(Math.max(bytes, 1)) / 10) - 1));
+  return `${(bytes / 1024 ** (at + 1)).toLocaleString(undefined, { maximumFractionDigits: 1 })} ${units[at]}`;
+};
+
+// Older than what is kept of what everybody has read.
+const partitionState = ({ state, unread }) => (state === "old" && unread.length ? "kept" : state);
+
+const lines = (unread, line) => unread.map((one) => h(Text, { key: one.group, truncate: true }, line(one)));
+
+const Partition = ({ partition }) =>
+  h(
+    Table.Row,
+    null,
+    h(Cell, null, h(State, { word: partitionState(partition) })),
+    h(Cell, { minW: "8rem", maxW: "24rem", overflowWrap: "anywhere" }, partition.name),
+    h(Cell, { number: true }, partition.begins === null ? "before all others" : h(Ago, { time: partition.begins })),
+    h(Cell, { number: true }, partition.ends === null ? "behind all others" : h(Ago, { time: partition.ends })),
+    h(Cell, { number: true }, size(partition.bytes)),
+    h(Cell, { maxW: "22rem" }, partition.unread.length ? lines(partition.unread, (one) => one.group) : h(Text, { color: "fg.muted" }, "what was dispatched is read")),
+    h(Cell, { number: true }, lines(partition.unread, (one) => count(one.events, one.exact))),
+  );
+
+const NoGroup = () =>
+  h(
+    Empty,
+    null,
+    h(Text, { mb: 2 }, "No group has subscribed to events here yet. The first subscription makes one:"),
+    h(Call, null, 'subscribe(connection, "billing", topical("order.paid"))'),
+    h(Guide, { name: "events" }, "The guide to the event log"),
+  );
+
+const NoLog = ({ found, connection }) =>
+  h(
+    Empty,
+    null,
+    found.installed === null
+      ? `${connection} is asked for the first time, and no answer yet.`
+      : h(
+          Fragment,
+          null,
+          h(Text, { mb: 2 }, "There is no event log in this database. Installing the schemas makes one:"),
+          h(Call, null, `airflow pgchange install --postgres-conn-id ${connection}`),
+          h(Guide, { name: "events" }, "The guide to the event log"),
+        ),
+  );
+
+const urgency = (consumers, group) => STATES.indexOf(consumers.get(group.name)?.state);
+
+const EventLog = ({ found, title, database: { connection }, consumers }) => {
+  if (found.log === null) return h(Section, { title }, h(NoLog, { found, connection }));
+  // One whose progress is elsewhere is known there: that counts.
+  const events = consumers.filter((one) => one.kind === "event").sort((one, other) => (one.source === connection) - (other.source === connection));
+  const known = new Map(events.map((one) => [one.consumer.replace("events:", ""), one]));
+  const groups = [...found.groups].sort((one, other) => urgency(known, one) - urgency(known, other) || one.name.localeCompare(other.name));
+  const shown = found.partitions.length;
+  const some = found.log.partitions > shown ? `: the current one and the oldest, ${shown} of ${count(found.log.partitions)}` : "";
+  return h(
+    Section,
+    { title },
+    h(Standing, { log: found.log }),
+    groups.length
+      ? h(
+          Rows,
+          { label: `Groups in ${connection}`, columns: GROUPS },
+          groups.map((group) => h(Group, { key: group.name, group, consumer: known.get(group.name) })),
+        )
+      : h(NoGroup),
+    h(Stands, null, found.left_out),
+    shown > 0 &&
+      h(
+        Section,
+        { title: `Partitions in ${connection}${some}` },
+        h(
+          Rows,
+          { label: `Partitions in ${connection}`, columns: PARTITIONS },
+          found.partitions.map((partition) => h(Partition, { key: `${partition.name} ${partition.begins}`, partition })),
+        ),
+      ),
+  );
+};
+
+export const AllEventLogs = eachDatabase({ ask, title: "Event log", Shown: EventLog });

@@ -1,0 +1,162 @@
+// A consumer: how it stands, its last hour as lines, and the batches of its last day.
+import { Fragment, chakra, h, useCallback, useSearchParams } from "./shell.js";
+import { history as ask, useLive } from "./api.js";
+import { Actions, Batch, HeldBack } from "./consumers.js";
+import { Ago, Cell, DagLinks, Empty, Fact, Rows, Section, State, Told } from "./pieces.js";
+import { Plot, aboveNumber, aboveSpan } from "./plot.js";
+import { To, at } from "./views.js";
+import { asking, count, key, many, rate, span } from "./words.js";
+
+const { Box, Heading, Table, Text } = chakra;
+
+const COLUMNS = [["Came to"], ["Batch"], ["Attempt", true], ["Changes", true], ["Claimed", true], ["Claim to commit", true], ["Phases"], ["Run"], ["Error"]];
+
+const LINES = [
+  { name: "ready", colour: "blue-fg", value: (sample) => sample.ready },
+  { name: "waiting", colour: "orange-fg", value: (sample) => sample.waiting },
+];
+const AGE = [{ name: "oldest", colour: "purple-fg", value: (sample) => sample.oldest_seconds ?? (sample.ready === null ? null : 0) }];
+
+const number = (value) => Math.round(value).toLocaleString();
+
+const end = (attempt) => {
+  if (attempt.acked_at) return ["committed", attempt.acked_at];
+  if (attempt.skipped_at) return ["skipped", attempt.skipped_at];
+  if (attempt.failed_at) return ["failed", attempt.failed_at];
+  return ["no end", null];
+};
+
+const took = (attempt) =>
+  attempt.acked_at && attempt.claimed_at
+    ? `${((Date.parse(attempt.acked_at) - Date.parse(attempt.claimed_at)) / 1000).toFixed(2)} s`
+    : "";
+
+const phases = (seconds) =>
+  Object.entries(seconds)
+    .map(([phase, each]) => `${phase} ${each.toFixed(2)} s`)
+    .join(", ");
+
+// Airflow's own page of the try that worked.
+const Run = ({ run }) => {
+  const mapped = run.map_index < 0 ? "" : `/mapped/${run.map_index}`;
+  const parts = ["dags", run.dag_id, "runs", run.run_id, "tasks", run.task_id].map(encodeURIComponent).join("/");
+  return h(
+    Fragment,
+    null,
+    h(To, { to: `/${parts}${mapped}?try_number=${run.try_number}` }, run.map_index < 0 ? run.task_id : `${run.task_id} [${run.map_index}]`),
+    h(Text, { color: "fg.muted", fontSize: "xs" }, `${run.dag_id}, ${run.run_id}, try ${run.try_number}`),
+  );
+};
+
+const Attempt = ({ attempt }) => {
+  const [word, time] = end(attempt);
+  return h(
+    Table.Row,
+    null,
+    h(Cell, null, h(State, { word }), time && h(Text, { color: "fg.muted", fontSize: "xs" }, h(Ago, { time }))),
+    h(Cell, { title: attempt.batch }, attempt.batch.slice(0, 8)),
+    h(Cell, { number: true }, attempt.attempt),
+    h(Cell, { number: true }, attempt.changes.toLocaleString()),
+    h(Cell, { number: true }, h(Ago, { time: attempt.claimed_at })),
+    h(Cell, { number: true }, took(attempt)),
+    h(Cell, { minW: "12rem" }, phases(attempt.seconds)),
+    h(Cell, { minW: "8rem", maxW: "20rem", overflowWrap: "anywhere" }, attempt.run && h(Run, { run: attempt.run })),
+    h(Cell, { minW: "12rem", maxW: "26rem", overflowWrap: "anywhere" }, h(Told, { error: attempt.error })),
+  );
+};
+
+const Standing = ({ consumer, confirm }) =>
+  h(
+    Fragment,
+    null,
+    h(
+      Box,
+      { display: "flex", flexWrap: "wrap", gap: 3, alignItems: "center", mt: 4 },
+      h(State, { word: consumer.state }),
+      h(Heading, { as: "h2", size: "lg", overflowWrap: "anywhere", flex: "1" }, consumer.consumer),
+      h(Actions, { consumer, confirm }),
+    ),
+    h(
+      Text,
+      { color: "fg.muted", fontSize: "sm" },
+      `${consumer.kind} in ${consumer.connection}${consumer.source ? `, changes in ${consumer.source}` : ""}`,
+    ),
+    h(
+      Box,
+      { as: "dl", display: "flex", flexWrap: "wrap", columnGap: 10, rowGap: 3, my: 4 },
+      h(Fact, { name: "Ready" }, count(consumer.ready, consumer.ready_exact)),
+      h(Fact, { name: "Waiting" }, count(consumer.waiting)),
+      h(Fact, { name: "Oldest" }, span(consumer.oldest_seconds) || "none"),
+      h(Fact, { name: "In" }, rate(consumer.rate_in)),
+      h(Fact, { name: "Out" }, rate(consumer.rate_out)),
+      consumer.faults !== null && h(Fact, { name: "Faults" }, count(consumer.faults)),
+      consumer.batch !== null && h(Fact, { name: "Batch in work" }, h(Batch, { consumer })),
+      consumer.dags.length > 0 && h(Fact, { name: "DAGs" }, h(DagLinks, { dags: consumer.dags })),
+    ),
+    h(HeldBack, { consumer }),
+  );
+
+const Past = ({ consumer }) => {
+  const { connection, source, kind, consumer: name } = consumer;
+  const { said, trouble } = useLive(useCallback(() => ask({ connection, source, kind, consumer: name }), [connection, source, kind, name]));
+  const problem = trouble ?? said?.trouble;
+  if (said === null) return problem && h(Empty, null, problem);
+  const samples = said.samples.map((sample) => ({ ...sample, time: Date.parse(sample.at) }));
+  const title = "Batches of the last day";
+  return h(
+    Fragment,
+    null,
+    problem && h(Text, { role: "alert", color: "red.fg", mb: 3 }, problem),
+    h(
+      Section,
+      { title: "The last hour" },
+      samples.length
+        ? h(
+            Fragment,
+            null,
+            h(Plot, { title: "Changes", samples, series: LINES, told: number, above: aboveNumber }),
+            h(Plot, { title: "Age", samples, series: AGE, told: span, above: aboveSpan }),
+          )
+        : h(Empty, null, "Nothing is noted yet. How far behind it is, is noted every five seconds while somebody looks at these pages, and for an hour after."),
+    ),
+    h(
+      Section,
+      { title: said.attempts.length ? `${title}: ${many(said.attempts.length, "attempt")}` : title },
+      said.attempts.length
+        ? h(
+            Rows,
+            { label: title, columns: COLUMNS },
+            said.attempts.map((attempt) => h(Attempt, { key: `${attempt.batch} ${attempt.attempt}`, attempt })),
+          )
+        : h(
+            Empty,
+            null,
+            "No batch of the last day is known: it claimed none, or the role of the connection does not look after feeds of this kind.",
+          ),
+    ),
+  );
+};
+
+export const Consumer = ({ said, confirm }) => {
+  const [asked] = useSearchParams();
+  const fits = (one) => ["connection", "consumer"].every((name) => one[name] === asked.get(name)) && (one.source ?? "") === (asked.get("source") ?? one.source ?? "");
+  const consumer = said.consumers.find(fits);
+  return h(
+    Box,
+    { mt: 4 },
+    h(To, { to: at() }, "All consumers"),
+    consumer
+      ? h(Fragment, null, h(Standing, { consumer, confirm }), h(Past, { key: key(consumer), consumer }))
+      : h(
+          Box,
+          { mt: 4 },
+          h(
+            Empty,
+            null,
+            asking(said.databases) ??
+              `There is no consumer ${asked.get("consumer") ?? ""} here that you may see: it has not begun, was dropped, or ` +
+                "its database does not answer.",
+          ),
+        ),
+  );
+};

@@ -1,0 +1,168 @@
+// What consumers gave up, to be looked at, sent again or dropped.
+import { Fragment, chakra, h, useCallback, useState } from "./shell.js";
+import { Act, Ago, Call, Cell, Empty, Held, Name, Rows, Section, Told } from "./pieces.js";
+import { many } from "./words.js";
+import { letter as askOne, letters as ask, useLive } from "./api.js";
+import * as plans from "./plans.js";
+
+const { Box, Table, Text } = chakra;
+
+const COLUMNS = [["Letter", true], ["Consumer"], ["Changes", true], ["Given up"], ["Why"], ["State"], ["Actions"]];
+
+const state = (letter) => {
+  if (letter.on_its_way) return "on its way";
+  return letter.hindrance ?? (letter.sent_at ? "was sent again" : "");
+};
+
+const isSendable = (letter) => !letter.on_its_way && letter.hindrance === null;
+
+const Tick = ({ label, checked, onChange }) =>
+  h("input", { type: "checkbox", "aria-label": label, checked, onChange: (event) => onChange(event.target.checked) });
+
+// What a letter holds, asked for when somebody wants to see it.
+const Content = ({ connection, letter }) => {
+  const { said, trouble } = useLive(useCallback(() => askOne(connection, letter.id), [connection, letter.id]), true);
+  return h(
+    Table.Row,
+    null,
+    h(
+      Cell,
+      { colSpan: COLUMNS.length + 1, bg: "bg.subtle" },
+      letter.error && h(Box, { mb: 3 }, h(Text, { fontWeight: "medium" }, `Error of attempt ${letter.attempts}`), h(Call, null, letter.error)),
+      h(Text, { fontWeight: "medium" }, "What it holds"),
+      trouble && h(Text, { role: "alert", color: "red.fg" }, trouble),
+      said && h(Held, { label: `What letter ${letter.id} holds`, held: said }),
+    ),
+  );
+};
+
+const Row = ({ letter, chosen, choose, opened, open, redrive, drop }) =>
+  h(
+    Table.Row,
+    null,
+    h(Cell, null, choose && h(Tick, { label: `Choose letter ${letter.id}`, checked: chosen, onChange: choose })),
+    h(Cell, { number: true }, letter.id),
+    h(Cell, { minW: "8rem", maxW: "18rem" }, h(Name, null, letter.consumer)),
+    h(Cell, { number: true }, letter.changes.toLocaleString()),
+    h(
+      Cell,
+      { whiteSpace: "nowrap" },
+      h(Ago, { time: letter.given_up_at }),
+      h(Text, { color: "fg.muted", fontSize: "xs" }, `by ${letter.given_up_by}`),
+    ),
+    h(
+      Cell,
+      { minW: "12rem", maxW: "26rem", overflowWrap: "anywhere" },
+      letter.reason,
+      h(Told, { error: letter.error && `attempt ${letter.attempts}: ${letter.error}` }),
+    ),
+    h(Cell, { maxW: "16rem", overflowWrap: "anywhere" }, state(letter)),
+    h(
+      Cell,
+      null,
+      h(
+        Box,
+        { display: "flex", gap: 1 },
+        h(
+          Act,
+          { label: `${opened ? "Hide" : "Show"} letter ${letter.id}`, expanded: opened, onClick: open },
+          opened ? "Hide" : "Show",
+        ),
+        redrive && h(Act, { label: `Send again letter ${letter.id}`, onClick: redrive }, "Send again"),
+        drop && h(Act, { label: `Drop letter ${letter.id}`, onClick: drop, danger: true }, "Drop"),
+      ),
+    ),
+  );
+
+const Letters = ({ database, consumers, confirm }) => {
+  const { connection, may_edit: mayEdit } = database;
+  const { said, trouble } = useLive(useCallback(() => ask(connection), [connection]));
+  const [ids, setIds] = useState(new Set());
+  const [opened, setOpened] = useState(null);
+  const title = `Dead letters in ${connection}`;
+  const problem = trouble ?? said?.trouble;
+  if (problem) return h(Section, { title }, h(Empty, null, problem));
+  if (said === null) return null;
+  if (!said.letters.length) {
+    return h(Section, { title }, h(Empty, null, "No consumer has given anything up here. A batch that is skipped, or that an operator gives up after its last attempt, comes here."));
+  }
+  const source = (letter) =>
+    consumers.find((one) => one.connection === connection && one.consumer === letter.consumer)?.source;
+  const chosen = said.letters.filter((letter) => ids.has(letter.id));
+  const sendable = chosen.filter(isSendable);
+  const sources = new Set(sendable.map((letter) => source(letter) ?? null));
+  const choose = (letters, yes) =>
+    setIds((before) => {
+      const next = new Set(before);
+      letters.forEach(({ id }) => (yes ? next.add(id) : next.delete(id)));
+      return next;
+    });
+  const shown = said.letters.length < said.all ? `, the latest ${said.letters.length} of ${said.all}` : "";
+  const aside =
+    mayEdit &&
+    h(
+      Box,
+      { display: "flex", gap: 2, alignItems: "center" },
+      h(Text, { color: "fg.muted", fontSize: "sm" }, chosen.length ? `${many(chosen.length, "letter")} chosen` : "none chosen"),
+      h(
+        Act,
+        {
+          label: `Send again the letters that are chosen in ${connection}`,
+          disabled: !sendable.length || sources.size > 1,
+          onClick: () => confirm(plans.redrive(connection, sendable, [...sources][0])),
+        },
+        sendable.length ? `Send ${sendable.length} again` : "Send again",
+      ),
+      h(
+        Act,
+        {
+          label: `Drop the letters that are chosen in ${connection}`,
+          danger: true,
+          disabled: !chosen.length,
+          onClick: () => confirm(plans.dropLetters(connection, chosen)),
+        },
+        chosen.length ? `Drop ${chosen.length}` : "Drop",
+      ),
+    );
+  const all = mayEdit &&
+    h(Tick, {
+      label: `Choose all letters in ${connection}`,
+      checked: chosen.length === said.letters.length,
+      onChange: (yes) => choose(said.letters, yes),
+    });
+  return h(
+    Section,
+    { title: title + shown, aside },
+    h(
+      Rows,
+      { label: title, columns: [[all], ...COLUMNS] },
+      said.letters.map((letter) =>
+        h(
+          Fragment,
+          { key: letter.id },
+          h(Row, {
+            letter,
+            chosen: ids.has(letter.id),
+            choose: mayEdit && ((yes) => choose([letter], yes)),
+            opened: opened === letter.id,
+            open: () => setOpened(opened === letter.id ? null : letter.id),
+            redrive:
+              mayEdit && isSendable(letter) && (() => confirm(plans.redrive(connection, [letter], source(letter)))),
+            drop: mayEdit && (() => confirm(plans.dropLetters(connection, [letter]))),
+          }),
+          opened === letter.id && h(Content, { connection, letter }),
+        ),
+      ),
+    ),
+  );
+};
+
+export const AllLetters = ({ said, confirm }) => {
+  const readable = said.databases.filter((database) => database.may_read);
+  if (!readable.length) return h(Box, { mt: 6 }, h(Empty, null, "Who may read a connection sees its dead letters."));
+  const answering = readable.filter((database) => database.state !== "down");
+  if (!answering.length) return h(Box, { mt: 6 }, h(Empty, null, "No database answers: the overview says why."));
+  return answering.map((database) =>
+    h(Letters, { key: database.connection, database, consumers: said.consumers, confirm }),
+  );
+};

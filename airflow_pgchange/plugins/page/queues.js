@@ -1,0 +1,87 @@
+// Message queues: how long each is, and why what is in it does not come yet.
+import { chakra, h } from "./shell.js";
+import { queues as ask } from "./api.js";
+import { eachDatabase } from "./each.js";
+import { Cell, Empty, Guide, Name, Rows, Section } from "./pieces.js";
+import { To, at, atConsumer } from "./views.js";
+import { absolute, count, many, span } from "./words.js";
+
+const { Table, Text } = chakra;
+
+const COLUMNS = [
+  ["Queue"],
+  ["Consumer"],
+  ["Length", true],
+  ["Oldest", true],
+  ["Ready", true],
+  ["Delayed", true],
+  ["Behind another", true],
+  ["In work", true],
+  ["Dead letters", true],
+];
+
+// What a consumer is still to receive, and has not received while its batch is at work.
+const length = ({ ready, delayed, waiting, in_work: inWork }) => (ready === null ? null : ready + delayed + waiting + inWork);
+
+const since = (seconds) => (seconds === null ? undefined : absolute(Date.now() - seconds * 1000));
+
+// The queue, and how many are dead in it, stand beside the first of its consumers.
+const Row = ({ queue, first, rows, connection }) =>
+  h(
+    Table.Row,
+    null,
+    first &&
+      h(
+        Cell,
+        { rowSpan: rows, minW: "8rem", maxW: "18rem" },
+        h(Name, null, queue.queue),
+        h(Text, { color: "fg.muted", fontSize: "xs" }, many(queue.parts, "part")),
+      ),
+    h(
+      Cell,
+      { minW: "8rem", maxW: "24rem", overflowWrap: "anywhere" },
+      h(To, { to: atConsumer({ connection, kind: "queue", consumer: `queue:${queue.queue}/${queue.consumer}` }) }, queue.consumer),
+      queue.selector && h(Text, { color: "fg.muted", fontSize: "xs" }, `where ${queue.selector}`),
+      queue.trouble && h(Text, { color: "orange.fg", fontSize: "xs" }, queue.trouble),
+    ),
+    h(Cell, { number: true }, count(length(queue), queue.exact)),
+    h(Cell, { number: true, title: since(queue.oldest_seconds) }, span(queue.oldest_seconds)),
+    h(Cell, { number: true }, count(queue.ready)),
+    h(Cell, { number: true }, count(queue.delayed)),
+    h(Cell, { number: true }, count(queue.waiting)),
+    h(Cell, { number: true }, count(queue.in_work)),
+    first &&
+      h(
+        Cell,
+        { rowSpan: rows, number: true },
+        queue.dead ? h(To, { to: at("letters") }, count(queue.dead, queue.dead_exact)) : "0",
+      ),
+  );
+
+const Queues = ({ found, title, database: { connection } }) =>
+  h(
+    Section,
+    { title },
+    found.queues.length
+      ? h(
+          Rows,
+          { label: title, columns: COLUMNS },
+          found.queues.map((queue, place) =>
+            h(Row, {
+              key: `${queue.queue} ${queue.consumer}`,
+              queue,
+              first: found.queues[place - 1]?.queue !== queue.queue,
+              rows: found.queues.filter((one) => one.queue === queue.queue).length,
+              connection,
+            }),
+          ),
+        )
+      : h(
+          Empty,
+          null,
+          "No message queue is here, or none from which the role of the connection may consume. mbus.create_queue makes one.",
+          h(Guide, { name: "queues" }, "How to make one and post to it"),
+        ),
+  );
+
+export const AllQueues = eachDatabase({ ask, title: "Queues", Shown: Queues });

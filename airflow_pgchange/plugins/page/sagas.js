@@ -1,0 +1,150 @@
+// Sagas: where each is, and of one its steps.
+import { Fragment, chakra, h, useCallback, useRef, useState } from "./shell.js";
+import { saga as askOne, sagas as ask, useLive } from "./api.js";
+import { eachDatabase } from "./each.js";
+import { Act, Ago, Cell, Empty, Guide, Held, Name, Rows, Section, State, Told } from "./pieces.js";
+import { Steps, inOrder } from "./steps.js";
+import { many } from "./words.js";
+
+const { Box, Table, Text } = chakra;
+
+const COLUMNS = [["State"], ["Saga"], ["Steps", true], ["At"], ["Began", true], ["Last change", true], ["What is wrong"], ["Actions"]];
+const STEPS = [["State"], ["Step"], ["After"], ["Message"], ["Try", true], ["Last change", true], ["Error"]];
+
+const isOpen = ({ state }) => state === "forward" || state === "rolling back";
+
+const word = (saga) => (saga.is_stuck ? "stuck" : saga.state);
+
+const where = (saga) => {
+  if (!isOpen(saga)) return "";
+  if (saga.at.length) return saga.at.join(", ");
+  return saga.state === "forward" ? "its end" : "the end of its undoing";
+};
+
+const progress = ({ steps, done, undone, state }) => {
+  const shown = `${done} of ${steps} done`;
+  return state === "rolling back" || state === "rolled back" ? `${shown}, ${undone} undone` : shown;
+};
+
+const Step = ({ step }) =>
+  h(
+    Table.Row,
+    null,
+    h(Cell, null, h(State, { word: step.state })),
+    h(Cell, { minW: "8rem" }, h(Name, null, step.step)),
+    h(Cell, null, step.after.join(", ")),
+    h(
+      Cell,
+      { whiteSpace: "nowrap" },
+      step.iid,
+      step.compensation && h(Text, { color: "fg.muted", fontSize: "xs" }, `undone by ${step.compensation}`),
+    ),
+    h(Cell, { number: true }, step.tries.toLocaleString()),
+    h(Cell, { number: true }, h(Ago, { time: step.changed_at })),
+    h(Cell, { minW: "12rem", maxW: "26rem", overflowWrap: "anywhere" }, h(Told, { error: step.error })),
+  );
+
+// The steps of a saga, and what it was started with, while somebody wants to see them.
+const Content = ({ connection, saga, mayRead }) => {
+  // What it was started with stays as it is: the database is asked for that once.
+  const started = useRef(null);
+  const question = useCallback(async () => {
+    const found = await askOne(connection, saga.id, started.current === null);
+    if (found.steps.length) started.current ??= { data: found.data };
+    return { ...found, ...started.current };
+  }, [connection, saga.id]);
+  const { said, trouble } = useLive(question);
+  const name = `${saga.name} ${saga.id}`;
+  const problem = trouble ?? said?.trouble;
+  const steps = inOrder(said?.steps ?? []);
+  return h(
+    Table.Row,
+    null,
+    h(
+      Cell,
+      { colSpan: COLUMNS.length, bg: "bg.subtle" },
+      problem && h(Text, { role: "alert", color: "red.fg" }, problem),
+      steps.length > 0 && h(
+        Fragment,
+        null,
+        h(Box, { overflowX: "auto", mb: 3, tabIndex: 0, role: "region", "aria-label": `Drawing of ${name}` }, h(Steps, { name, steps })),
+        h(Rows, { label: `Steps of ${name}`, columns: STEPS }, steps.map((step) => h(Step, { key: step.iid, step }))),
+        mayRead && h(Text, { fontWeight: "medium", mt: 3 }, "What it was started with"),
+        mayRead &&
+          (said.data ? h(Held, { label: `What ${name} was started with`, held: said.data }) : h(Text, { color: "fg.muted" }, "That is not kept any more.")),
+      ),
+    ),
+  );
+};
+
+const Row = ({ saga, opened, open }) =>
+  h(
+    Table.Row,
+    null,
+    h(Cell, null, h(State, { word: word(saga) })),
+    h(
+      Cell,
+      { minW: "8rem", maxW: "18rem", overflowWrap: "anywhere" },
+      h(Name, null, saga.name),
+      h(Text, { color: "fg.muted", fontSize: "xs" }, `number ${saga.id}`),
+    ),
+    h(Cell, { number: true }, progress(saga)),
+    h(Cell, { minW: "8rem", maxW: "18rem", overflowWrap: "anywhere" }, where(saga)),
+    h(
+      Cell,
+      { number: true },
+      h(Ago, { time: saga.started_at }),
+      isOpen(saga) && saga.deadline && h(Text, { color: "fg.muted", fontSize: "xs" }, "deadline ", h(Ago, { time: saga.deadline })),
+    ),
+    h(Cell, { number: true }, h(Ago, { time: saga.changed_at })),
+    h(
+      Cell,
+      { minW: "12rem", maxW: "30rem", overflowWrap: "anywhere" },
+      h(Told, { error: saga.stuck }),
+      saga.is_stuck && !saga.stuck && "It does not get on: who may read the connection sees why.",
+      saga.reason && h(Text, { color: "fg.muted", fontSize: "xs" }, `undone for: ${saga.reason}`),
+    ),
+    h(
+      Cell,
+      null,
+      h(
+        Act,
+        { label: `${opened ? "Hide" : "Show"} saga ${saga.id}`, expanded: opened, onClick: open },
+        opened ? "Hide" : "Show",
+      ),
+    ),
+  );
+
+const Sagas = ({ found, title, database: { connection, may_read: mayRead } }) => {
+  const [opened, setOpened] = useState(null);
+  const open = found.sagas.filter(isOpen).length;
+  return h(
+    Section,
+    { title: found.sagas.length ? `${title}: ${many(open, "has", "have")} not ended` : title },
+    found.sagas.length
+      ? h(
+          Rows,
+          { label: title, columns: COLUMNS },
+          found.sagas.map((saga) =>
+            h(
+              Fragment,
+              { key: saga.id },
+              h(Row, {
+                saga,
+                opened: opened === saga.id,
+                open: () => setOpened(opened === saga.id ? null : saga.id),
+              }),
+              opened === saga.id && h(Content, { connection, saga, mayRead }),
+            ),
+          ),
+        )
+      : h(
+          Empty,
+          null,
+          "No saga has been started here lately, or none that the role of the connection may see. StartSagaOperator starts one.",
+          h(Guide, { name: "queues" }, "What a saga is, and how to start one"),
+        ),
+  );
+};
+
+export const AllSagas = eachDatabase({ ask, title: "Sagas", Shown: Sagas });

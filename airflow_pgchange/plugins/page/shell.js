@@ -1,0 +1,7 @@
+// What is the shell's own: React, its router and Chakra.
+const { React, ReactRouterDOM, ChakraUI } = globalThis;
+
+export const h = React.createElement;
+export const { Fragment, useCallback, useEffect, useMemo, useRef, useState } = React;
+export const { Link, useLocation, useSearchParams } = ReactRouterDOM;
+export const chakra = ChakraUI;

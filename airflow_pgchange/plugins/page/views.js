@@ -1,0 +1,44 @@
+// Where each view is in the address bar.
+import { Link, chakra, h, useLocation } from "./shell.js";
+
+const ROOT = "/plugin/pgchange";
+
+export const at = (view = "", asked = {}) => {
+  const query = new URLSearchParams(Object.entries(asked).filter(([, value]) => value)).toString();
+  return (view ? `${ROOT}/${view}` : ROOT) + (query && `?${query}`);
+};
+
+export const atConsumer = ({ connection, source, kind, consumer }) =>
+  at("consumer", { connection, source, kind, consumer });
+
+export const useView = () => useLocation().pathname.split(ROOT)[1]?.split("/")[1] ?? "";
+
+export const To = ({ to, children, ...rest }) =>
+  h(chakra.Link, { asChild: true, color: "fg.info", ...rest }, h(Link, { to }, children));
+
+// views: [[name in the address, title]]
+export const Tabs = ({ views, view }) =>
+  h(
+    chakra.Box,
+    { as: "nav", "aria-label": "Views of PG changes", display: "flex", flexWrap: "wrap", gap: 1, mt: 3, borderBottomWidth: "1px" },
+    views.map(([name, title]) => {
+      const current = name === view;
+      return h(
+        To,
+        {
+          key: name,
+          to: at(name),
+          "aria-current": current ? "page" : undefined,
+          color: current ? "fg" : "fg.muted",
+          fontWeight: current ? "semibold" : "normal",
+          borderBottomWidth: "2px",
+          borderColor: current ? "blue.solid" : "transparent",
+          px: 3,
+          py: 2,
+          mb: "-1px",
+          textDecoration: "none",
+        },
+        title,
+      );
+    }),
+  );

@@ -1,0 +1,75 @@
+// Numbers, times and consumers in words.
+
+const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+
+export const span = (seconds) => {
+  if (seconds === null || seconds === undefined) return "";
+  const whole = Math.max(0, Math.round(seconds));
+  const at = UNITS.findIndex(([, size]) => whole >= size);
+  if (at < 0) return "0 s";
+  const [unit, size] = UNITS[at];
+  const rest = at + 1 < UNITS.length ? Math.floor((whole % size) / UNITS[at + 1][1]) : 0;
+  const first = `${Math.floor(whole / size)} ${unit}`;
+  return rest ? `${first} ${rest} ${UNITS[at + 1][0]}` : first;
+};
+
+// A server's clock may be some seconds ahead of ours.
+const AHEAD = 10;
+
+export const since = (time, now = Date.now()) => {
+  if (time === null || time === undefined) return "";
+  const seconds = (now - Date.parse(time)) / 1000;
+  return seconds < -AHEAD ? `in ${span(-seconds)}` : `${span(seconds)} ago`;
+};
+
+export const absolute = (time) => (time === null || time === undefined ? undefined : new Date(time).toLocaleString());
+
+export const count = (number, exact = true) => {
+  if (number === null) return "?";
+  return `${exact === false ? "≥ " : ""}${number.toLocaleString()}`;
+};
+
+// Changes a second.
+export const rate = (number) => {
+  if (number === null) return "?";
+  if (number === 0) return "0/s";
+  if (number < 0.1) return "< 0.1/s";
+  return `${number.toLocaleString(undefined, { maximumFractionDigits: number < 10 ? 1 : 0 })}/s`;
+};
+
+export const many = (number, one, more = `${one}s`) => `${number.toLocaleString()} ${number === 1 ? one : more}`;
+
+export const key = (consumer) => JSON.stringify([consumer.connection, consumer.source, consumer.consumer]);
+
+// What is said while nothing is known yet; null once every database has answered, or is known not to.
+export const asking = (databases) => {
+  const asked = databases.filter((database) => database.state === "asked").map((database) => database.connection);
+  return asked.length ? `${asked.join(", ")}: asked for the first time, and no answer yet.` : null;
+};
+
+// What a person should look at comes first.
+export const STATES = ["failing", "held back", "unknown", "working", "ready", "idle"];
+
+const byName = (one, other) =>
+  one.consumer.localeCompare(other.consumer, undefined, { numeric: true }) || one.connection.localeCompare(other.connection);
+
+const WORTH = {
+  state: (one) => STATES.indexOf(one.state),
+  ready: (one) => one.ready,
+  waiting: (one) => one.waiting,
+  oldest: (one) => one.oldest_seconds,
+  in: (one) => one.rate_in,
+  out: (one) => one.rate_out,
+};
+
+// How consumers are ordered by a column, or with a minus before it the other way; what is not known comes last.
+export const by = (order) => {
+  const worth = WORTH[order.replace("-", "")];
+  const sign = order.startsWith("-") ? -1 : 1;
+  if (!worth) return (one, other) => sign * byName(one, other);
+  return (one, other) => {
+    const [left, right] = [worth(one), worth(other)];
+    if (left === null || right === null) return (left === null) - (right === null) || byName(one, other);
+    return sign * (left - right) || byName(one, other);
+  };
+};

@@ -1,0 +1,30 @@
+"""The plugin: what Airflow's shell shows of us. Every component loads it, and only the API server builds the API."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+from airflow_pgchange.plugins.page import PREFIX, bundle_url
+
+TITLE = "PG changes"
+ROUTE = "pgchange"
+
+
+class PgChangePlugin(AirflowPlugin):
+    """A page in the navigation, and the API that it asks."""
+
+    name = "pgchange"
+
+    def __init__(self) -> None:
+        self.react_apps = [
+            {"name": TITLE, "url_route": ROUTE, "destination": "nav", "bundle_url": bundle_url()}
+        ]
+
+    @cached_property
+    def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        from airflow_pgchange.plugins.api import build  # noqa: PLC0415 - FastAPI is the API server's
+
+        return [{"name": TITLE, "url_prefix": PREFIX, "app": build()}]

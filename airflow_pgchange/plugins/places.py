@@ -1,0 +1,165 @@
+"""Which databases the page shows: those that parsed DAGs name, and those of ``[pgchange] connections``."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow.configuration import conf
+from airflow.models.dag import DagModel
+from airflow.models.dag_version import DagVersion
+from airflow.models.serialized_dag import SerializedDagModel
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from airflow_pgchange.feeds.errors import PgChangeError
+from airflow_pgchange.feeds.feed import Watched, from_uri
+from airflow_pgchange.utils.arguments import watched_of
+
+OURS = "airflow_pgchange."
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where a consumer is: ``connection`` holds the results, ``source`` the changes where these are elsewhere."""
+
+    connection: str
+    source: str | None = None
+
+    @property
+    def connections(self) -> list[str]:
+        return [self.connection] if self.source is None else [self.connection, self.source]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A place that something in a DAG names, and the consumer if it names one, with its feed."""
+
+    place: Place
+    consumer: str | None
+    feed: Watched | None = field(default=None, compare=False)
+
+
+@dataclass
+class Places:
+    """``dags``: those that use a connection; ``consumers``: those that a place has, each with the DAGs that name it."""
+
+    dags: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    consumers: dict[Place, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, dag_id: str, named: Named) -> None:
+        for connection in named.place.connections:
+            self.dags[connection].add(dag_id)
+        if named.consumer is not None:
+            self.consumers[named.place].setdefault(named.consumer, set()).add(dag_id)
+
+    def has(self, place: Place) -> bool:
+        """Whether that is no made-up pair of connections."""
+        return place.connection in self.dags and (place.source is None or place in self.consumers)
+
+    def elsewhere(self, connection: str) -> list[Place]:
+        """The places of consumers whose results are here and whose changes are not."""
+        return sorted(
+            (
+                place
+                for place in self.consumers
+                if place.connection == connection and place.source is not None
+            ),
+            key=lambda place: str(place.source),
+        )
+
+
+class ParsedDags:
+    """What the parsed DAGs name; each is read again only when it has changed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[str, list[Named]]] = {}
+
+    def places(self, session: Session) -> Places:
+        """Everything that is named now."""
+        found = Places()
+        for connection in conf.getlist("pgchange", "connections", fallback=[]):
+            found.dags[connection] = set()
+        for dag_id, all_named in self.named(session).items():
+            for named in all_named:
+                found.add(dag_id, named)
+        return found
+
+    def named(self, session: Session) -> dict[str, list[Named]]:
+        """What each DAG names now."""
+        latest = {dag_id: (number, digest) for dag_id, number, digest in session.execute(_latest())}
+        with self._lock:
+            for dag_id in self._known.keys() - latest.keys():
+                del self._known[dag_id]
+            for dag_id, (number, digest) in latest.items():
+                if self._known.get(dag_id, ("",))[0] != digest:
+                    row = session.get(SerializedDagModel, number)
+                    self._known[dag_id] = (digest, [] if row is None else each_once(named_in(row.data)))
+            return {dag_id: all_named for dag_id, (_, all_named) in self._known.items()}
+
+
+def each_once(found: Iterable[Named]) -> list[Named]:
+    """What is named, each once; two feeds may have the same name."""
+    return list({(one, one.feed): one for one in found}.values())
+
+
+def named_in(node: Any, ours: bool = False) -> Iterator[Named]:
+    """What a serialized DAG, or a part of it, names; templates name nothing yet."""
+    if isinstance(node, Mapping):
+        ours = ours or any(str(node.get(key)).startswith(OURS) for key in ("_task_module", "classpath"))
+        if "postgres_conn_id" in node and (ours or "feed" in node):
+            place = _place(node["postgres_conn_id"], node.get("source_conn_id"))
+            if place is not None:
+                yield _named(place, _feed(node.get("feed")))
+        if str(node.get("uri")).startswith("pgchange://") and not node.get("watchers"):
+            with suppress(PgChangeError):
+                feed, connection = from_uri(node["uri"])
+                yield _named(Place(connection), feed)
+        for value in node.values():
+            yield from named_in(value, ours)
+    elif isinstance(node, list):
+        for value in node:
+            yield from named_in(value, ours)
+
+
+def _latest() -> Any:
+    """The newest version of each DAG comes last of its own."""
+    return (
+        select(SerializedDagModel.dag_id, SerializedDagModel.id, SerializedDagModel.dag_hash)
+        .join(DagVersion, SerializedDagModel.dag_version_id == DagVersion.id)
+        .join(DagModel, DagModel.dag_id == SerializedDagModel.dag_id)
+        .where(DagModel.is_stale.is_(False))
+        .order_by(SerializedDagModel.dag_id, DagVersion.version_number)
+    )
+
+
+def _place(connection: Any, source: Any) -> Place | None:
+    names = [name for name in (connection, source) if name]
+    if not connection or any(not isinstance(name, str) or "{{" in name for name in names):
+        return None
+    return Place(connection, None if not source or source == connection else source)
+
+
+def _named(place: Place, feed: Watched | None) -> Named:
+    return Named(place, None if feed is None else feed.name, feed)
+
+
+def _feed(feed: Any) -> Watched | None:
+    """A feed as Airflow has serialized it; None where that is none."""
+    try:
+        return watched_of(_unwrapped(feed))
+    except (PgChangeError, TypeError):
+        return None
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, Mapping) and value.keys() == {"__var", "__type"}:
+        return _unwrapped(value["__var"])
+    if isinstance(value, Mapping):
+        return {key: _unwrapped(item) for key, item in value.items()}
+    return [_unwrapped(item) for item in value] if isinstance(value, list) else value

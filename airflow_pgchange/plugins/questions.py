@@ -1,0 +1,142 @@
+"""What is asked of databases, and who is asked already."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+
+from airflow_pgchange.admin import consumers, health
+from airflow_pgchange.feeds.errors import PgChangeError, ServerUnavailable
+from airflow_pgchange.feeds.queries import records
+from airflow_pgchange.hooks.pgchange import PgChangeHook
+from airflow_pgchange.plugins.history import SAMPLED_EVERY, LastHour, Trends
+from airflow_pgchange.plugins.looks import Line, Look, Window
+from airflow_pgchange.plugins.places import Place
+
+log = logging.getLogger(__name__)
+
+LOOKED_LATELY = 3600.0
+"""Seconds for which a database is sampled after somebody has looked at it."""
+OTHERS = 200
+"""So many answers to other questions are kept."""
+
+Connections = Sequence[psycopg.Connection[Any]]
+Row = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass
+class Said:
+    """What a database says: ``status()``, ``health()``, ``watchers()``, what became of that in the last hour, and what
+    it could not tell."""
+
+    rows: list[Row]
+    findings: list[health.Finding]
+    watchers: list[Row]
+    trends: Trends
+    left_out: list[str]
+
+
+NOTHING = Said([], [], [], {}, [])
+
+
+@dataclass
+class Status:
+    """The question how a place is. ``consumers``: of a place whose changes are elsewhere, those that it has;
+    ``looked``: when somebody wanted to know."""
+
+    consumers: Collection[str] = ()
+    looked: float = float("-inf")
+    _last_hour: LastHour = field(default_factory=LastHour)
+
+    def __call__(self, connections: Connections) -> Said:
+        results, *source = connections
+        left_out: list[str] = []
+        rows = consumers.status(results, source[0] if source else None, left_out.append)
+        if source:
+            rows = [row for row in rows if row["consumer"] in self.consumers]
+        findings: list[health.Finding] = []
+        watchers: list[Row] = []
+        if not source:
+            try:
+                findings = health.findings(results, left_out.append)
+                watchers = records(results, "select * from pgchange.watchers()")
+            except ServerUnavailable:
+                raise
+            except (psycopg.errors.QueryCanceled, PgChangeError) as error:
+                left_out.append(f"what a person should look at is left out: {error}")
+        trends = self._last_hour.goes_on(results, rows, left_out.append)
+        return Said(rows, findings, watchers, trends, left_out)
+
+
+@dataclass
+class Windows:
+    """What is looked at: how each place is, and what else somebody has asked about it lately. However much that is, it
+    goes over one line to a place, and how the place is over another."""
+
+    statuses: dict[Place, tuple[Status, Window[Said]]] = field(default_factory=dict)
+    others: OrderedDict[tuple[Any, ...], Window[Any]] = field(default_factory=OrderedDict)
+    lines: dict[Place, Line] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sampler: threading.Thread | None = None
+
+    def status(self, place: Place, consumers: Collection[str]) -> Window[Said]:
+        with self._lock:
+            if place not in self.statuses:
+                status = Status()
+                self.statuses[place] = status, Window(Line(partial(conninfos, place)), status)
+            status, window = self.statuses[place]
+            status.consumers, status.looked = consumers, time.monotonic()
+            if self._sampler is None or not self._sampler.is_alive():
+                sampler = threading.Thread(target=self._go_on, daemon=True)
+                sampler.start()
+                self._sampler = sampler
+        return window
+
+    def _go_on(self) -> None:
+        """Have what somebody looked at in the last hour sampled, until that is nothing any more."""
+        while True:
+            time.sleep(SAMPLED_EVERY)
+            with self._lock:
+                since = time.monotonic() - LOOKED_LATELY
+                lately = [window for status, window in self.statuses.values() if status.looked > since]
+                if not lately:
+                    self._sampler = None
+                    return
+            for window in lately:
+                try:
+                    window.ask()
+                except Exception:
+                    log.warning("a database could not be sampled", exc_info=True)
+
+    def asked(self, place: Place, question: Callable[..., T], *arguments: Any) -> Look[T]:
+        """What a place answers to another question; what nobody has asked for longest is forgotten."""
+        with self._lock:
+            key = (place, question, arguments)
+            window = self.others.pop(key, None)
+            if window is None:
+                line = self.lines.setdefault(place, Line(partial(conninfos, place)))
+                window = Window(line, partial(question, *arguments))
+            self.others[key] = window
+            while len(self.others) > OTHERS:
+                self.others.popitem(last=False)
+        window.ask()
+        return window.look()
+
+    def forget(self, place: Place, question: Callable[..., Any], *arguments: Any) -> None:
+        """Keep nothing of a question: it was about what is not there."""
+        with self._lock:
+            self.others.pop((place, question, arguments), None)
+
+
+def conninfos(place: Place) -> list[str]:
+    """The databases of a place, for libpq."""
+    return [PgChangeHook(connection).conninfo() for connection in place.connections]

@@ -1,0 +1,1 @@
+"""Feeds as what waits for messages of any broker knows them."""

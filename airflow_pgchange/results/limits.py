@@ -1,0 +1,123 @@
+"""What is staged and is more than its column can hold: which value it is, and in which row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.results.fitting import DECIMAL, INTEGERS
+from airflow_pgchange.results.staging import ATTEMPT, TOUCHED, Staged
+from airflow_pgchange.results.target import Column, Target
+
+BITS = {"smallint": 16, "integer": 32, "bigint": 64}
+CUT = frozenset({"name", '"char"'})
+"""Types that shorten what is too long, without a word."""
+PRECISION = re.compile(r"numeric\((\d+),(-?\d+)\)")
+
+
+def is_winner(staged: Staged) -> sql.Composed:
+    """The condition that holds for rows of the attempts that won."""
+    attempts = [attempt for attempt, _ in staged.winners]
+    return sql.SQL("{} = any({}::bigint[])").format(sql.Identifier(ATTEMPT), attempts)
+
+
+def first_lossy(connection: psycopg.Connection[Any], staged: Staged, target: Target, name: str) -> str | None:
+    """A value of a column that would not come back from its type as it was staged; None where all would."""
+    query = sql.SQL("select {0} from {1} where {2} and {0}::{3}::{4} <> {0} order by 1 limit 1").format(
+        sql.Identifier(name),
+        staged.identifier,
+        is_winner(staged),
+        sql.SQL(target.columns[name].type),
+        sql.SQL(dict(staged.columns)[name]),
+    )
+    found = connection.execute(query).fetchone()
+    return None if found is None else f"{name}={found[0]}"
+
+
+def check_cut(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
+    """Raises MergeRefused for a text that its column would shorten."""
+    for name, _ in staged.columns:
+        kind = target.columns[name].type
+        if kind.removesuffix("[]") not in CUT:
+            continue
+        cut = first_lossy(connection, staged, target, name)
+        if cut is not None:
+            raise MergeRefused(
+                f'{staged.target}: {cut} in "{name}" would be cut: the column is {kind}: shorten it in Spark before '
+                "merging, or make the column text"
+            )
+
+
+def beyond(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> str:
+    """Which value is out of the range of which column, and the key of its row; nothing where it cannot be told."""
+    for name, numbers in _numbers(staged, target):
+        limits = _limits(target.columns[name])
+        if limits is None:
+            continue
+        low, high, places = limits
+        query = sql.SQL(
+            "select round(s.n, {places}), {shown} from ({numbers}) s "
+            "where round(s.n, {places}) not between {low} and {high} order by 2 limit 1"
+        ).format(places=places, shown=_shown(staged), numbers=numbers, low=low, high=high)
+        found = connection.execute(query).fetchone()
+        if found is not None:
+            number, row = found
+            where = f" of the row {row}" if row and name not in staged.key else ""
+            return f'"{name}"{where} would be {number:f}, and its column is {target.columns[name].stored}: widen it: '
+    return ""
+
+
+def _numbers(staged: Staged, target: Target) -> Iterator[tuple[str, sql.Composable]]:
+    """Of each column its numbers with the keys of their rows: as they come, and as they would be added up."""
+    keys = [sql.Identifier(name) for name in staged.key]
+    values = [name for name, _ in staged.columns if name not in staged.key]
+    numeric = {name for name, kind in staged.columns if kind in INTEGERS or DECIMAL.fullmatch(kind)}
+    rows = sql.SQL("{} where {} and {} is not true").format(
+        staged.identifier, is_winner(staged), sql.Identifier(TOUCHED)
+    )
+    for name in [*staged.key, *values]:
+        if name in numeric:
+            shown = sql.SQL(", ").join([*keys, sql.SQL("{}::numeric as n").format(sql.Identifier(name))])
+            yield name, sql.SQL("select {} from {}").format(shown, rows)
+    if staged.mode != "add":
+        return
+    same = sql.SQL(" and ").join(
+        sql.SQL("t.{0} = s.{0}::{1}").format(sql.Identifier(name), sql.SQL(target.columns[name].type))
+        for name in staged.key
+    )
+    for name in values:
+        if name in numeric:
+            column, key = sql.Identifier(name), sql.SQL(", ").join(keys)
+            held = sql.SQL("select t.{} from {} t where {}").format(column, target.identifier, same)
+            total = sql.SQL("coalesce(({})::numeric, 0) + sum({}::numeric)").format(held, column)
+            yield (
+                name,
+                sql.SQL("select {0}, {1} as n from (select * from {2}) s group by {0}").format(
+                    key, total, rows
+                ),
+            )
+
+
+def _shown(staged: Staged) -> sql.Composable:
+    """The key of a row as text."""
+    parts = [sql.SQL("{} || {}::text").format(f"{name}=", sql.Identifier(name)) for name in staged.key]
+    return sql.SQL("concat_ws(', ', {})").format(sql.SQL(", ").join(parts)) if parts else sql.SQL("''::text")
+
+
+def _limits(column: Column) -> tuple[Decimal, Decimal, int] | None:
+    """The lowest and highest number that a column takes, and to how many places it rounds."""
+    if column.type in BITS:
+        bits = BITS[column.type]
+        return Decimal(-(2 ** (bits - 1))), Decimal(2 ** (bits - 1) - 1), 0
+    found = PRECISION.fullmatch(column.stored)
+    if found is None:
+        return None
+    precision, places = int(found[1]), int(found[2])
+    high = Decimal(10) ** (precision - places) - Decimal(10) ** -places
+    return -high, high, places

@@ -1,0 +1,285 @@
+"""Staged results into their targets, inside the consumer transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, LiteralString
+
+import psycopg
+from psycopg import errors, sql
+
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.errors import MergeRefused
+from airflow_pgchange.results.fitting import validate
+from airflow_pgchange.results.limits import BITS, beyond, check_cut, first_lossy, is_winner
+from airflow_pgchange.results.staging import ATTEMPT, TOUCHED, Staged, read_manifest, write_manifest
+from airflow_pgchange.results.target import Target
+
+__all__ = ["Staged", "merge", "read_manifest", "validate", "write_manifest"]
+
+COMMA = sql.SQL(", ")
+Which = Literal["is not true", "is not null", "is true"]
+"""What ``TOUCHED`` is."""
+ADDED = "{0} = coalesce(t.{0} + excluded.{0}, t.{0}, excluded.{0})"
+OVERWRITTEN = "{0} = excluded.{0}"
+STRINGS = ("character", "bit")
+ONE_BY_ONE = (errors.UniqueViolation, errors.ForeignKeyViolation)
+AT_THE_END = (
+    "rows are written one by one and tables one after the other, so let constraints of the table other than its key be "
+    "deferrable initially deferred"
+)
+
+SAME_ROW = "keys that differ in Spark are one in the table, by its index's collation or a trigger: make them one in Spark"
+
+
+def merge(
+    connection: psycopg.Connection[Any],
+    batch: Batch,
+    manifest: Sequence[Staged],
+    at: Callable[[str, str], None] = lambda step, how_far: None,
+) -> None:
+    """Apply what this attempt on the batch staged, in the order of the manifest, and drop its staging tables.
+
+    Only rows of the winners count, and all of them must be there. Keys are written in their order, so that
+    two merges rarely deadlock. ``at`` is told of each before it is merged. Raises MergeRefused; the caller's
+    transaction is then to be rolled back.
+    """
+    for staged in manifest:
+        if (staged.batch_id, staged.attempt) != (batch.id, batch.attempt):
+            raise MergeRefused(
+                f"{staged.target}: staged for attempt {staged.attempt} on batch {staged.batch_id}, "
+                f"and this is attempt {batch.attempt} on {batch.id}: it is not merged"
+            )
+    for staged in manifest:
+        at(f"merging {staged.target}", f"{staged.rows:,} rows")
+        with _refusals(staged):
+            target = validate(connection, staged.target, staged.key, staged.mode, dict(staged.columns))
+            kinds = _counted(connection, staged)
+            check_cut(connection, staged, target)
+            try:
+                with connection.transaction():
+                    _write(connection, staged, target, kinds)
+            except errors.CardinalityViolation:
+                if staged.mode == "replace":
+                    _check_once(connection, staged, target)
+                raise
+            except errors.NumericValueOutOfRange as error:
+                where = beyond(connection, staged, target)
+                said = error.diag.message_primary
+                raise MergeRefused(f"{staged.target}: {said}: {where}nothing was written") from error
+
+
+def _write(connection: psycopg.Connection[Any], staged: Staged, target: Target, kinds: _Kinds) -> None:
+    if staged.mode != "append":
+        _check_keys(connection, staged, target, kinds)
+    if kinds.ids:
+        _delete_gone(connection, staged, target)
+    written = connection.execute(_insert(staged, target)).rowcount
+    # A trigger may have kept rows out, the first of two among them.
+    if staged.mode == "replace" and written != staged.rows:
+        _check_once(connection, staged, target)
+    connection.execute(sql.SQL("drop table {}").format(staged.identifier))
+
+
+def _insert(staged: Staged, target: Target) -> sql.Composed:
+    key, values = _key(staged), _values(staged)
+    # An identity that the target always makes is the source's where it is the key.
+    query = sql.SQL("insert into {} as t ({}) overriding system value {}").format(
+        target.identifier, COMMA.join([*key, *values]), _selected(staged, target)
+    )
+    if staged.mode == "append":
+        return query
+    new = ADDED if staged.mode == "add" else OVERWRITTEN
+    updates = COMMA.join(sql.SQL(new).format(value) for value in values)
+    action = sql.SQL("update set {}").format(updates) if values else sql.SQL("nothing")
+    return sql.SQL("{} on conflict ({}) do {}").format(query, COMMA.join(key), action)
+
+
+def _selected(staged: Staged, target: Target) -> sql.Composed:
+    """The rows to insert, in the order of their keys: summed for add, one a key for mirror."""
+    key, values, rows = COMMA.join(_key(staged)), _values(staged), _rows(staged, target)
+    if staged.mode == "add":
+        sums = COMMA.join(sql.SQL("sum({})").format(value) for value in values)
+        return sql.SQL("select {0}, {1} from ({2}) s group by {0} order by {0}").format(key, sums, rows)
+    columns = COMMA.join([*_key(staged), *values])
+    if staged.mode == "mirror":
+        return sql.SQL("select distinct on ({0}) {1} from ({2}) s order by {0}").format(key, columns, rows)
+    order = sql.SQL("order by {}").format(key) if staged.key else sql.SQL("")
+    return sql.SQL("select {} from ({}) s {}").format(columns, rows, order)
+
+
+def _rows(staged: Staged, target: Target, which: Which = "is not true") -> sql.Composed:
+    """The winners' rows in the types of the target; of a mirror also, under the ids of the batch that its key can hold,
+    those that are known to stand there and the ids alone ("is not null"), or the latter ("is true")."""
+    columns = COMMA.join(
+        sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(target.columns[name].type))
+        for name, _ in staged.columns
+    )
+    flag = sql.SQL("{} {}").format(sql.Identifier(TOUCHED), sql.SQL(which))
+    held = sql.SQL("true") if which == "is not true" else _is_held(staged, target)
+    return sql.SQL("select {} from {} where {} and {} and {}").format(
+        columns, staged.identifier, is_winner(staged), flag, held
+    )
+
+
+def _is_held(staged: Staged, target: Target) -> sql.Composable:
+    """Whether the target's key can hold an id that was touched: one that it cannot hold is of another table."""
+    bits = BITS.get(target.columns[staged.key[-1]].type)
+    if bits is None:
+        return sql.SQL("true")
+    return sql.SQL("{} between {} and {}").format(
+        sql.Identifier(staged.key[-1]), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    )
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """Numbers of rows of the winners."""
+
+    of_no_id: int
+    """Of a mirror, not known to stand under an id of the batch."""
+    ids: int
+    """An id of the batch alone."""
+    without_key: int
+
+
+def _counted(connection: psycopg.Connection[Any], staged: Staged) -> _Kinds:
+    query = sql.SQL(
+        "select {attempt}, count(*), count(*) filter (where {touched} is null), count(*) filter (where {touched}), "
+        "count(*) filter (where {touched} is not true and ({is_null})) from {staged} where {won} group by {attempt}"
+    ).format(
+        attempt=sql.Identifier(ATTEMPT),
+        touched=sql.Identifier(TOUCHED),
+        is_null=_is_null(staged) if staged.key else sql.SQL("false"),
+        staged=staged.identifier,
+        won=is_winner(staged),
+    )
+    try:
+        rows = connection.execute(query).fetchall()
+    except errors.UndefinedTable as error:
+        raise MergeRefused(
+            f"{staged.target}: the staging table {staged.table} is gone: the batch is tried again"
+        ) from error
+    found = {attempt: count for attempt, count, *_ in rows}
+    expected = {attempt: count for attempt, count in staged.winners if count}
+    if found != expected:
+        raise MergeRefused(
+            f"{staged.target}: {sum(expected.values())} rows were staged, {sum(found.values())} are there (a "
+            "crash of the server empties staging): nothing was written, and the batch is tried again"
+        )
+    return _Kinds(*(sum(column) for column in list(zip(*rows, strict=True))[2:])) if rows else _Kinds(0, 0, 0)
+
+
+def _check_keys(connection: psycopg.Connection[Any], staged: Staged, target: Target, kinds: _Kinds) -> None:
+    if kinds.without_key:
+        null = _first(
+            connection, staged, target, "select {key} from ({rows}) s where {} limit 1", _is_null(staged)
+        )
+        raise MergeRefused(f"{staged.target}: the key {null} holds NULL: drop such rows before merging")
+    for name in staged.key:
+        column = target.columns[name]
+        differs = sql.SQL("{0} <> {0}::{1}").format(sql.Identifier(name), sql.SQL(column.stored))
+        rounded = (
+            None
+            if column.stored == column.type
+            else _first(connection, staged, target, "select {key} from ({rows}) s where {} limit 1", differs)
+        )
+        if column.type == "money":
+            rounded = first_lossy(connection, staged, target, name)
+        if rounded is not None:
+            way = "shorten" if column.type.startswith(STRINGS) else "round"
+            raise MergeRefused(
+                f'{staged.target}: the key {rounded} would not be stored as it is, for "{name}" is {column.stored}, and '
+                f"several keys could become one: {way} it in Spark before merging, or widen the column"
+            )
+    if staged.mode == "replace" and not _values(staged):
+        _check_once(connection, staged, target)
+    if staged.mode == "mirror" and kinds.of_no_id:
+        touched = _rows(staged, target, "is not null")
+        foreign = _first(
+            connection,
+            staged,
+            target,
+            "select {key} from ({rows}) s except select {key} from ({}) s limit 1",
+            touched,
+        )
+        if foreign is not None:
+            raise MergeRefused(
+                f"{staged.target}: the key {foreign} is not an id that this batch's changes name: a mirror "
+                "holds rows under the id of their change; for other keys use replace"
+            )
+
+
+def _check_once(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
+    """Where a row is overwritten the server itself refuses to do that twice, and only then is it asked which one."""
+    twice = _first(
+        connection, staged, target, "select {key} from ({rows}) s group by {key} having count(*) > 1 limit 1"
+    )
+    if twice is not None:
+        raise MergeRefused(
+            f"{staged.target}: the key {twice} comes more than once, so which row should win? "
+            "Use dropDuplicates or an aggregate before merging"
+        )
+
+
+def _first(
+    connection: psycopg.Connection[Any],
+    staged: Staged,
+    target: Target,
+    query: LiteralString,
+    *others: sql.Composable,
+) -> str | None:
+    """A key that a query over the staged rows finds."""
+    key, rows = COMMA.join(_key(staged)), _rows(staged, target)
+    found = connection.execute(sql.SQL(query).format(*others, key=key, rows=rows)).fetchone()
+    if found is None:
+        return None
+    return ", ".join(f"{name}={value}" for name, value in zip(staged.key, found, strict=True))
+
+
+def _delete_gone(connection: psycopg.Connection[Any], staged: Staged, target: Target) -> None:
+    """Delete the rows of ids that the batch touched and that have no row any more; locked in order first."""
+    key = COMMA.join(_key(staged))
+    gone = sql.SQL("select {0} from ({1}) s except select {0} from ({2}) s").format(
+        key, _rows(staged, target, "is true"), _rows(staged, target)
+    )
+    query = sql.SQL(
+        "with gone as materialized (select {0} from {1} where ({0}) in ({2}) order by {0} for update) "
+        "delete from {1} where ({0}) in (select {0} from gone)"
+    )
+    connection.execute(query.format(key, target.identifier, gone))
+
+
+def _key(staged: Staged) -> list[sql.Identifier]:
+    return [sql.Identifier(name) for name in staged.key]
+
+
+def _is_null(staged: Staged) -> sql.Composed:
+    return sql.SQL(" or ").join(sql.SQL("{} is null").format(name) for name in _key(staged))
+
+
+def _values(staged: Staged) -> list[sql.Identifier]:
+    return [sql.Identifier(name) for name, _ in staged.columns if name not in staged.key]
+
+
+@contextmanager
+def _refusals(staged: Staged) -> Iterator[None]:
+    """Name the target in what PostgreSQL says about its rows; deadlocks and lost connections pass."""
+    try:
+        yield
+    except (
+        psycopg.DataError,
+        psycopg.IntegrityError,
+        errors.CardinalityViolation,
+        errors.RaiseException,
+    ) as error:
+        said = error.diag.message_primary or str(error)
+        detail = f" ({error.diag.message_detail})" if error.diag.message_detail else ""
+        advice = ""
+        if isinstance(error, ONE_BY_ONE) and staged.mode != "append":
+            advice = f": {AT_THE_END}"
+        elif isinstance(error, errors.CardinalityViolation) and staged.key:
+            advice = f": {SAME_ROW}"
+        raise MergeRefused(f"{staged.target}: {said}{detail}: nothing was written{advice}") from error

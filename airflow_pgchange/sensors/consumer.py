@@ -1,0 +1,118 @@
+"""A sensor for a consumer that has come far enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseSensorOperator, conf
+
+from airflow_pgchange.feeds import points
+from airflow_pgchange.feeds.checks import Seconds
+from airflow_pgchange.feeds.feed import Goal
+from airflow_pgchange.hooks.pgchange import PgChangeHook, both
+from airflow_pgchange.sensors.feed import unless_error, whole_wait
+from airflow_pgchange.triggers.feed import POLL_INTERVAL, PointTrigger
+from airflow_pgchange.utils.arguments import CheckedArguments, FeedLike, checks, feed_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+POINT = "pgchange_point"
+"""The key of the point in the task's state, which outlives reschedules, deferrals and retries; XComs do not."""
+
+
+class ConsumerSensor(CheckedArguments, BaseSensorOperator):
+    """Waits until a consumer has processed everything that was committed when this sensor first ran.
+
+    So another DAG waits for it. The point is taken once, and outlives reschedules, deferrals, retries and
+    restarts of the triggerer; a commit in a transaction that was open at that moment is not waited for. What
+    the consumer processed is as the guarantee of its operator says.
+
+    :param feed: the consumer's feed, or its JSON (templated)
+    :param postgres_conn_id: the database that holds the consumer's progress
+    :param source_conn_id: the database that holds the changes; default: the same. Its primary is asked
+    :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says
+    :param poll_interval: between two questions of the triggerer (templated); ``poke_interval`` is the one of a worker
+    """
+
+    arguments = checks("feed", "postgres_conn_id", "source_conn_id", "poll_interval")
+    template_fields: Sequence[str] = tuple(arguments)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"feed": "json"}
+
+    def __init__(
+        self,
+        *,
+        feed: FeedLike,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        source_conn_id: str | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable"),
+        poke_interval: float = 5.0,
+        poll_interval: Seconds = POLL_INTERVAL,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(poke_interval=poke_interval, **kwargs)
+        self.feed = feed
+        self.postgres_conn_id = postgres_conn_id
+        self.source_conn_id = source_conn_id
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+        self._point: Mapping[str, Any] | None = None
+
+    def execute(self, context: Context) -> None:
+        if not self.deferrable:
+            super().execute(context)
+        elif not self.poke(context):
+            self.defer(
+                trigger=PointTrigger(
+                    self.feed,
+                    self.postgres_conn_id,
+                    self.source_conn_id,
+                    self._goal(context),
+                    poll_interval=self.poll_interval,
+                ),
+                method_name="resume",
+                timeout=whole_wait(self),
+            )
+        self._forget(context)
+
+    def poke(self, context: Context) -> bool:
+        feed = feed_of(self.feed)
+        goal = self._goal(context)
+        with both(self.postgres_conn_id, self.source_conn_id) as (results, source):
+            passed, goal, begun = points.has_passed(results, source, feed, goal)
+        self._remember(context, goal)
+        if passed or begun:
+            said = "has" if passed else "has not yet"
+            self.log.info("%s %s processed what was committed until %s", feed.name, said, goal.get("until"))
+        else:
+            self.log.info("%s has not begun; `airflow pgchange status` lists the consumers", feed.name)
+        return passed
+
+    def resume(self, context: Context, event: dict[str, Any]) -> None:
+        unless_error(event)
+        self._forget(context)
+
+    def _goal(self, context: Context) -> Goal:
+        state: Any = context.get("task_state_store")
+        if self._point is None and state is not None:
+            self._point = state.get(POINT)
+        if self._point is None:
+            self._remember(context, self._new_point())
+        return self._point or {}
+
+    def _new_point(self) -> Goal:
+        with PgChangeHook(self.source_conn_id or self.postgres_conn_id).get_conn(primary=True) as source:
+            return points.point(source, feed_of(self.feed))
+
+    def _remember(self, context: Context, goal: Goal) -> None:
+        state: Any = context.get("task_state_store")
+        if state is not None and goal != self._point:
+            state.set(POINT, goal)
+        self._point = goal
+
+    def _forget(self, context: Context) -> None:
+        """A task that succeeded and is cleared waits for a new point."""
+        state: Any = context.get("task_state_store")
+        if state is not None:
+            state.delete(POINT)

@@ -1,0 +1,115 @@
+"""A sensor for changes of a feed that are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from airflow_pgchange.feeds.checks import Seconds
+from airflow_pgchange.feeds.feed import progress_at
+from airflow_pgchange.feeds.lag import lag
+from airflow_pgchange.feeds.queries import ask
+from airflow_pgchange.hooks.pgchange import PgChangeHook, both
+from airflow_pgchange.triggers.alarm import Alarm
+from airflow_pgchange.triggers.feed import POLL_INTERVAL, FeedTrigger
+from airflow_pgchange.utils.arguments import CheckedArguments, FeedLike, Number, checks, watched, watched_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class FeedSensor(CheckedArguments, BaseSensorOperator):
+    """Waits until changes are ready that nobody works on.
+
+    It guarantees nothing about them: an operator claims its batch from PostgreSQL, exactly once whatever woke
+    it.
+
+    :param feed: the feed, or its JSON (templated)
+    :param postgres_conn_id: the database that holds the consumer's progress
+    :param source_conn_id: the database that holds the changes; default: the same
+    :param min_changes: as many must be ready (templated)
+    :param max_age: or one that is this old (templated)
+    :param deferrable: wait in the triggerer; default: what ``[operators] default_deferrable`` says
+    :param poll_interval: between two questions of the triggerer (templated); ``poke_interval`` is the one of a worker
+    """
+
+    arguments = checks(
+        "postgres_conn_id", "source_conn_id", "min_changes", "max_age", "poll_interval", feed=watched
+    )
+    template_fields: Sequence[str] = tuple(arguments)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"feed": "json"}
+
+    def __init__(
+        self,
+        *,
+        feed: FeedLike,
+        postgres_conn_id: str = PgChangeHook.default_conn_name,
+        source_conn_id: str | None = None,
+        min_changes: Number = 1,
+        max_age: Seconds | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable"),
+        poke_interval: float = 5.0,
+        poll_interval: Seconds = POLL_INTERVAL,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(poke_interval=poke_interval, **kwargs)
+        self.feed = feed
+        self.postgres_conn_id = postgres_conn_id
+        self.source_conn_id = source_conn_id
+        self.min_changes: Any = min_changes
+        self.max_age: Any = max_age
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+
+    def execute(self, context: Context) -> Any:
+        """Returns the lag that ended the wait, as plain JSON."""
+        if not self.deferrable:
+            return super().execute(context)
+        found = self.poke(context)
+        if not found:
+            self._defer()
+        return found.xcom_value
+
+    def _defer(self) -> NoReturn:
+        self.defer(
+            trigger=FeedTrigger(
+                self.feed,
+                self.postgres_conn_id,
+                self.source_conn_id,
+                min_changes=self.min_changes,
+                max_age=self.max_age,
+                poll_interval=self.poll_interval,
+                once=True,
+            ),
+            method_name="resume",
+            timeout=whole_wait(self),
+        )
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        feed = watched_of(self.feed)
+        with both(self.postgres_conn_id, self.source_conn_id, primary=False) as (results, source):
+            found = lag(results, source, feed, self.min_changes)
+            enough = Alarm(self.min_changes, self.max_age).due(None, found, 0.0)
+            ready = enough and not ask(progress_at(feed, results, source), feed.locked())
+        self.log.info("%s: %d ready, %d waiting", feed.name, found.ready, found.waiting)
+        return PokeReturnValue(ready, {"feed": feed.name, **asdict(found)} if ready else None)
+
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        return unless_error(event)
+
+
+def whole_wait(sensor: BaseSensorOperator) -> timedelta:
+    """How long a deferred sensor waits altogether."""
+    return timedelta(seconds=sensor.timeout)
+
+
+def unless_error(event: dict[str, Any]) -> dict[str, Any]:
+    """The event of a trigger; raises AirflowException for one that tells an error, or what ends all tries."""
+    if "error" in event:
+        raise (AirflowFailException if event.get("permanent") else AirflowException)(event["error"])
+    return event

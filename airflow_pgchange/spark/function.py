@@ -1,0 +1,60 @@
+"""A function of a DAG's file as an application: written down where the task runs, called where the batch is processed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow_pgchange.feeds.errors import InvalidArgument
+
+APPLICATION = "from airflow_pgchange.spark.function import main\n\nmain()\n"
+
+
+def write(folder: Path, function: Callable[..., object], arguments: Mapping[str, Any]) -> tuple[Path, Path]:
+    """Write an application into a folder that only its user can read, and what it is to be called with; returns both
+    files. Raises InvalidArgument for what cannot be pickled."""
+    application, call = folder / "function.py", folder / "function.pickle"
+    pickled = _pickled(function, (function, dict(arguments)))
+    application.write_text(APPLICATION)
+    with open(call, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(pickled)
+    return application, call
+
+
+def main() -> None:
+    """Call the function of the file that the command line names, with each batch of this application."""
+    from airflow_pgchange.spark.job import batch_jobs  # noqa: PLC0415
+
+    file = Path(sys.argv[1])
+    call = file.read_bytes()
+    file.unlink()
+    for job in batch_jobs():
+        # Anew for each: what one call does to its arguments is nothing to the next.
+        function, arguments = pickle.loads(call)
+        function(job=job, **arguments)
+
+
+def _pickled(function: Callable[..., object], call: object) -> bytes:
+    """Whole, with what it uses of its own file, which cannot be imported elsewhere."""
+    # Spark's own, whose import takes the time of Spark's, and has no types.
+    cloudpickle: Any = importlib.import_module("pyspark.cloudpickle")
+
+    module = sys.modules.get(function.__module__)
+    if module is not None:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        pickled: bytes = cloudpickle.dumps(call)
+    except Exception as error:
+        raise InvalidArgument(
+            f"{function.__name__} cannot be sent to where the batch is processed: {error}; let it make there "
+            "what it uses, and take values only"
+        ) from error
+    finally:
+        if module is not None:
+            cloudpickle.unregister_pickle_by_value(module)
+    return pickled

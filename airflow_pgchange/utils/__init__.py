@@ -1,0 +1,1 @@
+"""What Airflow's face shares: arguments, metrics, and asking a task to stop."""

@@ -1,0 +1,249 @@
+"""Arguments of operators and sensors: what each may be, checked where it is written and again once it is rendered."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from airflow.sdk.definitions.retry_policy import RetryPolicy
+
+from airflow_pgchange.feeds import feed as feeds
+from airflow_pgchange.feeds.checks import OnBusy, OnGiveUp, check_word, seconds, time_of, until
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.feeds.feed import Feed, Watched
+from airflow_pgchange.utils.retry_policy import UnlessPermanent
+
+FeedLike = Watched | Mapping[str, Any] | str
+"""A feed, its JSON as a mapping or as text, or its asset URI."""
+
+Number = float | str
+"""A whole number, also as the text or the 20000.0 that a form makes of it."""
+
+Check = Callable[[str, Any], Any]
+"""What an argument of a name and a value means; raises InvalidArgument, with the name, where it means nothing."""
+
+TEMPLATES = ("{{", "{%")
+
+
+class CheckedArguments:
+    """An operator or a sensor that says what its arguments may be, and is only ever given such.
+
+    ``arguments`` has a check for each that can be templated. What is written out is checked when the task is made, what a
+    template or another task gives when it is there; both become what the check returns. Unless the task has a
+    ``retry_policy`` of its own it is not tried again on an error that no other try mends.
+    """
+
+    arguments: ClassVar[Mapping[str, Check]] = {}
+
+    retry_policy: RetryPolicy | None
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if self.retry_policy is None:
+            self.retry_policy = UnlessPermanent()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Airflow assigns what it has rendered, too.
+        check = self.arguments.get(name)
+        super().__setattr__(name, value if check is None or is_template(value) else check(name, value))
+
+    def pre_execute(self, context: Any) -> None:
+        """Nothing is a template any more, whatever it looks like."""
+        for name, check in self.arguments.items():
+            super().__setattr__(name, check(name, getattr(self, name)))
+        super().pre_execute(context)  # type: ignore[misc]
+
+
+def is_template(value: Any) -> bool:
+    """Whether a value is, or has within it, what is known only when the task runs."""
+    if isinstance(value, str):
+        return any(mark in value for mark in TEMPLATES)
+    if isinstance(value, Mapping):
+        return any(map(is_template, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_template, value))
+    return hasattr(value, "resolve")
+
+
+def maybe(check: Check) -> Check:
+    """The same, or nothing: None, or the empty text that a template makes of it."""
+    return lambda name, value: None if value is None or value == "" else check(name, value)
+
+
+def one_of(words: Any) -> Check:
+    """A word of a ``Literal``."""
+
+    def check(name: str, value: Any) -> Any:
+        check_word(name, value, words)
+        return value
+
+    return check
+
+
+def anything(name: str, value: Any) -> Any:
+    """Whatever it is: who takes it checks it."""
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"{name} must be a text that is not empty, not {value!r:.300}")
+    return value
+
+
+def count(name: str, value: Any) -> int:
+    """A whole number from 1 on."""
+    number = whole(name, value)
+    if number < 1:
+        raise InvalidArgument(f"{name} must be a number from 1 to {2**31 - 1}, not {value!r:.300}")
+    return number
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number that PostgreSQL takes for an integer."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (OverflowError, TypeError, ValueError):
+        number = math.nan
+    if not number.is_integer() or not -(2**31) <= number < 2**31:
+        raise InvalidArgument(
+            f"{name} must be a whole number from {-(2**31)} to {2**31 - 1}, not {value!r:.300}"
+        )
+    return int(number)
+
+
+def names(name: str, value: Any) -> list[str]:
+    """Names: those of a list as they stand, or those of a text with commas between; at least one."""
+    given = [one.strip() for one in value.split(",")] if isinstance(value, str) else value
+    found = list(given) if isinstance(given, list | tuple | set | frozenset) else []
+    if not all(isinstance(one, str) for one in found):
+        raise InvalidArgument(f"{name} must be names, not {value!r:.300}")
+    found = [one for one in found if one.strip()]
+    if not found:
+        raise InvalidArgument(f"{name}: name at least one, not {value!r:.300}")
+    return found
+
+
+def texts(name: str, value: Any) -> Mapping[str, str | None]:
+    """Texts or None by name."""
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(
+            f"{name} must be texts by name, not {value!r:.300}: with render_template_as_native_obj a template can be a "
+            "mapping"
+        )
+    return value
+
+
+def feed(name: str, value: Any) -> Mapping[str, Any]:
+    """A feed, as something that Airflow can render, show and store."""
+    return feeds.to_json(feed_of(value))
+
+
+def watched(name: str, value: Any) -> Mapping[str, Any]:
+    """What to wait for, likewise: a feed, or several at once."""
+    return feeds.to_json(watched_of(value))
+
+
+CHECKS: Mapping[str, Check] = {
+    "feed": feed,
+    "postgres_conn_id": text,
+    "source_conn_id": maybe(text),
+    "limit": count,
+    "max_batches": maybe(count),
+    "max_attempts": maybe(count),
+    "min_changes": count,
+    "chunk_size": count,
+    "read_ahead": count,
+    "width": count,
+    "ahead": count,
+    "on_busy": one_of(OnBusy),
+    "on_give_up": one_of(OnGiveUp),
+    "timeout": seconds,
+    "busy_timeout": maybe(seconds),
+    "idle_timeout": maybe(seconds),
+    "backfill_timeout": seconds,
+    "poll_interval": seconds,
+    "pause": seconds,
+    "delay": maybe(seconds),
+    "expiry": maybe(seconds),
+    "retention": maybe(seconds),
+    "saga_retention": maybe(seconds),
+    "older_than": maybe(seconds),
+    "max_age": maybe(seconds),
+    "until": until,
+    "since": time_of,
+    "key": maybe(text),
+    "order_col": maybe(text),
+    "shard": maybe(whole),
+    "workers": maybe(whole),
+    "tube": text,
+    "tables": names,
+    "op": text,
+    "query": text,
+    "predicate": anything,
+    "queue_name": text,
+    "reply_queue": maybe(text),
+    "data": texts,
+    "properties": maybe(texts),
+    "after": maybe(names),
+    "queues": maybe(names),
+    "group": text,
+    "subscription_id": maybe(text),
+    "consumer": maybe(text),
+    "systems": maybe(names),
+    "without": maybe(names),
+}
+"""Of every word what it may be, wherever an operator or a sensor has it."""
+
+
+def checks(*words: str, **own: Check) -> dict[str, Check]:
+    """The checks of arguments: of those that are words of all, and of those that mean something of their own here."""
+    return {**{word: CHECKS[word] for word in words}, **own}
+
+
+def feed_of(value: FeedLike) -> Feed:
+    """The feed that an argument means. Raises InvalidArgument where it means none."""
+    found = watched_of(value)
+    if not isinstance(found, Feed):
+        raise InvalidArgument(
+            f"{found.name} can be waited for, but gives no batches: name the feed of one worker"
+        )
+    return found
+
+
+def watched_of(value: FeedLike) -> Watched:
+    """What an argument says to wait for: a feed, or several at once. Raises InvalidArgument where it says nothing."""
+    if isinstance(value, Watched):
+        return value
+    if isinstance(value, str):
+        if value.startswith("pgchange://"):
+            return feeds.from_uri(value)[0]
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise InvalidArgument(
+                f"{value!r} is not a feed: give a feed, its JSON or its asset URI"
+            ) from error
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(f"{value!r} is not a feed: give a feed, its JSON or its asset URI")
+    return feeds.from_json(
+        {key: _plain(item) if key in _not_text(value) else item for key, item in value.items()}
+    )
+
+
+def _not_text(data: Mapping[str, Any]) -> set[str]:
+    kind = feeds.kinds().get(str(data.get("kind")))
+    annotations = {} if kind is None else kind.__annotations__
+    return {name for name, annotation in annotations.items() if annotation in ("int", "bool", "float")}
+
+
+def _plain(item: Any) -> Any:
+    if not isinstance(item, str):
+        return item
+    try:
+        return json.loads(item.lower())
+    except json.JSONDecodeError:
+        return item

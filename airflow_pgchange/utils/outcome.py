@@ -1,0 +1,84 @@
+"""What became of a task's batches, for whoever hears of it: assets and lineage."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.admin.versions import STAGING, SYSTEMS
+from airflow_pgchange.feeds.batch import Batch
+from airflow_pgchange.feeds.draining import SHOWN_BATCHES
+from airflow_pgchange.feeds.feed import Feed
+from airflow_pgchange.feeds.offered import OfferedFeed
+from airflow_pgchange.feeds.queries import rows
+from airflow_pgchange.feeds.tables import table_identifier
+from airflow_pgchange.feeds.transaction import ConsumerTransaction
+from airflow_pgchange.results.staging import Copied, Staged
+from airflow_pgchange.results.written import written
+
+Table = tuple[str, str, str]
+"""Database, schema and name."""
+
+
+@dataclass
+class Outcome:
+    """How many batches of ``feed`` were committed, the latest ids, and the tables that they wrote besides those of feeds.
+    ``sources`` are the tables whose changes these were, where somebody asked."""
+
+    feed: Feed
+    batches: int = 0
+    changes: int = 0
+    batch_ids: deque[str] = field(default_factory=lambda: deque(maxlen=SHOWN_BATCHES))
+    targets: set[Table] = field(default_factory=set)
+    sources: list[Table] = field(default_factory=list)
+    _writing: set[Table] = field(default_factory=set)
+    _merging: dict[Table, set[Copied | None]] = field(default_factory=dict)
+    _merged: dict[Table, set[Copied | None]] = field(default_factory=lambda: defaultdict(set))
+
+    @property
+    def copied(self) -> dict[Table, set[Copied]]:
+        """Which tables' columns a target has as they are: nothing of one into which a callable or an application wrote
+        what only it knows."""
+        return {
+            target: {one for one in merged if one is not None}
+            for target, merged in self._merged.items()
+            if None not in merged
+        }
+
+    def acked(self, transaction: ConsumerTransaction, staged: Sequence[Staged] = ()) -> None:
+        """Note what a batch wrote whose transaction is about to commit, and what was merged of it."""
+        ours = {STAGING, *(system.schema for system in SYSTEMS)}
+        if isinstance(self.feed, OfferedFeed):
+            ours.add(self.feed.schema)
+        database = transaction.connection.info.dbname
+        self._writing = {(database, *table) for table in written(transaction.connection, ours)}
+        self._merging = defaultdict(set)
+        for one in staged:
+            self._merging[resolved(transaction.connection, one.target)].add(one.copied)
+
+    def committed(self, batch: Batch) -> None:
+        self.batches += 1
+        self.changes += batch.count
+        self.batch_ids.append(batch.id)
+        self.targets |= self._writing
+        for target in self._writing:
+            self._merged[target] |= self._merging.get(target, {None})
+
+    def summary(self) -> dict[str, Any]:
+        """Small, plain JSON."""
+        return {"feed": self.feed.name, "changes": self.changes, "batch_ids": list(self.batch_ids)}
+
+
+def resolved(connection: psycopg.Connection[Any], table: str) -> Table:
+    """The table that a name means on a connection."""
+    query = """
+        select n.nspname, c.relname
+        from pg_catalog.pg_class as c join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
+        where c.oid = %s::pg_catalog.regclass
+    """
+    ((schema, name),) = rows(connection, query, [table_identifier(table).as_string(connection)])
+    return connection.info.dbname, schema, name

@@ -1,0 +1,86 @@
+"""From commit to result: how long changes took, told by counting them at both ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+
+import psycopg
+
+EVERY = 0.1
+"""Seconds between two looks at the result, which is as exact as the figures are."""
+IN_RESULT = "select coalesce(sum(departures + arrivals + cancellations), 0)::bigint from public.route_delay"
+
+
+class Latency:
+    """Changes are taken in the order of their commits: the thousandth that is committed is in the result once there are a
+    thousand."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._commits: list[tuple[float, int]] = []
+        self._results: list[tuple[float, int]] = []
+
+    def committed(self, count: int) -> None:
+        """So many changes were committed just now; from any thread."""
+        self._commits.append((self._clock(), count))
+
+    def in_result(self, total: int) -> None:
+        """So many changes are in the result by now."""
+        if not self._results or total > self._results[-1][1]:
+            self._results.append((self._clock(), total))
+
+    @property
+    def last_commit(self) -> float:
+        return max((moment for moment, _ in self._commits), default=self._clock())
+
+    def percentiles(self, *shares: float) -> list[float]:
+        """For each share of the changes, the seconds in which they were in the result; of those that are there."""
+        took = sorted(self._took())
+        total = sum(count for _, count in took)
+        return [_reached(took, share * total) for share in shares]
+
+    def _took(self) -> Iterator[tuple[float, int]]:
+        results, place, counted = self._results, 0, 0
+        for committed, count in sorted(self._commits, key=itemgetter(0)):
+            counted += count
+            while place < len(results) and results[place][1] < counted:
+                place += 1
+            if place == len(results):
+                return
+            yield max(0.0, results[place][0] - committed), count
+
+
+def _reached(took: Sequence[tuple[float, int]], wanted: float) -> float:
+    counted = 0
+    for seconds, count in took:
+        counted += count
+        if counted >= wanted:
+            return seconds
+    return 0.0
+
+
+@contextmanager
+def watched(database: str, latency: Latency) -> Iterator[None]:
+    """Look at the result all the while."""
+    ended = threading.Event()
+
+    def look() -> None:
+        with psycopg.connect(database, autocommit=True) as connection:
+            over = False
+            while not over:
+                # Once more after the end, when all is there.
+                over = ended.wait(EVERY)
+                ((total,),) = connection.execute(IN_RESULT).fetchall()
+                latency.in_result(total)
+
+    thread = threading.Thread(target=look, name="latency", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

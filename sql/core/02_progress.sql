@@ -1,0 +1,153 @@
+-- The number of a consumer's progress, by which a source knows whether it has lost what a consumer elsewhere has seen.
+
+create table pgchange.consumer (
+    name text primary key,
+    version bigint not null,
+    noted_at timestamptz not null default clock_timestamp()
+);
+comment on table pgchange.consumer is
+    'The highest number that this source has given to the progress of each consumer, by the name that status shows: one for each '
+    'batch, and one for each move by hand. It outlives the consumer: one of the same name goes on counting, so that a source '
+    'that went back to a time before a drop never takes the new one''s progress for that of the old one.';
+
+create function pgchange.next_version(name text, at bigint) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    given bigint := (select c.version from pgchange.consumer as c where c.name = next_version.name);
+begin
+    if at is null or at - coalesce(given, 0) > 2147483647 then
+        raise invalid_parameter_value using
+            message = format('consumer %s cannot be at batch %s: this source has given numbers up to %s', name, at, coalesce(given, 0)),
+            hint = 'give its position as it is recorded; where it comes from another source, drop the consumer and let it begin anew';
+    end if;
+    -- Results elsewhere are not to be ahead of what this source knows after a crash.
+    if current_setting('synchronous_commit') in ('off', 'local') then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+    insert into pgchange.consumer as c (name, version) values (next_version.name, next_version.at + 1)
+    on conflict on constraint consumer_pkey do update
+        set version = greatest(c.version, next_version.at) + 1, noted_at = excluded.noted_at
+    returning c.version into given;
+    return given;
+end
+$$;
+comment on function pgchange.next_version(text, bigint) is
+    'A number for what follows a consumer''s progress at, higher than any that this source has given to its name, and never so far '
+    'above them that there would soon be none left. It lasts, whatever the session says of synchronous_commit: unless the '
+    'transaction is rolled back.';
+
+create function pgchange.check_version(batch jsonb, claimed bigint) returns void
+language plpgsql immutable
+as $$
+declare
+    version bigint := batch ->> 'version';
+    began_at bigint := batch -> 'bounds' ->> 'from_version';
+begin
+    -- Where the claim is in another database, it is one of those that could follow.
+    if coalesce(version = claimed, version > began_at and version - began_at <= 2147483647) is not true then
+        raise exception using errcode = 'PC006',
+            message = pg_catalog.format('batch %s was not claimed as version %s', batch ->> 'id', coalesce(version::text, 'null')),
+            hint = 'ack a batch as its claim returned it; roll back and claim again';
+    end if;
+end
+$$;
+comment on function pgchange.check_version(jsonb, bigint) is
+    'Refuse a batch of another version than was claimed, which is null where the claim is in another database: a consumer at one '
+    'that nobody claimed could not go on.';
+
+create function pgchange.refuse_stale(consumer text, batch jsonb) returns void
+language plpgsql immutable
+as $$
+begin
+    raise exception using errcode = 'PC006',
+        message = pg_catalog.format('%s is not where batch %s began', consumer, batch ->> 'id'),
+        hint = 'somebody moved the consumer; roll back and claim again';
+end
+$$;
+comment on function pgchange.refuse_stale(text, jsonb) is 'Refuse to ack a batch behind which its consumer cannot be put.';
+
+create function pgchange.check_position(consumer text, "position" jsonb, here text, known bigint) returns void
+language plpgsql stable
+as $$
+declare
+    at bigint := "position" ->> 'version';
+begin
+    if not pgchange.fits("position", here) then
+        raise exception using errcode = 'PC004',
+            message = pg_catalog.format('%s belongs to another database than this source', consumer),
+            hint = 'if the source was restored or upgraded: airflow pgchange repair; else check the source''s connection';
+    end if;
+    -- A standby may only be late.
+    if at > coalesce(known, 0) and not pg_catalog.pg_is_in_recovery() then
+        raise exception using errcode = 'PC003',
+            message = pg_catalog.format('%s is at batch %s, but this source knows only %s: it lost its latest transactions',
+                                        consumer, at, coalesce(known, 0)),
+            hint = pg_catalog.format(
+                'airflow pgchange repair %s starts again from what survived; changes then come at least once', consumer);
+    end if;
+end
+$$;
+comment on function pgchange.check_position(text, jsonb, text, bigint) is
+    'Refuse a position of another place than here, which is null where that means nothing any more, or beyond the version that '
+    'is known here.';
+
+create function pgchange.check_point(point jsonb, schema name) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if point is not null and point ->> 'source' is null then
+        raise invalid_parameter_value using message = 'the point does not say where it was taken',
+            hint = format('give what %I.point() returned, whole, or null for the beginning', schema);
+    end if;
+end
+$$;
+comment on function pgchange.check_point(jsonb, name) is 'Refuse what is no point of a schema to move a consumer to.';
+
+create function pgchange.check_move(consumer text, "position" jsonb, point jsonb, here text, is_past boolean, schema name) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    if point ->> 'source' <> here or point is null and not pgchange.fits("position", here) then
+        raise exception using errcode = 'PC004',
+            message = format('consumer %s is moved to a point of another database than this one', consumer),
+            hint = format('the database of the changes notes a move first: %1$I.note_move() there gives the version for '
+                          '%1$I.move_consumer()', schema);
+    end if;
+    if not is_past then
+        raise invalid_parameter_value using message = format('the point %s lies in the future', point - 'source'),
+            hint = format('%I.point() gives the point of now', schema);
+    end if;
+end
+$$;
+comment on function pgchange.check_move(text, jsonb, jsonb, text, boolean, name) is
+    'Where the changes are: refuse a move to a point of another database, or to one that is not past.';
+
+create function pgchange.adoption(
+    consumer text, at bigint, mark jsonb, out version bigint, out behind text, out is_lost boolean, out guarantee text
+)
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    known bigint := coalesce((mark ->> 'version')::bigint, 0);
+    began_at bigint := coalesce((mark ->> 'from_version')::bigint, 0);
+    unacked boolean := at = began_at;
+begin
+    if not unacked and at < known then
+        raise exception using errcode = 'PC009',
+            message = format('consumer %s is at batch %s, before the last claim that the source knows', consumer, at),
+            hint = format('choose a point: airflow pgchange move %s --to beginning, or --to now', consumer);
+    end if;
+    version := case when unacked then began_at else known end;
+    behind := case when unacked then 'after' else 'upto' end;
+    is_lost := at > known;
+    guarantee := case when unacked or at = known then 'exactly once' else 'at least once' end;
+end
+$$;
+comment on function pgchange.adoption(text, bigint, jsonb) is
+    'How a consumer at a version goes on from what mark() of the source says: at which version, behind which of the mark''s two '
+    'positions, whether it has seen what the source has lost, and with which guarantee.';

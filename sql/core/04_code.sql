@@ -1,0 +1,97 @@
+-- Code of users: whose a query of a table runs, and under which settings it means the same in every session.
+
+create function pgchange.descendants(tbl regclass) returns setof regclass
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with recursive tree(relid) as (
+        select tbl::oid
+        union
+        select i.inhrelid from tree join pg_inherits as i on i.inhparent = tree.relid
+    )
+    select relid::regclass from tree
+$$;
+comment on function pgchange.descendants(regclass) is
+    'A table with its partitions and inheritance children: a statement trigger fires only on the one that a statement names.';
+
+create function pgchange.code_in(tbl regclass) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with tree(relid) as (
+        select d.relid::oid from pgchange.descendants(tbl) as d(relid)
+    ), trusted(id) as (
+        -- The caller, and who may do anything anyway.
+        select r.oid from pg_roles as r where r.rolname = current_user or r.rolsuper
+    ), part(class, id) as (
+        -- Of a partitioned table, what is in the key that it is partitioned by.
+        select 'pg_class'::regclass, t.relid from tree as t
+        union all
+        select 'pg_class'::regclass, i.indexrelid from tree as t join pg_index as i on i.indrelid = t.relid
+        union all
+        select 'pg_statistic_ext'::regclass, s.oid from tree as t join pg_statistic_ext as s on s.stxrelid = t.relid
+        union all
+        select 'pg_constraint'::regclass, c.oid from tree as t join pg_constraint as c on c.conrelid = t.relid and c.contype = 'c'
+    )
+    -- PostgreSQL's own functions, types and operators are in no dependency.
+    select min(format('%s of %I in %s', i.identity, pg_get_userbyid(o.owner), p.identity))
+    from part
+    join pg_depend as d on (d.classid, d.objid, d.objsubid) = (part.class, part.id, 0)
+    cross join lateral (
+        select f.proowner from pg_proc as f where d.refclassid = 'pg_proc'::regclass and f.oid = d.refobjid
+        union all
+        select f.oprowner from pg_operator as f where d.refclassid = 'pg_operator'::regclass and f.oid = d.refobjid
+        union all
+        select f.typowner from pg_type as f where d.refclassid = 'pg_type'::regclass and f.oid = d.refobjid
+    ) as o(owner)
+    cross join lateral pg_identify_object(d.refclassid, d.refobjid, 0) as i
+    cross join lateral pg_identify_object(part.class, part.id, 0) as p
+    where o.owner not in (select t.id from trusted as t)
+      and (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl) <> current_user
+$$;
+comment on function pgchange.code_in(regclass) is
+    'What of the code of somebody else a query of a table may run whatever it asks for, for it is in an index, statistics, a check '
+    'or the key of the partitions; null where there is none, and for the table''s owner. A superuser''s is nobody else''s.';
+
+create function pgchange.check_code(tbl regclass, or_else text default null) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    owner_name name := (select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = tbl);
+    code text := pgchange.code_in(tbl);
+begin
+    if code is not null then
+        raise insufficient_privilege using
+            message = format('what reads %s runs with the rights of its owner, %I, and no others: %s', tbl, owner_name, code),
+            hint = concat_ws(', or ', format('connect as %1$I, or let %1$I take that away', owner_name), or_else);
+    end if;
+end
+$$;
+comment on function pgchange.check_code(regclass, text) is
+    'Refuse to read a table for anybody but its owner where somebody else''s code is in its indexes, its checks and the like, with '
+    'what else can be done.';
+
+create function pgchange.settings() returns text
+language sql immutable
+as $$
+    select 'set timezone = ''UTC'' set datestyle = ''ISO, MDY'' set intervalstyle = postgres set extra_float_digits = 1 '
+        'set bytea_output = hex set lc_monetary = ''C'' set standard_conforming_strings = on set transform_null_equals = off'
+$$;
+comment on function pgchange.settings() is
+    'The settings of functions in which an expression of a user stands: it means the same for whoever writes, receives or looks.';
+
+create function pgchange.pin_settings(variadic functions regprocedure[]) returns void
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    function regprocedure;
+begin
+    foreach function in array functions loop
+        execute format('alter function %s %s', function, pgchange.settings());
+    end loop;
+end
+$$;
+comment on function pgchange.pin_settings(regprocedure[]) is
+    'Let functions run under pgchange.settings(), for an expression of a user stands in what they put together.';

@@ -1,0 +1,88 @@
+-- What every capture of a table begins with.
+
+create function pgchange.check_capturable(tbl regclass, deed text, variadic ours name[]) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    class pg_class := (select c from pg_class as c where c.oid = tbl);
+    schema_name name := (select n.nspname from pg_namespace as n where n.oid = class.relnamespace);
+    owner_name name := pg_get_userbyid(class.relowner);
+begin
+    if class is null then
+        perform pgchange.refuse('there is no such table', 'name a table that is there');
+    end if;
+    if class.relkind not in ('r', 'p') then
+        perform pgchange.refuse(format('%s is not a table', tbl), deed || ' the tables behind it');
+    end if;
+    if class.relpersistence = 't' then
+        perform pgchange.refuse(format('%s is a temporary table', tbl), deed || ' a permanent one');
+    end if;
+    if class.relispartition then
+        perform pgchange.refuse(format('%s is a partition', tbl), deed || ' the partitioned table');
+    end if;
+    if exists (
+        select from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid where c.relkind = 'f'
+    ) then
+        perform pgchange.refuse(format('%s has a foreign table as a partition', tbl), 'foreign tables cannot be captured');
+    end if;
+    if schema_name = any (ours || '{pg_catalog,information_schema}') then
+        perform pgchange.refuse(format('%s is not a table of your own', tbl), deed || ' one that is');
+    end if;
+    perform pgchange.check_owner(tbl, deed || ' it');
+    if not has_schema_privilege(owner_name, schema_name, 'create') then
+        perform pgchange.refuse(
+            format('%I, the owner of %s, may not create a function in schema %I', owner_name, tbl, schema_name),
+            format('grant create on schema %I to %I', schema_name, owner_name));
+    end if;
+end
+$$;
+comment on function pgchange.check_capturable(regclass, text, name[]) is
+    'Refuse, with the reason, a table of which nothing can be captured: the caller cannot do that deed to it, or it is in one of the '
+    'schemas that are ours.';
+
+create function pgchange.came_with_rows(came regclass[]) returns setof regclass
+language sql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select r from unnest(came) as r
+    -- By its size: what reads a table may run code of its owner.
+    where exists (select from pgchange.descendants(r) as d(relid) where pg_relation_size(d.relid) > 0)
+      and not exists (select from pg_inherits as i where i.inhrelid = r and i.inhparent = any (came))
+    order by r
+$$;
+comment on function pgchange.came_with_rows(regclass[]) is
+    'Of the partitions that a capture came to late those that may have rows; of one that came with its own partition, the former.';
+
+create function pgchange.told_missed(tbl regclass, part regclass, change text) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('%s: rows of %s may have been there before it was captured, and are in no %s', tbl, part, change)
+$$;
+comment on function pgchange.told_missed(regclass, regclass, text) is
+    'What a partition misses that came with rows, by what changes are called there.';
+
+create function pgchange.bring_missed(part regclass, schema name, function name) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('as its owner: select %I.%I(%L)', schema, function, part)
+$$;
+comment on function pgchange.bring_missed(regclass, name, name) is 'What brings the rows that came with a partition.';
+
+create function pgchange.tell_missed(tbl regclass, came regclass[], change text, schema name, function name) returns setof regclass
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    part regclass;
+begin
+    for part in select r from pgchange.came_with_rows(came) as r loop
+        raise notice using message = pgchange.told_missed(tbl, part, change), hint = pgchange.bring_missed(part, schema, function);
+        return next part;
+    end loop;
+end
+$$;
+comment on function pgchange.tell_missed(regclass, regclass[], text, name, name) is
+    'Say which of the partitions that the capture came to late have rows that may be in no change, and return them.';

@@ -1,0 +1,146 @@
+-- The batches of the last days, for people and pages: what each attempt came to. Nothing that consumers do depends on it.
+
+create table pgchange.batch (
+    kind text,
+    consumer text,
+    batch_id uuid,
+    attempt integer,
+    count bigint not null,
+    claimed_at timestamptz,
+    acked_at timestamptz,
+    failed_at timestamptz,
+    skipped_at timestamptz,
+    error text,
+    seconds jsonb,
+    number bigint not null,
+    noted_at timestamptz not null default clock_timestamp(),
+    run text default left(nullif(current_setting('pgchange.run', true), ''), 1000),
+    primary key (kind, consumer, batch_id, attempt)
+-- An ack changes a row in its place.
+) with (fillfactor = 70);
+comment on table pgchange.batch is
+    'The attempts on batches of the last days, by the name of their consumer. claimed_at and failed_at are noted where the changes '
+    'are, acked_at and skipped_at where the progress is; seconds is how long each phase took, as far as whoever worked tells. '
+    'number counts a consumer''s, so that all but the last of them are found without a look at these. run is who made the attempt, as '
+    'the setting pgchange.run of the session that claimed says: of a task in Airflow its DAG, run, task, map index and try, each '
+    'percent-encoded, with a slash between.';
+
+create index batch_noted on pgchange.batch (noted_at);
+create index batch_number on pgchange.batch (kind, consumer, number);
+
+-- These without search_paths of their own: claims and acks wait for them.
+create function pgchange.next_number(kind text, consumer text) returns bigint
+language plpgsql stable
+as $$
+begin
+    return 1 + coalesce((
+        select b.number from pgchange.batch as b
+        where b.kind = next_number.kind and b.consumer = next_number.consumer
+        order by b.number desc limit 1), 0);
+end
+$$;
+comment on function pgchange.next_number(text, text) is 'The number of a consumer''s next attempt; two at once may have the same.';
+
+create function pgchange.note_claim(kind text, consumer text, batch jsonb) returns void
+language plpgsql
+as $$
+begin
+    -- One that was given up and is sent again begins with a first attempt once more.
+    insert into pgchange.batch (kind, consumer, batch_id, attempt, number, count, claimed_at)
+    values (kind, consumer, (batch ->> 'id')::uuid, (batch ->> 'attempt')::integer, pgchange.next_number(kind, consumer),
+            (batch ->> 'count')::bigint, pg_catalog.clock_timestamp())
+    on conflict on constraint batch_pkey do update set
+        claimed_at = excluded.claimed_at, acked_at = null, failed_at = null, skipped_at = null, error = null, seconds = null,
+        number = excluded.number, noted_at = excluded.noted_at, run = excluded.run;
+end
+$$;
+comment on function pgchange.note_claim(text, text, jsonb) is 'Note that a batch was claimed, with its attempt, where the changes are.';
+
+create function pgchange.note_failed(kind text, consumer text, batch jsonb, error text) returns void
+language plpgsql
+as $$
+begin
+    update pgchange.batch as b set
+        failed_at = pg_catalog.clock_timestamp(), error = note_failed.error, seconds = note_failed.batch -> 'seconds'
+    where b.kind = note_failed.kind and b.consumer = note_failed.consumer
+      and b.batch_id = (note_failed.batch ->> 'id')::uuid and b.attempt = (note_failed.batch ->> 'attempt')::integer;
+end
+$$;
+comment on function pgchange.note_failed(text, text, jsonb, text) is 'Note what the attempt on a batch failed on, where the changes are.';
+
+create function pgchange.note_end(kind text, consumer text, batch jsonb, skipped boolean default false) returns void
+language plpgsql
+as $$
+declare
+    -- By an update first, as most batches are claimed where they are acked.
+    id uuid := batch ->> 'id';
+    tried integer := coalesce((batch ->> 'attempt')::integer, 1);
+begin
+    update pgchange.batch as b set
+        acked_at = case when not skipped then pg_catalog.clock_timestamp() end,
+        skipped_at = case when skipped then pg_catalog.clock_timestamp() end,
+        seconds = coalesce(batch -> 'seconds', b.seconds)
+    where b.kind = note_end.kind and b.consumer = note_end.consumer and b.batch_id = id and b.attempt = tried;
+    if not found then
+        insert into pgchange.batch (kind, consumer, batch_id, attempt, number, count, acked_at, skipped_at, error, seconds)
+        values (kind, consumer, id, tried, pgchange.next_number(kind, consumer), (batch ->> 'count')::bigint,
+                case when not skipped then pg_catalog.clock_timestamp() end, case when skipped then pg_catalog.clock_timestamp() end,
+                batch ->> 'error', batch -> 'seconds');
+    end if;
+end
+$$;
+comment on function pgchange.note_end(text, text, jsonb, boolean) is
+    'Note that a batch was acked, or skipped, where the progress is.';
+
+create function pgchange.trim_batches(keep interval default '7 days', most integer default 1000) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgchange, pg_temp
+-- Else a plan for few consumers, or for a table that was never analysed, reads all of it.
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_mergejoin = off
+set enable_hashjoin = off
+set enable_sort = off
+as $$
+declare
+    -- What is left is for another transaction. Nobody waits for whom this waits, nor this for an ack.
+    chunk constant integer := 10000;
+    old bigint;
+    gone bigint;
+begin
+    delete from pgchange.batch as b
+    where b.ctid = any (array(
+        select o.ctid from pgchange.batch as o where o.noted_at < now() - keep order by o.noted_at limit chunk for update skip locked));
+    get diagnostics old = row_count;
+    with recursive newest as (
+        (select b.kind, b.consumer, b.number from pgchange.batch as b order by b.kind desc, b.consumer desc, b.number desc limit 1)
+        union all
+        select b.kind, b.consumer, b.number
+        from newest as n
+        cross join lateral (
+            select o.kind, o.consumer, o.number from pgchange.batch as o where (o.kind, o.consumer) < (n.kind, n.consumer)
+            order by o.kind desc, o.consumer desc, o.number desc limit 1
+        ) as b
+    )
+    delete from pgchange.batch as b
+    where b.ctid = any (array(
+        select f.place
+        from newest as n
+        cross join lateral (
+            select o.ctid as place from pgchange.batch as o
+            where o.kind = n.kind and o.consumer = n.consumer and o.number <= n.number - most
+            order by o.number limit chunk for update skip locked
+        ) as f
+        limit chunk));
+    get diagnostics gone = row_count;
+    if gone + old > 0 then
+        return next format('forgot %s attempts on batches', gone + old);
+    end if;
+    if chunk in (gone, old) then
+        return next 'left attempts on batches to the next time';
+    end if;
+end
+$$;
+comment on function pgchange.trim_batches(interval, integer) is
+    'Forget attempts on batches that were noted longer ago, and all but so many of a consumer, at most ten thousand of either at '
+    'a time; says how many, and whether more may be left. What it reads is what it forgets, and one row of each consumer.';

@@ -1,0 +1,260 @@
+-- The batch that each consumer claimed last, at the source of its changes: what a retry works on again, and the mark that shows
+-- whether this database still has all that the consumer saw. What a position is, its feed knows: here two are the same or not.
+
+create table pgchange.claim (
+    kind text not null,
+    consumer text not null,
+    address jsonb not null,
+    version bigint not null,
+    from_version bigint not null,
+    batch_id uuid,
+    attempt integer not null,
+    error text,
+    batch jsonb,
+    after jsonb not null,
+    upto jsonb not null,
+    source text not null,
+    elsewhere boolean not null,
+    claimed_at timestamptz not null default clock_timestamp(),
+    primary key (kind, consumer)
+);
+comment on table pgchange.claim is
+    'The batch that each consumer claimed last, or with none the point to which it was moved by hand since. consumer is its name as '
+    'status shows it, address what its feed knows it by. after is the position before it, at from_version, upto the one behind it: '
+    'the same where the batch is a dead letter that is sent again. source is the place that they belong to; '
+    'elsewhere, that the consumer''s progress is kept in another database, so that this row tells how far it has come. error is what the last '
+    'attempt failed on, if it could say so.';
+
+create function pgchange.shell_quoted(argument text) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case when argument ~ '^[[:alnum:]_@%+=:,./-]+$' then argument
+                else '''' || replace(argument, '''', '''"''"''') || '''' end
+$$;
+comment on function pgchange.shell_quoted(text) is 'An argument as a shell reads it.';
+
+create function pgchange.who_locks(key bigint) returns setof integer
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return query
+        select l.pid from pg_locks as l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and (l.classid::bigint << 32 | l.objid::bigint) = key;
+end
+$$;
+comment on function pgchange.who_locks(bigint) is 'The processes that hold an advisory lock of this database.';
+
+create function pgchange.locked(key bigint) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    return exists (select from pgchange.who_locks(key));
+end
+$$;
+comment on function pgchange.locked(bigint) is 'Whether any session holds an advisory lock, without taking it.';
+
+create function pgchange.take_idle(consumer text, key bigint, is_known boolean, list text) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if not pg_try_advisory_xact_lock(key) then
+        raise lock_not_available using message = format('consumer %s is at work', consumer),
+            hint = 'stop it, or wait until its batch has ended';
+    end if;
+    if not is_known then
+        raise exception using errcode = 'PC002', message = format('there is no consumer %s here', consumer), hint = list || ' lists them';
+    end if;
+end
+$$;
+comment on function pgchange.take_idle(text, bigint, boolean, text) is
+    'Take the lock of a consumer that is known and not at work, or say so, and with which query to look for others.';
+
+create function pgchange.check_claim(max_changes integer) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if coalesce(max_changes < 1, true) then
+        raise invalid_parameter_value using message = 'a batch has at least 1 change';
+    end if;
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception using errcode = 'PC007', message = 'this transaction has already written something',
+            hint = 'claim in a transaction of its own: its changes would count as seen';
+    end if;
+end
+$$;
+comment on function pgchange.check_claim(integer) is 'Refuse a batch of no changes, and a claim in a transaction that has written.';
+
+create function pgchange.check_reason(reason text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if coalesce(trim(reason), '') = '' then
+        raise invalid_parameter_value using message = 'say why the batch is skipped';
+    end if;
+end
+$$;
+comment on function pgchange.check_reason(text) is 'Refuse to give a batch up without a reason.';
+
+create function pgchange.check_readable(batch jsonb, counted bigint) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if counted is null then
+        raise exception using errcode = 'PC004',
+            message = format('batch %s was given up in another database than this one, or before it was restored', batch ->> 'id'),
+            hint = 'it cannot be sent again: airflow pgchange letters drop';
+    end if;
+    if counted <> (batch ->> 'count')::bigint then
+        raise exception using errcode = 'PC005',
+            message = format('%s of the %s changes of batch %s were trimmed', (batch ->> 'count')::bigint - counted,
+                             batch ->> 'count', batch ->> 'id'),
+            hint = 'it cannot be sent again: airflow pgchange letters drop';
+    end if;
+end
+$$;
+comment on function pgchange.check_readable(jsonb, bigint) is
+    'Refuse a recorded batch of which so many changes are there, or null where they are not of this place.';
+
+create function pgchange.pending(kind text, consumer text, version bigint, after jsonb, letter jsonb default null) returns pgchange.claim
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    return (
+        select c from pgchange.claim as c
+        where c.kind = pending.kind and c.consumer = pending.consumer and c.from_version = pending.version
+          and c.version > c.from_version and c.batch is not null and c.after = pending.after
+          and (c.batch -> 'bounds' -> 'letter' is null or c.batch -> 'bounds' -> 'letter' = pending.letter));
+end
+$$;
+comment on function pgchange.pending(text, text, bigint, jsonb, jsonb) is
+    'The claim that a consumer at a version and position has not acked yet, if there is one; that of a dead letter while the letter '
+    'is to be sent.';
+
+create function pgchange.claim_again(mark pgchange.claim, max_attempts integer) returns jsonb
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    if mark.attempt >= max_attempts then
+        raise exception using errcode = 'PC010',
+            message = format('batch %s of %s has failed, at attempt %s', mark.batch_id, mark.consumer, mark.attempt),
+            hint = format('mend what it fails on and raise max_attempts, or give it up: airflow pgchange skip %s',
+                          pgchange.shell_quoted(mark.consumer));
+    end if;
+    update pgchange.claim as c set attempt = c.attempt + 1, claimed_at = clock_timestamp()
+    where c.kind = mark.kind and c.consumer = mark.consumer
+    returning c.attempt into mark.attempt;
+    mark.batch := mark.batch || jsonb_build_object('attempt', mark.attempt);
+    perform pgchange.note_claim(mark.kind, mark.consumer, mark.batch);
+    return mark.batch;
+end
+$$;
+comment on function pgchange.claim_again(pgchange.claim, integer) is
+    'The batch of a claim once more, with the attempt counted; refused after max_attempts of them, uncounted.';
+
+create function pgchange.record(
+    kind text, consumer text, address jsonb, "position" jsonb, after jsonb, upto jsonb, source text, batch jsonb
+) returns pgchange.claim
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    made pgchange.claim;
+    began_at bigint := coalesce(("position" ->> 'version')::bigint, 0);
+    version bigint := pgchange.next_version(consumer, greatest(began_at, (
+        select c.version from pgchange.claim as c where c.kind = record.kind and c.consumer = record.consumer)));
+begin
+    insert into pgchange.claim as c (
+        kind, consumer, address, version, from_version, batch_id, attempt, batch, after, upto, source, elsewhere)
+    values (
+        kind, consumer, address, version, began_at, (batch ->> 'id')::uuid, (batch is not null)::integer,
+        batch || jsonb_build_object(
+            'version', version, 'attempt', 1, 'bounds', batch -> 'bounds' || jsonb_build_object('from_version', began_at)),
+        after, upto, source,
+        coalesce("position" ->> 'database', '') <> source)
+    on conflict on constraint claim_pkey do update set
+        version = excluded.version, from_version = excluded.from_version, batch_id = excluded.batch_id,
+        attempt = excluded.attempt, error = null, batch = excluded.batch, after = excluded.after, upto = excluded.upto,
+        source = excluded.source, elsewhere = excluded.elsewhere, claimed_at = excluded.claimed_at
+    returning c.* into made;
+    if batch is not null then
+        perform pgchange.note_claim(kind, consumer, made.batch);
+    end if;
+    return made;
+end
+$$;
+comment on function pgchange.record(text, text, jsonb, jsonb, jsonb, jsonb, text, jsonb) is
+    'Record the batch that a consumer at a position claims, from after up to a point of the source, with its version and first '
+    'attempt; or without a batch a move by hand. A batch in work is given up as such.';
+
+create function pgchange.in_work(mark pgchange.claim) returns jsonb
+language sql stable
+as $$
+    select mark.batch || pg_catalog.jsonb_build_object(
+        'attempt', mark.attempt, 'error', mark.error, 'elsewhere', mark.elsewhere)
+$$;
+comment on function pgchange.in_work(pgchange.claim) is
+    'The batch of a claim with its attempts, the error of the last one and whether the progress is elsewhere; null for no claim.';
+
+create function pgchange.note_failure(kind text, consumer text, batch jsonb, error text) returns void
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    update pgchange.claim as c set error = note_failure.error
+    where c.kind = note_failure.kind and c.consumer = note_failure.consumer
+      and c.version = (note_failure.batch ->> 'version')::bigint and c.attempt = (note_failure.batch ->> 'attempt')::integer;
+    if found then
+        perform pgchange.note_failed(kind, consumer, batch, error);
+    end if;
+end
+$$;
+comment on function pgchange.note_failure(text, text, jsonb, text) is
+    'Note at the source what the attempt on a batch failed on, for its dead letter.';
+
+-- Without search_paths of their own: an ack waits for this.
+create function pgchange.check_claimed(kind text, consumer text, batch jsonb) returns void
+language plpgsql stable
+as $$
+begin
+    perform pgchange.check_version(batch, (
+        select c.version from pgchange.claim as c
+        where c.kind = check_claimed.kind and c.consumer = check_claimed.consumer
+          and c.batch_id = (check_claimed.batch ->> 'id')::uuid));
+end
+$$;
+comment on function pgchange.check_claimed(text, text, jsonb) is 'Refuse to ack a batch at another version than it was claimed as.';
+
+create function pgchange.mark(kind text, consumer text) returns jsonb
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    return (
+        select jsonb_build_object(
+            'version', c.version, 'from_version', c.from_version, 'after', c.after, 'upto', c.upto, 'source', c.source)
+        from pgchange.claim as c
+        where c.kind = mark.kind and c.consumer = mark.consumer);
+end
+$$;
+comment on function pgchange.mark(text, text) is
+    'What is known here of a consumer: the positions before and behind the batch that it claimed last; null for nothing.';
+
+create function pgchange.forget_claim(kind text, consumer text) returns boolean
+language sql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    delete from pgchange.claim as c where c.kind = forget_claim.kind and c.consumer = forget_claim.consumer
+    returning true
+$$;
+comment on function pgchange.forget_claim(text, text) is 'Forget what a consumer claimed last; true where there was something.';

@@ -1,0 +1,73 @@
+-- How every consumer of every feed stands, in one table.
+
+create type pgchange.consumer_status as (
+    kind text, consumer text, feed jsonb, version bigint,
+    ready bigint, ready_exact boolean, oldest_seconds double precision, waiting bigint, faults bigint,
+    at_work boolean, batch_id uuid, attempt integer, error text, claimed_at timestamptz, updated_at timestamptz,
+    held_back_by text, elsewhere text
+);
+comment on type pgchange.consumer_status is
+    'How a consumer stands. kind, consumer: what it is and how people call it; feed: what else its feed is made of. version counts '
+    'its batches and moves. ready: what a claim would return now, exact or at least so many, the oldest that many seconds old; '
+    'waiting: what is there and cannot be claimed yet; faults: what its capture could not place. at_work: whether somebody holds '
+    'its lock. batch_id, attempt, error, claimed_at: the batch that was claimed and not acked. held_back_by: whom or what it waits '
+    'for. elsewhere: ''changes'' or ''progress'' where these are in another database, as far as is known here.';
+
+create function pgchange.standing(
+    kind text, consumer text, address jsonb, at jsonb, lag jsonb, work jsonb, at_work boolean, held_back_by text, elsewhere text
+) returns pgchange.consumer_status
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    return row(
+        kind, consumer, address, (at ->> 'version')::bigint,
+        (lag ->> 'ready')::bigint, (lag ->> 'ready_exact')::boolean, (lag ->> 'ready_age')::double precision,
+        (lag ->> 'waiting')::bigint, (lag ->> 'faults')::bigint, at_work,
+        (work ->> 'batch_id')::uuid, (work ->> 'attempt')::integer, work ->> 'error', (work ->> 'claimed_at')::timestamptz,
+        (at ->> 'updated_at')::timestamptz, held_back_by, elsewhere
+    )::pgchange.consumer_status;
+end
+$$;
+comment on function pgchange.standing(text, text, jsonb, jsonb, jsonb, jsonb, boolean, text, text) is
+    'How a consumer stands, by its position, its lag and the claim of the batch that it has in work, all as far as they are known.';
+
+create function pgchange.status(upto integer default 1000, of_kind text default null) returns setof pgchange.consumer_status
+language plpgsql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+set client_min_messages = warning
+as $$
+declare
+    known record;
+    seen boolean := false;
+    code text;
+    told text;
+    advice text;
+begin
+    if coalesce(upto < 0, true) then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    for known in
+        select r.schema, r.kind from pgchange.registered as r where r.kind = coalesce(of_kind, r.kind) order by r.kind
+    loop
+        continue when not pgchange.ours(known.schema);
+        begin
+            return query execute format('select * from %I.status($1)', known.schema) using upto;
+            seen := true;
+        exception when others then
+            get stacked diagnostics code = returned_sqlstate, told = message_text, advice = pg_exception_hint;
+            -- What another try mends is the caller's to try again.
+            if code like '40%' or code = '55P03' then
+                raise;
+            end if;
+            raise warning 'consumers of kind % are left out: %', known.kind, told;
+        end;
+    end loop;
+    if told is not null and not seen then
+        raise exception using errcode = code, message = told, hint = advice;
+    end if;
+end
+$$;
+comment on function pgchange.status(integer, text) is
+    'Every consumer that the caller may see, of every feed or of one kind; ready is exact up to a number, the cost does not grow '
+    'with the backlog. What cannot be told is left out with a warning.';

@@ -1,0 +1,112 @@
+-- For people: what became of batches, and what watchers of feeds see.
+
+create function pgchange.keeps(kind text) returns boolean
+language sql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select pg_has_role(session_user, home.nspowner, 'usage')
+        or exists (
+            select from pgchange.registered as r
+            join pg_namespace as n on n.nspname = r.schema
+            join pg_proc as f on f.pronamespace = n.oid and f.proname = 'adopt_mark'
+            join pg_roles as o on o.oid = f.proowner
+            where r.kind = keeps.kind and has_function_privilege(session_user, f.oid, 'execute')
+              -- Not one that somebody else has made there since.
+              and (o.oid = home.nspowner or o.rolsuper))
+    from pg_namespace as home where home.nspname = 'pgchange'
+$$;
+comment on function pgchange.keeps(text) is
+    'Whether who logged in owns this schema, or looks after all consumers of a kind, as who may repair them does.';
+
+create function pgchange.batches(of_consumer text default null, most integer default 100) returns setof pgchange.batch
+language plpgsql stable security definer
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    kept constant text[] := array(select r.kind from pgchange.registered as r where pgchange.keeps(r.kind));
+begin
+    if of_consumer is null then
+        return query
+            select b.* from pgchange.batch as b where b.kind = any (kept) order by b.noted_at desc limit most;
+    else
+        -- By its key: one that has not worked for long is far behind what others noted since.
+        return query
+            with of_one as materialized (
+                select b from pgchange.batch as b where b.kind = any (kept) and b.consumer = of_consumer
+            )
+            select (o.b).* from of_one as o order by (o.b).noted_at desc limit most;
+    end if;
+end
+$$;
+comment on function pgchange.batches(text, integer) is
+    'The latest attempts on batches, of one consumer or of all, the last first; of the feeds that who logged in looks after.';
+
+create table pgchange.watcher (
+    feed text,
+    watched_by name default session_user,
+    kind text not null,
+    since timestamptz not null default clock_timestamp(),
+    looked_at timestamptz not null default clock_timestamp(),
+    error text,
+    ready bigint,
+    woke_at timestamptz,
+    primary key (feed, watched_by)
+);
+comment on table pgchange.watcher is
+    'What watchers of feeds see, by the name of what they watch and the role that they watch as: since when they can look, or cannot '
+    'and why; when they looked last; how much was ready then; and when they woke anybody last.';
+
+create index watcher_looked on pgchange.watcher (looked_at);
+
+create function pgchange.note_watchers(watched jsonb) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgchange, pg_temp
+set lock_timeout = '1s'
+as $$
+begin
+    insert into pgchange.watcher as w (feed, watched_by, kind, error, ready, woke_at)
+    -- One key is no longer than an index takes, and several feeds may have the same name.
+    select distinct on (left(x.feed, 600)) left(x.feed, 600), session_user, x.kind, left(x.error, 4000), x.ready,
+           clock_timestamp() - make_interval(secs => x.woke)
+    from jsonb_to_recordset(watched) as x(feed text, kind text, error text, ready bigint, woke double precision)
+    order by left(x.feed, 600), x.error
+    on conflict on constraint watcher_pkey do update set
+        kind = excluded.kind, looked_at = excluded.looked_at, error = excluded.error,
+        ready = coalesce(excluded.ready, w.ready), woke_at = greatest(excluded.woke_at, w.woke_at),
+        since = case when (w.error is null) = (excluded.error is null) then w.since else excluded.since end;
+end
+$$;
+comment on function pgchange.note_watchers(jsonb) is
+    'Note what watchers of who logged in have seen: [{feed, kind, error or null, ready or null, woke: seconds since they woke '
+    'somebody, if they did since they last said so}, ...].';
+
+create function pgchange.watchers() returns setof pgchange.watcher
+language sql stable security definer
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select w.* from pgchange.watcher as w
+    where w.watched_by = session_user
+       or w.kind in (select k.kind from (select distinct o.kind from pgchange.watcher as o) as k where pgchange.keeps(k.kind))
+    order by w.feed, w.watched_by
+$$;
+comment on function pgchange.watchers() is
+    'The watchers of who logged in, and those of the feeds that he looks after.';
+
+create function pgchange.trim_watchers(keep interval default '7 days') returns setof text
+language sql security definer
+set search_path = pg_catalog, pgchange, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+    with gone as (
+        delete from pgchange.watcher as w
+        where w.ctid = any (array(
+            select o.ctid from pgchange.watcher as o where o.looked_at < now() - keep limit 1000 for update skip locked))
+        returning w.feed
+    )
+    select format('forgot the watcher of %s', g.feed) from gone as g
+    union all
+    select 'left watchers to the next time' where (select count(*) from gone) = 1000
+$$;
+comment on function pgchange.trim_watchers(interval) is
+    'Forget watchers that have not looked for so long, at most a thousand at a time; says which, and whether more may be left.';

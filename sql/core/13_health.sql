@@ -1,0 +1,104 @@
+-- What a person should look at, of every feed, with the call that mends it.
+
+create type pgchange.finding as (kind text, severity text, consumer text, told text, call text);
+comment on type pgchange.finding is
+    'Something that a person should look at. kind: of which schema it is; severity: error where changes do not come or are lost, '
+    'warning for what may lead there; consumer: whom it is about, if it is one; told: what is wrong; call: what mends it, in SQL or '
+    'for the shell, and as whom; null where that is not one call.';
+
+create function pgchange.consumers_health(many_attempts integer default 3) returns setof pgchange.finding
+language sql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select s.kind, line.severity, s.consumer, line.told, line.call
+    from pgchange.status() as s
+    join pgchange.registered as r using (kind)
+    cross join lateral (values
+        (s.held_back_by is not null,
+         case when s.ready is null then 'error' else 'warning' end,
+         case when s.waiting > 0 then format('%s changes wait for an older transaction: ', s.waiting) else '' end
+             || s.held_back_by,
+         null),
+        (s.attempt >= many_attempts and not s.at_work and not r.tells_of_batches,
+         'error', format('batch %s has failed %s times', s.batch_id, s.attempt) || coalesce(': ' || s.error, ''),
+         'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(s.consumer))
+    ) as line(holds, severity, told, call)
+    where line.holds
+$$;
+comment on function pgchange.consumers_health(integer) is
+    'Consumers that are held back, or whose batch has failed that often; the call gives the batch up, where nothing can mend it.';
+
+create function pgchange.watchers_health(lately interval default '10 minutes') returns setof pgchange.finding
+language sql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select w.kind, 'error', w.feed, format('it cannot be watched by %I since %s: %s', w.watched_by, w.since::timestamptz(0), w.error), null
+    from pgchange.watchers() as w
+    where w.error is not null and w.looked_at > clock_timestamp() - lately
+$$;
+comment on function pgchange.watchers_health(interval) is 'Feeds that cannot be watched, as whoever watches them has noted lately.';
+
+create function pgchange.letters_health() returns setof pgchange.finding
+language sql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select 'letters', 'warning', l.consumer,
+           format('%s dead letters since %s', count(*), min(l.given_up_at)::timestamptz(0)),
+           'airflow pgchange letters list --consumer ' || pgchange.shell_quoted(l.consumer)
+    from pgchange.letter as l
+    where not l.on_its_way
+    group by l.consumer
+    order by l.consumer
+$$;
+comment on function pgchange.letters_health() is 'Consumers that have dead letters, of those that the caller may see.';
+
+create function pgchange.health() returns setof pgchange.finding
+language plpgsql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+set client_min_messages = warning
+as $$
+declare
+    known record;
+begin
+    for known in
+        select r.schema from pgchange.registered as r
+        where exists (
+            select from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace
+            where (n.nspname, p.proname) = (r.schema, 'health'))
+        order by r.schema
+    loop
+        continue when not pgchange.ours(known.schema);
+        begin
+            return query execute format('select * from %I.health()', known.schema);
+        exception
+            -- What another try mends is the caller's to try again, here and below.
+            when transaction_rollback or lock_not_available then
+                raise;
+            when others then
+                raise warning 'what is wrong with % is left out: %', known.schema, sqlerrm;
+        end;
+    end loop;
+    return query select * from pgchange.watchers_health();
+    begin
+        return query select * from pgchange.letters_health();
+    exception
+        when transaction_rollback or lock_not_available then
+            raise;
+        when others then
+            raise warning 'dead letters are left out: %', sqlerrm;
+    end;
+    begin
+        return query select * from pgchange.consumers_health();
+    exception
+        when transaction_rollback or lock_not_available then
+            raise;
+        -- Of each kind it was warned already.
+        when insufficient_privilege then
+            null;
+        when others then
+            raise warning 'how consumers stand is left out: %', sqlerrm;
+    end;
+end
+$$;
+comment on function pgchange.health() is
+    'What a person should look at, as far as the caller may see it. What cannot be told is left out with a warning.';

@@ -1,0 +1,224 @@
+-- What pgchange.offer() gives a schema: the lock of a consumer, its claims, moves and marks, and how it stands. Those that have to
+-- do with letters come behind these.
+
+do $do$
+begin
+    perform pgchange.add_offer('name_of', '%s', 'text', 'immutable', false, null, $$
+begin
+    return pg_catalog.format(%6$L, %2$s);
+end
+$$, 'A consumer''s name, as status shows it.');
+
+    perform pgchange.add_offer('address', '%s', 'jsonb', 'immutable', false, null, $$
+begin
+    return pg_catalog.jsonb_build_object(%7$s);
+end
+$$, 'What a consumer''s claim and its dead letters are known by.');
+
+    perform pgchange.add_offer('lock_key', '%s', 'bigint', 'immutable', false, 'consumer', $$
+begin
+    return pg_catalog.hashtextextended(pg_catalog.concat_ws(' ', 'pgchange', %3$L, %2$s), 0);
+end
+$$, 'The advisory lock of a consumer. Two consumers with the same key would only find each other busy.');
+
+    perform pgchange.add_offer('take_lock', '%s', 'boolean', 'volatile', false, 'consumer', $$
+begin
+    return pg_catalog.pg_try_advisory_xact_lock(%1$I.lock_key(%2$s));
+end
+$$, 'Take a consumer''s lock until the transaction ends, or say that another has it.');
+
+    perform pgchange.add_offer('locked', '%s', 'boolean', 'stable', false, 'consumer', $$
+begin
+    return pgchange.locked(%1$I.lock_key(%2$s));
+end
+$$, 'Whether a consumer is at work.');
+
+    perform pgchange.add_offer('take_idle', '%s', 'void', 'volatile', false, null, $$
+begin
+    perform pgchange.take_idle(
+        %1$I.name_of(%2$s), %1$I.lock_key(%2$s), %1$I.position(%2$s) is not null,
+        format('select consumer from pgchange.status(of_kind => %%L)', %3$L));
+end
+$$, 'Take the lock of a consumer that exists and is not at work, or say so.');
+
+    perform pgchange.add_offer('pending', '%s, "position" jsonb', 'pgchange.claim', 'stable', true, 'admin', $$
+begin
+    return pgchange.pending(
+        %3$L, %1$I.name_of(%2$s), coalesce(("position" ->> 'version')::bigint, 0), %1$I.at("position"),
+        "position" -> 'letter' -> 'id');
+end
+$$, 'The claim that a position has not acked yet, if there is one; that of a dead letter while the letter is to be sent.');
+
+    perform pgchange.add_offer('in_work', '%s, "position" jsonb', 'jsonb', 'stable', true, 'consumer', $$
+begin
+    return pgchange.in_work(%1$I.pending(%2$s, "position"));
+end
+$$, 'At the source: the batch that a position has not acked yet, with its attempts, the error of the last one and whether the '
+    'progress is in another database; or null.');
+
+    perform pgchange.add_offer('note_failure', '%s, batch jsonb, error text', 'void', 'volatile', true, 'consumer', $$
+begin
+    perform pgchange.note_failure(%3$L, %1$I.name_of(%2$s), batch, error);
+end
+$$, 'Note at the source what the attempt on a batch failed on, for its dead letter.');
+
+    perform pgchange.add_offer('is_known', '%s', 'boolean', 'stable', true, 'admin', $$
+begin
+    return pgchange.mark(%3$L, %1$I.name_of(%2$s)) is not null;
+end
+$$, 'Whether a consumer has claimed here, wherever its progress is.');
+
+    perform pgchange.add_offer('check_readable', 'batch jsonb', 'void', 'stable', true, null, $$
+begin
+    perform pgchange.check_readable(batch, case
+        when %4$I.is_native() and pgchange.came_along(batch -> 'bounds' ->> 'source', %4$I.here()) then (
+            select count(*)
+            from jsonb_array_elements(batch -> 'slices') as s(slice)
+            cross join lateral %1$I.changes(s.slice -> 'after', s.slice -> 'upto')) end);
+end
+$$, 'Refuse a recorded batch whose changes this database cannot give any more.');
+
+    perform pgchange.add_offer('mark', '%s', 'jsonb', 'stable', true, 'consumer', $$
+begin
+    return pgchange.mark(%3$L, %1$I.name_of(%2$s)) || jsonb_build_object('source', %4$I.here());
+end
+$$, 'What this source knows of a consumer: the positions before and behind the batch that it claimed last.');
+
+    perform pgchange.add_offer('check_position', '"position" jsonb', 'void', 'stable', true, 'consumer', $$
+begin
+    perform pgchange.check_position(
+        "position" ->> 'consumer', "position", case when %4$I.is_native() then %4$I.here() end,
+        (pgchange.mark(%3$L, "position" ->> 'consumer') ->> 'version')::bigint);
+end
+$$, 'Refuse a consumer whose batches this database does not know: it was restored, or lost its tail.');
+
+    perform pgchange.add_offer(
+        'claim', '%s, "position" jsonb, max_changes integer, max_attempts integer default null', 'jsonb', 'volatile', true, 'consumer',
+        $$
+declare
+    mark pgchange.claim;
+    batch jsonb;
+begin
+    perform %1$I.check_position("position");
+    perform pgchange.check_claim(max_changes);
+    mark := %1$I.pending(%2$s, "position");
+    if mark.version is not null then
+        return pgchange.claim_again(mark, max_attempts);
+    end if;
+    batch := case when jsonb_typeof("position" -> 'letter') = 'object'
+        then %1$I.letter_batch("position") else %1$I.choose(%2$s, "position", max_changes) end;
+    if batch is not null then
+        mark := pgchange.record(
+            %3$L, %1$I.name_of(%2$s), %1$I.address(%2$s), "position", %1$I.at("position"), batch -> 'bounds' -> 'upto', %4$I.here(),
+            batch);
+    end if;
+    return mark.batch;
+end
+$$, 'Record and return the next batch of a consumer, or the one that it claimed and never acked, with the attempt counted; that of '
+    'a dead letter that is to be sent again before the next; null when nothing is ready. Call it on the primary of the source, in a '
+    'transaction of its own, holding the lock.');
+
+    perform pgchange.add_offer('advance', '%s, batch jsonb', 'bigint', 'volatile', false, null, $$
+declare
+    bounds jsonb := batch -> 'bounds';
+begin
+    perform pgchange.check_claimed(%3$L, %1$I.name_of(%2$s), batch);
+    if not %1$I.put(
+        %2$s, bounds -> 'upto', (batch ->> 'version')::bigint, bounds ->> 'source', (bounds ->> 'from_version')::bigint,
+        bounds -> 'after')
+    then
+        perform pgchange.refuse_stale(%1$I.name_of(%2$s), batch);
+    end if;
+    return (batch ->> 'version')::bigint;
+end
+$$, 'Put a consumer behind a batch, if it is where the batch began; the version that it is at now.');
+
+    perform pgchange.add_offer('check_point', 'point jsonb', 'void', 'immutable', false, null, $$
+begin
+    perform pgchange.check_point(point, %1$L);
+end
+$$, 'Refuse what is no point to move a consumer to.');
+
+    perform pgchange.add_offer('check_move', '%s, "position" jsonb, point jsonb', 'void', 'volatile', false, null, $$
+begin
+    perform pgchange.check_move(
+        %1$I.name_of(%2$s), "position", point, %4$I.here(), %1$I.covers(%1$I.at(%1$I.point()), %1$I.at(point)), %1$L);
+end
+$$, 'In the database of the changes: refuse a move to a point of another one, or of the future.');
+
+    perform pgchange.add_offer('note_move', '%s, "position" jsonb, point jsonb', 'bigint', 'volatile', true, 'admin', $$
+begin
+    perform %1$I.check_point(point);
+    perform %1$I.check_move(%2$s, "position", point);
+    return (pgchange.record(
+        %3$L, %1$I.name_of(%2$s), %1$I.address(%2$s), "position", %1$I.at("position"), %1$I.at(point), %4$I.here(), null)).version;
+end
+$$, 'In the database of the changes: note that a consumer is moved from its position to a point, as a claim notes a batch, and '
+    'return the version for move_consumer(). A batch in work is given up as such: its changes come in a new one.');
+
+    perform pgchange.add_offer(
+        'move_consumer', '%s, point jsonb, version bigint default null', 'void', 'volatile', true, 'admin', $$
+begin
+    perform %1$I.take_idle(%2$s);
+    perform %1$I.check_point(point);
+    if version is null then
+        version := %1$I.note_move(%2$s, %1$I.position(%2$s), point);
+    end if;
+    perform %1$I.put(%2$s, %1$I.at(point), version, coalesce(point ->> 'source', %1$I.position(%2$s) ->> 'source'));
+    perform %1$I.void_letters(%2$s, 'its consumer was moved back before it, so its changes come by themselves');
+end
+$$, 'Move a consumer to a point that point() of the source gave, or to the beginning: what lies before it counts as processed, '
+    'what lies behind comes, again if need be. Where the changes are in another database, note_move() there gives the version. Dead '
+    'letters that lie behind it are void: what they stand for comes by itself.');
+
+    perform pgchange.add_offer('adopt_mark', '%s, mark jsonb', 'text', 'volatile', true, 'admin', $$
+declare
+    here jsonb;
+    how record;
+    at jsonb;
+begin
+    perform %1$I.take_idle(%2$s);
+    here := %1$I.position(%2$s);
+    how := pgchange.adoption(%1$I.name_of(%2$s), (here ->> 'version')::bigint, mark);
+    at := coalesce(mark -> how.behind, %1$I.at('{}'));
+    -- Where the source lost what it knew, the consumer may have been moved back or begun anew since.
+    if how.is_lost and %1$I.covers(at, %1$I.at(here)) then
+        at := %1$I.at(here);
+    end if;
+    perform %1$I.put(%2$s, at, how.version, mark ->> 'source');
+    perform %1$I.void_letters(%2$s, 'its consumer was repaired, and its changes come by themselves');
+    return how.guarantee;
+end
+$$, 'Go on from what mark() of the source says, or from the beginning where it knows nothing; returns the guarantee: at least once '
+    'where the source lost batches that were processed.');
+
+    perform pgchange.add_offer(
+        'status', 'upto integer default 1000', 'setof pgchange.consumer_status', 'volatile', true, 'consumer', $$
+declare
+    address jsonb;
+    at jsonb;
+    is_here boolean;
+    lag jsonb;
+    told text;
+    advice text;
+begin
+    for address in select c from %1$I.consumers() as c loop
+        at := %1$I.position(%5$s);
+        is_here := coalesce(at ->> 'source' = %4$I.here(), true) or %1$I.is_known(%5$s);
+        lag := null;
+        told := null;
+        begin
+            lag := case when is_here then %1$I.lag(at, upto) end;
+        exception when sqlstate 'PC003' or sqlstate 'PC004' then
+            get stacked diagnostics told = message_text, advice = pg_exception_hint;
+            told := told || ': ' || advice;
+        end;
+        return next pgchange.standing(
+            %3$L, %1$I.name_of(%5$s), address, at, lag, case when is_here then to_jsonb(%1$I.pending(%5$s, at)) end,
+            %1$I.locked(%5$s), told, case when not is_here then 'changes' end);
+    end loop;
+end
+$$, 'Every consumer whose progress is here, as pgchange.status() shows it. Where its changes are in another database the lag is '
+    'null: ask there. Where a person must decide first, held_back_by says what.');
+end
+$do$;

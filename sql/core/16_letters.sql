@@ -1,0 +1,266 @@
+-- Writing, listing, sending again and dropping letters: the same for every kind.
+
+create function pgchange.has_letter_right(wanted text, kind text, address jsonb) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    system name := (select r.schema from pgchange.registered as r where r.kind = has_letter_right.kind);
+    allowed boolean;
+begin
+    if not pgchange.ours(system, tell => false) or not has_schema_privilege(system, 'usage')
+       or not has_function_privilege(format('%I.letter_rights(jsonb)', system), 'execute') then
+        return false;
+    end if;
+    execute format('select $1 = any (%I.letter_rights($2))', system) into allowed using wanted, address;
+    return coalesce(allowed, false);
+end
+$$;
+comment on function pgchange.has_letter_right(text, text, jsonb) is
+    'Whether the caller may see, or keep (that is send again and drop), the letters of an address.';
+
+create function pgchange.write_letter(
+    kind text, consumer text, address jsonb, content jsonb, changes bigint, reason text, error text default null,
+    attempts integer default 0, batch_id uuid default null
+) returns bigint
+language sql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    insert into pgchange.letter (kind, consumer, address, content, changes, reason, error, attempts, batch_id)
+    values (kind, consumer, address, content, changes, reason, error, attempts, batch_id)
+    returning id
+$$;
+comment on function pgchange.write_letter(text, text, jsonb, jsonb, bigint, text, text, integer, uuid) is
+    'Keep what a consumer gives up, in the transaction in which it goes on; returns the letter''s number.';
+
+create function pgchange.chosen_letters(letter bigint, of_consumer text, older_than interval) returns setof bigint
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    if letter is not null and (of_consumer is not null or older_than is not null) then
+        raise invalid_parameter_value using
+            message = 'name either one letter by its number, or several by their consumer and age';
+    end if;
+    if older_than < interval '0' then
+        raise invalid_parameter_value using message = format('the age of letters cannot be negative, as %s is', older_than),
+            hint = 'write it as interval ''7 days''';
+    end if;
+    if of_consumer = '' then
+        raise invalid_parameter_value using message = 'a consumer has a name', hint = 'pgchange.letters() shows them';
+    end if;
+    return query
+        select l.id from pgchange.letter as l
+        where (letter is null or l.id = letter)
+          and (of_consumer is null or l.consumer = of_consumer)
+          and (older_than is null or l.given_up_at < clock_timestamp() - older_than)
+        order by l.id;
+    if letter is not null and not found then
+        raise exception using errcode = 'PC011', message = format('there is no dead letter %s', letter),
+            hint = 'pgchange.letters() shows those that are there: this one was sent again or dropped, or is not yours to see';
+    end if;
+end
+$$;
+comment on function pgchange.chosen_letters(bigint, text, interval) is
+    'One letter, which must be there, or those of a consumer, or given up longer ago than an age, or all.';
+
+create function pgchange.check_letter_choice(letter bigint, of_consumer text, older_than interval) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if num_nonnulls(letter, of_consumer, older_than) = 0 then
+        raise invalid_parameter_value using message = 'say which letters: by number, by consumer, or by age',
+            hint = 'older_than => interval ''0'' means all of them';
+    end if;
+end
+$$;
+comment on function pgchange.check_letter_choice(bigint, text, interval) is
+    'Refuse to send again or drop letters without a choice of which.';
+
+create function pgchange.letter_gone(letter bigint) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using errcode = 'PC011', message = format('dead letter %s is not there any more', letter),
+        hint = 'somebody else has sent it again or dropped it';
+end
+$$;
+comment on function pgchange.letter_gone(bigint) is 'Say that a letter is gone: for redrive() of each kind.';
+
+create function pgchange.check_letter(kind text, address jsonb, content jsonb) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    system name := (select r.schema from pgchange.registered as r where r.kind = check_letter.kind);
+begin
+    if not pgchange.ours(system, tell => false) then
+        raise exception using errcode = 'PC012', message = format('letters of kind %s cannot be sent again here', kind),
+            hint = 'install the system that they belong to: airflow pgchange install';
+    end if;
+    execute format('select %I.check_letter($1, $2)', system) using address, content;
+end
+$$;
+comment on function pgchange.check_letter(text, jsonb, jsonb) is
+    'Raise the reason why what a letter stands for cannot be sent again, as far as this database knows: a source knows whether '
+    'it still has it, and the database of the letter how far its consumer has come.';
+
+create function pgchange.check_sendable(letter bigint) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    void text := (select l.void from pgchange.letter as l where l.id = letter);
+begin
+    if void is not null then
+        raise exception using errcode = 'PC012', message = format('letter %s cannot be sent again: %s', letter, void),
+            hint = 'it can only be dropped';
+    end if;
+    perform pgchange.check_letter(l.kind, l.address, l.content) from pgchange.letter as l where l.id = letter;
+end
+$$;
+comment on function pgchange.check_sendable(bigint) is 'Refuse to send again a letter that cannot be sent again.';
+
+create function pgchange.keeps_letter(letter bigint) returns boolean
+language sql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select pgchange.has_letter_right('keep', l.kind, l.address) from pgchange.letter as l where l.id = letter
+$$;
+comment on function pgchange.keeps_letter(bigint) is 'Whether the caller may send a letter again and drop it.';
+
+create function pgchange.check_letter_keeper(letter bigint) returns void
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    if not pgchange.keeps_letter(letter) then
+        raise insufficient_privilege using
+            message = format('this role may see letter %s, but neither send it again nor drop it', letter),
+            hint = 'a role that may give up batches of its consumer may do both: the guide to roles says what that needs';
+    end if;
+end
+$$;
+comment on function pgchange.check_letter_keeper(bigint) is 'Refuse a role that may only see a letter.';
+
+create function pgchange.letter_hindrance(letter bigint) returns text
+language plpgsql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    perform pgchange.check_sendable(letter);
+    perform pgchange.check_letter_keeper(letter);
+    return null;
+exception when others then
+    if sqlstate like 'PC%' or sqlstate = '42501' then
+        return sqlerrm;
+    end if;
+    raise;
+end
+$$;
+comment on function pgchange.letter_hindrance(bigint) is 'Why the caller cannot send a letter again; null where it can.';
+
+create function pgchange.letters(of_consumer text default null, older_than interval default null)
+returns table (
+    id bigint, kind text, consumer text, batch_id uuid, changes bigint, reason text, error text, attempts integer,
+    given_up_by name, given_up_at timestamptz, sent_at timestamptz, on_its_way boolean, hindrance text
+)
+language sql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    select l.id, l.kind, l.consumer, l.batch_id, l.changes, l.reason, l.error, l.attempts, l.given_up_by, l.given_up_at,
+           l.sent_at, l.on_its_way, pgchange.letter_hindrance(l.id)
+    from pgchange.chosen_letters(null, of_consumer, older_than) as f(id)
+    join pgchange.letter as l on l.id = f.id
+    order by l.id
+$$;
+comment on function pgchange.letters(text, interval) is
+    'The letters that the caller may see: all, those of a consumer as status names it, or those given up longer ago. hindrance '
+    'is why the caller cannot send one again, as far as this database knows.';
+
+create function pgchange.letter_content(letter bigint) returns jsonb
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    known record;
+    held jsonb;
+begin
+    select l.address, l.content, r.schema into known
+    from pgchange.letter as l join pgchange.registered as r using (kind) where l.id = letter;
+    if not found then
+        return null;
+    end if;
+    if to_regprocedure(format('%I.letter_content(jsonb, jsonb)', known.schema)) is null or not pgchange.ours(known.schema, tell => false) then
+        return known.content;
+    end if;
+    execute format('select %I.letter_content($1, $2)', known.schema) into held using known.address, known.content;
+    return held;
+end
+$$;
+comment on function pgchange.letter_content(bigint) is
+    'What a letter holds, for people, as its kind shows it; null for one that is not there, or not the caller''s to see.';
+
+create function pgchange.redrive(
+    letter bigint default null, of_consumer text default null, older_than interval default null
+) returns setof bigint
+language plpgsql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    chosen bigint;
+    system name;
+begin
+    perform pgchange.check_letter_choice(letter, of_consumer, older_than);
+    for chosen in select f.id from pgchange.chosen_letters(letter, of_consumer, older_than) as f(id) loop
+        continue when letter is null and (
+            pgchange.letter_hindrance(chosen) is not null
+            or (select l.on_its_way from pgchange.letter as l where l.id = chosen));
+        perform pgchange.check_sendable(chosen);
+        perform pgchange.check_letter_keeper(chosen);
+        system := (select r.schema from pgchange.registered as r join pgchange.letter as l using (kind) where l.id = chosen);
+        begin
+            if not pgchange.ours(system, tell => false) then
+                perform pgchange.letter_gone(chosen);
+            end if;
+            execute format('select %I.redrive($1)', system) using chosen;
+            return next chosen;
+        exception when sqlstate 'PC011' or sqlstate 'PC012' then
+            -- Somebody else was faster: of several the others go on.
+            if letter is not null then
+                raise;
+            end if;
+        end;
+    end loop;
+end
+$$;
+comment on function pgchange.redrive(bigint, text, interval) is
+    'Send one letter again, or of a consumer or older than an age all that can be sent; to that consumer alone, and once, '
+    'however many ask. Returns the numbers of those that were sent; pgchange.letters() says why others were not.';
+
+create function pgchange.drop_letters(
+    letter bigint default null, of_consumer text default null, older_than interval default null
+) returns setof bigint
+language plpgsql volatile
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    chosen bigint;
+begin
+    perform pgchange.check_letter_choice(letter, of_consumer, older_than);
+    for chosen in select f.id from pgchange.chosen_letters(letter, of_consumer, older_than) as f(id) loop
+        delete from pgchange.letter as l where l.id = chosen;
+        if found then
+            return next chosen;
+        elsif letter is not null then
+            perform pgchange.check_letter_keeper(letter);
+            perform pgchange.letter_gone(letter);
+        end if;
+    end loop;
+end
+$$;
+comment on function pgchange.drop_letters(bigint, text, interval) is
+    'Forget one letter, or those of a consumer or older than an age; returns their numbers. What they stand for is gone. One '
+    'that is on its way is taken back; where its batch is in work, that is rolled back.';

@@ -1,0 +1,97 @@
+-- Letters of feeds whose consumers keep a position. A letter holds its batch as it was recorded. While it is on its way, its
+-- consumer's position carries it, and a claim hands the same changes out again: to nobody else, at a version of their own, without
+-- moving the consumer, which has passed them.
+
+create function pgchange.next_letter(kind text, consumer text) returns jsonb
+language plpgsql stable
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    return (
+        select jsonb_build_object('id', l.id, 'since', l.sent_at, 'batch', l.content)
+        from pgchange.letter as l
+        where l.on_its_way and l.consumer = next_letter.consumer and l.kind = next_letter.kind
+        order by l.sent_at, l.id
+        limit 1);
+end
+$$;
+comment on function pgchange.next_letter(text, text) is
+    'The letter that a consumer has before it, for its position; null where there is none.';
+
+create function pgchange.give_up(kind text, consumer text, address jsonb, batch jsonb, reason text) returns bigint
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    letter bigint := batch -> 'bounds' -> 'letter';
+    tried integer := coalesce((batch ->> 'attempt')::integer, 1);
+begin
+    perform pgchange.check_reason(reason);
+    if letter is null then
+        return pgchange.write_letter(
+            kind, consumer, address, batch - array['attempt', 'error', 'elsewhere'], (batch ->> 'count')::bigint, reason, batch ->> 'error',
+            tried, (batch ->> 'id')::uuid);
+    end if;
+    update pgchange.letter as l set
+        on_its_way = false, reason = give_up.reason, error = coalesce(batch ->> 'error', l.error),
+        attempts = l.attempts + tried, given_up_by = session_user, given_up_at = clock_timestamp()
+    where l.id = letter and l.kind = give_up.kind and l.on_its_way and l.address = give_up.address;
+    if not found then
+        perform pgchange.letter_gone(letter);
+    end if;
+    return letter;
+end
+$$;
+comment on function pgchange.give_up(text, text, jsonb, jsonb, text) is
+    'Keep a batch that was claimed and is given up, as in_work() has it: in a new letter, or in the one that it was sent from. The '
+    'letter''s number.';
+
+create function pgchange.send_letter(kind text, letter bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+declare
+    on_its_way boolean;
+begin
+    update pgchange.letter as l set on_its_way = true, sent_at = clock_timestamp()
+    where l.id = letter and l.kind = send_letter.kind and not l.on_its_way and l.void is null;
+    if found then
+        return;
+    end if;
+    select l.on_its_way into on_its_way from pgchange.letter as l where l.id = letter and l.kind = send_letter.kind;
+    if on_its_way then
+        raise exception using errcode = 'PC012', message = format('letter %s is on its way already', letter),
+            hint = 'its consumer takes it with its next claim; to take it back, drop it';
+    end if;
+    perform pgchange.letter_gone(letter);
+end
+$$;
+comment on function pgchange.send_letter(text, bigint) is
+    'Put a letter of a kind before its consumer: a claim hands out the letter''s batch once the batch in work is done.';
+
+create function pgchange.letter_done(kind text, address jsonb, batch jsonb) returns void
+language plpgsql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+begin
+    if not batch -> 'bounds' ? 'letter' then
+        return;
+    end if;
+    delete from pgchange.letter as l
+    where l.id = (batch -> 'bounds' ->> 'letter')::bigint and l.kind = letter_done.kind and l.on_its_way and l.address = letter_done.address;
+    if not found then
+        raise exception using errcode = 'PC006',
+            message = format('dead letter %s, whose batch %s this is, was dropped', batch -> 'bounds' ->> 'letter', batch ->> 'id'),
+            hint = 'roll back and claim again';
+    end if;
+end
+$$;
+comment on function pgchange.letter_done(text, jsonb, jsonb) is 'Take away the letter whose batch was processed, if it was one''s.';
+
+create function pgchange.forget_letters(kind text, address jsonb) returns void
+language sql
+set search_path = pg_catalog, pgchange, pg_temp
+as $$
+    delete from pgchange.letter as l where l.kind = forget_letters.kind and l.address = forget_letters.address
+$$;
+comment on function pgchange.forget_letters(text, jsonb) is 'Drop the letters of a consumer that is forgotten.';

@@ -1,0 +1,102 @@
+-- What pgchange.offer() gives a schema for the letters of its feeds.
+
+do $do$
+begin
+    perform pgchange.add_offer('ack', '%s, batch jsonb', 'bigint', 'volatile', true, 'consumer', $$
+declare
+    version constant bigint := %1$I.advance(%2$s, batch);
+begin
+    if batch -> 'bounds' ? 'letter' then
+        perform pgchange.letter_done(%3$L, %1$I.address(%2$s), batch);
+    end if;
+    perform pgchange.note_end(%3$L, %1$I.name_of(%2$s), batch);
+    return version;
+end
+$$, 'Put a consumer behind a batch, in the transaction that holds its lock and writes the results. A dead letter that was sent '
+    'again is done with it.');
+
+    perform pgchange.add_offer('skip', '%s, batch jsonb, reason text', 'bigint', 'volatile', true, 'consumer', $$
+begin
+    perform %1$I.take_idle(%2$s);
+    perform %1$I.advance(%2$s, batch);
+    perform pgchange.note_end(%3$L, %1$I.name_of(%2$s), batch, skipped => true);
+    return pgchange.give_up(%3$L, %1$I.name_of(%2$s), %1$I.address(%2$s), batch, reason);
+end
+$$, 'Give up a claimed batch, as in_work() of the source has it: it becomes a dead letter, or goes back to the one that it was sent '
+    'from, whose number is returned; the consumer goes on behind it.');
+
+    perform pgchange.add_offer('skip_batch', '%s, reason text', 'uuid', 'volatile', true, 'admin', $$
+declare
+    batch jsonb;
+begin
+    perform %1$I.take_idle(%2$s);
+    batch := %1$I.in_work(%2$s, %1$I.position(%2$s));
+    if batch is null then
+        raise exception using errcode = 'PC009', message = format('consumer %%s has no batch in work', %1$I.name_of(%2$s)),
+            hint = 'only a batch that was claimed and not acked can be skipped';
+    end if;
+    perform %1$I.skip(%2$s, batch, reason);
+    return (batch ->> 'id')::uuid;
+end
+$$, 'Give up the batch that a consumer claimed and cannot finish, where changes and progress share a database.');
+
+    perform pgchange.add_offer('drop_consumer', '%s', 'void', 'volatile', true, 'admin', $$
+declare
+    claims boolean;
+begin
+    if not %1$I.take_lock(%2$s) then
+        perform %1$I.take_idle(%2$s);
+    end if;
+    claims := pgchange.forget_claim(%3$L, %1$I.name_of(%2$s));
+    perform pgchange.forget_letters(%3$L, %1$I.address(%2$s));
+    if not %1$I.forget(%2$s) and claims is null then
+        perform %1$I.take_idle(%2$s);
+    end if;
+end
+$$, 'Forget a consumer: its progress with its dead letters, and its claim, of which a database has both or one. It no longer holds '
+    'back trimming, and under the same name it begins anew. One that nobody knows is refused.');
+
+    perform pgchange.add_offer('letter_rights', 'address jsonb', 'text[]', 'immutable', false, 'admin', $$
+begin
+    return '{see,keep}';
+end
+$$, 'What who may execute this may do with dead letters of this schema.');
+
+    perform pgchange.add_offer('check_letter', 'address jsonb, content jsonb', 'void', 'stable', true, 'admin', $$
+begin
+    -- The source is where the claims are.
+    if pgchange.mark(%3$L, %1$I.name_of(%5$s)) is not null then
+        perform %1$I.check_readable(content);
+    end if;
+end
+$$, 'Refuse a dead letter whose batch cannot be read any more, in the database of the changes.');
+
+    perform pgchange.add_offer('redrive', 'letter bigint', 'void', 'volatile', true, 'admin', $$
+begin
+    perform pgchange.send_letter(%3$L, letter);
+end
+$$, 'Put a dead letter before its consumer: a claim hands out the letter''s batch once the batch in work is done.');
+
+    perform pgchange.add_offer('letter_batch', '"position" jsonb', 'jsonb', 'stable', false, null, $$
+declare
+    batch jsonb := "position" -> 'letter' -> 'batch';
+    at jsonb := %1$I.at("position");
+begin
+    perform %1$I.check_readable(batch);
+    return batch || jsonb_build_object('bounds', batch -> 'bounds' || jsonb_build_object(
+        'letter', "position" -> 'letter' -> 'id', 'after', at, 'upto', at));
+end
+$$, 'The batch of the dead letter that a position carries: read by its recorded slices, acked where the position is now.');
+
+    perform pgchange.add_offer('void_letters', '%s, why text', 'void', 'volatile', false, null, $$
+declare
+    known jsonb := %1$I.position(%2$s);
+begin
+    update pgchange.letter as l set void = why, on_its_way = false
+    where l.kind = %3$L and l.address = %1$I.address(%2$s) and l.void is null
+      and (l.content -> 'bounds' ->> 'source' is distinct from coalesce(known ->> 'source', l.content -> 'bounds' ->> 'source')
+           or not %1$I.covers(%1$I.at(known), l.content -> 'bounds' -> 'upto'));
+end
+$$, 'Never again send the letters of a consumer whose changes come by themselves, or mean something else now, as it was moved.');
+end
+$do$;

@@ -1,0 +1,120 @@
+-- Where Spark puts a batch's results until the consumer transaction merges them: one UNLOGGED table for each attempt and target.
+-- Its comment says whose it is; a crash empties it, and the batch is tried again. The tables have a schema of their own, since
+-- consumers make them, and whoever may create in a schema can put something before what is ours there. Nothing else is in it,
+-- and no function has it in its search_path.
+
+create function pgchange.make_staging() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    -- What a core that was dropped by hand has left goes on.
+    if not pgchange.ours('pgchange_staging', tell => false)
+       or coalesce(obj_description(to_regnamespace('pgchange_staging'), 'pg_namespace') not like 'pgchange: %', true)
+    then
+        create schema pgchange_staging;
+        comment on schema pgchange_staging is
+            'pgchange: results of batches that Spark has staged and that the consumer''s transaction merges, or that were left '
+            'over. What consumers stage, and nothing else: they may create here, and nowhere in pgchange.';
+    end if;
+end
+$$;
+comment on function pgchange.make_staging() is
+    'Make the schema of what is staged, which is known as ours by its owner and its comment. One that somebody else has by its '
+    'name is refused.';
+
+select pgchange.make_staging();
+
+create function pgchange.staged_by(
+    comment text, out batch_id text, out attempt integer, out target text, out made_at timestamptz
+)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    told jsonb;
+begin
+    told := substring(comment from '^pgchange (.*)$');
+    batch_id := told ->> 'batch_id';
+    attempt := told ->> 'attempt';
+    target := told ->> 'target';
+    made_at := told ->> 'made_at';
+exception when data_exception then
+    made_at := null;
+end
+$$;
+comment on function pgchange.staged_by(text) is
+    'What a staging table''s comment says; made_at is null where it is not one of ours, as anybody may write who may create '
+    'tables there.';
+
+create function pgchange.staged_tables()
+returns table (tbl oid, name text, batch_id text, attempt integer, target text, made_at timestamptz, bytes bigint)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select c.oid, c.relname::text, told.batch_id, told.attempt, told.target, told.made_at, pg_total_relation_size(c.oid)
+    from pg_class c, lateral pgchange.staged_by(obj_description(c.oid, 'pg_class')) told
+    where c.relnamespace = 'pgchange_staging'::regnamespace
+      and c.relkind = 'r'
+      and c.relname ~ '^b[0-9a-f]{16}_[0-9]+_[0-9a-f]{8}$'
+      and told.made_at is not null
+$$;
+comment on function pgchange.staged_tables() is
+    'Every staging table there is, with the batch and attempt that made it; sizes in bytes.';
+
+-- An attempt lives as long as its consumer's transaction, which took its advisory lock before anything was staged. So a
+-- staging table is in use while any transaction that began before the table was made holds an advisory lock here;
+-- a session whose beginning we may not see counts as such a transaction.
+
+create function pgchange.leftovers(older_than interval default '1 day')
+returns table (
+    name text, batch_id text, attempt integer, target text, made_at timestamptz, bytes bigint, in_use boolean
+)
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    with holders as (
+        select case when a.xact_start is not null then a.xact_start
+                    when a.state = 'idle' then 'infinity'
+                    else '-infinity' end as since
+        from pg_locks l
+        join pg_stat_activity a using (pid)
+        where l.locktype = 'advisory' and l.granted
+          and l.database = (select d.oid from pg_database d where d.datname = current_database())
+    )
+    select s.name, s.batch_id, s.attempt, s.target, s.made_at, s.bytes,
+           exists (select from holders h where h.since <= s.made_at)
+    from pgchange.staged_tables() s
+    where s.made_at < clock_timestamp() - older_than
+    order by s.made_at
+$$;
+comment on function pgchange.leftovers(interval) is
+    'Staging tables older than an interval. in_use: the attempt that made it may be alive, so it will not be dropped.';
+
+create function pgchange.drop_leftovers(older_than interval default '1 day') returns setof text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '1s'
+as $$
+declare
+    leftover text;
+begin
+    for leftover in select l.name from pgchange.leftovers(older_than) l where not l.in_use loop
+        begin
+            -- Nobody locks a table that is a consumer's and may not be changed, but the owner of the schema drops it.
+            perform set_config('lock_timeout', pgchange.patience('1 s'), true);
+            execute format('drop table pgchange_staging.%I', leftover);
+            return next leftover;
+        exception
+            when lock_not_available or deadlock_detected then
+                raise notice 'staging table % is being read or written: left for the next time', leftover;
+            when dependent_objects_still_exist then
+                raise warning 'staging table % has dependent objects: drop them, then it goes too', leftover;
+            when undefined_table then
+                null;
+        end;
+    end loop;
+end
+$$;
+comment on function pgchange.drop_leftovers(interval) is
+    'Drop the staging tables that no living attempt uses and that are older than an interval; returns their names.';

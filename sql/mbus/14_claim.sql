@@ -1,0 +1,161 @@
+-- Which parts to lock, and for how much: what another transaction holds is skipped, never waited for.
+--
+-- Who holds what of a consumer's messages until its transaction ends, from left to right in the order in which it locks:
+--
+--                          part              turn        message            slot             rows of mbus.apart
+--   a claim of many        exclusive                                                         for update, skips
+--   a claim of one         shared            exclusive   exclusive                           for update, skips
+--   ... of the 65th on     exclusive                                                         for update, skips
+--   take, take_from        shared, waits                 exclusive, waits   shared, waits    for update, waits
+--   a worker of a feed                                                      exclusive        deletes them at its ack
+--   drop_consumer          exclusive, waits                                                  deletes them
+--
+-- But for a claim of one, which has the row of a message apart before it asks for the message: it waits for neither.
+
+create function mbus.take_part(c integer, part integer, whole boolean) returns boolean
+language plpgsql
+as $$
+begin
+    if whole then
+        return pg_try_advisory_xact_lock(mbus.part_key(c, part));
+    end if;
+    return pg_try_advisory_xact_lock_shared(mbus.part_key(c, part)) and pg_try_advisory_xact_lock(mbus.turn_key(c, part));
+end
+$$;
+comment on function mbus.take_part(integer, integer, boolean) is
+    'Lock a part for a consumer, whole or for a single message of it, unless another transaction holds it. Nobody is waited for.';
+
+create function mbus.parts_at(
+    known mbus.queue, c integer, among integer[], amt integer, most integer, thorough boolean,
+    out parts integer[], out free bigint[]
+)
+language plpgsql
+as $$
+declare
+    stands mbus.standing;
+    seen mbus.seen;
+    upto bigint := coalesce(pg_sequence_last_value(known.seq), 0);
+begin
+    -- With a backlog there is something everywhere.
+    if amt > 1 and upto >= 4 * known.consumers_cnt
+        + (select p.done from mbus.position as p where p.consumer = c order by p.version desc limit 1)
+    then
+        parts := among;
+        return;
+    end if;
+    stands := mbus.stand(c, known.consumers_cnt, among);
+    seen := mbus.look(known, c, stands, 9223372036854775807, most);
+    free := mbus.set_free(c, among, greatest(amt, most), thorough or seen.ids = '{}');
+    parts := array(
+        select h.part from (
+            select mod(abs(i), known.consumers_cnt)::integer as part, abs(i) as id from unnest(seen.ids) as i
+            union all
+            (select a.part, a.id from mbus.apart as a
+             where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity'
+               and a.part = any (among)
+             order by a.id limit most)
+            union all
+            select a.part, a.id from mbus.apart as a where a.consumer = c and a.id = any (free)
+        ) as h
+        group by h.part order by min(h.id));
+    -- Nothing for this consumer in a long stretch: what was looked at once need not be again.
+    if parts = '{}' and upto > stands.low + 1000 then
+        parts := among;
+    end if;
+end
+$$;
+comment on function mbus.parts_at(mbus.queue, integer, integer[], integer, integer, boolean) is
+    'Of some parts those in which there may be something for a consumer, the oldest message first, and what mbus.set_free() found where '
+    'it was asked.';
+
+create function mbus.was_taken(queue integer, c integer, id bigint) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (
+        select from mbus.receipt as r
+        where r.queue = was_taken.queue and r.id = was_taken.id
+          and (r.consumer is null or r.consumer = c and r.txid is distinct from pg_current_xact_id_if_assigned()));
+end
+$$;
+comment on function mbus.was_taken(integer, integer, bigint) is
+    'Whether somebody else took a message for a consumer: what this transaction receives for it counts not.';
+
+create function mbus.claim_from(known mbus.queue, c integer, parts integer[], free bigint[], has_whole boolean) returns bigint
+language plpgsql
+as $$
+declare
+    ids bigint[];
+begin
+    loop
+        ids := mbus.from_apart(known, c, parts, 1, free);
+        if ids = '{}' then
+            ids := mbus.from_log(known, c, parts, 1);
+        else
+            perform mbus.receive_apart(known, c, ids);
+        end if;
+        if ids = '{}' or has_whole then
+            return ids[1];
+        end if;
+        -- Each by a statement of its own: who took it may have ended since it was looked for.
+        if not pg_try_advisory_xact_lock(mbus.message_key(known.id, ids[1])) then
+            -- Who is taking it may roll back.
+            execute format(
+                'insert into mbus.apart (consumer, id, part, due, expires) '
+                'select $1, l.id, $2, clock_timestamp() + interval ''20 ms'', l.expires from mbus.%I as l where l.id = $3 '
+                'on conflict do nothing', 'log$' || known.qname)
+            using c, mod(ids[1], known.consumers_cnt)::integer, ids[1];
+        elsif not mbus.was_taken(known.id, c, ids[1]) then
+            return ids[1];
+        end if;
+        -- The receipt of who took it stays.
+        delete from mbus.receipt as r
+        where r.queue = known.id and r.consumer = c and r.id = ids[1] and r.txid = pg_current_xact_id();
+    end loop;
+end
+$$;
+comment on function mbus.claim_from(mbus.queue, integer, integer[], bigint[], boolean) is
+    'The next single message of parts that a consumer has locked, locked by itself unless they are locked whole; null for none.';
+
+create function mbus.claim(known mbus.queue, c integer, amt integer) returns bigint[]
+language plpgsql
+as $$
+declare
+    prospect record;
+    remaining integer[] := known.parts;
+    parts integer[];
+    ids bigint[];
+    aside bigint[];
+begin
+    if amt is null or amt < 1 then
+        raise invalid_parameter_value using message = format('%s messages cannot be consumed', amt), hint = 'at least one';
+    end if;
+    perform pgchange.check_isolation();
+    perform mbus.check_origin(known);
+    if amt = 1 then
+        execute format('select array_remove(array[mbus.%I()], null)', 'single$' || c) into ids;
+    else
+        loop
+            prospect := mbus.parts_at(known, c, remaining, amt, 2 * known.consumers_cnt, random() < 0.1);
+            parts := array(select p from unnest(prospect.parts) as p where pg_try_advisory_xact_lock(mbus.part_key(c, p)));
+            exit when parts <> '{}';
+            remaining := array(select p from unnest(remaining) as p where p <> all (prospect.parts));
+            if prospect.parts = '{}' or remaining = '{}' then
+                return '{}';
+            end if;
+        end loop;
+        aside := mbus.from_apart(
+            known, c, parts, amt, coalesce(prospect.free, mbus.set_free(c, parts, greatest(amt, 1000), random() < 0.1)));
+        if aside = '{}' then
+            return mbus.from_log(known, c, parts, amt);
+        elsif cardinality(aside) < amt then
+            ids := mbus.from_log(known, c, parts, amt - cardinality(aside));
+        end if;
+        -- Only now: what waits for one of these is not in the same answer.
+        perform mbus.receive_apart(known, c, aside);
+        ids := array(select unnest(aside) union select unnest(ids) order by 1);
+    end if;
+    return ids;
+end
+$$;
+comment on function mbus.claim(mbus.queue, integer, integer) is 'Receive up to amt messages for a consumer: their places in the log, in order.';

@@ -1,0 +1,162 @@
+-- Views for people and other roles, what is done with messages by SQL, and putting them back.
+
+create function mbus.columns_through(receiver regprocedure) returns integer[]
+language sql stable
+set search_path from current
+as $$
+    select array(
+        select n
+        from mbus.receiving_views(array[receiver]) as v cross join generate_series(1, 8) as n
+        where has_column_privilege(session_user, v, n::smallint, 'select'))
+$$;
+comment on function mbus.columns_through(regprocedure) is
+    'Which columns who logged in may select from a view that receives by this function, by their numbers; none where there is no '
+    'such view.';
+
+create function mbus.create_view(qname text, cname text default 'default', sname text default 'public', viewname text default null)
+returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+    c mbus.consumer := mbus.consumer_named(qname, coalesce(cname, 'default'));
+    named text := coalesce(viewname, qname || '_q');
+    key text := c.id || '$' || left(md5(coalesce(sname, 'public') || ' ' || coalesce(viewname, qname || '_q')), 12);
+    seen text := 'seen$' || key;
+    function text := 'view$' || key;
+begin
+    if not mbus.is_owner() then
+        perform mbus.deny();
+    end if;
+    -- Who may write the view posts with the rights of its owner, and not as one that has the queue's role.
+    perform mbus.place(seen, '', 'setof mbus.qt_model', 'language plpgsql security definer',
+        format($body$
+declare
+    shown integer[] := mbus.columns_through('mbus.%1$I()');
+begin
+    if shown = '{}' then
+        perform mbus.deny();
+    end if;
+    -- Whoever calls this without the view sees no more of a message than through it.
+    return query
+        select case when 7 = any (shown) then m.id end, case when 8 = any (shown) then m.added end,
+               case when 6 = any (shown) then m.iid end, case when 4 = any (shown) then m.delayed_until end,
+               case when 5 = any (shown) then m.expires end, null::integer[], case when 2 = any (shown) then m.headers end,
+               case when 3 = any (shown) then m.properties end, case when 1 = any (shown) then m.data end
+        from mbus.%2$I() as m;
+end
+$body$, seen, 'receive$' || c.id),
+        format('Receives a message for who selects from view %s.', named));
+    execute format('grant execute on function mbus.%I() to public', seen);
+    execute format(
+        'create view %1$I.%2$I as select m.data, m.headers, m.properties, m.delayed_until, m.expires, m.iid, m.id, m.added '
+        'from mbus.%3$I() as m',
+        coalesce(sname, 'public'), named, seen);
+    perform mbus.place(function, '', 'trigger', 'language plpgsql security definer',
+        format($body$
+declare
+    known mbus.queue := mbus.queue_named(%2$L);
+    had integer[];
+begin
+    if new.iid is not null then
+        perform mbus.check_iid(known, new.iid);
+        had := mbus.had_before(known, new.iid, mbus.got_now(known, new.iid));
+    end if;
+    insert into mbus.%1$I (data, headers, properties, delayed_until, expires, iid, not_for)
+    values (new.data, mbus.headers_for(coalesce(new.headers, ''), %2$L), new.properties, new.delayed_until::timestamptz,
+            new.expires::timestamptz, new.iid, had)
+    returning id into new.id;
+    if had is not null then
+        perform mbus.check_comes_back(known, new.id, new.iid);
+    end if;
+    new.iid := coalesce(new.iid, %3$L || new.id);
+    return new;
+end
+$body$, 'log$' || qname, qname, qname || '.'),
+        format('Posts what is inserted into view %s to queue %s.', named, qname));
+    execute format('create trigger post instead of insert on %I.%I for each row execute function mbus.%I()',
+        coalesce(sname, 'public'), named, function);
+    execute format('comment on view %I.%I is %L', coalesce(sname, 'public'), named,
+        format('Selecting receives a message of queue %s for consumer %s; inserting posts one.', qname, c.name));
+end
+$$;
+comment on function mbus.create_view(text, text, text, text) is
+    'Make a view, public.<queue>_q unless named otherwise: who may select from it receives, who may insert into it posts, without a '
+    'right to the queue itself.';
+
+create function mbus.create_run_function(qname text) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+begin
+    if not mbus.is_owner() then
+        perform mbus.deny();
+    end if;
+    perform mbus.place('run_on_' || qname, 'exec text', 'integer', 'language plpgsql',
+        format($body$
+declare
+    message mbus.qt_model;
+    done integer := 0;
+begin
+    for message in select * from mbus.%1$I(1000) loop
+        begin
+            execute exec using message;
+            done := done + 1;
+        exception when others then
+            perform mbus.post_dmq(
+                message.data,
+                message.headers operator(mbus.||) array['dmq.added', localtimestamp::text, 'dmq.error', sqlerrm]::mbus.hstore,
+                message.properties, message.delayed_until, message.expires, message.iid);
+        end;
+    end loop;
+    return done;
+end
+$body$, mbus.function_name('consumen', qname, 'default')),
+        format('Receive messages of queue %s, at most a thousand, and run SQL for each, which is $1, a mbus.qt_model, as who calls this '
+               'would; returns for how many it succeeded. The others go to the dmq.', qname),
+        pinned => false);
+end
+$$;
+comment on function mbus.create_run_function(text) is 'Make the function run_on_<queue>(exec).';
+
+create function mbus.try_again(msgiid text, delay interval default interval '1 minute', error text default null) returns integer
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_of(msgiid);
+    message record;
+    got_now integer[];
+    number bigint;
+    tries integer;
+begin
+    if known.id is null then
+        raise undefined_object using message = format('Unknown queue:%s', msgiid), hint = 'a message is named by its iid';
+    end if;
+    perform mbus.demand('consume', known.qname);
+    execute format('select l.data, l.headers, l.properties, l.expires from mbus.%I as l where l.id = $1', 'log$' || known.qname)
+    into message using (select max(e.id) from mbus.entries(known, msgiid) as e);
+    got_now := mbus.got_now(known, msgiid);
+    -- One that was received before is not put back: it would come to everybody again.
+    if got_now is null then
+        raise undefined_object using message = format('there is no message %s', msgiid), hint = 'put it back in the transaction that received it';
+    end if;
+    -- Who posted it may have written anything there.
+    tries := coalesce(substring(message.properties -> 'tries' from '^[0-9]{1,8}$')::integer, 1) + 1;
+    -- Who may receive it may put it back, also without the right to post.
+    execute format(
+        'insert into mbus.%I (data, headers, properties, delayed_until, expires, iid, not_for) values ($1, $2, $3, $4, $5, $6, $7) '
+        'returning id', 'log$' || known.qname)
+    into number using message.data, message.headers,
+        coalesce(message.properties, '') || hstore('tries', tries::text) || case when error is null then '' else hstore('error', error) end,
+        clock_timestamp() + delay, message.expires, msgiid, mbus.had_before(known, msgiid, got_now);
+    perform mbus.check_comes_back(known, number, msgiid);
+    return tries;
+end
+$$;
+comment on function mbus.try_again(text, interval, text) is
+    'Put a message back that this transaction received, under its id, to come again after a delay; its property tries counts, error says '
+    'what it failed on. Returns which try the next one is.';

@@ -1,0 +1,122 @@
+-- How consumers stand, and what a person should look at.
+
+do $$
+begin
+    perform pgchange.register('mbus', 'queue', tells_of_batches => true);
+end
+$$;
+
+create function mbus.standings(upto integer)
+returns table (qname text, cname text, at jsonb, lag jsonb, batch jsonb, trouble text)
+language plpgsql volatile
+set search_path from current
+as $$
+declare
+    advice text;
+begin
+    for qname, cname in
+        select l.qname, x.name from mbus.list() as l cross join lateral unnest(l.consumers) as x(name) order by l.qname, x.name
+    loop
+        lag := null;
+        batch := null;
+        trouble := null;
+        begin
+            at := mbus.feed_position(qname, cname);
+            lag := mbus.lag_of(mbus.feed_consumer(qname, cname), upto);
+            batch := mbus.feed_in_work(qname, cname, at);
+        exception
+            -- It was dropped meanwhile.
+            when sqlstate 'PC002' then
+                continue;
+            when sqlstate 'PC003' or sqlstate 'PC004' or sqlstate 'PC005' then
+                get stacked diagnostics trouble = message_text, advice = pg_exception_hint;
+                trouble := trouble || ': ' || advice;
+        end;
+        return next;
+    end loop;
+end
+$$;
+comment on function mbus.standings(integer) is
+    'How every consumer stands by whom the session may consume; trouble is why its lag cannot be told, and what a person does about it.';
+
+create function mbus.status(upto integer default 1000) returns setof pgchange.consumer_status
+language plpgsql volatile security definer
+set search_path from current
+as $$
+begin
+    return query
+        select s.*
+        from mbus.standings(upto) as x
+        cross join lateral pgchange.standing(
+            'queue', mbus.name_of(x.qname, x.cname), jsonb_build_object('queue', x.qname, 'consumer', x.cname),
+            x.at || jsonb_build_object('updated_at', x.batch -> 'claimed_at'), x.lag,
+            x.batch || jsonb_build_object('batch_id', x.batch -> 'id'), mbus.feed_locked(x.qname, x.cname), x.trouble, null) as s;
+end
+$$;
+comment on function mbus.status(integer) is
+    'Every consumer by whom the session may consume, as pgchange.status() shows it; the batch is the oldest that was claimed and is '
+    'neither acked nor at work.';
+
+create function mbus.dead_in(qname text, upto integer) returns bigint
+language sql stable
+as $$
+    -- What begins with the name and a dot, byte by byte, as the index has it.
+    select count(*) from (
+        select from mbus.dmq as d where d.iid ~>=~ (qname || '.') and d.iid ~<~ (qname || '/') limit upto + 1) as x
+$$;
+comment on function mbus.dead_in(text, integer) is 'How many messages of a queue are in the dmq, counted up to a number and one more.';
+
+create function mbus.queues(upto integer default 1000)
+returns table (
+    qname text, consumer text, parts integer, selector text, ready bigint, delayed bigint, waiting bigint, in_work bigint,
+    exact boolean, oldest_seconds double precision, dead bigint, dead_exact boolean, trouble text
+)
+language plpgsql volatile security definer
+set search_path from current
+as $$
+#variable_conflict use_column
+begin
+    return query
+        select x.qname, x.cname, q.consumers_cnt, c.selector, (x.lag ->> 'ready')::bigint, (x.lag ->> 'delayed')::bigint,
+               (x.lag ->> 'waiting')::bigint - (x.lag ->> 'delayed')::bigint, w.messages,
+               (x.lag -> 'ready_exact')::boolean and (x.lag -> 'waiting_exact')::boolean,
+               case when (x.lag ->> 'ready')::bigint + (x.lag ->> 'waiting')::bigint + w.messages > 0 then
+                   greatest((x.lag ->> 'ready_age')::double precision, (x.lag ->> 'waiting_age')::double precision,
+                            extract(epoch from clock_timestamp() - w.oldest)::double precision) end,
+               least(d.messages, upto), d.messages <= upto, x.trouble
+        from mbus.standings(upto) as x
+        join mbus.queue as q on q.qname = x.qname
+        join mbus.consumer as c on c.qname = x.qname and c.name = x.cname
+        cross join lateral (
+            select coalesce(sum(b.count), 0)::bigint as messages, min((b.batch ->> 'oldest')::timestamptz) as oldest
+            from mbus.batch as b
+            where b.consumer = c.id and b.slot in (select h.slot from mbus.held_slots(x.qname, x.cname) as h)
+        ) as w
+        cross join lateral (select mbus.dead_in(x.qname, upto) as messages offset 0) as d
+        order by x.qname, x.cname;
+end
+$$;
+comment on function mbus.queues(integer) is
+    'The queues by whose consumers the session may consume, a row for each consumer, as each gets its own copy of a message: how many are '
+    'ready for it, delayed, waiting for another message, and in batches at work, exact or at least so many; how old the oldest of them is; '
+    'and how many of the queue are dead, whoever gave them up. trouble is why that cannot be told.';
+
+create function mbus.health(many_attempts integer default 3) returns setof pgchange.finding
+language sql stable security definer
+set search_path from current
+as $$
+    select 'queue', 'error', mbus.name_of(f.qname, f.consumer),
+           format('%s messages on which a selector failed, see mbus.fault, such as: %s', count(*), max(f.message)), null
+    from mbus.fault as f group by f.qname, f.consumer
+    union all
+    select 'queue', 'error', mbus.name_of(c.qname, c.name),
+           format('batch %s has failed %s times', b.batch ->> 'id', b.attempt),
+           'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(mbus.name_of(c.qname, c.name))
+    from mbus.batch as b join mbus.consumer as c on c.id = b.consumer
+    where b.attempt >= many_attempts and b.slot not in (select h.slot from mbus.held_slots(c.qname, c.name) as h)
+    union all
+    select 'queue', 'error', null, format('saga %s %s is stuck: %s', s.name, s.id, s.stuck), null
+    from mbus.sagas as s where s.state in ('forward', 'rolling back') and s.stuck is not null
+$$;
+comment on function mbus.health(integer) is
+    'Selectors that fail, batches that failed so often, and sagas that are stuck.';

@@ -1,0 +1,127 @@
+-- Making and dropping queues, of all that stands before. Each has a log, a sequence, two views, and functions of its own that carry
+-- its name.
+
+create function mbus.create_queue(qname text, consumers_cnt integer, is_roles_security_model boolean default null) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue;
+begin
+    if not mbus.is_admin() then
+        perform mbus.deny();
+    end if;
+    perform mbus.check_queue_name(qname);
+    if consumers_cnt is null or consumers_cnt not between 1 and 1024 then
+        raise invalid_parameter_value using message = format('a queue cannot have %s parts', consumers_cnt),
+            hint = 'from 2 to 256 is reasonable, 1024 the most';
+    end if;
+    if create_queue.is_roles_security_model then
+        perform mbus.demand_role_making('queue ' || qname);
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    select q.* into known from mbus.queue as q where q.qname = create_queue.qname;
+    if known.id is null then
+        insert into mbus.queue (qname, consumers_cnt, is_roles_security_model)
+        values (create_queue.qname, create_queue.consumers_cnt, coalesce(create_queue.is_roles_security_model, false))
+        returning * into known;
+        perform mbus.make_log(known);
+        select q.* into known from mbus.queue as q where q.id = known.id;
+        perform mbus.make_roles(qname);
+        perform mbus.make_queue_functions(known);
+        perform mbus.add_consumer(known, 'default', null, false);
+    else
+        if known.consumers_cnt <> create_queue.consumers_cnt then
+            raise notice 'queue % keeps its % parts', qname, known.consumers_cnt;
+        end if;
+        if create_queue.is_roles_security_model is not null then
+            update mbus.queue as q set is_roles_security_model = create_queue.is_roles_security_model where q.id = known.id
+            returning * into known;
+        end if;
+        perform mbus.make_roles(qname);
+        perform mbus.make_queue_functions(known);
+        perform mbus.make_consumer_functions(known, c) from mbus.consumer as c where c.qname = known.qname;
+        perform mbus.make_views(known);
+    end if;
+    if known.is_roles_security_model then
+        perform mbus.open_door();
+    end if;
+end
+$$;
+comment on function mbus.create_queue(text, integer, boolean) is
+    'Make a queue with so many parts that can be consumed at once, and its consumer default. A queue that is there keeps its '
+    'messages, and gets its functions anew.';
+
+create function mbus.drop_queue(qname text) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue := mbus.queue_named(qname);
+    consumers mbus.consumer[];
+    each_name text;
+    each_function regprocedure;
+begin
+    if not mbus.is_admin() then
+        perform mbus.deny();
+    end if;
+    known := mbus.queue_to_change(qname);
+    consumers := array(select c from mbus.consumer as c where c.qname = known.qname);
+    perform mbus.refuse_users(
+        'queue ' || known.qname, consumers,
+        mbus.queue_functions(known) || array(select f from unnest(consumers) as c, unnest(mbus.consumer_functions(known, c)) as f),
+        array(select kind || known.qname from unnest(array['qt$', 'all$', 'log$']) as kind));
+    -- First, as who posts locks the queue that is copied from before this one.
+    for each_name in select t.src from mbus.trigger as t where t.dst = known.qname loop
+        perform mbus.drop_trigger(each_name, known.qname);
+    end loop;
+    execute format('drop view mbus.%I, mbus.%I', 'qt$' || known.qname, 'all$' || known.qname);
+    perform mbus.drop_views(c) from mbus.consumer as c where c.qname = known.qname;
+    -- Its trigger goes with it, which otherwise keeps a function. Before what consumers change when they have read it.
+    execute format('drop table mbus.%I', 'log$' || known.qname);
+    perform mbus.forget_consumer(known, c) from mbus.consumer as c where c.qname = known.qname;
+    for each_function in
+        select p.oid::regprocedure from pg_proc as p
+        where p.pronamespace = 'mbus'::regnamespace and p.proname = any (mbus.queue_functions(known))
+    loop
+        execute format('drop function %s', each_function);
+    end loop;
+    delete from mbus.receipt as r where r.queue = known.id;
+    delete from mbus.fault as f where f.qname = known.qname;
+    delete from pgchange.letter as l where l.kind = 'queue' and l.address ->> 'queue' = known.qname;
+    delete from mbus.queue as q where q.id = known.id;
+    perform mbus.drop_role('post', known.qname);
+    perform mbus.drop_role('admin', known.qname);
+end
+$$;
+comment on function mbus.drop_queue(text) is 'Drop a queue with its messages, consumers, functions and roles, and nobody else''s. The sequence of its ids stays.';
+
+create function mbus.open_door() returns void
+language plpgsql
+set search_path from current
+as $$
+begin
+    grant usage on schema mbus, pgchange to public;
+    grant select on pgchange.registered to public;
+    grant execute on function
+        mbus.post, mbus.consume(text, text), mbus.take(text), mbus.peek(text),
+        mbus.is_msg_exists(text), mbus.get_iid(text), mbus.can_post(text), mbus.can_consume(text, text), mbus.estimated_messages(text),
+        mbus.create_queue(text, integer, boolean), mbus.drop_queue(text), mbus.create_consumer(text, text, text, boolean),
+        mbus.drop_consumer(text, text), mbus.create_temporary_queue(), mbus.create_temporary_consumer(text, text), mbus.clear_tempq(),
+        mbus.post_temp, mbus.consume_temp(text),
+        mbus.post_dmq, mbus.create_trigger(text, text, text),
+        mbus.drop_trigger(text, text), mbus.create_view(text, text, text, text), mbus.create_run_function(text),
+        mbus.feed_lock(text, text), mbus.feed_locked(text, text), mbus.feed_position(text, text),
+        mbus.feed_claim(text, text, jsonb, integer, integer), mbus.feed_changes(text, text, jsonb, bigint, bigint),
+        mbus.feed_ack(text, text, jsonb), mbus.feed_in_work(text, text, jsonb),
+        mbus.feed_note_failure(text, text, jsonb, text), mbus.feed_lag(text, text, integer), mbus.feed_point(text),
+        mbus.feed_passed(text, text, jsonb), mbus.feed_skip(text, text, jsonb, text), mbus.skip_batch(text, text, text),
+        mbus.list(), mbus.retry_faults(text, text), mbus.try_again(text, interval, text), mbus.start_saga, mbus.saga_turn(text), mbus.saga_done(text),
+        mbus.saga_try_again(text, interval, text), mbus.saga_roll_back(text, text), mbus.saga_state(bigint), mbus.stuck_sagas(),
+        mbus.status(integer), mbus.queues(integer), mbus.latest_sagas(integer), mbus.saga_steps(bigint), mbus.saga_data(bigint), pgchange.ours(name, boolean), pgchange.status(integer, text)
+        to public;
+end
+$$;
+comment on function mbus.open_door() is
+    'From the first queue under roles on, everybody may call the functions that check roles: who lacks one is told Access denied. '
+    'No table of theirs is opened by it. pgchange.status() tells everybody what their rights on each feed allow.';

@@ -1,0 +1,58 @@
+-- After a restore or an upgrade. What consumers know of transactions is by their ids, which another cluster gives to others.
+
+create function mbus.rebase(known mbus.queue) returns void
+language plpgsql
+set search_path from current
+as $$
+declare
+    late xid8[];
+begin
+    execute format('lock table mbus.%I in share row exclusive mode', 'log$' || known.qname);
+    execute format($query$
+        select coalesce(array_agg(distinct l.txid), '{}') from mbus.%I as l
+        where l.txid = any (array(select e.xid from mbus.lates($1) as e))
+        $query$, 'log$' || known.qname)
+    into late using known.qname;
+    -- Ids that are older than those of any cluster's transactions: 2 is nobody's, 1 has no message, late ones follow.
+    execute format(
+        'update mbus.%I as l set txid = coalesce(array_position($1, l.txid) + 2, 2)::text::xid8', 'log$' || known.qname)
+    using late;
+    update mbus.position as p set
+        late_xids = array(
+            select coalesce(array_position(late, e.xid) + 2, 1)::text::xid8
+            from unnest(p.late_xids) with ordinality as e(xid, n) order by e.n),
+        txid = '2'
+    where p.consumer in (select c.id from mbus.consumer as c where c.qname = known.qname);
+    delete from mbus.level as l where l.consumer in (select c.id from mbus.consumer as c where c.qname = known.qname);
+    update mbus.receipt as r set txid = '2' where r.queue = known.id;
+end
+$$;
+comment on function mbus.rebase(mbus.queue) is 'Let the log and the positions of a queue mean the same messages as before, by ids that no transaction has.';
+
+create function mbus.rebase_after_restore() returns integer
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    known mbus.queue;
+    rebased integer := 0;
+begin
+    if not mbus.is_owner() then
+        perform mbus.deny();
+    end if;
+    perform pgchange.check_isolation();
+    perform pg_advisory_xact_lock(hashtextextended('mbus queues', 0));
+    if mbus.is_native() then
+        return 0;
+    end if;
+    for known in select q.* from mbus.queue as q order by q.qname loop
+        perform mbus.rebase(known);
+        rebased := rebased + 1;
+    end loop;
+    perform pgchange.note_origin('mbus.origin');
+    return rebased;
+end
+$$;
+comment on function mbus.rebase_after_restore() is
+    'Let queues go on that were restored from a dump, or upgraded: consumers are refused until '
+    'then. Returns how many there were. Who posts waits meanwhile.';

@@ -1,0 +1,80 @@
+-- Subscriptions that were not used for longer than their expiry_interval expire, and a group that has none left is deleted; later
+-- so are the faults of subscriptions that are gone.
+
+create function pgmb.expire(gid pgmb.group_id, sids text[], current_ts timestamptz) returns text
+language plpgsql
+set search_path = pg_catalog, pgmb, pg_temp
+set lock_timeout = '200ms'
+as $$
+declare
+    gone bigint;
+    left_without boolean;
+begin
+    -- A transaction that makes another subscription of the group holds this row until it ends.
+    perform pgchange.lock_briefly(format('select from pgmb.subscription_groups as g where g.id = %L for update', gid), '200 ms');
+    perform set_config('lock_timeout', pgchange.patience('200 ms'), true);
+    delete from pgmb.subscriptions as s
+    where s.id = any (sids) and s.last_active_at + s.expiry_interval < current_ts;
+    get diagnostics gone = row_count;
+    left_without := not exists (select from pgmb.subscriptions as s where s.group_id = gid);
+    if left_without then
+        -- What a poll under way dispatches to this group would be there for the next one of its name.
+        perform pgchange.lock_briefly(pgmb.dispatch_key(), '200 ms');
+        delete from pgmb.subscription_groups as g where g.id = gid;
+        perform pgchange.forget_claim('event', pgmb.name_of(gid));
+    end if;
+    return format(
+        '%s subscriptions of group %s expired%s', gone, gid, case when left_without then ', and the group with them' else '' end);
+exception when lock_not_available or deadlock_detected then
+    return format('postponed the expiry of group %s: it is being changed, or events are being dispatched', gid);
+end
+$$;
+comment on function pgmb.expire(pgmb.group_id, text[], timestamptz) is
+    'Remove some subscriptions of a group, and the group if it has none left.';
+
+create function pgmb.expire_subscriptions(current_ts timestamptz default now()) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    idle record;
+begin
+    for idle in
+        select s.group_id, array_agg(s.id) filter (where s.last_active_at + s.expiry_interval < current_ts) as expired,
+               bool_and(coalesce(s.last_active_at + s.expiry_interval < current_ts, false)) as all_of_them
+        from pgmb.subscriptions as s
+        group by 1
+        having bool_or(s.last_active_at + s.expiry_interval < current_ts)
+        order by 1
+    loop
+        if idle.all_of_them and not pg_try_advisory_xact_lock(pgmb.lock_key(idle.group_id)) then
+            return next format('postponed the expiry of group %s: it is being read', idle.group_id);
+            continue;
+        end if;
+        return next pgmb.expire(idle.group_id, idle.expired, current_ts);
+    end loop;
+end
+$$;
+comment on function pgmb.expire_subscriptions(timestamptz) is
+    'Remove the subscriptions whose last_active_at is longer ago than their expiry_interval, and each group that this leaves '
+    'without one, unless it is being read; a line for each group. What they had not read is no longer kept for them.';
+
+create function pgmb.forget_faults(current_ts timestamptz default now()) returns setof text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    gone bigint;
+begin
+    delete from pgmb.fault as f
+    where f.occurred_at < current_ts - pgmb.setting_as_interval('partition_retention_period')
+      and not exists (select from pgmb.subscriptions as s where s.id = f.subscription_id);
+    get diagnostics gone = row_count;
+    if gone > 0 then
+        return next format('forgot %s faults of subscriptions that are gone', gone);
+    end if;
+end
+$$;
+comment on function pgmb.forget_faults(timestamptz) is
+    'Remove faults that can no longer be mended, as their subscription is gone, when they are older than '
+    'partition_retention_period, for which their events were kept.';

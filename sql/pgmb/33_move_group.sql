@@ -1,0 +1,129 @@
+-- Moving a group to another place of the log, also where its cursor is in another database, and after the source lost its tail.
+
+create function pgmb.cursor_of(at timestamptz default null) returns pgmb.event_id
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    if at > clock_timestamp() then
+        raise invalid_parameter_value using message = format('the time %s lies in the future', at),
+            hint = 'give a time of before, or none for now';
+    end if;
+    if at is null then
+        perform pg_advisory_xact_lock(pgmb.dispatch_key());
+        while (pgmb.dispatch()).more loop
+        end loop;
+    end if;
+    -- Without a time the clock does not count: what was dispatched last can be ahead of it.
+    return pgmb.cursor_by_now(pgmb.create_event_id(coalesce(at, 'infinity'), 0));
+end
+$$;
+comment on function pgmb.cursor_of(timestamptz) is
+    'In the database of the events: the cursor after all that was dispatched before a time; or, without a time, after all that '
+    'is published now, which it dispatches.';
+
+create function pgmb.point_of(at timestamptz default null) returns jsonb
+language sql
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+    select jsonb_build_object('cursor', pgmb.cursor_of(at), 'source', pgmb.here())
+$$;
+comment on function pgmb.point_of(timestamptz) is 'The same, with the place of the events.';
+
+create function pgmb.cursor_hint() returns text
+language sql immutable
+as $$
+    select 'null is the beginning; in the database of the events, pgmb.cursor_of(<timestamp>) is the cursor of a time'
+$$;
+comment on function pgmb.cursor_hint() is 'Which cursors a group can be moved to.';
+
+create function pgmb.note_move(gid text, "position" jsonb, new_cursor pgmb.event_id) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pgchange, pg_temp
+as $$
+declare
+    mark pgchange.claim;
+begin
+    perform pgmb.check_group(gid);
+    if new_cursor is null and not coalesce(pgchange.came_along("position" ->> 'source', pgmb.here()), true) then
+        raise exception using errcode = 'PC004',
+            message = format('group %I is moved to a point of another database than this one', gid),
+            hint = 'the database of the events notes a move first: pgmb.note_move() there gives the version for pgmb.move_group()';
+    end if;
+    perform pgmb.check_past(new_cursor, pgmb.cursor_hint());
+    perform pgmb.check_kept(gid, new_cursor);
+    -- What it was moved back to before is kept too, until it has claimed.
+    mark := pgchange.record(
+        'event', pgmb.name_of(gid), pgmb.address(gid), "position", to_jsonb(least(
+            coalesce("position" ->> 'cursor', '') collate "C", (
+                select least(c.after, c.upto) from pgmb.claims as c
+                where c.consumer = pgmb.name_of(gid) and c.batch is null and c.elsewhere) collate "C")),
+        to_jsonb(coalesce(new_cursor, '')), pgmb.here(), null);
+    return mark.version;
+end
+$$;
+comment on function pgmb.note_move(text, jsonb, pgmb.event_id) is
+    'In the database of the events: note that a group is moved from its position to a cursor, as a claim notes a batch, and '
+    'return the version for pgmb.move_group(). What it is moved back to is kept until it has claimed from there; refused where '
+    'that is gone, or lies in the future.';
+
+create function pgmb.move_group(
+    gid text, new_cursor pgmb.event_id, version bigint default null, source text default null
+) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.take_idle(gid);
+    if new_cursor !~ '^pm[0-9a-f]{22}$' then
+        raise invalid_parameter_value using message = format('%L is not a cursor', new_cursor), hint = pgmb.cursor_hint();
+    end if;
+    if version is null then
+        if not exists (select from pgmb.subscriptions as s where s.group_id = gid) then
+            raise exception using errcode = 'PC004',
+                message = format('the events of group %I are in another database than this one', gid),
+                hint = 'that database notes a move first: pgmb.note_move() there gives the version for pgmb.move_group()';
+        end if;
+        version := pgmb.note_move(gid, pgmb.position(gid), new_cursor);
+        new_cursor := pgmb.cursor_by_now(new_cursor);
+        source := pgmb.here();
+    elsif new_cursor is not null and source is null then
+        raise invalid_parameter_value using message = 'say where the cursor is from: source => pgmb.here() of the database of the events',
+            hint = 'pgmb.point_of() there gives both';
+    end if;
+    update pgmb.subscription_groups as g set
+        last_read_event_id = new_cursor, version = move_group.version, source = coalesce(move_group.source, g.source),
+        updated_at = now()
+    where g.id = gid;
+end
+$$;
+comment on function pgmb.move_group(text, pgmb.event_id, bigint, text) is
+    'In the database of a group''s cursor: move it to one that pgmb.cursor_of() gave, or to null, the beginning. Where the events '
+    'are in another database, pgmb.note_move() there gives the version, and pgmb.here() the place that the cursor is from.';
+
+create function pgmb.adopt_mark(gid text, mark jsonb) returns text
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    g pgmb.subscription_groups;
+    how record;
+    cursor text;
+begin
+    perform pgmb.take_idle(gid);
+    select x.* into g from pgmb.subscription_groups as x where x.id = gid;
+    how := pgchange.adoption(pgmb.name_of(gid), g.version, mark);
+    cursor := mark ->> how.behind;
+    -- Where the source lost what it knew, the group may have been moved back or begun anew since.
+    if how.is_lost then
+        cursor := least(cursor collate "C", coalesce(g.last_read_event_id, '') collate "C");
+    end if;
+    update pgmb.subscription_groups as x set
+        version = how.version, last_read_event_id = nullif(cursor, ''), source = mark ->> 'source', updated_at = now()
+    where x.id = gid;
+    return how.guarantee;
+end
+$$;
+comment on function pgmb.adopt_mark(text, jsonb) is
+    'Go on from what pgmb.mark() of the source says; returns the guarantee: exactly once where the source knows the last batch, '
+    'at least once from the mark on where it lost batches that were processed.';

@@ -1,0 +1,215 @@
+-- What people ask and do: status, groups and who reads them, partitions and who has not read them, and dropping a group.
+
+create function pgmb.status(upto integer default 1000) returns setof pgchange.consumer_status
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set jit = off
+as $$
+declare
+    known record;
+    run record;
+    waits record;
+begin
+    if coalesce(upto < 0, true) then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    waits := pgmb.waiting(upto);
+    for known in
+        select g.id, coalesce(c.elsewhere, false) as elsewhere, c.batch_id, c.attempt, c.error, c.claimed_at, c.version as claimed,
+               case when not c.elsewhere or c is null then coalesce(g.last_read_event_id, '')
+                    when c.batch is null then c.upto else c.after end as cursor,
+               case when not c.elsewhere or c is null then g.version
+                    when c.batch is null then c.version else c.from_version end as version,
+               case when c.elsewhere then c.claimed_at else g.updated_at end as updated_at,
+               c is null and not exists (select from pgmb.subscriptions as s where s.group_id = g.id) as unknown
+        from pgmb.subscription_groups as g left join pgmb.claims as c on c.group_id = g.id
+        order by g.id
+    loop
+        select a.* into run from pgmb.next_runs(known.id, known.cursor, upto::bigint + 1) as a;
+        return query select
+            'event', pgmb.name_of(known.id), jsonb_build_object('group', known.id), known.version,
+            coalesce(run.count, 0), coalesce(run.count, 0) <= upto,
+            greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(run.lowest)), 0)::double precision,
+            waits.counted, pgmb.faults(known.id), pgmb.locked(known.id),
+            case when known.claimed > known.version then known.batch_id end,
+            case when known.claimed > known.version then known.attempt end,
+            -- It may quote what an event holds.
+            case when known.claimed > known.version and has_table_privilege(session_user, 'pgmb.events', 'select') then known.error end,
+            case when known.claimed > known.version then known.claimed_at end,
+            known.updated_at::timestamptz, null::text,
+            case when known.elsewhere then 'progress' when known.unknown then 'changes' end;
+    end loop;
+end
+$$;
+comment on function pgmb.status(integer) is
+    'Every group, as pgchange.status() shows it: what is ready for it and how old, what waits to be dispatched for any group, its '
+    'faults, whether it is being read, and the batch that it claimed last and has not acked. For a group whose cursor is elsewhere, '
+    'only the last claim tells, so a batch that is done can be shown as in work.';
+
+create function pgmb.dispatching()
+returns table (
+    dispatched_at timestamptz, events bigint, waiting bigint, oldest_seconds double precision, at_work integer, restored text,
+    faults bigint, astray bigint
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    return query
+        select d.dispatched_at, d.total, w.counted, w.age, (select min(l) from pgchange.who_locks(pgmb.dispatch_key()) as l),
+               case when d.restored_at > now() - interval '1 day' then d.restored end,
+               (select count(*) from (select from pgmb.fault limit 1000) as bounded),
+               (select count(*) from (select from pgmb.fault as f where f.group_id is null limit 1000) as bounded)
+        from pgmb.dispatcher_now() as d, pgmb.waiting(1000) as w;
+end
+$$;
+comment on function pgmb.dispatching() is
+    'The last poll that had something to dispatch, how many events there have ever been, how many wait and since when, which '
+    'process dispatches now, what was done after a restore in the last day, how many faults there are, and how many of those, '
+    'astray, are for a subscription that is gone; each counted up to a thousand.';
+
+create function pgmb.groups()
+returns table (
+    group_id pgmb.group_id, subscriptions bigint, topics text[], parts text[], read_upto timestamptz, moved_at timestamptz, reader integer
+)
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+begin
+    return query
+        select c.group_id,
+               (select count(*) from (select from pgmb.subscriptions as s where s.group_id = c.group_id limit 1000) as some_of_them),
+               array(
+                   select distinct left(t.topic, 100)
+                   from unnest(w.params) as p(params)
+                   cross join lateral (
+                       select jsonb_path_query(p.params, 'lax $.topics[0 to 9]') #>> '{}' union all select p.params ->> 'topic'
+                   ) as t(topic)
+                   where t.topic is not null order by 1),
+               array(
+                   select distinct format('%s of %s', p.params ->> 'partition', p.params ->> 'partitions')
+                   from unnest(w.params) as p(params)
+                   -- Anybody who subscribes may write anything there.
+                   where p.params ->> 'partition' ~ '^[0-9]{1,20}$' and p.params ->> 'partitions' ~ '^[0-9]{1,20}$' order by 1),
+               pgmb.extract_date_from_event_id(c.cursor), c.since,
+               (select min(l) from pgchange.who_locks(pgmb.lock_key(c.group_id)) as l)
+        from pgmb.cursors() as c
+        cross join lateral (
+            -- They may name what the caller may not read.
+            select array(
+                select s.params from pgmb.subscriptions as s
+                where s.group_id = c.group_id and has_table_privilege(session_user, 'pgmb.subscriptions', 'select') limit 10) as params
+        ) as w
+        order by c.group_id;
+end
+$$;
+comment on function pgmb.groups() is
+    'Every group: how many subscriptions it has, up to a thousand, topics and parts that the params of some of them name, up to when it '
+    'has read, when it last moved, and which process reads it now. Who may not read pgmb.subscriptions is told no topic and no part.';
+
+create function pgmb.spans() returns table (partition regclass, lower timestamptz, upper timestamptz, state text)
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+declare
+    at pgmb.event_id := pgmb.create_event_id(clock_timestamp(), 0);
+begin
+    return query
+        with cut as (
+            select * from pgmb.get_partitions_and_bounds('pgmb.events'::regclass)
+        ), gaps as (
+            select lag(c.upper_bound, 1, '') over (order by c.lower_bound) as lower_bound, c.lower_bound as upper_bound from cut as c
+            union all
+            select coalesce(max(c.upper_bound), ''), 'pn' from cut as c
+        ), spans as (
+            select * from cut
+            union all
+            select pgmb.default_partition('pgmb.events'), g.lower_bound, g.upper_bound from gaps as g
+            where g.lower_bound < g.upper_bound and pgmb.default_holds('pgmb.events', g.lower_bound, g.upper_bound)
+        )
+        select s.partition_id,
+               case when s.lower_bound = '' then '-infinity' else pgmb.extract_date_from_event_id(s.lower_bound) end,
+               case when s.upper_bound = 'pn' then 'infinity' else pgmb.extract_date_from_event_id(s.upper_bound) end,
+               case when s.lower_bound > at then 'ahead' when s.upper_bound > at then 'current'
+                    when s.upper_bound <= pgmb.retained_from(now()) then 'old' else 'recent' end
+        from spans as s
+        order by s.lower_bound;
+end
+$$;
+comment on function pgmb.spans() is
+    'The partitions of the events in order of their time, and whether each is made ahead, current, recent or older than '
+    'partition_retention_period; the default one for each span of time that has no other and from which it holds something.';
+
+create function pgmb.partitions()
+returns table (partition regclass, lower timestamptz, upper timestamptz, bytes bigint, state text)
+language sql stable
+as $$
+    -- One that is dropped meanwhile has no size.
+    select s.partition, s.lower, s.upper, coalesce(pg_catalog.pg_total_relation_size(s.partition), 0), s.state
+    from pgmb.spans() as s
+    order by s.lower
+$$;
+comment on function pgmb.partitions() is 'What pgmb.spans() tells, with the sizes: each partition is measured.';
+
+create function pgmb.unread_by(lower timestamptz, upper timestamptz, upto integer default 1000)
+returns table (group_id pgmb.group_id, events bigint, exact boolean)
+language plpgsql stable security definer
+set search_path = pg_catalog, pgmb, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+declare
+    low text := pgmb.create_event_id(lower, 0);
+    high text := pgmb.create_event_id(upper, 0);
+begin
+    if coalesce(upto < 1, true) then
+        raise invalid_parameter_value using message = 'upto must be at least 1 event';
+    end if;
+    return query
+        select c.group_id, sum(n.events)::bigint, sum(n.slices) < upto
+        from pgmb.cursors() as c
+        cross join lateral (select greatest(c.cursor, low collate "C") as after) as f
+        -- The rank of the last slice of a dispatch says how many events the dispatch has for the group.
+        cross join lateral (
+            select max(pgmb.rank_of(d.id)) - case when left(d.id, 15) = left(f.after, 15) then pgmb.rank_of(f.after) else 0 end as events,
+                   count(*) as slices
+            from (
+                select x.id from pgmb.dispatched as x
+                where x.group_id = c.group_id and x.id > f.after and x.id < high
+                order by x.group_id, x.id
+                limit upto
+            ) as d
+            group by left(d.id, 15)
+        ) as n
+        where c.cursor < high
+        group by c.group_id
+        order by c.group_id;
+end
+$$;
+comment on function pgmb.unread_by(timestamptz, timestamptz, integer) is
+    'How many events that were dispatched in a span of time each group has not read; where not all of its slices were looked at, which '
+    'are at most upto, at least so many. Its cost depends on neither backlog nor history.';
+
+create function pgmb.drop_group(gid text) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pgmb, pg_temp
+as $$
+begin
+    perform pgmb.take_idle(gid);
+    -- What a poll under way dispatches to this group would be there for the next one of its name.
+    perform pg_advisory_xact_lock(pgmb.dispatch_key());
+    delete from pgmb.fault as f where f.group_id = gid;
+    perform pgchange.forget_claim('event', pgmb.name_of(gid));
+    delete from pgchange.letter as l where l.kind = 'event' and l.address ->> 'group' = gid;
+    delete from pgmb.subscription_groups as g where g.id = gid;
+end
+$$;
+comment on function pgmb.drop_group(text) is
+    'Delete a group, its subscriptions, its cursor and its dead letters; it no longer keeps events from being deleted. It waits '
+    'for a poll that is under way, and nothing is dispatched until its transaction ends.';

@@ -1,0 +1,130 @@
+-- What people ask and do: status, skip, move, drop.
+
+create function pubsub.held_back_by() returns text
+language plpgsql stable security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+begin
+    return (
+        with oldest(xid) as (
+            select (pg_snapshot_xmin(pg_current_snapshot())::text::bigint & 4294967295)::text::xid
+        )
+        select coalesce(
+            (select format('transaction of process %s (%s, database %s, %s since %s)',
+                           a.pid, a.usename, a.datname, a.state, a.xact_start)
+             from pg_stat_activity as a, oldest as o where a.backend_xid = o.xid limit 1),
+            (select format('prepared transaction %L (%s, database %s, since %s)', p.gid, p.owner, p.database, p.prepared)
+             from pg_prepared_xacts as p, oldest as o where p.transaction = o.xid limit 1))
+        where not pg_is_in_recovery());
+end
+$$;
+comment on function pubsub.held_back_by() is
+    'The oldest open transaction, of any database of this cluster: in-order consumers wait for it. Null when there is none.';
+
+create function pubsub.status(upto integer default 1000) returns setof pgchange.consumer_status
+language plpgsql volatile security definer
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+declare
+    holder text := pubsub.held_back_by();
+    w pubsub.watermark;
+    is_here boolean;
+    at jsonb;
+    lag jsonb;
+    work jsonb;
+    told text;
+    advice text;
+begin
+    for w in select * from pubsub.watermark as m order by m.consumer_id, m.branch_id loop
+        lag := null;
+        work := null;
+        told := null;
+        is_here := exists (select from revision.branch as b where b.id = w.branch_id)
+            and coalesce(pgchange.came_along(w.source, revision.here()), true);
+        if is_here then
+            at := pubsub.position(w.consumer_id, w.branch_id);
+            work := to_jsonb(pubsub.pending(w.consumer_id, w.branch_id, at));
+            begin
+                lag := pubsub.lag(w.branch_id, at, upto, w.in_order);
+            exception when sqlstate 'PC003' or sqlstate 'PC004' then
+                get stacked diagnostics told = message_text, advice = pg_exception_hint;
+                told := told || ': ' || advice;
+            end;
+        end if;
+        return next pgchange.standing(
+            'commit', pubsub.name_of(w.consumer_id, w.branch_id),
+            jsonb_build_object('consumer_id', w.consumer_id, 'branch_id', w.branch_id, 'in_order', w.in_order), to_jsonb(w), lag, work,
+            pubsub.locked(w.consumer_id, w.branch_id), coalesce(told, case when (lag ->> 'waiting')::bigint > 0 then holder end),
+            case when not is_here then 'changes' end);
+    end loop;
+end
+$$;
+comment on function pubsub.status(integer) is
+    'Every consumer whose watermark is here, as pgchange.status() shows it: what is ready, what one that reads in order has to wait '
+    'for and because of whom, and the batch in work. Where the commits are in another database the lag is null: ask there. Where it '
+    'cannot be told because a person must decide first, held_back_by says what.';
+
+create function pubsub.check_point(point jsonb) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if point is null or point ? 'snapshot' is not true then
+        raise invalid_parameter_value using message = 'a point is what pubsub.point() returns, or {"snapshot": null} for the beginning';
+    end if;
+    if point ->> 'snapshot' is not null and point ->> 'source' is null then
+        raise invalid_parameter_value using message = 'the point does not say where it was taken',
+            hint = 'give what pubsub.point() returned, whole';
+    end if;
+end
+$$;
+comment on function pubsub.check_point(jsonb) is 'Refuse what is no point to move a consumer to.';
+
+create function pubsub.check_move(consumer_id text, branch_id bigint, "position" jsonb, point jsonb) returns void
+language plpgsql stable
+set search_path = pg_catalog, pubsub, pgchange, pg_temp
+as $$
+declare
+    here text := pubsub.check_origin();
+begin
+    if point ->> 'source' <> here or point ->> 'snapshot' is null and not coalesce(pgchange.came_along("position" ->> 'source', here), true)
+    then
+        raise exception using errcode = 'PC004',
+            message = format('consumer %s/%s is moved to a point of another database than this one', consumer_id, branch_id),
+            hint = 'the database of the commits notes a move first: pubsub.note_move() there gives the version for pubsub.move_consumer()';
+    end if;
+    if pg_snapshot_xmax((point ->> 'snapshot')::pg_snapshot) > pg_snapshot_xmax(pg_current_snapshot()) then
+        raise invalid_parameter_value using
+            message = format('the point %s lies in the future: it is beyond the transactions of this cluster', point ->> 'snapshot'),
+            hint = 'pubsub.point() gives the point of now, pubsub.point(<branch>, <timestamp>) that of a time';
+    end if;
+end
+$$;
+comment on function pubsub.check_move(text, bigint, jsonb, jsonb) is
+    'In the database of the commits: refuse a move to a point of another one, or of the future.';
+
+create function pubsub.put(consumer_id text, branch_id bigint, at jsonb, version bigint, source text) returns void
+language sql
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+    update pubsub.watermark as w set
+        version = put.version,
+        snapshot = (at ->> 'snapshot')::pg_snapshot,
+        partial_txid = (at -> 'partial' ->> 0)::xid8,
+        partial_id = (at -> 'partial' ->> 1)::bigint,
+        source = put.source,
+        updated_at = now()
+    where w.consumer_id = put.consumer_id and w.branch_id = put.branch_id
+$$;
+comment on function pubsub.put(text, bigint, jsonb, bigint, text) is 'Put a watermark at a place, as pubsub.at() has it.';
+
+create function pubsub.forget(consumer_id text, branch_id bigint) returns boolean
+language plpgsql
+set search_path = pg_catalog, pubsub, pg_temp
+as $$
+begin
+    delete from pubsub.watermark as w where w.consumer_id = forget.consumer_id and w.branch_id = forget.branch_id;
+    return found;
+end
+$$;
+comment on function pubsub.forget(text, bigint) is 'Delete a watermark; whether it was here.';

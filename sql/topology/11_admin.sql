@@ -1,0 +1,94 @@
+-- What people ask and do: status, repair, move, drop, trim.
+
+create function topology.consumers() returns setof jsonb
+language sql stable security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+    select jsonb_build_object('consumer_id', c.consumer_id) from topology.consumer as c order by c.consumer_id
+$$;
+comment on function topology.consumers() is 'The feed of every consumer whose progress is here.';
+
+create function topology.mark(consumer_id text) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pgchange, pg_temp
+as $$
+declare
+    known jsonb := pgchange.mark('topology', topology.name_of(consumer_id));
+begin
+    if not topology.is_native() then
+        perform pgchange.note_origin('topology.origin');
+    end if;
+    if exists (
+        select from topology.now_at() as n
+        where ((known -> 'upto' ->> 0)::bigint, (known -> 'upto' ->> 1)::bigint) > (n.term, n.index))
+    then
+        raise exception using errcode = 'PC004',
+            message = format('what this catalogue knows of consumer topology:%s is beyond the log: it was restored without it', consumer_id),
+            hint = format('restore the whole dump; or choose a point: airflow pgchange move topology:%s', consumer_id);
+    end if;
+    return known || jsonb_build_object('source', topology.here());
+end
+$$;
+comment on function topology.mark(text) is
+    'What this catalogue knows of a consumer: where the batch that it claimed last begins and ends. A restored catalogue takes its '
+    'new place with the first that is asked about.';
+
+create function topology.forget(consumer_id text) returns boolean
+language plpgsql
+set search_path = pg_catalog, topology, pg_temp
+as $$
+begin
+    delete from topology.consumer as c where c.consumer_id = forget.consumer_id;
+    return found;
+end
+$$;
+comment on function topology.forget(text) is 'Delete a consumer''s progress; whether it was here.';
+
+create function topology.trim_log(keep interval) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, topology, pg_temp
+as $$
+declare
+    gone record;
+begin
+    if coalesce(keep < interval '0', true) then
+        raise invalid_parameter_value using message = 'keep must be an interval that is not negative', hint = 'write it as ''30 days''';
+    end if;
+    perform pg_advisory_xact_lock(topology.lock_key());
+    with needed as (
+        select c.term, c.index from topology.consumer as c
+        union all
+        select (m.after ->> 0)::bigint, (m.after ->> 1)::bigint from pgchange.claim as m
+        where m.kind = 'topology' and not exists (
+            select from topology.consumer as c where c.consumer_id = m.address ->> 'consumer_id')
+        union all
+        select (m.upto ->> 0)::bigint, (m.upto ->> 1)::bigint from pgchange.claim as m
+        where m.kind = 'topology' and m.batch is null
+        union all
+        -- A letter at rest holds nothing back; one that is on its way is to arrive.
+        select (l.content -> 'slices' -> 0 -> 'after' ->> 0)::bigint, (l.content -> 'slices' -> 0 -> 'after' ->> 1)::bigint
+        from pgchange.letter as l
+        where l.kind = 'topology' and l.on_its_way
+    ), old as (
+        -- Clocks are set back, and those of two servers differ: what comes before an old event is older, whatever it says.
+        select l.term, l.index from topology.log as l
+        where l.written_at < now() - keep
+        order by l.term desc, l.index desc
+        limit 1
+    ), gone_events as (
+        delete from topology.log as l
+        where exists (select from old as o where (l.term, l.index) <= (o.term, o.index))
+          and not exists (select from needed as n where (n.term, n.index) < (l.term, l.index))
+        returning l.term, l.index
+    )
+    select count(*) as events, (max(array[g.term, g.index])) as upto into gone from gone_events as g;
+    if gone.events = 0 then
+        return null;
+    end if;
+    insert into topology.trimmed (term, index, events) values (gone.upto[1], gone.upto[2], gone.events);
+    return format('trimmed %s events of the catalogue''s log', gone.events);
+end
+$$;
+comment on function topology.trim_log(interval) is
+    'Remove events up to the last that is older than an age, as far as every consumer has processed them, one whose progress '
+    'is elsewhere by its last claim; says how many, null for none. A new consumer begins with what is left.';

@@ -1,0 +1,172 @@
+-- The rows of a table that is there already, in their order: chunks by (order column, id), those without an order last; and for
+-- which of them a predicate holds.
+
+create function tube.check_whole(tbl regclass) returns void
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+begin
+    perform tube.check_kind(tbl);
+    if row_security_active(tbl) then
+        raise insufficient_privilege using
+            message = format('row security hides rows of %s from %I: they would count as gone', tbl, current_user),
+            hint = 'read it as a role with bypassrls, or as its owner without force row level security';
+    end if;
+end
+$$;
+comment on function tube.check_whole(regclass) is
+    'Refuse a table if row security hides rows of it from the caller: compared with a copy, they would be deleted there.';
+
+create function tube.slice_sql(
+    attached tube.attachment, order_col name, at tube.keyset, chunk integer, row_name name, wanted text
+) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format(
+        'select %1$s as o, %2$s::bigint as id, %3$s as wanted from %4$s as %5$I where %6$s and %2$s is not null '
+        'order by %7$s fetch first %8$s rows with ties',
+        c.place, c.id, wanted, attached.tbl, row_name,
+        case when at.in_nulls then
+                 c.place || ' is null' || case when at.last_id is null then '' else format(' and %s > %L::bigint', c.id, at.last_id) end
+             when at.last_id is null then c.place || ' is not null'
+             when c.place = c.id then format('%s > %L::bigint', c.place, at.last_id)
+             else format('(%s, %s) > (%L::%s, %L::bigint)', c.place, c.id, at.last_value,
+                         format_type((tube.base_type(attached.tbl, order_col)).oid, -1), at.last_id) end,
+        case when c.place = c.id or at.in_nulls then c.id else c.place || ', ' || c.id end,
+        chunk)
+    -- With the row's name: to sort, a bare one would be that of what is selected.
+    from (select format('%I.%I', row_name, order_col), format('%I.%I', row_name, attached.id_column)) as c(place, id)
+$$;
+comment on function tube.slice_sql(tube.attachment, name, tube.keyset, integer, name, text) is
+    'The query of the next rows of a backfill, each with what is wanted of it; all of those with the last one''s order and id, of '
+    'which one may be wanted and another not.';
+
+create function tube.judged(
+    predicate text, tbl regclass, id_column name, asked bigint[], out ids bigint[], out failed bigint, out message text
+)
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    each_row record;
+    test text := format(E'select (%s\n) from (select ($1::%s).*) as %I', predicate, tbl,
+                        (select c.relname from pg_class as c where c.oid = tbl));
+    is_wanted boolean;
+begin
+    ids := '{}';
+    failed := 0;
+    for each_row in execute format(
+        'select pgchange_asked.id, pgchange_row as wanted '
+        'from (select u.id, min(u.n) as n from unnest($1) with ordinality as u(id, n) group by u.id) as pgchange_asked '
+        'join %s as pgchange_row on pgchange_row.%I = pgchange_asked.id order by pgchange_asked.n', tbl, id_column)
+    using asked loop
+        begin
+            execute test using each_row.wanted into is_wanted;
+        exception when others or assert_failure then
+            is_wanted := true;
+            failed := failed + 1;
+            message := sqlerrm;
+        end;
+        if is_wanted then
+            ids := array_append(ids, each_row.id);
+        end if;
+    end loop;
+end
+$$;
+comment on function tube.judged(text, regclass, name, bigint[]) is
+    'Those of some ids whose row, taken by itself, the predicate holds for, or fails; for how many it failed, and why.';
+
+create function tube.boundary_sql(tbl regclass, order_col name, rows text, has_predicate boolean) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    -- Values of a fixed length are few bytes and gathered as they come; others are kept where they are until the last is known.
+    -- As text a value is written by format, which no cast takes part in.
+    select case when t.typlen > 0 then format('
+        select coalesce(cardinality(g.seen), 0), case when l.o is not null then format(''%%s'', l.o) end, g.seen[cardinality(g.seen)],
+               coalesce(g.%s, ''{}'')
+        from (
+            select array_agg(c.o) as places, array_agg(c.id) as seen%s from (%s) as c
+        ) as g cross join lateral (select g.places[cardinality(g.seen)]) as l(o)',
+        case when has_predicate then 'wanted' else 'seen' end,
+        case when has_predicate then ', array_agg(c.id) filter (where c.wanted) as wanted' else '' end, rows)
+    else format('
+        with c as materialized (%s), n as (select count(*) as looked_at from c)
+        select n.looked_at, case when l.o is not null then format(''%%s'', l.o) end, l.id, array(select c.id from c where %s)
+        from n left join lateral (select c.o, c.id from c offset greatest(n.looked_at - 1, 0) limit 1) as l on true',
+        rows, case when has_predicate then 'c.wanted' else 'true' end) end
+    from pg_attribute as a join pg_type as t on t.oid = a.atttypid
+    where a.attrelid = tbl and a.attname = order_col
+$$;
+comment on function tube.boundary_sql(regclass, name, text, boolean) is
+    'The query that tells of the next rows of a backfill how many there are, the last one''s order and id, and the ids wanted.';
+
+create function tube.read_slice(
+    attached tube.attachment, order_col name, in_nulls boolean, last_value text, last_id bigint, chunk integer,
+    out looked_at bigint, out upto_value text, out upto_id bigint, out ids bigint[], out failed bigint, out message text
+)
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
+    has_predicate boolean := attached.predicate is not null;
+    at tube.keyset := row(in_nulls, last_value, last_id, 0, 0, false);
+    judged record;
+begin
+    perform tube.check_whole(attached.tbl);
+    perform pgchange.check_code(attached.tbl, or_else => 'attach it with a predicate, such as true');
+    perform tube.check_order(attached.tbl, quote_ident(order_col));
+    begin
+        execute tube.boundary_sql(
+            attached.tbl, order_col,
+            tube.slice_sql(attached, order_col, at, chunk, relation, E'(' || coalesce(attached.predicate, 'true') || E'\n)'),
+            has_predicate)
+        into looked_at, upto_value, upto_id, ids;
+    exception when others or assert_failure then
+        if not has_predicate then
+            raise;
+        end if;
+        -- First which rows these are: judged first, rows that others delete meanwhile would let unjudged ones slip in.
+        execute tube.boundary_sql(
+            attached.tbl, order_col, tube.slice_sql(attached, order_col, at, chunk, relation, 'true'), false)
+        into looked_at, upto_value, upto_id, ids;
+        judged := tube.judged(attached.predicate, attached.tbl, attached.id_column, ids);
+        ids := judged.ids;
+        failed := judged.failed;
+        message := judged.message;
+    end;
+end
+$$;
+comment on function tube.read_slice(tube.attachment, name, boolean, text, bigint, integer) is
+    'What tube.judged_slice() says, with the rights of whoever calls it.';
+
+create function tube.read_wanted(attached tube.attachment, asked bigint[]) returns bigint[]
+language plpgsql stable
+set search_path = pg_catalog, tube, pg_temp
+set jit = off
+as $$
+declare
+    relation name := (select c.relname from pg_class as c where c.oid = attached.tbl);
+    ids bigint[];
+begin
+    perform tube.check_whole(attached.tbl);
+    perform pgchange.check_code(attached.tbl, or_else => 'attach it with a predicate, such as true');
+    execute format(
+        E'select array(select %1$I::bigint from %2$s as %3$I where %1$I in (select unnest($1)) and (%4$s\n))',
+        attached.id_column, attached.tbl, relation, coalesce(attached.predicate, 'true'))
+    using asked into ids;
+    return ids;
+exception
+    when insufficient_privilege then
+        raise;
+    when others or assert_failure then
+        if attached.predicate is null then
+            raise;
+        end if;
+        return (tube.judged(attached.predicate, attached.tbl, attached.id_column, asked)).ids;
+end
+$$;
+comment on function tube.read_wanted(tube.attachment, bigint[]) is
+    'What tube.judged_ids() says, with the rights of whoever calls it. It writes nothing: it works on a standby.';

@@ -1,0 +1,148 @@
+-- Attaching and detaching tables, with writers running.
+
+create function tube.attach(tube text, tbl regclass, shard integer, id_column name, agreed boolean) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    known tube.tube := tube.named(tube);
+    before tube.attachment;
+    shard_before integer;
+    wanted tube.attachment;
+    held oid;
+    came regclass[];
+begin
+    perform pgchange.check_isolation();
+    perform tube.check_table(tbl);
+    -- Its children's too: check_family would not see that another session is attaching one. A partition cannot be attached.
+    for held in
+        select c.oid from pgchange.descendants(tbl) as d(relid) join pg_class as c on c.oid = d.relid
+        where not c.relispartition order by c.oid
+    loop
+        perform tube.hold_capture(held);
+    end loop;
+    known := tube.named(tube);
+    select a.* into before from tube.attachment as a where a.tube = known.name and a.tbl = attach.tbl;
+    if before.tube is not null and tube.is_gone(before) then
+        -- It is that of a table that was dropped, whose number this one has.
+        delete from tube.attachment as a where a.tube = before.tube and a.tbl = before.tbl;
+        before := null;
+    end if;
+    if before.tube is not null then
+        came := tube.uncaptured(before);
+    end if;
+    shard_before := tube.shard_of(known.name, tbl);
+    perform tube.check_rights(tbl, known);
+    perform tube.check_family(tbl, tube);
+    perform tube.check_parents(tbl);
+    wanted := (
+        known.name, tbl, coalesce(shard, before.shard, tube.inferred_shard(tbl)),
+        coalesce(id_column, tube.id_column(tbl, known.name), before.id_column, 'id'), 0,
+        case when agreed or before.tube is null then known.predicate else before.predicate end,
+        case when before.token is null or tube.is_anothers(before)
+             then left(md5(concat(tube, tbl::oid, clock_timestamp(), random())), 12) else before.token end, now());
+    wanted.id_number := tube.check_key(tbl, wanted.id_column);
+    -- Those that became twins by a new name are mended all the same.
+    if before.shard is distinct from wanted.shard then
+        perform tube.check_twin(wanted);
+    end if;
+    if shard_before <> wanted.shard then
+        -- Nobody may go on touching under the old shard once the new one counts: neither a worker nor a backfill nor a hand.
+        -- In this order: a worker that collects touches by hand, and a chunk takes its key before its backfill's row.
+        perform tube.hold_still(known.name);
+        perform tube.hold(tube.backfill_key(tbl, shard_before), format('backfills of %s', tbl));
+        perform tube.fail_backfills(known.name, tbl, format('%s was attached under another shard', tbl));
+        perform tube.hold(tube.touch_key(tbl), format('those who touch %s by hand', tbl));
+        perform pgchange.lock_family(tbl, 'share row exclusive');
+        perform tube.move(known, tbl, shard_before, wanted.shard);
+    elsif wanted.predicate is distinct from before.predicate or wanted.id_column is distinct from tube.id_column(tbl, known.name) then
+        perform tube.fail_backfills(known.name, tbl, format('%s was attached with another predicate, or by other ids', tbl));
+    end if;
+    if before.token <> wanted.token then
+        perform pgchange.take_locks(array(
+            select c.relid from tube.captures(before.tbl, before.tube) as c group by 1 order by 1), 'access exclusive');
+        perform tube.drop_capture(before);
+    end if;
+    insert into tube.attachment values (wanted.*)
+    on conflict on constraint attachment_pkey do update set
+        shard = excluded.shard, id_column = excluded.id_column, id_number = excluded.id_number, predicate = excluded.predicate,
+        token = excluded.token;
+    delete from tube.detached as d where d.tube = known.name and d.tbl = attach.tbl;
+    if found then
+        raise notice 'what changed in % while it was detached is in no pod: a backfill brings it', tbl;
+    end if;
+    perform tube.place_functions(wanted);
+    perform tube.place_triggers(wanted);
+    perform tube.note_missed(wanted, came);
+    perform tube.place_touch(tbl);
+end
+$$;
+comment on function tube.attach(text, regclass, integer, name, boolean) is
+    'Attach a table, or mend and change how it is attached; agreed, as far as its owner calls, to the tube''s present predicate, '
+    'else under the one that it has.';
+
+create function tube.tube_table_ensure_attached(
+    tube text, tbl regclass, shard integer default null, id_column name default null
+) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.attach(tube, tbl, shard, id_column, agreed => true)
+$$;
+comment on function tube.tube_table_ensure_attached(text, regclass, integer, name) is
+    'Let a table touch a tube: each of its inserts, updates, deletes and truncates from now on, under a shard (given, or the '
+    'trailing digits of its schema''s name or of its own), by the ids in id_column (id), if the tube''s predicate holds. Again, it '
+    'mends the capture, takes the tube''s predicate of now, and changes what is given; another shard when no worker is at work.';
+
+create function tube.detach(tube text, tbl regclass, beside regclass default null) returns void
+language plpgsql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+declare
+    going tube.attachment[];
+    each_one tube.attachment;
+    was_there boolean;
+begin
+    perform pgchange.check_isolation();
+    for each_one in
+        select a.* from tube.attachment as a
+        where (detach.tube is null or a.tube = detach.tube) and (detach.tbl is null or a.tbl = detach.tbl) order by a.tbl, a.tube
+    loop
+        -- Of what was dropped the number may be another table's: the row alone goes, and its functions.
+        if not tube.is_gone(each_one) then
+            perform pgchange.check_owner(each_one.tbl, 'detach it');
+        end if;
+        perform tube.hold_capture(each_one.tbl);
+        -- A chunk of a backfill keeps its row until it has read the table.
+        perform tube.fail_backfills(each_one.tube, each_one.tbl, 'the table was detached');
+        going := going || each_one;
+    end loop;
+    perform pgchange.take_locks(array(
+        select c.relid from unnest(going) as g cross join lateral tube.captures(g.tbl, g.tube) as c group by 1 order by 1
+    ) || array_remove(array[beside], null), 'access exclusive');
+    foreach each_one in array coalesce(going, '{}') loop
+        was_there := not tube.is_gone(each_one);
+        perform tube.drop_capture(each_one);
+        delete from tube.attachment as a where a.tube = each_one.tube and a.tbl = each_one.tbl returning a.* into each_one;
+        if was_there and each_one.tube is not null then
+            insert into tube.detached (tube, tbl, shard) values (each_one.tube, each_one.tbl, each_one.shard)
+            on conflict on constraint detached_pkey do update set shard = excluded.shard;
+            perform tube.place_touch(each_one.tbl);
+        end if;
+    end loop;
+    perform tube.drop_lost_touches();
+    -- A table that was dropped since needs no memory of its shard, and its number may come to mean another one.
+    delete from tube.detached as d where (detach.tube is null or d.tube = detach.tube) and tube.schema_of(d.tbl) is null;
+end
+$$;
+comment on function tube.detach(text, regclass, regclass) is
+    'Take the capture off tables, null meaning of all tubes or tables, once nobody uses them nor what is beside.';
+
+create function tube.tube_table_ensure_detached(in_tube text, in_tbl regclass) returns void
+language sql
+set search_path = pg_catalog, tube, pg_temp
+as $$
+    select tube.detach(in_tube, in_tbl)
+$$;
+comment on function tube.tube_table_ensure_detached(text, regclass) is
+    'Stop a table from touching a tube; null means all tubes, or all tables. What it touched before stays.';

@@ -1,0 +1,237 @@
+"""Every operator, sensor and decorated operator, and every argument that it has of its own."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_pgchange import decorators, operators, sensors
+from airflow_pgchange.decorators.batch import BatchDecoratedOperator
+from airflow_pgchange.decorators.handlers import HandlerDecoratedOperator
+from airflow_pgchange.decorators.sagas import SagaDecoratedOperator
+from airflow_pgchange.decorators.spark import SparkDecoratedOperator
+from airflow_pgchange.decorators.tube import CollectDecoratedOperator
+from airflow_pgchange.events import Handler
+from airflow_pgchange.feeds import CommitFeed, TubeFeed
+from airflow_pgchange.messages import Saga, Step
+from airflow_pgchange.operators.batch import BatchOperator
+from airflow_pgchange.operators.events import (
+    PublishEventsOperator,
+    ReplayEventsOperator,
+    SubscribeEventsOperator,
+)
+from airflow_pgchange.operators.feed import FeedOperator
+from airflow_pgchange.operators.handlers import EventHandlersOperator
+from airflow_pgchange.operators.letters import DeadLettersOperator
+from airflow_pgchange.operators.maintenance import MaintenanceOperator
+from airflow_pgchange.operators.messages import PostMessageOperator, RequestMessageOperator
+from airflow_pgchange.operators.sagas import SagaHandlerOperator, StartSagaOperator
+from airflow_pgchange.operators.schema import InstallSchemaOperator
+from airflow_pgchange.operators.spark import SparkBatchOperator
+from airflow_pgchange.operators.tube import (
+    TubeAttachOperator,
+    TubeBackfillOperator,
+    TubeGarbageCollectOperator,
+    TubeTouchOperator,
+)
+from airflow_pgchange.sensors.consumer import ConsumerSensor
+from airflow_pgchange.sensors.feed import FeedSensor
+from airflow_pgchange.sensors.sagas import SagaSensor
+
+
+def nothing(*_: Any) -> None:
+    """A callable that a task is given."""
+
+
+def of_a_job(job: object) -> None:
+    """One that is given a batch for Spark."""
+
+
+COMMITS, TUBE = CommitFeed("audit", 0), TubeFeed("q")
+WHERE = {"postgres_conn_id": "shop"}
+BOTH = {**WHERE, "source_conn_id": "history"}
+FEED = {
+    "feed": COMMITS,
+    **BOTH,
+    "limit": 10,
+    "max_batches": 2,
+    "until": "1 min",
+    "idle_timeout": "1 s",
+    "on_busy": "wait",
+    "busy_timeout": "1 min",
+    "max_attempts": 3,
+    "on_give_up": "dead_letter",
+    "skip_if_empty": True,
+}
+SENSOR = {"poke_interval": 2.0, "poll_interval": 0.5, "deferrable": True}
+MESSAGE = {
+    "queue_name": "q",
+    "data": {"n": "1"},
+    "properties": {"kind": None},
+    "after": ["q.1"],
+    "delay": timedelta(seconds=5),
+    "expiry": "1 day",
+    **WHERE,
+}
+SPARK = {
+    "name": "n",
+    "catalogue_conn_id": "catalogue",
+    "instances_conn_id": "instances",
+    "fast_start": True,
+}
+FUNCTION = {"python_callable": nothing, "op_args": None, "op_kwargs": {}}
+HANDLERS = {
+    "group": "g",
+    "until": 60,
+    "limit": 10,
+    "read_ahead": 2,
+    "on_busy": "skip",
+    "busy_timeout": 1,
+    "skip_if_empty": True,
+    **WHERE,
+}
+SAGA_HANDLER = {
+    **{
+        name: FEED[name]
+        for name in ("postgres_conn_id", "max_batches", "until", "idle_timeout", "on_busy", "busy_timeout")
+    },
+    "skip_if_empty": True,
+    "queue_name": "q",
+    "consumer": "c",
+    "max_attempts": 3,
+}
+COLLECT = {
+    "feed": TUBE,
+    "key": "no",
+    "backfill_timeout": 5,
+    "busy_timeout": 5,
+    "skip_if_empty": True,
+    **BOTH,
+}
+SAGA = Saga("tour", (Step("hotel", "hotels", lasting=True),))
+ARGUMENTS: dict[Callable[..., BaseOperator], dict[str, Any]] = {
+    BatchOperator: {**FEED, "process": nothing},
+    BatchDecoratedOperator: {**FEED, **FUNCTION},
+    CollectDecoratedOperator: {**COLLECT, **FUNCTION},
+    DeadLettersOperator: {
+        "action": "drop",
+        "consumer": "audit/0",
+        "older_than": "7 days",
+        "letter_ids": [1],
+        **BOTH,
+    },
+    FeedOperator: FEED,
+    EventHandlersOperator: {**HANDLERS, "handlers": [Handler("h", nothing)]},
+    FeedSensor: {"feed": COMMITS, **BOTH, "min_changes": 5, "max_age": 60, **SENSOR},
+    InstallSchemaOperator: {"systems": ["tube"], "without": ["topology"], **WHERE},
+    MaintenanceOperator: {
+        "width": 1000,
+        "ahead": 3,
+        "retention": "30 days",
+        "saga_retention": timedelta(days=7),
+        **WHERE,
+    },
+    PostMessageOperator: MESSAGE,
+    PublishEventsOperator: {"events": [{"topic": "t"}], **WHERE},
+    ReplayEventsOperator: {
+        "group": "g",
+        "since": "2026-01-31T12:00:00+00:00",
+        "subscription_id": "s",
+        "limit": 10,
+        "busy_timeout": 5,
+        **WHERE,
+    },
+    RequestMessageOperator: {
+        **MESSAGE,
+        "reply_queue": "answers",
+        "timeout": "10 min",
+        "poll_interval": 1,
+        "deferrable": True,
+    },
+    HandlerDecoratedOperator: {**HANDLERS, **FUNCTION, "handler": {"name": "h", "reliable": False}},
+    SagaDecoratedOperator: {**SAGA_HANDLER, **FUNCTION},
+    SagaHandlerOperator: {**SAGA_HANDLER, "do": nothing},
+    SagaSensor: {"saga": 1, "mode": "poke", "poke_interval": 2.0, **WHERE},
+    SparkBatchOperator: {**FEED, **SPARK, "application": "job.py"},
+    SparkDecoratedOperator: {
+        **FEED,
+        **SPARK,
+        "python_callable": of_a_job,
+        "op_args": None,
+        "op_kwargs": {},
+    },
+    StartSagaOperator: {"saga": SAGA, "data": {"n": "1"}, **WHERE},
+    SubscribeEventsOperator: {
+        "group": "g",
+        "topics": ["a"],
+        "partition": (0, 2),
+        "by": "n",
+        "expiry": "1 hour",
+        **WHERE,
+    },
+    TubeAttachOperator: {
+        "tube": "q",
+        "tables": ["plane"],
+        "shard": 1,
+        "key": "no",
+        "workers": 2,
+        "predicate": "true",
+        **WHERE,
+    },
+    TubeBackfillOperator: {
+        "tube": "q",
+        "tables": ["plane"],
+        "order_col": "no",
+        "shard": 1,
+        "chunk_size": 10,
+        "pause": 1,
+        "timeout": 5,
+        **WHERE,
+    },
+    TubeGarbageCollectOperator: {**COLLECT, "downstream": nothing},
+    TubeTouchOperator: {"tube": ["q"], "query": "select 1", "shard": 0, "op": "B", **WHERE},
+    ConsumerSensor: {"feed": COMMITS, **BOTH, **SENSOR},
+}
+"""Of each class every argument that is its own."""
+"""Arguments that exclude some of those."""
+
+
+def ours() -> Iterator[type[BaseOperator]]:
+    for folder in (operators, sensors, decorators):
+        for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
+            for each in vars(import_module(module.name)).values():
+                if (
+                    isinstance(each, type)
+                    and issubclass(each, BaseOperator)
+                    and each.__module__ == module.name
+                ):
+                    yield each
+
+
+def own_arguments(kind: type) -> dict[str, str]:
+    """What its own constructors name, with the type of each; without Airflow's and Spark's."""
+    found: dict[str, str] = {}
+    fixed: set[str] = set()
+    for each in kind.__mro__:
+        if each.__module__.startswith("airflow_pgchange.") and "__init__" in vars(each):
+            for name, one in inspect.signature(vars(each)["__init__"]).parameters.items():
+                if one.kind is one.KEYWORD_ONLY and name not in fixed:
+                    found.setdefault(name, str(one.annotation))
+            fixed |= FIXED.get(each, set())
+    return found
+
+
+FIXED: dict[type, set[str]] = {
+    SagaHandlerOperator: {"feed", "limit", "on_give_up", "source_conn_id"},
+    BatchDecoratedOperator: {"process"},
+    CollectDecoratedOperator: {"downstream"},
+    HandlerDecoratedOperator: {"handlers"},
+    SagaDecoratedOperator: {"feed", "limit", "on_give_up", "source_conn_id", "do"},
+}
+"""What a subclass sets itself."""

@@ -1,0 +1,223 @@
+"""``airflow pgchange check`` on a real server: which feeds that DAGs name can be watched, and what to do where not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.cli.cli_parser import get_parser
+
+from airflow_pgchange.triggers.feed import FeedTrigger
+from tests.airflow_home import uri
+from tests.command_line import Command
+from tests.conftest import Role
+from tests.events import publish, subscribe
+from tests.ledger import Connect
+from tests.watching import first
+
+DAG = """
+from airflow.sdk import dag
+from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.feeds import CommitFeed, EventFeed, TubeFeed
+from airflow_pgchange.operators.maintenance import MaintenanceOperator
+
+@dag(schedule=[{assets}])
+def woken():
+    {task}
+
+woken()
+"""
+ODD_DAG = """
+from airflow.sdk import DAG
+from airflow.timetables.simple import NullTimetable
+
+class Mine(NullTimetable):
+    pass
+
+odd = DAG("odd", schedule=Mine())
+"""
+GOOD = "feed_asset(CommitFeed('delays', 0), 'airline')"
+Check = Callable[..., tuple[Any, int]]
+
+
+def dag_file(folder: Path, *assets: str, task: str = "pass", name: str = "woken.py") -> Path:
+    """A DAG that is woken by assets and has a task."""
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(DAG.format(assets=", ".join(assets), task=task))
+    return file
+
+
+@pytest.fixture
+def check_files(capsys: pytest.CaptureFixture[str]) -> Check:
+    """Of files: the rows of the command, and its exit code."""
+
+    def run(*files: Path) -> tuple[Any, int]:
+        args = get_parser().parse_args(["pgchange", "check", *map(str, files), "--output", "json"])
+        capsys.readouterr()
+        code = 0
+        try:
+            args.func(args)
+        except SystemExit as ended:
+            code = int(str(ended.code))
+        return json.loads(capsys.readouterr().out), code
+
+    return run
+
+
+@pytest.fixture
+def check(tmp_path: Path, check_files: Check) -> Check:
+    """Of a DAG that is woken by assets and has a task: the rows of the command, and its exit code."""
+    return lambda *assets, task="pass": check_files(dag_file(tmp_path, *assets, task=task))
+
+
+def hindrance(check: Check, *assets: str) -> str:
+    """Why the one of the assets' feeds that cannot be watched cannot."""
+    rows, code = check(*assets)
+    (why,) = [row["hindrance"] for row in rows if row["can be watched"] == "no"]
+    assert code == 1
+    return str(why)
+
+
+def test_a_feed_that_can_be_watched_ends_with_code_0(check: Check, conn_id: str) -> None:
+    rows, code = check(GOOD)
+    assert code == 0
+    assert rows == [
+        {
+            "connection": "airline",
+            "source": "",
+            "consumer": "delays/0",
+            "dags": "woken",
+            "can be watched": "yes",
+            "hindrance": "",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asset", "told"),
+    [
+        ("feed_asset(CommitFeed('delays', 999), 'airline')", "there is no branch 999"),
+        ("feed_asset(TubeFeed('mistyped'), 'airline')", "there is no tube mistyped"),
+        ("feed_asset(EventFeed('mistyped'), 'airline')", "there is no group 'mistyped'"),
+        ("feed_asset(CommitFeed('other', 0), 'nowhere')", "`airflow connections add` makes one"),
+    ],
+)
+def test_one_that_cannot_be_watched_ends_with_code_1_and_says_why(
+    check: Check, conn_id: str, asset: str, told: str
+) -> None:
+    assert told in hindrance(check, GOOD, asset)
+
+
+def test_where_our_schemas_are_not_it_says_how_they_come(
+    check: Check, bare_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(bare_db))
+    assert "airflow pgchange install" in hindrance(check, GOOD)
+
+
+def test_a_schema_of_another_version_is_told(check: Check, conn_id: str, connect: Connect) -> None:
+    connect().execute("update pubsub.installed set version = 99")
+    assert "schema pubsub is at version 99" in hindrance(check, GOOD)
+
+
+def test_rights_that_are_missing_are_told_with_the_grant_that_gives_them(
+    check: Check, conn_id: str, role: Callable[[str], Role], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(role("watcher").conninfo))
+    assert "pubsub.grant_consumer" in hindrance(check, GOOD)
+
+
+def test_a_server_that_does_not_answer_is_told(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", "postgres://127.0.0.1:1/airline")
+    assert "port 1" in hindrance(check, GOOD)
+
+
+def test_a_connection_that_a_task_names_without_a_feed_is_looked_at_too(check: Check, conn_id: str) -> None:
+    rows, code = check(task="MaintenanceOperator(task_id='keep', postgres_conn_id='nowhere')")
+    assert (rows[0]["connection"], rows[0]["consumer"], code) == ("nowhere", "", 1)
+
+
+def test_a_file_that_cannot_be_imported_is_told_with_the_others(
+    check_files: Check, tmp_path: Path, conn_id: str
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("from airflow.sdk import dag, nonsense")
+    rows, code = check_files(broken, dag_file(tmp_path, GOOD))
+    assert [(row["consumer"], row["can be watched"]) for row in rows] == [("delays/0", "yes"), ("", "no")]
+    assert "broken.py cannot be imported" in rows[1]["hindrance"]
+    assert "nonsense" in rows[1]["hindrance"]
+    assert code == 1
+
+
+def test_a_file_may_import_its_neighbour(check_files: Check, tmp_path: Path, conn_id: str) -> None:
+    (tmp_path / "neighbour_of_woken.py").write_text("THING = 1")
+    file = dag_file(tmp_path, GOOD)
+    file.write_text("from neighbour_of_woken import THING\n" + file.read_text())
+    rows, code = check_files(file)
+    assert ([row["consumer"] for row in rows], code) == (["delays/0"], 0)
+
+
+def test_of_files_with_a_dag_of_the_same_name_each_is_looked_at(
+    check_files: Check, tmp_path: Path, conn_id: str
+) -> None:
+    other = "feed_asset(CommitFeed('other', 0), 'airline')"
+    rows, _ = check_files(
+        dag_file(tmp_path / "one", GOOD), dag_file(tmp_path / "two", other, name="again.py")
+    )
+    assert [row["consumer"] for row in rows] == ["delays/0", "other/0"]
+
+
+def test_a_dag_that_cannot_be_serialized_is_told_with_the_others(
+    check_files: Check, tmp_path: Path, conn_id: str
+) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(ODD_DAG)
+    rows, code = check_files(file, dag_file(tmp_path, GOOD))
+    told = {row["dags"]: row["hindrance"] for row in rows}
+    assert told["woken"] == ""
+    assert "odd cannot be serialized" in told["odd"]
+    assert code == 1
+
+
+def test_a_look_at_an_event_group_dispatches_nothing(check: Check, conn_id: str, connect: Connect) -> None:
+    people = connect()
+    subscribe(people)
+    publish(people, "made")
+    rows, code = check("feed_asset(EventFeed('g'), 'airline')")
+    assert ([row["hindrance"] for row in rows], code) == ([""], 0)
+    assert people.execute("select count(*) from pgmb.dispatched").fetchone() == (0,)
+
+
+def test_what_is_told_of_a_server_has_no_password_in_it(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", "postgres://me:127.0.0.1@127.0.0.1:1/airline")
+    why = hindrance(check, GOOD)
+    assert "port 1" in why
+    assert "127.0.0.1" not in why
+
+
+def test_what_is_told_of_a_feed_has_no_password_in_it(
+    check: Check, conn_id: str, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db).replace("@", ":mistyped@", 1))
+    why = hindrance(check, "feed_asset(TubeFeed('mistyped'), 'airline')")
+    assert "there is no tube ***" in why
+
+
+async def test_status_says_which_feed_a_watcher_cannot_look_at(
+    conn_id: str, db: str, pgchange: Command, capsys: pytest.CaptureFixture[str], connect: Connect
+) -> None:
+    await first(
+        FeedTrigger({"kind": "commit", "consumer_id": "delays", "branch_id": 999}, conn_id, once=True)
+    )
+    assert connect().execute("select feed from pgchange.watchers() where error is not null").fetchall()
+    args = get_parser().parse_args(["pgchange", "status", "--dsn", db])
+    args.func(args)
+    told = capsys.readouterr().err
+    assert "delays/999: it cannot be watched" in told
+    assert "there is no branch 999" in told

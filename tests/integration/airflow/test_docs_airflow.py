@@ -1,0 +1,93 @@
+"""The examples of the guide to Airflow, as they stand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.sdk import Asset
+
+from airflow_pgchange.assets.targets import table_asset, target_tables
+from airflow_pgchange.decorators.batch import BatchDecoratedOperator
+from airflow_pgchange.decorators.handlers import HandlerDecoratedOperator
+from airflow_pgchange.decorators.sagas import SagaDecoratedOperator
+from airflow_pgchange.decorators.spark import JOB
+from airflow_pgchange.decorators.tube import CollectDecoratedOperator
+from airflow_pgchange.feeds.batch import Lag
+from airflow_pgchange.provider_info import get_provider_info
+from tests.airflow_home import uri
+from tests.ledger import Connect, run
+from tests.readme import ROOT, Guide, blocks
+
+PAGE = "docs/airflow.md"
+
+
+@pytest.fixture
+def guide(db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Guide:
+    """The guide beside the tables of the quick start."""
+    connection: psycopg.Connection[Any] = connect()
+    tables, *_ = blocks("sql")
+    for statement in filter(str.strip, tables.split(";")):
+        connection.execute(statement)
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", uri(db))
+    return Guide(PAGE, db, connection)
+
+
+def test_a_dag_on_a_feed_says_what_woke_it_and_adds_its_batch(guide: Guide, connect: Connect) -> None:
+    """Seconds: Airflow is imported."""
+    guide.run("When a DAG runs")
+    dag, waiting = guide.names["balances"](), guide.names["waiting"]
+    (trigger,) = [watcher.trigger for watcher in waiting.watchers]
+    assert (trigger.min_changes, trigger.max_age) == (1000, 30.0)
+    assert run(dag.get_task("add"))["changes"] == 3
+    assert connect().execute("select * from balance order by account").fetchall() == [
+        ("ann", 70),
+        ("bob", 50),
+    ]
+
+
+def test_the_guide_names_all_that_a_payload_has(guide: Guide) -> None:
+    """Seconds for the first of this file: Airflow is imported."""
+    (told,) = re.findall(r"The payload is the name.*?\n\n", guide.text, flags=re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", told)) == {
+        *(field.name for field in fields(Lag)),
+        "feed",
+        "min_changes",
+    }
+
+
+def test_a_dag_on_a_table_reads_the_asset_that_a_batch_writes(guide: Guide) -> None:
+    """Seconds for the first of this file: Airflow is imported."""
+    guide.run("Tables that wake other DAGs")
+    (writing,) = guide.names["write_balances"]().tasks
+    assert writing.outlets == [target_tables("balances")]
+    ours = table_asset("host=db1,db2 port=5432 dbname=shop", "shop", "public", "balance")
+    assert guide.names["balance"] == ours == Asset(ours.uri)
+    assert guide.names["send_statements"]().timetable.asset_condition.objects == (ours,)
+
+
+def test_a_function_of_the_guide_is_the_handler_of_its_group(guide: Guide) -> None:
+    guide.run("Functions as tasks")
+    (sending,) = guide.names["mails"]().tasks
+    (handler,) = sending.handlers
+    assert (handler.name, handler.retries, sending.group) == ("send", (5, 60), "mails")
+
+
+def test_the_guide_names_every_decorator_with_what_it_gives(guide: Guide) -> None:
+    told = re.findall(r"^\| `(pgchange_\w+)` \| (.*?) \|", guide.text, flags=re.MULTILINE)
+    given = {name: set(re.findall(r"`(\w+)`", names)) for name, names in told}
+    assert given == {
+        "pgchange_batch": set(BatchDecoratedOperator.given),
+        "pgchange_spark": {JOB},
+        "pgchange_saga": set(SagaDecoratedOperator.given),
+        "pgchange_handler": set(HandlerDecoratedOperator.given),
+        "pgchange_collect": set(CollectDecoratedOperator.given),
+    }
+    assert set(given) == {one["name"] for one in get_provider_info()["task-decorators"]}
+
+
+def test_the_readme_leads_to_the_guide() -> None:
+    assert f"]({PAGE})" in (ROOT / "README.md").read_text()

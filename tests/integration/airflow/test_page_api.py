@@ -1,0 +1,497 @@
+"""The API of the page in Airflow's own: who may what, what it shows, and what its actions do."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from tests import page
+from tests.airflow_home import uri
+from tests.ledger import Connect
+
+FEED = CommitFeed("delays", 0)
+AIRLINE = "/connections/airline"
+SKIP = {"consumer": "delays/0", "reason": "no use"}
+ACTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("consumers/skip", SKIP),
+    ("consumers/move", {"consumer": "delays/0", "to": "now"}),
+    ("consumers/repair", {"consumer": "delays/0"}),
+    ("letters/redrive", {"ids": [1]}),
+    ("letters/drop", {"ids": [1]}),
+    ("maintenance", {}),
+    ("backfills/start", {"tube": "copies", "table": "ledger"}),
+    ("backfills/1/pause", {}),
+    ("backfills/1/resume", {}),
+    ("backfills/1/cancel", {}),
+    ("consumers/drop", {"consumer": "delays/0"}),
+]
+PAST = f"{AIRLINE}/consumer?kind=commit&consumer=delays/0"
+BACKFILLS = f"{AIRLINE}/backfills"
+READ = (
+    BACKFILLS,
+    f"{AIRLINE}/queues",
+    f"{AIRLINE}/sagas",
+    f"{AIRLINE}/sagas/1",
+    "/guides/queues",
+    f"{AIRLINE}/events",
+    f"{AIRLINE}/topology",
+    "/guides/events",
+    "/overview",
+    PAST,
+    f"{AIRLINE}/letters",
+    f"{AIRLINE}/letters/1",
+    "/openapi.json",
+    "/page/1/main.js",
+)
+SECRET = "secretword"
+People = Callable[[str | None], page.Person]
+
+
+@pytest.fixture
+def people(airflow: FastAPI, db: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> People:
+    """A database with three commits, one of which a consumer claimed and could not finish, and another that is down."""
+    connect().execute(
+        "create table ledger (id bigint generated always as identity primary key);"
+        "select revision.track('ledger', branch_id => '0');"
+        "insert into ledger select from generate_series(1, 3);"
+        "select tube.tube_ensure_exists('copies'), tube.tube_table_ensure_attached('copies', 'ledger', 0);"
+    )
+    with pytest.raises(ZeroDivisionError), ConsumerTransaction(FEED, db) as transaction:
+        transaction.claim(1)
+        raise ZeroDivisionError
+    connect().execute("update pgchange.claim set attempt = 3, error = 'name of a passenger'")
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
+    monkeypatch.setenv("AIRFLOW_CONN_UNREACHABLE", f"postgres://somebody:{SECRET}@127.0.0.1:1/nowhere")
+    return page.afresh(airflow)
+
+
+def consumer(person: page.Person) -> dict[str, Any]:
+    """The consumer of the ledger as a person sees it."""
+    (found,) = [one for one in page.overview(person)["consumers"] if one["consumer"] == "delays/0"]
+    return dict(found)
+
+
+def databases(person: page.Person) -> dict[str, dict[str, Any]]:
+    return {each["connection"]: each for each in page.overview(person)["databases"]}
+
+
+def told_of(person: page.Person, path: str, what: str) -> dict[str, Any]:
+    """What a route tells once its database has said something of that, or that there is trouble."""
+    deadline = time.monotonic() + 30
+    while True:
+        answer = person.get(path)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        if found[what] or found["trouble"]:
+            return found
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_nobody_who_is_not_logged_in_gets_anything(people: People) -> None:
+    """Seconds: the first test that needs them has Airflow's own database and API made."""
+    nobody = people(None)
+    for path in READ:
+        assert nobody.get(path).status_code == 401, path
+    for action, body in ACTIONS:
+        assert nobody.post(f"{AIRLINE}/{action}", body).status_code == 401, action
+
+
+def test_who_may_not_see_plugins_gets_nothing_either(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    monkeypatch.setattr(get_auth_manager(), "is_authorized_view", lambda **_: False)
+    admin, noted = people("admin"), page.audit_log()
+    for path in READ:
+        assert admin.get(path).status_code == 403, path
+    for action, body in ACTIONS:
+        assert admin.post(f"{AIRLINE}/{action}", body).status_code == 403, action
+    assert page.audit_log() == noted
+
+
+def test_who_may_read_no_dag_and_no_connection_sees_no_database(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    monkeypatch.setattr(get_auth_manager(), "get_authorized_dag_ids", lambda **_: {"elsewhere"})
+    assert page.overview(people("viewer")) == {
+        "databases": [],
+        "consumers": [],
+        "findings": [],
+        "watchers": [],
+    }
+
+
+@pytest.mark.parametrize("role", page.ROLES)
+def test_who_may_read_a_dag_sees_lag_and_state_of_its_consumers(people: People, role: str) -> None:
+    seen = consumer(people(role))
+    assert (seen["consumer"], seen["state"], seen["ready"]) == ("delays/0", "failing", 3)
+    assert seen["dags"] == ["flight_delays"]
+
+
+@pytest.mark.parametrize("role", ["viewer", "user"])
+def test_who_may_not_read_a_connection_sees_no_error_and_no_letter(people: People, role: str) -> None:
+    person = people(role)
+    found = page.overview(person)
+    assert "passenger" not in str(found)
+    assert [(one["severity"], one["told"]) for one in found["findings"]] == [("error", None)]
+    assert person.get(f"{AIRLINE}/letters").status_code == 403
+    assert person.get(f"{AIRLINE}/letters/1").status_code == 403
+
+
+@pytest.mark.parametrize(("role", "told"), [("viewer", None), ("op", "name of a passenger")])
+def test_a_consumers_past_is_for_who_may_read_its_dag_and_what_it_failed_on_for_who_may_read_the_connection(
+    people: People, connect: Connect, role: str, told: str | None
+) -> None:
+    connect().execute("update pgchange.batch set error = 'name of a passenger'")
+    person = people(role)
+    seen = consumer(person)
+    assert (seen["rate_in"], seen["rate_out"], seen["trend"][-2:]) == (None, None, [None, 3])
+    past = told_of(person, PAST, "attempts")
+    assert [(one["ready"], one["waiting"]) for one in past["samples"]] == [(3, 0)]
+    assert [(one["attempt"], one["changes"], one["error"]) for one in past["attempts"]] == [(1, 1, told)]
+    assert past["trouble"] is None
+
+
+def test_the_past_of_what_one_may_not_see_is_refused(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    monkeypatch.setattr(get_auth_manager(), "get_authorized_dag_ids", lambda **_: {"copies"})
+    viewer = people("viewer")
+    assert viewer.get(PAST.replace("airline", "unreachable")).status_code == 403
+    assert viewer.get(PAST.replace("airline", "nobodys")).status_code == 403
+    assert viewer.get(f"{PAST}&source=unreachable").status_code == 403
+    assert viewer.get(PAST).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "made_up",
+    [
+        f"{AIRLINE}/consumer?kind=commit&consumer=nobody/0",
+        f"{AIRLINE}/consumer?kind=tube&consumer=delays/0",
+        f"{PAST}&source=warehouse",
+        f"{AIRLINE}/letters?source=warehouse",
+        "/connections/nobodys/letters",
+    ],
+)
+def test_what_is_made_up_is_not_there_and_nothing_is_kept_for_it(
+    people: People, monkeypatch: pytest.MonkeyPatch, made_up: str
+) -> None:
+    from airflow_pgchange.plugins import questions
+
+    asked = []
+    monkeypatch.setattr(questions.Windows, "asked", lambda *question: asked.append(question))
+    op = people("op")
+    consumer(op)
+    assert op.get(made_up).status_code == 404
+    assert asked == []
+
+
+def test_the_past_of_who_is_in_a_database_that_never_answered_is_not_asked_for(people: People) -> None:
+    past = told_of(people("viewer"), PAST.replace("airline", "unreachable"), "attempts")
+    assert past == {"samples": [], "attempts": [], "trouble": "the database does not answer"}
+
+
+TRY = {"run_id": "manual 1", "task_id": "look_after", "map_index": -1, "try_number": 2}
+
+
+@pytest.mark.parametrize(
+    ("noted", "seen"),
+    [
+        ("flight_delays/manual%201/look_after/-1/2", {"dag_id": "flight_delays", **TRY}),
+        ("elsewhere/manual%201/look_after/-1/2", None),
+        ("flight_delays/manual%201/look_after/-1", None),
+        ("flight_delays/manual%201/look_after/-1/second", None),
+        (None, None),
+    ],
+)
+def test_the_task_that_made_an_attempt_is_for_who_may_read_its_dag(
+    people: People, connect: Connect, noted: str | None, seen: dict[str, Any] | None
+) -> None:
+    connect().execute("update pgchange.batch set run = %s", [noted])
+    assert [one["run"] for one in told_of(people("viewer"), PAST, "attempts")["attempts"]] == [seen]
+
+
+@pytest.mark.parametrize(
+    "told", ["[1]", '"long"', '{"read": "long", "write": null, "spark": 1e400, "ack": true, "claim": 0.5}']
+)
+def test_a_past_is_shown_whatever_was_told_of_its_phases(people: People, connect: Connect, told: str) -> None:
+    connect().execute("update pgchange.batch set seconds = %s", [told])
+    past = told_of(people("viewer"), PAST, "attempts")
+    assert past["trouble"] is None
+    assert [one["seconds"] for one in past["attempts"]] == [{"claim": 0.5} if "claim" in told else {}]
+
+
+def test_what_a_letter_holds_is_shown_and_cut_where_it_is_long(
+    people: People, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_pgchange.plugins import datamodels
+
+    op = people("op")
+    assert op.post(f"{AIRLINE}/consumers/skip", SKIP).status_code == 200
+    (letter,) = op.get(f"{AIRLINE}/letters").json()["letters"]
+    held = op.get(f"{AIRLINE}/letters/{letter['id']}").json()
+    assert letter["batch"] in held["content"]
+    assert held["cut"] is False
+    monkeypatch.setattr(datamodels, "SHOWN", 3)
+    assert op.get(f"{AIRLINE}/letters/{letter['id']}").json() == {"content": held["content"][:3], "cut": True}
+    assert op.get(f"{AIRLINE}/letters/7").status_code == 404
+
+
+@pytest.mark.parametrize("role", ["op", "admin"])
+def test_who_may_read_a_connection_sees_errors_and_what_mends_them(people: People, role: str) -> None:
+    person = people(role)
+    found = page.overview(person)
+    assert consumer(person)["error"] == "name of a passenger"
+    assert [one["call"] for one in found["findings"]] == ["to give it up: airflow pgchange skip delays/0"]
+    assert person.get(f"{AIRLINE}/letters").json()["letters"] == []
+
+
+@pytest.mark.parametrize("role", ["viewer", "user"])
+def test_who_may_not_edit_a_connection_changes_nothing(people: People, role: str) -> None:
+    person = people(role)
+    before, noted = consumer(person), page.audit_log()
+    for action, body in ACTIONS:
+        assert person.post(f"{AIRLINE}/{action}", body).status_code == 403, action
+    assert consumer(person)["updated_at"] == before["updated_at"]
+    assert page.audit_log() == noted
+
+
+def test_who_may_edit_does_what_the_command_line_can_and_the_audit_log_tells_who(
+    people: People, db: str, connect: Connect
+) -> None:
+    op, noted = people("op"), len(page.audit_log())
+    done = op.post(f"{AIRLINE}/consumers/skip", SKIP)
+    assert done.status_code == 200, done.text
+    (letter,) = dead_letters.listed(connect())
+    assert (letter.consumer, letter.reason) == ("delays/0", "no use")
+    for action in ("letters/redrive", "letters/drop"):
+        done = op.post(f"{AIRLINE}/{action}", {"ids": [letter.id]})
+        assert done.status_code == 200, done.text
+    assert dead_letters.listed(connect()) == []
+    for action, body in ACTIONS:
+        if "letters" not in action and action != "consumers/skip":
+            done = op.post(f"{AIRLINE}/{action}", body)
+            assert done.status_code == 200, done.text
+    left = connect().execute("select consumer from pgchange.status()").fetchall()
+    assert ("delays/0",) not in left
+    entries = page.audit_log()[noted:]
+    assert {who for _, who, _ in entries} == {"the_op"}
+    assert entries[0][0] == "pgchange_skip"
+    assert entries[0][2] == {"connection_id": "airline", "method": "POST", **SKIP}
+    assert [event for event, _, _ in entries] == [
+        "pgchange_skip",
+        "pgchange_letters_redrive",
+        "pgchange_letters_drop",
+        "pgchange_move",
+        "pgchange_repair",
+        "pgchange_maintenance",
+        "pgchange_backfill_start",
+        "pgchange_backfill_pause",
+        "pgchange_backfill_resume",
+        "pgchange_backfill_cancel",
+        "pgchange_drop",
+    ]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "", "Origin": "http://testserver"},
+    ],
+)
+def test_what_another_site_sends_is_refused_and_not_noted(people: People, headers: dict[str, str]) -> None:
+    admin, noted = people("admin"), page.audit_log()
+    for action, body in ACTIONS:
+        assert admin.post(f"{AIRLINE}/{action}", body, headers=headers).status_code == 403, action
+    assert page.audit_log() == noted
+
+
+def test_where_a_browser_does_not_say_the_site_its_origin_must_be_ours(people: People) -> None:
+    admin = people("admin")
+    for origin, code in (
+        ({"Origin": "http://testserver:81"}, 403),
+        ({}, 403),
+        ({"Origin": "http://testserver"}, 200),
+    ):
+        answer = admin.post(f"{AIRLINE}/maintenance", site=None, headers=origin)
+        assert answer.status_code == code, origin
+
+
+def test_a_request_with_a_token_of_its_own_needs_no_site(people: People) -> None:
+    admin = people("admin")
+    answer = people(None).post(
+        f"{AIRLINE}/consumers/skip", SKIP, site=None, headers={"Authorization": f"Bearer {admin.token}"}
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def test_what_is_started_paused_resumed_and_cancelled_is_so_in_the_database(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_pgchange.plugins import looks
+
+    monkeypatch.setattr(looks, "FRESH", 0.0)
+    monkeypatch.setattr(looks, "REST", 0.0)
+    op = people("op")
+    assert op.get(BACKFILLS).json()["tables"] == [{"tube": "copies", "table": "ledger"}]
+    states = []
+    for action, body in ACTIONS:
+        if action.startswith("backfills"):
+            assert op.post(f"{AIRLINE}/{action}", body).status_code == 200, action
+            (found,) = op.get(BACKFILLS).json()["backfills"]
+            states.append((found["state"], found["total"], found["percent"]))
+    assert states == [(state, states[0][1], 0) for state in ("scheduled", "paused", "scheduled", "cancelled")]
+    assert found["message"] == "cancelled by postgres"
+    viewer = people("viewer").get(BACKFILLS).json()
+    assert [(one["state"], one["message"]) for one in viewer["backfills"]] == [("cancelled", None)]
+    assert viewer["tables"] == []
+
+
+def test_a_database_without_tubes_has_no_backfills(
+    people: People, bare_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_UNREACHABLE", uri(bare_db))
+    found = people("op").get("/connections/unreachable/backfills").json()
+    assert found == {"backfills": [], "tables": [], "trouble": None}
+
+
+@pytest.mark.parametrize(("role", "told"), [("viewer", None), ("op", "no right")])
+def test_watchers_are_shown_and_why_one_is_blind_to_who_may_read_the_connection(
+    people: People, connect: Connect, role: str, told: str | None
+) -> None:
+    seen = '[{"feed": "delays/0", "kind": "commit", "error": "no right"}]'
+    connect().execute("select pgchange.note_watchers(%s)", [seen])
+    (watcher,) = page.overview(people(role))["watchers"]
+    assert (watcher["feed"], watcher["sees"], watcher["error"]) == ("delays/0", False, told)
+    assert watcher["dags"] == ["flight_delays"]
+
+
+def test_a_right_to_the_results_is_none_to_another_source(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    manager = get_auth_manager()
+    monkeypatch.setattr(
+        manager, "is_authorized_connection", lambda *, details, **_: details.conn_id == "airline"
+    )
+    admin = people("admin")
+    assert admin.post(f"{AIRLINE}/consumers/skip?source=unreachable", SKIP).status_code == 403
+    assert admin.get(f"{AIRLINE}/letters?source=unreachable").status_code == 403
+    assert admin.get(f"{AIRLINE}/letters").status_code == 200
+
+
+def test_a_database_that_is_down_is_shown_so_and_why_only_to_who_may_read_its_connection(
+    people: People,
+) -> None:
+    for role, told in (("viewer", False), ("admin", True)):
+        down = databases(people(role))["unreachable"]
+        assert down["state"] == "down"
+        assert ("127.0.0.1" in str(down)) is told
+        assert SECRET not in str(down)
+
+
+def test_a_consumer_whose_changes_are_elsewhere_is_shown_with_what_is_there(
+    people: People, db: str, other_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ConsumerTransaction(CommitFeed("copies", 0), other_db, db) as transaction:
+        transaction.claim(1)
+        transaction.ack()
+    monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", uri(other_db))
+    found = page.overview(people("viewer"))["consumers"]
+    (copies,) = [one for one in found if one["connection"] == "warehouse"]
+    assert (copies["consumer"], copies["source"], copies["ready"]) == ("copies/0", "airline", 2)
+
+
+def test_connections_without_dags_are_seen_by_who_may_read_them(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__PGCHANGE__CONNECTIONS", "nobodys")
+    assert "nobodys" not in databases(people("viewer"))
+    assert databases(people("op"))["nobodys"]["state"] == "down"
+
+
+@pytest.mark.parametrize(
+    ("asked", "body", "code"),
+    [
+        (f"{AIRLINE}/consumers/skip", {"consumer": "nobody/0", "reason": "no use"}, 404),
+        (f"{AIRLINE}/consumers/skip", {"consumer": "?", "reason": "no use"}, 400),
+        (f"{AIRLINE}/consumers/skip", {"consumer": "delays/0"}, 422),
+        (f"{AIRLINE}/consumers/move", {"consumer": "delays/0", "to": "somewhere"}, 422),
+        (f"{AIRLINE}/letters/drop", {"ids": [7]}, 404),
+        ("/connections/unreachable/consumers/skip", SKIP, 503),
+        ("/connections/not/there/consumers/skip", SKIP, 404),
+    ],
+)
+def test_an_action_that_cannot_be_done_says_why(people: People, asked: str, body: Any, code: int) -> None:
+    answer = people("admin").post(asked, body)
+    assert answer.status_code == code, answer.text
+    assert answer.json()["detail"]
+    assert SECRET not in answer.text
+
+
+def test_who_is_at_work_is_not_disturbed(people: People, db: str) -> None:
+    with ConsumerTransaction(FEED, db) as transaction:
+        transaction.claim(1)
+        answer = people("admin").post(f"{AIRLINE}/consumers/move", {"consumer": "delays/0", "to": "now"})
+        assert answer.status_code == 409
+        assert "at work" in answer.json()["detail"]
+        transaction.ack()
+
+
+def test_the_api_describes_itself_to_who_may_see_plugins(people: People) -> None:
+    described = people("viewer").get("/openapi.json").json()
+    assert set(described["paths"]) == {
+        "/overview",
+        "/connections/{connection_id}/backfills",
+        "/connections/{connection_id}/events",
+        "/connections/{connection_id}/topology",
+        "/connections/{connection_id}/consumer",
+        "/connections/{connection_id}/letters",
+        "/connections/{connection_id}/letters/{number}",
+        "/connections/{connection_id}/queues",
+        "/connections/{connection_id}/sagas",
+        "/connections/{connection_id}/sagas/{number}",
+        *(f"/connections/{{connection_id}}/{action.replace('/1/', '/{number}/')}" for action, _ in ACTIONS),
+    }
+
+
+def test_the_guide_names_what_the_audit_log_notes() -> None:
+    guide = Path(__file__).parents[3].joinpath("docs/page.md").read_text()
+    for action, _ in ACTIONS:
+        event = "pgchange_" + re.sub("^backfills/(1/)?", "backfill_", action).removeprefix(
+            "consumers/"
+        ).replace("/", "_")
+        assert f"`{event}`" in guide
+
+
+@pytest.mark.parametrize("view", ["events", "topology"])
+@pytest.mark.parametrize(("database", "code"), [("unreachable", 403), ("nobodys", 403), ("airline", 200)])
+def test_a_view_of_a_database_that_one_may_not_see_is_refused(
+    people: People, monkeypatch: pytest.MonkeyPatch, view: str, database: str, code: int
+) -> None:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    monkeypatch.setattr(get_auth_manager(), "get_authorized_dag_ids", lambda **_: {"copies"})
+    assert people("viewer").get(f"/connections/{database}/{view}").status_code == code
+
+
+def test_the_page_is_served_as_it_is_in_this_version(people: People) -> None:
+    from airflow_pgchange.plugins.page import bundle_url
+
+    url = "/" + bundle_url().removeprefix("pgchange/")
+    assert people("viewer").get(url).status_code == 200
+    assert people("viewer").get("/page/older/main.js").status_code == 404

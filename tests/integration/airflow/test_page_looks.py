@@ -1,0 +1,238 @@
+"""Looking at databases: once a second however many look, over one connection, and one that hangs delays nobody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from airflow_pgchange.plugins import history, looks, questions
+from airflow_pgchange.plugins.looks import Line, Window
+from airflow_pgchange.plugins.places import Place
+from tests.ledger import Connect
+from tests.waiting import until
+
+Connections = Sequence[psycopg.Connection[Any]]
+LOOKERS = "select count(*) = {} from pg_stat_activity where application_name = 'lookers'"
+
+
+def settled(window: Window[Any]) -> looks.Look[Any]:
+    """What a window shows once its question has been answered."""
+    window.ask()
+    deadline = time.monotonic() + 30
+    while window.asking:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return window.look()
+
+
+@pytest.fixture
+def unrested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look asks."""
+    monkeypatch.setattr(looks, "FRESH", 0.0)
+    monkeypatch.setattr(looks, "REST", 0.0)
+
+
+def sampled_no_more(windows: questions.Windows) -> None:
+    deadline = time.monotonic() + 30
+    while windows._sampler is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def no_thread(_: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def backend(connections: Connections) -> int:
+    return connections[0].info.backend_pid
+
+
+def test_many_who_look_ask_once(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "FRESH", 3600.0)
+    asked: list[Any] = []
+    window = Window(Line(lambda: [db]), asked.append)
+    settled(window)
+    lookers = [threading.Thread(target=settled, args=(window,)) for _ in range(20)]
+    for looker in lookers:
+        looker.start()
+    for looker in lookers:
+        looker.join()
+    assert len(asked) == 1
+
+
+def test_one_connection_serves_all_looks(db: str, connect: Connect, unrested: None) -> None:
+    window = Window(Line(lambda: [make_conninfo(db, application_name="lookers")]), backend)
+    assert settled(window).said == settled(window).said
+    until(connect(), LOOKERS.format(1))
+
+
+def test_a_connection_that_was_closed_is_made_anew(db: str, connect: Connect, unrested: None) -> None:
+
+    def question(connections: Connections) -> int:
+        connections[0].execute("select")
+        return backend(connections)
+
+    window = Window(Line(lambda: [make_conninfo(db, application_name="lookers")]), question)
+    first = settled(window).said
+    connect().execute("select pg_terminate_backend(%s)", [first])
+    until(connect(), LOOKERS.format(0))
+    again = settled(window)
+    assert again.trouble is None
+    assert again.said != first
+
+
+def test_a_connection_that_was_edited_is_looked_at_as_it_is_now(
+    db: str, other_db: str, unrested: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "SETTLED", 0.0)
+    known = [db]
+    window: Window[str] = Window(Line(lambda: list(known)), lambda connections: connections[0].info.dbname)
+    assert str(settled(window).said) in db
+    known[:] = [other_db]
+    assert str(settled(window).said) in other_db
+
+
+def test_a_question_that_hangs_is_not_waited_for_and_the_last_answer_stays(
+    db: str, unrested: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "PATIENCE", 0.0)
+    monkeypatch.setattr(looks, "LATE", 0.0)
+    begun, go_on = threading.Event(), threading.Event()
+    answers = iter(("before", "after"))
+
+    def question(_: Connections) -> str:
+        answer = next(answers)
+        if answer == "after":
+            begun.set()
+            go_on.wait(30)
+        return answer
+
+    window = Window(Line(lambda: [db]), question)
+    assert settled(window).said == "before"
+    window.ask()
+    assert begun.wait(30)
+    look = window.look()
+    assert (look.said, look.late) == ("before", True)
+    go_on.set()
+    assert settled(window).said == "after"
+
+
+def test_an_answer_is_old_only_while_a_question_is_open_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "PATIENCE", 0.0)
+    answer = threading.Event()
+    window = Window(Line(list), lambda _: answer.wait(30))
+    window.ask()
+    assert not window.look().late
+    monkeypatch.setattr(looks, "LATE", 0.0)
+    assert window.look().late
+    answer.set()
+    while window.asking:
+        time.sleep(0.01)
+    assert not window.look().late
+
+
+def test_trouble_is_told_without_the_password() -> None:
+    window = Window(Line(lambda: ["host=127.0.0.1 port=1 user=somebody password=secretword"]), backend)
+    look = settled(window)
+    assert look.said is None
+    assert "127.0.0.1" in str(look.trouble)
+    assert "secretword" not in str(look.trouble)
+
+
+def test_what_somebody_has_looked_at_goes_on_being_sampled_for_a_while(
+    db: str, unrested: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled: list[float] = []
+
+    def note(*_: Any) -> dict[Any, Any]:
+        sampled.append(time.monotonic())
+        return {}
+
+    monkeypatch.setattr(history.LastHour, "goes_on", note)
+    monkeypatch.setattr(questions, "conninfos", lambda place: [db])
+    monkeypatch.setattr(questions, "SAMPLED_EVERY", 0.05)
+    monkeypatch.setattr(questions, "LOOKED_LATELY", 3600.0)
+    windows = questions.Windows()
+    settled(windows.status(Place("airline"), ()))
+    deadline = time.monotonic() + 30
+    while len(sampled) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    monkeypatch.setattr(questions, "LOOKED_LATELY", 0.0)
+    sampled_no_more(windows)
+
+
+def test_however_much_is_asked_about_few_connections_are_kept(
+    db: str, connect: Connect, unrested: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "OTHERS", 2)
+    monkeypatch.setattr(questions, "conninfos", lambda _: [make_conninfo(db, application_name="lookers")])
+    monkeypatch.setattr(looks, "PATIENCE", 30.0)
+    windows = questions.Windows()
+    for number in range(5):
+        assert windows.asked(Place("airline"), lambda asked, _: asked, number).said == number
+    assert len(windows.others) == 2
+    until(connect(), LOOKERS.format(1))
+
+
+def test_a_thread_that_cannot_be_started_leaves_no_question_open(
+    db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = Window(Line(lambda: [db]), backend)
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError):
+            window.ask()
+    assert settled(window).said is not None
+
+
+def test_sampling_outlives_a_question_that_could_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    def ask(window: Window[Any]) -> None:
+        if not asked.is_set():
+            asked.set()
+            no_thread(window)
+        again.set()
+
+    again = threading.Event()
+    monkeypatch.setattr(Window, "ask", ask)
+    monkeypatch.setattr(questions, "SAMPLED_EVERY", 0.05)
+    monkeypatch.setattr(questions, "LOOKED_LATELY", 3600.0)
+    windows = questions.Windows()
+    windows.status(Place("airline"), ())
+    assert again.wait(30)
+    monkeypatch.setattr(questions, "LOOKED_LATELY", 0.0)
+    sampled_no_more(windows)
+
+
+def test_sampling_that_could_not_begin_begins_with_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = threading.Event()
+    monkeypatch.setattr(Window, "ask", lambda _: again.set())
+    monkeypatch.setattr(questions, "SAMPLED_EVERY", 0.05)
+    monkeypatch.setattr(questions, "LOOKED_LATELY", 3600.0)
+    windows = questions.Windows()
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError):
+            windows.status(Place("airline"), ())
+    windows.status(Place("airline"), ())
+    assert again.wait(30)
+    monkeypatch.setattr(questions, "LOOKED_LATELY", 0.0)
+    sampled_no_more(windows)
+
+
+def test_what_looks_is_bounded(db: str) -> None:
+    def settings(connections: Connections) -> list[Any]:
+        return [
+            connections[0].execute(f"show {name}").fetchone()[0]  # type: ignore[index]
+            for name in ("statement_timeout", "lock_timeout", "idle_session_timeout")
+        ]
+
+    assert settled(Window(Line(lambda: [db]), settings)).said == ["10s", "1s", "1min"]

@@ -1,0 +1,249 @@
+"""The views of the event log and of the topology: what their routes tell of a database, and to whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from airflow_pgchange.plugins import cluster, event_log
+from airflow_pgchange.provider_info import GUIDES
+from tests import events, page
+from tests.airflow_home import uri
+from tests.event_keeping import maintain
+from tests.ledger import Connect
+from tests.topology import make_catalogue
+from tests.tubes import one
+
+EVENTS = "/connections/airline/events"
+TOPOLOGY = "/connections/airline/topology"
+People = Callable[[str | None], page.Person]
+
+
+@pytest.fixture
+def people(airflow: FastAPI, db: str, monkeypatch: pytest.MonkeyPatch) -> People:
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(db))
+    monkeypatch.setenv("AIRFLOW_CONN_UNREACHABLE", "postgres://somebody@127.0.0.1:1/nowhere")
+    return page.afresh(airflow)
+
+
+def told(person: page.Person, path: str) -> dict[str, Any]:
+    """What a route tells once its database has answered, or there is trouble."""
+    deadline = time.monotonic() + 30
+    while True:
+        answer = person.get(path)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        if found["installed"] is not None or found["trouble"]:
+            return found
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("role", page.ROLES)
+def test_who_may_read_a_dag_sees_groups_and_who_reads_them_and_partitions(
+    people: People, connect: Connect, role: str
+) -> None:
+    """Seconds: the first test that needs them has Airflow's own database and API made."""
+    connection, reader = connect(), connect()
+    maintain(connection)
+    events.subscribe(connection, "billing", params={"topic": "order.paid"})
+    events.publish(connection, *["order.paid"] * 3)
+    events.poll_all(connection)
+    reader.execute("set application_name = 'bookkeeper'")
+    events.read(reader, "billing", peek=False)
+    found = told(people(role), EVENTS)
+    (group,) = found["groups"]
+    assert (group["name"], group["subscriptions"], group["read_upto"]) == ("billing", 1, None)
+    assert (group["reader"], group["application"]) == (reader.info.backend_pid, "bookkeeper")
+    (current,) = found["partitions"]
+    assert current["state"] == "current"
+    assert current["unread"] == [{"group": "billing", "events": 3, "exact": True}]
+    assert (found["log"]["events"], found["log"]["waiting"], found["log"]["dispatcher"]) == (3, 0, None)
+    assert found["trouble"] is None
+
+
+@pytest.mark.parametrize(("role", "chosen"), [("viewer", ([], [])), ("op", (["order.paid"], ["1 of 4"]))])
+def test_what_a_group_chose_is_for_who_may_read_the_connection(
+    people: People, connect: Connect, role: str, chosen: tuple[list[str], list[str]]
+) -> None:
+    params = {"topic": "order.paid", "partition": 1, "partitions": 4}
+    events.subscribe(connect(), "billing", params=params)
+    (group,) = told(people(role), EVENTS)["groups"]
+    assert (group["topics"], group["parts"]) == chosen
+
+
+def test_groups_share_what_is_looked_at_in_a_partition(
+    people: People, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect()
+    maintain(connection)
+    for name in ("billing", "shipping"):
+        events.subscribe(connection, name)
+    for _ in range(3):
+        events.publish(connection, "order.paid")
+        events.poll_all(connection)
+    monkeypatch.setattr(event_log, "UPTO", 4)
+    (current,) = told(people("viewer"), EVENTS)["partitions"]
+    assert [(one["events"], one["exact"]) for one in current["unread"]] == [(2, False)] * 2
+
+
+@pytest.mark.parametrize("patience", ["100ms", "10s"])
+def test_groups_are_shown_also_where_partitions_take_too_long(
+    people: People, connect: Connect, monkeypatch: pytest.MonkeyPatch, patience: str
+) -> None:
+    """A second or so: the page gives up waiting for a lock after that."""
+    connection, holder = connect(), connect(autocommit=False)
+    maintain(connection)
+    events.subscribe(connection, "billing")
+    monkeypatch.setattr(event_log, "PATIENCE", patience, raising=False)
+    holder.execute("lock table pgmb.dispatched")
+    found = told(people("viewer"), EVENTS)
+    assert ([group["name"] for group in found["groups"]], found["partitions"]) == (["billing"], [])
+    assert (found["left_out"][:24], found["trouble"]) == ("Partitions are left out:", None)
+
+
+def test_whose_lock_a_reader_waits_for_is_told(people: People, connect: Connect) -> None:
+    connection, holder = connect(), connect(autocommit=False)
+    events.subscribe(connection, "billing")
+    connection.execute("create table item ()")
+    holder.execute("lock table item")
+    waiter = connect(autocommit=False)
+    waiter.execute("select pgmb.take_lock('billing')")
+    waiter.pgconn.send_query(b"select from item")
+    waits = "select pg_blocking_pids(%s) <> '{}'"
+    while not one(connection, waits, waiter.info.backend_pid):
+        time.sleep(0.01)
+    (group,) = told(people("viewer"), EVENTS)["groups"]
+    assert group["waits_for"] == [holder.info.backend_pid]
+
+
+def test_a_log_without_groups_says_how_far_it_is(people: People) -> None:
+    found = told(people("viewer"), EVENTS)
+    assert (found["installed"], found["groups"]) == (True, [])
+    assert found["log"]["events"] == 0
+
+
+@pytest.mark.parametrize("view", ["events", "topology"])
+def test_where_there_is_no_schema_it_is_said(
+    people: People, bare_db: str, monkeypatch: pytest.MonkeyPatch, view: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_UNREACHABLE", uri(bare_db))
+    found = told(people("op"), f"/connections/unreachable/{view}")
+    assert (found["installed"], found["log"], found["trouble"]) == (False, None, None)
+
+
+@pytest.mark.parametrize("view", ["events", "topology"])
+@pytest.mark.parametrize(("role", "why"), [("viewer", False), ("op", True)])
+def test_why_a_database_does_not_answer_is_for_who_may_read_the_connection(
+    people: People, view: str, role: str, why: bool
+) -> None:
+    found = told(people(role), f"/connections/unreachable/{view}")
+    assert found["installed"] is None
+    assert ("127.0.0.1" in found["trouble"]) is why
+
+
+@pytest.mark.parametrize("role", page.ROLES)
+def test_who_may_read_a_dag_sees_instances_masters_and_who_owns_which_buckets(
+    people: People, connect: Connect, role: str
+) -> None:
+    connection = connect()
+    make_catalogue(connection)
+    connection.execute("select topology.move_buckets('default', 0, 999, 'copying', 'r2')")
+    connection.execute("select topology.set_state('r2-i2', 'Offline')")
+    found = told(people(role), TOPOLOGY)
+    assert [(one["name"], one["master"], one["chosen"]) for one in found["replicasets"]] == [
+        ("r1", "r1-i1", None),
+        ("r2", "r2-i1", None),
+    ]
+    assert [(one["name"], one["replicaset"], one["state"]) for one in found["instances"]] == [
+        ("r1-i1", "r1", "Online"),
+        ("r1-i2", "r1", "Online"),
+        ("r2-i1", "r2", "Online"),
+        ("r2-i2", "r2", "Offline"),
+    ]
+    assert [tuple(one.values()) for one in found["ranges"]] == [
+        ("default", "0", "999", "copying", "r1", "r2"),
+        ("default", "1000", "2999", "active", "r1", None),
+    ]
+    assert (found["cut"], found["trouble"]) == (False, None)
+
+
+@pytest.mark.parametrize(("role", "address"), [("viewer", None), ("op", "127.0.0.1:11")])
+def test_where_an_instance_is_is_for_who_may_read_the_connection(
+    people: People, connect: Connect, role: str, address: str | None
+) -> None:
+    make_catalogue(connect())
+    assert told(people(role), TOPOLOGY)["instances"][0]["address"] == address
+
+
+def test_ranges_of_one_owner_that_lie_side_by_side_are_one(people: People, connect: Connect) -> None:
+    connection = connect()
+    make_catalogue(connection)
+    for first, last, owner in ((3000, 3999, "r1"), (4000, 4999, "r2"), (6000, 6999, "r2")):
+        connection.execute("select topology.assign_buckets('default', %s, %s, %s)", [first, last, owner])
+    found = told(people("viewer"), TOPOLOGY)["ranges"]
+    assert [(one["first"], one["last"], one["replicaset"]) for one in found] == [
+        ("0", "3999", "r1"),
+        ("4000", "4999", "r2"),
+        ("6000", "6999", "r2"),
+    ]
+
+
+def test_a_range_that_is_copied_is_its_targets(people: People, connect: Connect) -> None:
+    connection = connect()
+    make_catalogue(connection)
+    connection.execute("select topology.move_buckets('default', 0, 2999, 'copying', 'r2')")
+    connection.execute("select topology.move_buckets('default', 0, 2999, 'copied')")
+    (found,) = told(people("viewer"), TOPOLOGY)["ranges"]
+    assert (found["replicaset"], found["other"], found["state"]) == ("r2", "r1", "copied")
+
+
+def test_of_a_large_cluster_some_is_shown_and_that_there_is_more(
+    people: People, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_catalogue(connect())
+    monkeypatch.setattr(cluster, "INSTANCES", 3)
+    found = told(people("viewer"), TOPOLOGY)
+    assert (len(found["instances"]), found["cut"]) == (3, True)
+
+
+def test_an_empty_catalogue_is_one(people: People) -> None:
+    found = told(people("viewer"), TOPOLOGY)
+    assert (found["installed"], found["replicasets"], found["ranges"]) == (True, [], [])
+    assert found["log"]["changed_at"] is None
+
+
+@pytest.mark.parametrize(
+    ("view", "schema", "grant"), [("events", "pgmb", "consumer"), ("topology", "topology", "reader")]
+)
+def test_a_consumers_rights_are_enough_to_look(
+    people: People,
+    connect: Connect,
+    role: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    view: str,
+    schema: str,
+    grant: str,
+) -> None:
+    who = role("looker")
+    connect().execute(f"select {schema}.grant_{grant}(%s::regrole)", [who.name])
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", uri(who.conninfo))
+    found = told(people("op"), f"/connections/airline/{view}")
+    assert (found["installed"], found["trouble"]) == (True, None)
+
+
+def test_each_guide_is_there_to_be_read(people: People) -> None:
+    viewer = people("viewer")
+    for name in GUIDES:
+        answer = viewer.get(f"/guides/{name}")
+        assert answer.text.startswith("# "), name
+        assert answer.headers["content-type"].startswith("text/plain"), name
+
+
+def test_nothing_but_guides_is_there(people: People) -> None:
+    assert people("admin").get("/guides/..%2FREADME").status_code == 404
+    assert people("admin").get("/guides/images").status_code == 404

@@ -1,0 +1,157 @@
+"""Moves by hand: to a point that is there, of the database that the consumer reads from then on."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.admin import schema
+from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed, by_hand
+from airflow_pgchange.feeds.errors import InvalidArgument, SourceRestored
+from tests.batches import drained
+from tests.commits import commits
+from tests.events import publish, subscribe
+from tests.topology import make_catalogue
+from tests.tubes import one
+
+pytestmark = pytest.mark.every_server
+
+COMMITS, EVENTS, TOPOLOGY = CommitFeed("moved", 0), EventFeed("moved"), TopologyFeed("moved")
+
+
+@pytest.fixture
+def source(connect):
+    """A connection to a database with a change of each kind."""
+    connection = connect()
+    subscribe(connection, "moved")
+    make_catalogue(connection)
+    write(connection)
+    return connection
+
+
+def write(connection):
+    commits(connection)
+    publish(connection, "t")
+    connection.execute("select topology.add_replicaset(n, uuid => n) from concat('', gen_random_uuid()) as n")
+
+
+@pytest.fixture
+def copy(db, bare_db, source):
+    """Make a copy of ``source`` as it is then; its connection string."""
+    names = {"source": db, "copy": bare_db}
+    names = {key: sql.Identifier(conninfo_to_dict(name)["dbname"]) for key, name in names.items()}
+
+    def make():
+        source.close()
+        with psycopg.connect(make_conninfo(db, dbname="postgres"), autocommit=True) as server:
+            server.execute(sql.SQL("drop database {copy}").format(**names))
+            server.execute(sql.SQL("create database {copy} template {source}").format(**names))
+        return bare_db
+
+    return make
+
+
+def test_a_consumer_that_was_moved_before_it_began_is_not_taken_for_one_of_a_copy(
+    db, other_db, source, copy, connect_to
+):
+    results = connect_to(other_db)
+    for feed in (COMMITS, EVENTS, TOPOLOGY):
+        results.execute(feed.register())
+        by_hand.move(results, source, feed, "now")
+    copied = copy()
+    write(connect_to(copied))
+    for feed in (COMMITS, EVENTS, TOPOLOGY):
+        with pytest.raises(SourceRestored, match="another (database|catalogue) than this"):
+            drained(feed, other_db, copied)
+
+
+def test_a_consumer_is_moved_to_a_copy_by_a_point_of_it(db, other_db, source, copy, connect_to):
+    for feed in (COMMITS, EVENTS, TOPOLOGY):
+        drained(feed, other_db, db)
+    copied = copy()
+    there = connect_to(copied)
+    for feed in (COMMITS, EVENTS, TOPOLOGY):
+        by_hand.move(connect_to(other_db), there, feed, "now")
+    write(there)
+    for feed in (COMMITS, EVENTS, TOPOLOGY):
+        assert len(drained(feed, other_db, copied)) == 1
+        with pytest.raises(SourceRestored):
+            drained(feed, other_db, db)
+
+
+def test_a_consumer_of_another_database_is_not_moved_to_the_beginning_of_this_one(
+    db, other_db, bare_db, source, connect_to
+):
+    for feed in (COMMITS, EVENTS, TOPOLOGY):
+        drained(feed, other_db, db)
+    there = connect_to(bare_db)
+    schema.install(there)
+    subscribe(there, "moved")
+    for feed in (COMMITS, EVENTS, TOPOLOGY):
+        with pytest.raises(SourceRestored, match="is moved to a point of another"):
+            by_hand.move(connect_to(other_db), there, feed, "beginning")
+
+
+BEYOND = {
+    "commits": ("pubsub.note_move('moved', 0, {at}, {point})", {"snapshot": "900000000:900000000:"}),
+    "topology": ("topology.note_move('moved', {at}, {point})", {"term": 99, "index": 0}),
+}
+
+
+@pytest.mark.parametrize("kind", BEYOND)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_no_point_in_the_future_is_accepted(db, source, kind, by_hand):
+    feed = {"commits": COMMITS, "topology": TOPOLOGY}[kind]
+    drained(feed, db)
+    note, point = BEYOND[kind]
+    here = one(source, f"select {'revision' if kind == 'commits' else 'topology'}.here()")
+    move = note.replace("note_move", "move_consumer").replace("{at}, ", "") if by_hand else note
+    at, point = Jsonb(one(source, feed.position())), Jsonb(point | {"source": here})
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="lies in the future"):
+        source.execute(sql.SQL("select " + move).format(at=at, point=point))
+    write(source)
+    assert len(drained(feed, db)) == 1
+
+
+@pytest.mark.parametrize("kind", BEYOND)
+def test_no_point_is_accepted_that_does_not_say_where_it_was_taken(db, source, kind):
+    feed = {"commits": COMMITS, "topology": TOPOLOGY}[kind]
+    drained(feed, db)
+    note, _ = BEYOND[kind]
+    point = {"commits": {"snapshot": "5:5:"}, "topology": {"term": 1, "index": 1}}[kind]
+    move = note.replace("note_move", "move_consumer").replace("{at}, ", "")
+    for version in ("", ", 99"):
+        moved = sql.SQL("select " + move[:-1] + version + ")").format(point=Jsonb(point))
+        with pytest.raises(psycopg.DatabaseError, match="does not say where it was taken"):
+            source.execute(moved)
+
+
+def test_a_cursor_that_does_not_say_where_it_was_taken_is_refused_where_the_events_are_not(
+    db, other_db, source, connect_to
+):
+    results = connect_to(other_db)
+    drained(EVENTS, other_db, db)
+    cursor = one(source, "select pgmb.cursor_of()")
+    version = one(
+        source, "select pgmb.note_move('moved', %s, %s)", Jsonb(one(results, EVENTS.position())), cursor
+    )
+    with pytest.raises(psycopg.DatabaseError, match=r"say where .* source => pgmb\.here\(\)"):
+        results.execute("select pgmb.move_group('moved', %s, %s)", [cursor, version])
+    here = one(source, "select pgmb.here()")
+    results.execute("select pgmb.move_group('moved', %s, %s, %s)", [cursor, version, here])
+    new = publish(source, "t")
+    assert [change.id for change in drained(EVENTS, other_db, db)] == new
+
+
+@pytest.mark.parametrize("feed", [COMMITS, EVENTS], ids=lambda feed: feed.kind)
+def test_no_time_in_the_future_is_accepted(db, source, feed):
+    drained(feed, db)
+    with pytest.raises(InvalidArgument, match="lies in the future"):
+        by_hand.move(source, source, feed, datetime.now(UTC) + timedelta(days=1))
+    write(source)
+    assert len(drained(feed, db)) == 1

@@ -1,0 +1,400 @@
+"""Partitions of the queue: made ahead, trimmed, dropped, and in nobody's way."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, by_hand
+from airflow_pgchange.feeds.errors import HistoryTrimmed
+from tests.commits import FEED, commits, drain, narrow_partitions, use_up_transactions
+from tests.findings import findings
+from tests.limits import be_patient
+from tests.waiting import until, waits
+
+pytestmark = pytest.mark.every_server
+
+
+@pytest.fixture
+def queue(db, connect_to):
+    """A queue of narrow partitions; in its cluster nobody else holds xmin back."""
+    connection = connect_to(db)
+    narrow_partitions(connection)
+    return connection
+
+
+def test_what_was_trimmed_is_told_to_a_consumer_that_comes_later(queue, db):
+    commits(queue, 3)
+    drain(db)
+    use_up_transactions(queue)
+    by_hand.trim(queue, "0 s")
+    late = CommitFeed("late", 0)
+    with (
+        pytest.raises(HistoryTrimmed, match="3 commits"),
+        ConsumerTransaction(late, db) as consumer,
+    ):
+        consumer.claim(1)
+    with pytest.raises(Exception, match="3 commits"):
+        queue.execute("select pubsub.lock_watermark('by hand', 0)")
+    queue.execute("select pubsub.lock_watermark('by hand', 0, accept_trimmed => true)")
+
+
+EARLIER = "update pubsub.watermark set (version, snapshot) = (%s, %s)"
+
+
+@pytest.mark.parametrize("how", ["restored", "moved"])
+def test_what_was_trimmed_is_told_to_a_consumer_of_an_earlier_time(queue, db, how):
+    (point,) = queue.execute("select pubsub.point(0)").fetchone()
+    commits(queue, 1)
+    drain(db)
+    earlier = queue.execute("select version, snapshot::text from pubsub.watermark").fetchone()
+    commits(queue, 3)
+    drain(db)
+    commits(queue, 1)
+    drain(db)
+    use_up_transactions(queue)
+    by_hand.trim(queue, "0 s")
+    if how == "restored":
+        queue.execute(EARLIER, earlier)
+    else:
+        queue.execute("select pubsub.move_consumer(%s, 0, %s)", [FEED.consumer_id, Jsonb(point)])
+    with pytest.raises(HistoryTrimmed, match="5 commits"), ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(1)
+    by_hand.move(queue, queue, FEED, "beginning")
+    commits(queue, 1)
+    assert len(drain(db)) == 1
+    assert drain(db) == []
+
+
+def test_nothing_is_trimmed_above_the_oldest_open_transaction(queue, db, connect_to):
+    slow = connect_to(db, autocommit=False)
+    slow.execute("select pg_current_xact_id()")
+    commits(queue)
+    drain(db)
+    use_up_transactions(queue)
+    assert by_hand.trim(queue, "0 s") == []
+    late = commits(slow)
+    slow.commit()
+    assert drain(db) == late
+    assert any("trimmed 2 commits" in line for line in by_hand.trim(queue, "0 s"))
+
+
+def test_a_consumer_that_comes_while_a_trim_waits_gets_everything(queue, db, connect_to):
+    expected = commits(queue, 3)
+    drain(db)
+    use_up_transactions(queue)
+    partition = oldest_partition(queue)
+    be_patient(queue)
+    reader = connect_to(db, autocommit=False)
+    reader.execute(f"select from revision.{partition}")
+    lines = []
+
+    def trim():
+        lines.extend(by_hand.trim(connect_to(db), "0 s"))
+
+    trimming = threading.Thread(target=trim)
+    trimming.start()
+    until(queue, waits(behind=reader))
+    queue.execute("select pubsub.lock_watermark('new', 0)")
+    reader.rollback()
+    trimming.join()
+    assert lines == [f"kept {partition}: it came into use"]
+    assert drain(db, feed=CommitFeed("new", 0)) == expected
+
+
+def test_a_trim_does_not_wait_long_for_a_reader(queue, db, connect_to):
+    commits(queue)
+    drain(db)
+    use_up_transactions(queue)
+    partition = oldest_partition(queue)
+    reader = connect_to(db, autocommit=False)
+    reader.execute(f"select from revision.{partition}")
+    queue.execute("set statement_timeout = '20s'")
+    assert by_hand.trim(queue, "0 s") == [f"postponed {partition}: it is in use"]
+
+
+def test_a_consumer_at_work_does_not_hold_a_trim_up(queue, db):
+    commits(queue)
+    drain(db)
+    use_up_transactions(queue)
+    commits(queue)
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(10)
+        list(consumer.changes())
+        assert any("trimmed 1 commits" in line for line in by_hand.trim(queue, "0 s"))
+        consumer.ack()
+
+
+def test_a_trim_does_not_wait_for_writers_and_they_not_for_a_trim(queue, db, connect_to):
+    commits(queue)
+    drain(db)
+    use_up_transactions(queue, 110)
+    queue.execute("select revision.maintain_partitions(50, 2)")
+    writer, trimming = (connect_to(db, autocommit=False) for _ in range(2))
+    expected = commits(writer)
+    trimming.execute("set local lock_timeout = '1s'")
+    (line,) = trimming.execute("select pubsub.trim_commit_queue('0 s')").fetchone()
+    assert "trimmed 1 commits" in line
+    writer.execute("set local lock_timeout = '1s'")
+    expected += commits(writer)
+    writer.commit()
+    trimming.commit()
+    assert drain(db) == expected
+
+
+def test_a_writer_does_not_wait_for_maintenance_under_way(queue, db, connect_to):
+    writer, maintaining = connect_to(db), connect_to(db, autocommit=False)
+    lines = maintaining.execute("select revision.maintain_partitions(50, 20)").fetchall()
+    assert any("added" in line for (line,) in lines)
+    writer.execute("set lock_timeout = '1s'")
+    expected = commits(writer, 2)
+    maintaining.commit()
+    assert drain(db) == expected
+
+
+def test_rows_without_a_partition_stay_where_a_consumer_reads_them_and_are_trimmed(queue, db):
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    expected = [*commits(queue, 3), *commits(queue, 2)]
+    with ConsumerTransaction(FEED, db) as consumer:
+        consumer.claim(4)
+        (told,) = queue.execute("select revision.maintain_partitions(50, 1)").fetchone()
+        assert "added" in told
+        assert in_default(queue) == 5
+        assert [change.id for change in consumer.changes()] == expected[:4]
+        consumer.ack()
+    expected += commits(queue, 2)
+    assert in_default(queue) == 5
+    assert by_hand.trim(queue, "1 hour") == []
+    (told,) = by_hand.trim(queue, "0 s")
+    assert "test/0 has not processed it" in told
+    assert drain(db) == expected[4:]
+    assert any("trimmed 5 commits" in line for line in by_hand.trim(queue, "0 s"))
+    assert in_default(queue) == 0
+
+
+def test_the_default_partition_is_not_trimmed_while_an_open_transaction_may_write_there(
+    queue, db, connect_to
+):
+    slow = connect_to(db, autocommit=False)
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    slow.execute("select pg_current_xact_id()")
+    commits(queue)
+    queue.execute("select revision.maintain_partitions(50, 1)")
+    drain(db)
+    assert by_hand.trim(queue, "0 s") == []
+    late = commits(slow)
+    slow.commit()
+    assert drain(db) == late
+    assert any("trimmed 2 commits" in line for line in by_hand.trim(queue, "0 s"))
+
+
+def test_a_partition_of_ids_that_the_default_one_holds_is_refused(queue):
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    commits(queue)
+    with pytest.raises(psycopg.errors.ObjectInUse, match="holds commits"):
+        queue.execute("select revision.add_partition(0, 1000000000)")
+    assert in_default(queue) == 1
+
+
+def test_a_trim_does_not_read_all_that_a_consumer_has_not_processed(queue, db, connect_to):
+    connection = connect_to(db, autocommit=False)
+    drain(db)
+    commits(queue, 1000)
+    use_up_transactions(queue)
+    partition = oldest_partition(queue)
+    (told,) = connection.execute("select pubsub.trim_commit_queue('0 s')").fetchone()
+    assert told == f"kept {partition}: test/0 has not processed it"
+    query = f"select pg_stat_get_xact_tuples_returned('revision.{partition}'::regclass)"
+    assert connection.execute(query).fetchone()[0] < 100
+
+
+def test_the_default_partition_is_read_once_for_all_partitions_that_are_made(queue):
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    commits(queue, 3)
+    told = []
+    queue.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    queue.execute("set client_min_messages = debug1")
+    assert len(queue.execute("select revision.maintain_partitions(50, 3)").fetchall()) > 2
+    assert told.count('verifying table "commit_queue_default"') == 1
+
+
+MANY = 45_000
+"""Rows that take more room than is read while writers wait, where a page holds a tenth of what it could."""
+
+
+def without_partitions(queue, rows):
+    """A queue that nobody maintained for long, with so much written since."""
+    queue.execute("alter table revision.commit_queue_default set (fillfactor = 10)")
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    queue.execute(
+        "insert into revision.commit_queue (commit_id, branch_id) select g, g %% 3 from generate_series(1, %s) as g",
+        [rows],
+    )
+
+
+def test_a_default_partition_that_has_grown_is_not_read_before_somebody_says_so(queue):
+    without_partitions(queue, MANY)
+    (told,) = queue.execute("select revision.maintain_partitions(50, 2)").fetchone()
+    assert told.startswith("postponed partitions: writers would wait")
+    assert partitions(queue) == []
+    [line] = findings(queue, "revision")
+    (advised,) = re.findall("select .*", line)
+    assert "added" in queue.execute(advised).fetchone()[0]
+    assert in_default(queue) == MANY
+    assert findings(queue, "revision") == []
+    assert queue.execute("select revision.maintain_partitions()").fetchall() == []
+
+
+def test_writers_that_may_be_stopped_are_waited_for_and_then_stopped(queue, db, connect_to):
+    without_partitions(queue, MANY)
+    writer, told = connect_to(db, autocommit=False), []
+    expected = commits(writer)
+
+    def work():
+        maintaining = connect_to(db)
+        told.extend(
+            maintaining.execute("select revision.maintain_partitions(50, 2, stop_writers => true)").fetchall()
+        )
+
+    maintaining = threading.Thread(target=work)
+    maintaining.start()
+    until(queue, waits(behind=writer, seconds=0.5))
+    writer.commit()
+    maintaining.join()
+    assert told
+    assert all("added" in line for (line,) in told)
+    assert expected
+
+
+@pytest.mark.parametrize(
+    "query", ["select revision.end_of_default(0)", "select pubsub.default_at_rest(9000000000)"]
+)
+def test_where_the_default_partition_ends_is_known_without_reading_it(queue, db, connect_to, query):
+    without_partitions(queue, 1000)
+    queue.execute("select revision.maintain_partitions(5000000000, 2)")
+    looking = connect_to(db, autocommit=False)
+    assert looking.execute(query).fetchone()[0]
+    seen = (
+        "select sum(pg_stat_get_xact_tuples_returned(c) + pg_stat_get_xact_tuples_fetched(c)) "
+        "from unnest(array['', '_branch_id_txid_id_idx']) as t(n) "
+        "cross join lateral cast(('revision.commit_queue_default' || t.n)::regclass as oid) as c"
+    )
+    assert looking.execute(seen).fetchone()[0] < 100
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "revision.maintain_partitions(50, 40)",
+        "revision.drop_empty_partitions(0)",
+        "pubsub.trim_commit_queue('0 s')",
+    ],
+)
+def test_a_second_maintenance_steps_aside_while_another_is_at_work(queue, db, connect_to, step):
+    first = connect_to(db, autocommit=False)
+    commits(queue)
+    drain(db)
+    use_up_transactions(queue)
+    assert "added" in first.execute("select revision.maintain_partitions(50, 20)").fetchone()[0]
+    queue.execute("set statement_timeout = '20s'")
+    (told,) = queue.execute(f"select {step}").fetchone()
+    assert "another maintenance is at work" in told
+    first.commit()
+    assert "another" not in str(queue.execute(f"select {step}").fetchone())
+
+
+def test_a_trim_that_would_not_see_who_came_meanwhile_is_refused(queue):
+    queue.execute("set default_transaction_isolation = 'repeatable read'")
+    with pytest.raises(psycopg.Error, match="read committed") as refused:
+        queue.execute("select pubsub.trim_commit_queue('0 s')")
+    assert refused.value.sqlstate == "PC007"
+
+
+def test_a_writer_of_the_default_partition_outlives_that_its_row_gets_one(queue, db, connect_to):
+    for (partition,) in queue.execute("select relid from revision.partitions()").fetchall():
+        queue.execute(f"drop table {partition}")
+    maintaining = connect_to(db, autocommit=False)
+    maintaining.execute("select revision.maintain_partitions(50, 1)")
+    written = []
+    writing = threading.Thread(target=lambda: written.extend(commits(connect_to(db), 2)))
+    writing.start()
+    until(queue, waits(behind=maintaining))
+    maintaining.commit()
+    writing.join()
+    assert len(written) == 2
+    assert drain(db) == written
+
+
+def test_emptied_partitions_are_dropped_when_there_are_many(queue, db):
+    gone = commits(queue)
+    drain(db)
+    for _ in range(5):
+        use_up_transactions(queue)
+        queue.execute("select revision.maintain_partitions(50, 2)")
+    by_hand.trim(queue, "0 s")
+    kept = commits(queue)
+    before = partitions(queue)
+    assert queue.execute("select count(*) from revision.drop_empty_partitions(8)").fetchone() == (0,)
+    assert partitions(queue) == before
+    dropped = queue.execute("select count(*) from revision.drop_empty_partitions(2)").fetchone()[0]
+    assert dropped >= 4
+    assert len(partitions(queue)) == len(before) - dropped
+    assert drain(db) == kept
+    later = commits(queue)
+    assert drain(db) == later
+    assert gone
+
+
+def test_maintenance_drops_emptied_partitions(queue, db):
+    lines = []
+    for _ in range(11):
+        use_up_transactions(queue)
+        lines += queue.execute("select revision.maintain_partitions(50, 2)").fetchall()
+    assert sum("dropped the empty partition" in line for (line,) in lines) > 8
+
+
+def test_emptied_partitions_stay_while_somebody_writes(queue, db, connect_to):
+    for _ in range(4):
+        use_up_transactions(queue)
+        queue.execute("select revision.maintain_partitions(50, 2)")
+    before = partitions(queue)
+    writer = connect_to(db, autocommit=False)
+    expected = commits(writer)
+    queue.execute("set statement_timeout = '20s'")
+    (line,) = queue.execute("select revision.drop_empty_partitions(0)").fetchone()
+    assert "postponed" in line
+    assert partitions(queue) == before
+    writer.commit()
+    assert drain(db) == expected
+
+
+def test_what_is_not_settled_is_not_dropped_although_it_is_empty(queue, db, connect_to):
+    slow = connect_to(db, autocommit=False)
+    slow.execute("select pg_current_xact_id()")
+    use_up_transactions(queue)
+    assert queue.execute("select count(*) from revision.drop_empty_partitions(0)").fetchone() == (0,)
+    expected = commits(slow)
+    slow.commit()
+    assert drain(db) == expected
+
+
+def in_default(connection):
+    return connection.execute("select count(*) from revision.commit_queue_default").fetchone()[0]
+
+
+def oldest_partition(connection):
+    query = "select c.relname from revision.partitions() join pg_class as c on c.oid = relid limit 1"
+    return connection.execute(query).fetchone()[0]
+
+
+def partitions(connection):
+    return connection.execute("select relid::text from revision.partitions()").fetchall()

@@ -1,0 +1,202 @@
+"""A person's tools: status, skip, move, drop, trim."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_pgchange.admin import consumers
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, by_hand
+from airflow_pgchange.feeds.errors import BatchNotFinished, ConsumerBusy, UnknownConsumer
+from tests.commits import FEED, claim_and_fail, commits, drain, narrow_partitions, use_up_transactions
+
+IN_ORDER = CommitFeed("test", 0, in_order=True)
+
+
+def test_status_shows_the_batch_in_work_and_its_attempts(db, connect):
+    connection = connect()
+    commits(connection, 3)
+    claim_and_fail(db)
+    claim_and_fail(db)
+    (shown,) = consumers.status(connection)
+    assert (shown["ready"], shown["attempt"], shown["at_work"]) == (3, 2, False)
+    with ConsumerTransaction(FEED, db):
+        assert consumers.status(connection)[0]["at_work"]
+
+
+def test_status_names_what_holds_an_in_order_consumer_back(own_database, connect_to):
+    db = own_database
+    slow, fast = connect_to(db, autocommit=False), connect_to(db)
+    drain(db, feed=IN_ORDER)
+    commits(slow)
+    commits(fast)
+    (shown,) = consumers.status(fast)
+    assert shown["waiting"] == 1
+    assert f"process {slow.info.backend_pid}" in shown["held_back_by"]
+
+
+def test_a_consumer_that_does_not_read_in_order_waits_for_nobody(own_database, connect_to):
+    slow, fast = connect_to(own_database, autocommit=False), connect_to(own_database)
+    drain(own_database)
+    commits(slow)
+    commits(fast)
+    (shown,) = consumers.status(fast)
+    assert (shown["ready"], shown["waiting"], shown["held_back_by"]) == (1, 0, None)
+
+
+def test_status_names_a_prepared_transaction(own_database, connect_to):
+    connection = connect_to(own_database)
+    drain(own_database, feed=IN_ORDER)
+    connection.execute("begin")
+    commits(connection)
+    connection.execute("prepare transaction 'forgotten'")
+    commits(connection)
+    assert "forgotten" in consumers.status(connection)[0]["held_back_by"]
+    connection.execute("rollback prepared 'forgotten'")
+
+
+def test_a_poisonous_batch_is_skipped_and_recorded(db, connect):
+    connection = connect()
+    poison = commits(connection, 2)
+    claim_and_fail(db)
+    rest = commits(connection, 2)
+    skipped = by_hand.skip(connection, connection, FEED, "cannot be parsed")
+    row = connection.execute(
+        "select batch_id::text, reason, changes from pgchange.letter where consumer = 'test/0'"
+    ).fetchone()
+    assert row == (skipped, "cannot be parsed", len(poison))
+    assert drain(db) == rest
+
+
+def test_nothing_in_work_cannot_be_skipped(db, connect):
+    drain(db)
+    with pytest.raises(BatchNotFinished, match="no batch in work"):
+        by_hand.skip(connect(), connect(), FEED, "why not")
+
+
+def test_a_consumer_at_work_cannot_be_moved(db, connect):
+    connection = connect()
+    commits(connection)
+    drain(db)
+    with ConsumerTransaction(FEED, db), pytest.raises(ConsumerBusy, match="at work"):
+        by_hand.move(connection, connection, FEED, "beginning")
+
+
+def test_moved_to_the_beginning_everything_comes_again(db, connect):
+    connection = connect()
+    everything = commits(connection, 3)
+    drain(db)
+    by_hand.move(connection, connection, FEED, "beginning")
+    assert drain(db) == everything
+
+
+def test_moved_to_now_nothing_comes_but_what_is_new(db, connect):
+    connection = connect()
+    commits(connection, 3)
+    claim_and_fail(db)
+    by_hand.move(connection, connection, FEED, "now")
+    new = commits(connection)
+    assert drain(db) == new
+
+
+def test_moved_to_a_time_what_was_written_since_comes(db, connect):
+    connection = connect()
+    commits(connection, 3)
+    at = connection.execute("select clock_timestamp()").fetchone()[0]
+    since = commits(connection, 2)
+    drain(db)
+    by_hand.move(connection, connection, FEED, at)
+    assert drain(db) == since
+
+
+def test_a_dropped_consumer_begins_anew(db, connect):
+    connection = connect()
+    everything = commits(connection, 3)
+    drain(db)
+    by_hand.drop(connection, connection, FEED)
+    assert consumers.status(connection) == []
+    assert drain(db) == everything
+
+
+def test_an_unknown_consumer_is_named(connect):
+    connection = connect()
+    with pytest.raises(UnknownConsumer, match="nobody/0"):
+        by_hand.drop(connection, connection, CommitFeed("nobody", 0))
+
+
+def test_trimming_empties_partitions_that_everybody_has_processed(own_database, connect_to):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    commits(connection)
+    drain(own_database)
+    use_up_transactions(connection)
+    assert any("trimmed 1 commits" in line for line in by_hand.trim(connection, "0 s"))
+    assert connection.execute("select count(*) from revision.commit_queue").fetchone() == (0,)
+
+
+def test_trimming_keeps_what_a_consumer_has_not_processed(own_database, connect_to):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    connection.execute("select pubsub.lock_watermark('test', 0)")
+    expected = commits(connection)
+    use_up_transactions(connection)
+    assert any("test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
+    assert drain(own_database) == expected
+
+
+def test_trimming_keeps_what_is_young(own_database, connect_to):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    commits(connection)
+    use_up_transactions(connection)
+    assert by_hand.trim(connection, "1 hour") == []
+
+
+def test_trimming_keeps_what_a_claim_of_a_consumer_elsewhere_needs(own_database, connect_to, db):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    expected = commits(connection, 3)
+    with pytest.raises(BatchNotFinished), ConsumerTransaction(FEED, db, own_database) as consumer:
+        consumer.claim(2)
+    use_up_transactions(connection)
+    assert any("test/0 has not processed it" in line for line in by_hand.trim(connection, "0 s"))
+    with ConsumerTransaction(FEED, db, own_database) as consumer:
+        consumer.claim(2)
+        assert [change.id for change in consumer.changes()] == expected[:2]
+        consumer.ack()
+
+
+def test_maintenance_that_would_have_to_wait_for_a_writer_is_postponed(own_database, connect_to):
+    connection, writer = connect_to(own_database), connect_to(own_database, autocommit=False)
+    drop_partitions(connection)
+    commits(writer)
+    connection.execute("set statement_timeout = '20s'")
+    lines = connection.execute("select revision.maintain_partitions(100, 1)").fetchall()
+    assert "postponed" in lines[0][0]
+    writer.commit()
+
+
+def drop_partitions(connection):
+    for (partition,) in connection.execute("select relid from revision.partitions()").fetchall():
+        connection.execute(f"drop table {partition}")
+
+
+def test_a_look_for_old_history_ends_at_the_first_partition_that_is_too_young(own_database, connect_to):
+    connection = connect_to(own_database)
+    narrow_partitions(connection)
+    for _ in range(3):
+        commits(connection)
+        use_up_transactions(connection)
+    drain(own_database)
+    connection.execute("update revision.commit_queue set created_at = now() - interval '1 year' where id = 2")
+    assert by_hand.trim(connection, "30 days") == []
+    connection.execute("update revision.commit_queue set created_at = now() - interval '1 year' where id = 1")
+    assert len(by_hand.trim(connection, "30 days")) == 2
+
+
+def test_a_consumer_of_a_branch_that_is_gone_is_shown_beside_the_others(db, connect):
+    connection = connect()
+    drain(db)
+    connection.execute("insert into pubsub.watermark (consumer_id, branch_id) values ('slip', 99)")
+    shown = {one["consumer"]: one for one in consumers.status(connection, connection)}
+    assert shown["test/0"]["ready"] == 0
+    assert "no branch 99" in shown["slip/99"]["held_back_by"]

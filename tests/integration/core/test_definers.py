@@ -1,0 +1,107 @@
+"""Functions that run with the rights of their owner: each is entered in a list of who may call it and what it asks."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin import versions
+
+pytestmark = pytest.mark.hstore
+
+OWN = re.compile(r"\$\d+(\$[0-9a-f]+)?$|(?<=_)[0-9a-f]{12}$")
+"""What the name of a function has of the queue, the consumer or the table that it is of."""
+ITEM = """
+create table public.item (id bigint primary key, n integer);
+select revision.track('public.item');
+select tube.tube_ensure_exists('t');
+update tube.tube set predicate = 'n > 0';
+select tube.tube_table_ensure_attached('t', 'public.item', 0);
+select pgmb.push_table_mutations('public.item');
+"""
+QUEUES = """
+select mbus.create_queue('q', 2, true), mbus.create_queue('r', 2);
+select mbus.create_view('q'), mbus.create_trigger('q', 'r');
+"""
+GRANTS = """
+select p.oid::regproc::text from pg_proc as p
+where p.pronamespace::regnamespace::text = any (%s) and p.oid::regprocedure::text ~ '[.]grant_.*[(]regrole[)]$'
+"""
+DEFINERS = """
+select n.nspname || '.' || p.proname, p.prorettype = 'trigger'::regtype, p.prosrc,
+       has_function_privilege('public', p.oid, 'execute'),
+       array(select r from unnest(%s::text[]) as r where has_function_privilege(r, p.oid, 'execute') order by r)
+from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace
+where p.prosecdef
+"""
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def connection(connect) -> Iterator[Connection]:
+    """A database with a table of each capture, queues with and without roles, and what hangs on them."""
+    connection = connect()
+    connection.execute(ITEM)
+    connection.execute(QUEUES)
+    yield connection
+    connection.execute("select mbus.drop_queue('q')")
+
+
+@pytest.fixture
+def granted(connection, role) -> dict[str, str]:
+    """A role for each function that grants, and what it was granted."""
+    found = connection.execute(GRANTS, [[system.schema for system in versions.SYSTEMS]]).fetchall()
+    roles = {}
+    for (grant,) in found:
+        who = role(grant.replace(".", "_")).name
+        connection.execute(f"select {grant}(%s::regrole)", [who])
+        roles[who] = grant.replace("grant_", "")
+    return roles
+
+
+def callers(granted: dict[str, str], is_trigger: bool, is_public: bool, roles: list[str]) -> str:
+    if is_public:
+        return "public"
+    if roles:
+        return " ".join(sorted(granted[who] for who in roles))
+    return "writers" if is_trigger else "nobody"
+
+
+def entries() -> list[tuple[str, str, str]]:
+    """Each function that is entered, its callers, and the pattern of what it asks by."""
+    asked = tomllib.loads((Path(__file__).parents[2] / "definers.toml").read_text())["asked"]
+    return [(name, one["callers"], one.get("by", "")) for one in asked for name in one["functions"].split()]
+
+
+def test_every_function_that_runs_as_its_owner_is_entered_with_who_may_call_it(connection, granted):
+    found = {
+        OWN.sub("$", name): callers(granted, is_trigger, is_public, roles)
+        for name, is_trigger, _, is_public, roles in connection.execute(DEFINERS, [list(granted)]).fetchall()
+    }
+    assert set(found.items()) ^ {(name, callers) for name, callers, _ in entries()} == set()
+    assert len(entries()) == len(found)
+
+
+def test_every_function_asks_what_its_entry_says(connection, granted):
+    sources = defaultdict(list)
+    for name, _, source, _, _ in connection.execute(DEFINERS, [list(granted)]).fetchall():
+        sources[OWN.sub("$", name)].append(source)
+    not_asking = [
+        name for name, _, by in entries() if not all(re.search(by, source) for source in sources[name])
+    ]
+    assert not_asking == []
+
+
+def test_no_function_that_fires_by_itself_can_be_called_or_put_on_another_table(connection, granted):
+    """Who may execute one can have it fire for a table of his own, with whatever he writes there."""
+    rows = connection.execute(DEFINERS, [list(granted)]).fetchall()
+    assert [
+        name for name, is_trigger, _, is_public, roles in rows if is_trigger and (is_public or roles)
+    ] == []

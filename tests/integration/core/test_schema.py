@@ -1,0 +1,391 @@
+"""Installing, checking and removing the SQL."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin import consumers, schema, versions
+from airflow_pgchange.admin.maintenance import maintain
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
+from airflow_pgchange.feeds.connect import connect as feed_connect
+from airflow_pgchange.feeds.connect import connect_async
+from airflow_pgchange.feeds.errors import (
+    InvalidArgument,
+    PermissionDenied,
+    Refused,
+    SchemaMissing,
+    SchemaVersionMismatch,
+)
+from airflow_pgchange.feeds.extensions import EXTENSIONS
+from airflow_pgchange.feeds.queries import ask_all
+from airflow_pgchange.messages import queues
+from tests.schemas import possible
+from tests.waiting import until, waits
+
+
+def schemas(connection):
+    names = [system.schema for system in versions.SYSTEMS]
+    rows = connection.execute(
+        "select nspname from pg_namespace where nspname = any (%s) order by 1", [names]
+    ).fetchall()
+    return {row[0] for row in rows}
+
+
+def test_installing_twice_does_nothing(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    first = schema.install(connection)
+    held = [state for state in first if not state.left_out]
+    assert [state.version for state in held] == [system.version for system in possible(connection)]
+    assert all(state.intact for state in held)
+    assert schema.install(connection) == first
+
+
+def test_what_was_changed_by_hand_is_told(connect):
+    connection = connect()
+    connection.execute("update pubsub.installed set checksum = 'another'")
+    assert [state.system for state in versions.installed(connection) if not state.intact] == ["pubsub"]
+
+
+def test_what_was_made_from_other_files_is_not_taken_for_this_packages(connect):
+    connection = connect()
+    connection.execute("update pubsub.installed set checksum = 'another'")
+    for deed in (schema.install, schema.upgrade):
+        with pytest.raises(
+            SchemaVersionMismatch, match=r"schema pubsub .* other files.*airflow pgchange uninstall"
+        ):
+            deed(connection)
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+def test_who_installs_at_once_finds_all_installed(bare_db, connect_to, level):
+    first, second, looking = connect_to(bare_db), connect_to(bare_db), connect_to(bare_db)
+    second.execute(f"set default_transaction_isolation = '{level}'")
+    with ThreadPoolExecutor() as pool:
+        with first.transaction():
+            found = schema.install(first, ["tube"])
+            waiting = pool.submit(schema.install, second, ["tube"])
+            until(looking, waits(second, "advisory", behind=first))
+        assert waiting.result() == found
+
+
+def test_a_transaction_that_could_not_see_what_others_install_is_told_so(bare_db, connect_to):
+    connection = connect_to(bare_db, autocommit=False)
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.execute("select 1")
+    for deed in (schema.install, schema.upgrade, schema.uninstall):
+        with pytest.raises(Refused, match="read committed"):
+            deed(connection)
+    assert schemas(connection) == set()
+
+
+def test_a_failed_installation_leaves_nothing_behind(bare_db, connect_to, monkeypatch):
+    connection = connect_to(bare_db)
+    monkeypatch.setattr(
+        versions, "note_checksum", lambda connection, system: connection.execute("select 1 / 0")
+    )
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        schema.install(connection)
+    assert schemas(connection) == set()
+
+
+@pytest.fixture
+def geometry(bare_db, connect_to):
+    """A connection to a database in which others have a schema by the name of one of ours."""
+    connection = connect_to(bare_db)
+    connection.execute(
+        "create schema topology; create table topology.topology (id int);"
+        "create table topology.installed (version text); insert into topology.installed values ('3.5')"
+    )
+    return connection
+
+
+def of_others(connection):
+    """What is in their schema."""
+    return connection.execute("select version from topology.installed").fetchall()
+
+
+def test_a_schema_of_others_is_refused_before_anything_is_made(geometry):
+    with pytest.raises(Refused, match=r"schema topology .* is not ours: .*--without topology"):
+        schema.install(geometry)
+    assert schemas(geometry) == {"topology"}
+
+
+def test_an_empty_schema_by_one_of_our_names_is_not_taken_for_ours(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    connection.execute("create schema pgmb")
+    with pytest.raises(Refused, match="schema pgmb .* is not ours"):
+        schema.install(connection, ["pgmb"])
+    assert schemas(connection) == {"pgmb"}
+
+
+def test_the_others_are_used_beside_a_schema_of_others(geometry):
+    held = [state.system for state in schema.install(geometry, without=["topology"]) if not state.left_out]
+    assert held == [system.folder for system in possible(geometry) if system.folder != "topology"]
+    assert versions.present(geometry) == held
+    schema.upgrade(geometry)
+    report = maintain(geometry, retention="30 days")
+    assert (report.failed, report.attention) == ([], [])
+    assert consumers.status(geometry) == []
+    assert schema.uninstall(geometry) == held[::-1]
+    assert schemas(geometry) == {"topology"}
+    assert of_others(geometry) == [("3.5",)]
+
+
+def test_what_a_system_needs_comes_with_it(bare_db, connect_to):
+    found = schema.install(connect_to(bare_db), ["pubsub"])
+    assert [state.system for state in found] == ["core", "revision", "pubsub"]
+
+
+def test_what_others_need_is_not_left_out(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    with pytest.raises(InvalidArgument, match="pubsub needs revision"):
+        schema.install(connection, without=["revision"])
+    assert schemas(connection) == set()
+
+
+@pytest.fixture
+def without_hstore(monkeypatch):
+    """The server lacks what queues need, whichever it is."""
+    monkeypatch.setitem(EXTENSIONS, "mbus", "hstore_of_another_server")
+
+
+def test_what_the_server_cannot_hold_is_left_out_and_told(bare_db, connect_to, without_hstore):
+    connection = connect_to(bare_db)
+    found = schema.install(connection)
+    assert [state.system for state in found if state.version == 0] == ["mbus"]
+    [told] = [state.left_out for state in found if state.left_out]
+    assert re.match("the server has no hstore_of_another_server: install postgresql-contrib", told)
+    assert schema.install(connection) == found
+    assert "mbus" not in versions.present(connection)
+
+
+def test_what_was_asked_for_by_name_is_not_left_out(bare_db, connect_to, without_hstore):
+    connection = connect_to(bare_db)
+    with pytest.raises(Refused, match="mbus: the server has no hstore_of_another_server"):
+        schema.install(connection, ["mbus", "tube"])
+    assert schemas(connection) == set()
+
+
+def test_who_misses_what_the_server_cannot_hold_is_not_told_to_install(bare_db, connect_to, without_hstore):
+    schema.install(connect_to(bare_db), without=["mbus"])
+    with feed_connect(bare_db) as connection:
+        with pytest.raises(
+            SchemaMissing, match="the server has no hstore_of_another_server: install postgresql-contrib"
+        ):
+            queues.new_iid(connection, "orders")
+        with (
+            connection.transaction(force_rollback=True),
+            pytest.raises(SchemaMissing, match="postgresql-contrib"),
+        ):
+            queues.new_iid(connection, "orders")
+    with (
+        pytest.raises(SchemaMissing, match="the server has no hstore_of_another_server"),
+        ConsumerTransaction(QueueFeed("orders"), bare_db),
+    ):
+        pass
+
+
+def test_who_waits_for_what_the_server_cannot_hold_is_told_so(bare_db, connect_to, without_hstore):
+    async def wait():
+        connection = await connect_async(bare_db)
+        async with connection:
+            await ask_all(connection, [QueueFeed("orders").position()])
+
+    with pytest.raises(SchemaMissing, match="the server has no hstore_of_another_server"):
+        asyncio.run(wait())
+
+
+def test_another_version_is_not_touched(connect):
+    connection = connect()
+    connection.execute("update revision.installed set version = 99")
+    with pytest.raises(SchemaVersionMismatch, match="newer package"):
+        schema.install(connection)
+
+
+def test_an_unknown_system_is_named(bare_db, connect_to):
+    with pytest.raises(InvalidArgument, match="'tubes'"):
+        schema.install(connect_to(bare_db), ["tubes"])
+
+
+def test_uninstalling_leaves_users_tables_writable(connect):
+    connection = connect()
+    connection.execute("create table ledger (id bigint primary key)")
+    connection.execute("select revision.track('ledger')")
+    schema.uninstall(connection)
+    assert schemas(connection) == set()
+    connection.execute("insert into ledger values (1)")
+
+
+def test_a_system_that_another_needs_is_not_removed_alone(db, connect_to):
+    connection = connect_to(db)
+    with pytest.raises(InvalidArgument, match="pubsub needs revision"):
+        schema.uninstall(connection, ["revision"])
+    assert "revision" in schemas(connection)
+
+
+def test_the_core_is_not_removed_alone(db, connect_to):
+    connection = connect_to(db)
+    users = {system.folder for system in possible(connection)} - {"core", "revision"}
+    assert len(users) >= 4
+    for kept in users:
+        with pytest.raises(InvalidArgument, match=f"{kept} needs .*core"):
+            schema.uninstall(connection, ["core", "revision", *(users - {kept})])
+    assert "pgchange" in schemas(connection)
+
+
+RUNNING = {
+    "revision": "select revision.track('public.item'), revision.maintain_partitions()",
+    "tube": "select tube.tube_ensure_exists('q', 2), tube.tube_table_ensure_attached('q', 'public.item', 0)",
+    "pgmb": "select pgmb.push_table_mutations('public.item'), pgmb.maintain_events_table()",
+    "mbus": "select mbus.create_queue('q', 2), mbus.create_queue('gone', 2), mbus.drop_queue('gone')",
+}
+"""What makes objects within a schema, or takes others out of it, while it is used."""
+THEIRS = {
+    "table": "create table {}.my_archive as select 1 as n",
+    "view": "create view {}.my_view as select 1 as n",
+    "sequence": "create sequence {}.my_seq",
+    "function": "create function {}.my_fn() returns int language sql return 1",
+    "type": "create domain {}.my_type as int",
+}
+
+
+@pytest.mark.parametrize("system", versions.SYSTEMS, ids=lambda system: system.folder)
+def test_what_others_have_put_into_a_schema_is_never_dropped(connect, system):
+    connection = connect()
+    if system not in possible(connection):
+        pytest.skip(f"this server cannot hold {system.folder}")
+    connection.execute("create table public.item (id bigint primary key)")
+    for made in filter(None, map(RUNNING.get, (each.folder for each in possible(connection)))):
+        connection.execute(made)
+    for kind, made in THEIRS.items():
+        connection.execute(made.format(system.schema))
+        with pytest.raises(
+            Refused, match=rf"schema {system.schema} is used by others: {kind} \S*my_\w+[^,\s]*:"
+        ):
+            schema.uninstall(connection)
+        connection.execute(f"drop {made.split()[1]} {system.schema}.my_{made.split('my_')[1].split()[0]}")
+    assert len(schemas(connection)) == len(possible(connection))
+    schema.uninstall(connection)
+    assert schemas(connection) == set()
+
+
+def test_who_may_not_take_a_capture_off_removes_nothing(db, role, connect_to):
+    connection, owner, installer = connect_to(db), role("owner"), role("installer")
+    connection.execute(f"create schema airline authorization {owner.name}")
+    connection.execute("select revision.grant_owner(%s::regrole)", [owner.name])
+    airline = connect_to(owner.conninfo)
+    airline.execute("create table airline.ledger (id bigint primary key)")
+    airline.execute("select revision.track('airline.ledger')")
+    for name in schemas(connection):
+        connection.execute(f"alter schema {name} owner to {installer.name}")
+        connection.execute(f"grant all on all tables in schema {name} to {installer.name}")
+        connection.execute(f"grant execute on all functions in schema {name} to {installer.name}")
+    connection.execute(f"grant create on database {connection.info.dbname} to {installer.name}")
+    with pytest.raises(PermissionDenied, match=r"revision\.untrack\('airline\.ledger'\)"):
+        schema.uninstall(connect_to(installer.conninfo), ["revision", "pubsub"])
+    assert len(schemas(connection)) == len(possible(connection))
+
+
+def test_each_folder_loads_with_psql_in_one_transaction(bare_db, cluster, connect_to):
+    connection = connect_to(bare_db)
+    for system in possible(connection):
+        files = [argument for path in versions.scripts(system) for argument in ("-f", str(path))]
+        subprocess.run(
+            ["/usr/bin/psql", "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-d", bare_db, *files],
+            check=True,
+            capture_output=True,
+        )
+    assert schemas(connection) == {system.schema for system in possible(connection)}
+    assert {state.intact for state in versions.installed(connection)} == {None}
+
+
+PUBLIC_OBJECTS = """
+    select p.oid::regprocedure::text from pg_proc as p
+    where p.pronamespace::regnamespace::text = any (%(schemas)s) and {function}
+    union all
+    select c.oid::regclass::text from pg_class as c
+    where c.relnamespace::regnamespace::text = any (%(schemas)s) and c.relkind in ('r', 'v', 'p') and not c.relispartition
+      and {table}
+"""
+
+
+def offenders(connect, function, table="false"):
+    names = [system.schema for system in versions.SYSTEMS]
+    query = PUBLIC_OBJECTS.format(function=function, table=table)
+    return [row[0] for row in connect().execute(query, {"schemas": names}).fetchall()]
+
+
+def test_every_public_object_has_a_comment(connect):
+    assert (
+        offenders(
+            connect, "obj_description(p.oid, 'pg_proc') is null", "obj_description(c.oid, 'pg_class') is null"
+        )
+        == []
+    )
+
+
+def test_public_may_do_nothing(connect):
+    assert offenders(connect, "has_function_privilege('public', p.oid, 'execute')") == []
+
+
+def test_every_function_that_runs_as_its_owner_has_a_pinned_search_path(connect):
+    path = "s like 'search_path=pg_catalog%%' and s like '%%pg_temp'"
+    pinned = f"exists (select from unnest(p.proconfig) as s where {path})"
+    assert offenders(connect, f"p.prosecdef and not {pinned}") == []
+
+
+NEVER_CHANGED = "revision.commit_queue"
+"""What only inserts and truncates write, in all of its partitions: those need no replica identity."""
+
+
+def test_every_table_that_we_change_can_be_published(connect):
+    """Under a publication for all tables PostgreSQL refuses updates and deletes of a table without an identity."""
+    connection = connect()
+    connection.execute("create publication everything for all tables")
+    connection.execute("select tube.tube_ensure_exists('q')")
+    connection.execute("select revision.maintain_partitions(); select pgmb.maintain_events_table()")
+    if "mbus" in schemas(connection):
+        connection.execute("select mbus.create_queue('q', 2)")
+    names = [system.schema for system in versions.SYSTEMS]
+    rows = connection.execute(
+        """
+        select c.oid::regclass::text, coalesce(i.inhparent, c.oid)::regclass::text = %s,
+               case c.relreplident
+                   when 'd' then exists (select from pg_index as k where k.indrelid = c.oid and k.indisprimary)
+                   when 'i' then exists (select from pg_index as k where k.indrelid = c.oid and k.indisreplident)
+                   else c.relreplident = 'f' end
+        from pg_class as c
+        left join pg_inherits as i on i.inhrelid = c.oid
+        where c.relkind = 'r' and c.relpersistence = 'p'
+          and (c.relnamespace::regnamespace::text = any (%s) or c.oid = 'q'::regclass)
+        """,
+        [NEVER_CHANGED, names],
+    ).fetchall()
+    assert len(rows) > 40
+    assert [table for table, never_changed, usable in rows if not usable and not never_changed] == []
+
+
+def test_a_published_database_can_be_installed_upgraded_and_removed(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    connection.execute("create publication everything for all tables")
+    schema.install(connection)
+    schema.upgrade(connection)
+    assert all(state.intact for state in versions.installed(connection))
+    schema.uninstall(connection)
+    assert schemas(connection) == set()
+
+
+def test_a_dump_without_comments_can_be_uninstalled_where_it_was_restored(db, connect):
+    connection = connect()
+    for (name,) in connection.execute(
+        "select oid::regprocedure::text from pg_proc where pronamespace = 'topology'::regnamespace and prokind = 'f'"
+    ).fetchall():
+        connection.execute(f"comment on function {name} is null")
+    connection.execute("comment on table topology.installed is null")
+    assert schema.uninstall(connection, ["topology"]) == ["topology"]

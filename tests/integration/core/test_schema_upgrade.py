@@ -1,0 +1,114 @@
+"""Bringing what is installed to a newer version: all of what it holds stays, or nothing has changed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin import schema, versions
+from airflow_pgchange.feeds.errors import ConsumerBusy, SchemaVersionMismatch
+from tests.events import drain, poll_all, publish, subscribe
+
+pytestmark = pytest.mark.every_server
+
+COLUMN = """
+alter table pgmb.events add column region text;
+insert into pgmb.installed (version) values (2);
+"""
+FUNCTION = """
+create function pgmb.region_of(event pgmb.events) returns text language sql return event.region;
+insert into pgmb.installed (version) values (3);
+"""
+
+
+@pytest.fixture
+def newer(tmp_path, monkeypatch):
+    """Makes this package a newer one, whose event log is upgraded by the files given."""
+
+    def make(*upgrades: str) -> None:
+        folder = tmp_path / "sql"
+        shutil.copytree(versions.sql_folder(), folder)
+        (folder / "pgmb" / "upgrade").mkdir()
+        for version, text in enumerate(upgrades, start=2):
+            (folder / "pgmb" / "upgrade" / f"{version:04}_more.sql").write_text(text)
+        systems = [
+            replace(system, version=1 + len(upgrades)) if system.folder == "pgmb" else system
+            for system in versions.SYSTEMS
+        ]
+        monkeypatch.setattr(versions, "sql_folder", lambda: folder)
+        monkeypatch.setattr(versions, "SYSTEMS", tuple(systems))
+
+    return make
+
+
+def log_of(connection):
+    return next(found for found in versions.installed(connection) if found.system == "pgmb")
+
+
+def test_an_upgrade_keeps_what_was_published_and_how_far_a_group_has_read(connect, newer):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "read")
+    drain(connection)
+    dispatched = publish(connection, "dispatched")
+    poll_all(connection)
+    published = publish(connection, "published")
+    newer(COLUMN, FUNCTION)
+    [found] = [found for found in schema.upgrade(connection) if found.system == "pgmb"]
+    assert (found.version, found.needed, found.intact) == (3, 3, True)
+    assert drain(connection) == dispatched + published
+    connection.execute("insert into pgmb.events (topic, payload, region) values ('t', '{}', 'north')")
+    assert connection.execute(
+        "select pgmb.region_of(e) from pgmb.events as e where region <> ''"
+    ).fetchall() == [("north",)]
+
+
+def test_an_upgrade_that_fails_changes_nothing_and_can_be_tried_again(connect, newer):
+    connection = connect()
+    newer(COLUMN, "create table pgmb.more (); select 1/0")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        schema.upgrade(connection)
+    assert log_of(connection).version == 2
+    assert connection.execute("select to_regclass('pgmb.more')").fetchone() == (None,)
+    (versions.sql_folder() / "pgmb" / "upgrade" / "0003_more.sql").write_text(FUNCTION)
+    schema.upgrade(connection)
+    assert log_of(connection).version == 3
+
+
+def test_an_upgrade_that_does_not_say_its_version_is_undone(connect, newer):
+    connection = connect()
+    newer("create table pgmb.more ()")
+    with pytest.raises(SchemaVersionMismatch, match="0002_more.sql left schema pgmb at version 1"):
+        schema.upgrade(connection)
+    assert connection.execute("select to_regclass('pgmb.more')").fetchone() == (None,)
+
+
+def test_two_that_upgrade_at_once_do_it_once(connect, newer):
+    first, second = connect(), connect()
+    newer(COLUMN)
+    second.execute("set lock_timeout = '100ms'")
+    with first.transaction():
+        schema.upgrade(first)
+        with pytest.raises(ConsumerBusy):
+            schema.upgrade(second)
+    # Autovacuum gives way to who waits for longer.
+    second.execute("reset lock_timeout")
+    schema.upgrade(second)
+    assert second.execute("select version from pgmb.installed order by version").fetchall() == [(1,), (2,)]
+
+
+def test_a_database_that_is_ahead_of_the_package_is_not_upgraded(db, connect_to):
+    connection = connect_to(db)
+    connection.execute("insert into revision.installed (version) values (99)")
+    with pytest.raises(SchemaVersionMismatch, match="install the newer package"):
+        schema.upgrade(connection)
+
+
+def test_an_upgrade_that_the_package_lacks_is_said(db, connect_to, monkeypatch):
+    systems = [replace(system, version=system.version + 1) for system in versions.SYSTEMS]
+    monkeypatch.setattr(versions, "SYSTEMS", tuple(systems))
+    with pytest.raises(SchemaVersionMismatch, match="no upgrade of schema pgchange from version 1"):
+        schema.upgrade(connect_to(db))

@@ -1,0 +1,138 @@
+"""Removing the SQL: it takes what is ours, and nothing that somebody else has made."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from airflow_pgchange.admin import schema, versions
+from airflow_pgchange.admin.foreign_objects import strangers
+from airflow_pgchange.feeds.errors import InvalidArgument, Refused
+from tests.schemas import possible
+from tests.tubes import make, one
+
+NEEDED = [(needed, system.folder) for system in versions.SYSTEMS for needed in system.needs]
+"""What is needed, and by whom."""
+THEIRS = {
+    "view": ("create view public.mine as select version from {}.installed", "view public.mine"),
+    "materialized view": (
+        "create materialized view public.mine as select version from {}.installed",
+        "materialized view public.mine",
+    ),
+    "row type": ("create table public.mine (was {}.installed)", "table column public.mine.was"),
+    "argument": (
+        "create function public.mine({}.installed) returns int language sql as 'select 1'",
+        "function public.mine",
+    ),
+    "body": (
+        "create function public.mine() returns bigint language sql begin atomic select count(*) from {}.installed; end",
+        "function public.mine",
+    ),
+    "child": ("create table public.mine () inherits ({}.installed)", "table public.mine"),
+}
+"""What others can build on a table of ours without its being in our schema, and what it is called."""
+USED = {
+    "view": ("create view public.mine as select topic from pgmb.events", "view public.mine"),
+    "default": (
+        "create table public.mine (id text default pgmb.create_event_id_default())",
+        "default value for public.mine.id",
+    ),
+    "foreign key": (
+        "create table public.mine (id bigint references revision.commit)",
+        "table constraint mine_id_fkey on public.mine",
+    ),
+    "domain": ("create domain public.mine as pgmb.event_id", "type public.mine"),
+}
+
+
+def held(connection):
+    """The systems that are here, with what they need."""
+    there = versions.present(connection)
+    return [system for system in versions.SYSTEMS if system.folder in there]
+
+
+@pytest.mark.parametrize(("needed", "by"), NEEDED, ids=lambda name: name)
+def test_what_another_system_needs_is_not_removed_alone(bare_db, connect_to, needed, by):
+    connection = connect_to(bare_db)
+    if by not in [system.folder for system in possible(connection)]:
+        pytest.skip(f"this server cannot hold {by}")
+    there = [state.system for state in schema.install(connection, [by])]
+    with pytest.raises(InvalidArgument, match=rf"{by} needs .*{needed}.*: remove {by} first, or all at once"):
+        schema.uninstall(connection, sorted({needed, *there} - {by}))
+    assert versions.present(connection) == there
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_what_others_have_built_on_a_schema_is_told(connection, kind):
+    made, name = THEIRS[kind]
+    for system in held(connection):
+        of_ours = strangers(connection, system.schema)
+        with connection.transaction(force_rollback=True):
+            connection.execute(made.format(system.schema))
+            [found] = set(strangers(connection, system.schema)).difference(of_ours)
+            assert found.startswith(name)
+
+
+def test_what_others_have_built_on_what_is_ours_elsewhere_is_never_dropped(connection):
+    make(connection, "q")
+    connection.execute("create view public.mine as select seq from public.q")
+    with pytest.raises(Refused, match=r"schema tube is used by others: view \S*mine .*first"):
+        schema.uninstall(connection)
+
+
+def test_tables_by_the_names_and_columns_of_ours_are_not_taken_for_ours(bare_db, connect_to):
+    connection = connect_to(bare_db)
+    connection.execute(
+        "create schema topology; create table topology.precious (id int);"
+        "create table topology.installed (version integer, checksum text, installed_at timestamptz)"
+    )
+    assert schema.uninstall(connection) == versions.present(connection) == []
+    with pytest.raises(Refused, match="schema topology .* is not ours"):
+        schema.install(connection)
+    assert one(connection, "select to_regclass('topology.precious') is not null")
+
+
+@pytest.mark.parametrize("kind", USED)
+def test_what_others_take_of_ours_is_never_dropped(connection, kind):
+    made, name = USED[kind]
+    connection.execute(made)
+    with pytest.raises(Refused, match=rf"is used by others: {re.escape(name)}"):
+        schema.uninstall(connection)
+    connection.execute(f"drop {made.split()[1]} public.mine")
+    schema.uninstall(connection)
+
+
+def test_what_refuses_leaves_the_captures_where_they_were(connection):
+    connection.execute("create table public.ledger (id bigint primary key); select revision.track('ledger')")
+    connection.execute("create view public.mine as select id from revision.commit_queue")
+    with pytest.raises(Refused, match="view public.mine"):
+        schema.uninstall(connection)
+    connection.execute("insert into public.ledger values (7)")
+    assert one(connection, "select commit_id from revision.commit_queue") == 7
+
+
+@pytest.mark.parametrize("system", versions.SYSTEMS, ids=lambda system: system.folder)
+def test_a_schema_that_was_dropped_by_hand_is_installed_again_or_what_to_do_is_told(connection, system):
+    there = [other.folder for other in held(connection)]
+    if system.folder not in there:
+        pytest.skip(f"this server cannot hold {system.folder}")
+    users = [other.folder for other in held(connection) if system.folder in other.needs]
+    connection.execute(f"drop schema {system.schema} cascade")
+    if users:
+        with pytest.raises(Refused, match=rf"schema {system.schema} .*uninstall --system {users[0]}"):
+            schema.install(connection)
+        schema.uninstall(connection, users)
+    schema.install(connection)
+    assert versions.present(connection) == there
+    assert all(state.intact for state in versions.installed(connection) if state.system not in users)
+
+
+def test_letters_of_a_schema_that_was_dropped_by_hand_are_void(connection):
+    connection.execute(
+        "insert into pgchange.letter (kind, consumer, address, content, changes, reason, attempts)"
+        " values ('commit', 'commit:c/0', '{}', '{}', 1, 'why', 1)"
+    )
+    connection.execute("drop schema pubsub cascade")
+    schema.install(connection)
+    assert "dropped" in one(connection, "select void from pgchange.letter")

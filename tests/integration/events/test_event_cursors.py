@@ -1,0 +1,205 @@
+"""Setting and moving a group's cursor: where it may go, and what is read from there."""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.feeds import by_hand
+from tests.event_keeping import kept, maintain
+from tests.events import (
+    FEED,
+    TOPICAL,
+    drain,
+    error,
+    poll_all,
+    publish,
+    publish_at,
+    read,
+    subscribe,
+    take,
+    work,
+)
+from tests.tubes import one
+
+
+@pytest.mark.parametrize("name", ["cursor", "new_cursor"])
+def test_a_reader_names_the_cursor_that_it_sets_as_the_manual_does_or_as_it_is_called(connect, name):
+    connection, other = connect(), connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    [row] = read(connection, peek=False)
+    connection.execute(
+        f"select pgmb.set_group_cursor(gid := 'g', {name} := '{row['next_cursor']}', release_lock := true)"
+    )
+    assert one(other, "select pgmb.locked('g')") is False
+    assert read(other, peek=False) == []
+
+
+@pytest.mark.parametrize("cursor", ["'{}'", "'{}'::text", "'{}'::varchar", "'{}'::pgmb.event_id"])
+def test_a_cursor_of_any_type_of_text_is_set(connect, cursor):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    found = read(connection)[0]["next_cursor"]
+    connection.execute(f"select pgmb.set_group_cursor('g', {cursor.format(found)})")
+    connection.execute(
+        f"select pgmb.set_group_cursor(g.id, {cursor.format(found)}) from pgmb.subscription_groups as g"
+    )
+    assert take(connection) == []
+
+
+def test_a_group_can_be_rewound_to_a_time(connect):
+    connection = connect()
+    subscribe(connection)
+    first = publish(connection, "a")
+    assert drain(connection) == first
+    moment = one(connection, "select clock_timestamp()")
+    second = publish(connection, "b")
+    assert drain(connection) == second
+    connection.execute("select pgmb.set_group_cursor('g', pgmb.create_event_id(%s, 0))", [moment])
+    assert take(connection) == second
+    connection.execute("select pgmb.set_group_cursor('g', null)")
+    assert take(connection) == first + second
+
+
+@pytest.mark.parametrize("move", ["set_group_cursor", "move_group"])
+def test_a_group_is_not_moved_back_to_where_it_could_not_read_on(connect, move):
+    connection = connect()
+    subscribe(connection)
+    moment = one(connection, "select clock_timestamp()")
+    old = publish_at(connection, "now() - interval '3 hours'")
+    assert drain(connection) == [old]
+    later = publish(connection, "a")
+    assert drain(connection) == later
+    connection.execute("select pgmb.maintain_events_table()")
+    to = f"select pgmb.{move}('g', pgmb.create_event_id(%s, 0))"
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="are gone") as refused:
+        connection.execute(to, [moment])
+    assert take(connection) == []
+    connection.execute(refused.value.diag.message_hint.rpartition(": ")[2])
+    assert take(connection) == later
+
+
+def test_a_group_whose_cursor_is_elsewhere_is_not_moved_back_to_where_it_could_not_read_on(
+    db, other_db, connect_to
+):
+    results, source = connect_to(db), connect_to(other_db)
+    subscribe(source)
+    old = publish_at(source, "now() - interval '3 hours'")
+    assert work(db, source=other_db) == [old]
+    later = publish(source, "a")
+    assert work(db, source=other_db) == later
+    source.execute("select pgmb.maintain_events_table()")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="are gone") as refused:
+        by_hand.move(results, source, FEED, "beginning")
+    assert work(db, source=other_db) == []
+    told = re.search(r"airflow pgchange move events:g --to '(.*)'$", refused.value.diag.message_hint)
+    assert told is not None
+    by_hand.move(results, source, FEED, told[1])
+    assert work(db, source=other_db) == later
+
+
+def test_what_a_group_whose_cursor_is_elsewhere_is_moved_back_to_is_kept_until_it_has_read_it(
+    db, other_db, connect_to
+):
+    results, source = connect_to(db), connect_to(other_db)
+    subscribe(source)
+    old = publish_at(source, "now() - interval '50 minutes'")
+    assert work(db, source=other_db) == [old]
+    later = publish(source, "a")
+    assert work(db, source=other_db) == later
+    by_hand.move(results, source, FEED, "beginning")
+    # The old event is past its retention of an hour by then, and the later one is not, whatever half hour begins.
+    maintain(source, "50 minutes")
+    assert work(db, source=other_db, limit=1) == [old]
+    assert work(db, source=other_db) == later
+    maintain(source, "50 minutes")
+    assert kept(source) == later
+
+
+def test_a_group_that_is_moved_to_now_gets_nothing_again_after_the_clock_stepped_back(connect):
+    connection = connect()
+    subscribe(connection)
+    ahead = "pgmb.create_event_id(now() + interval '1 hour', 0)"
+    connection.execute(f"update pgmb.dispatcher set last_id = {ahead}")
+    publish(connection, "a")
+    drain(connection)
+    connection.execute("select pgmb.move_group('g', pgmb.cursor_of())")
+    new = publish(connection, "b")
+    assert drain(connection) == new
+
+
+def test_a_group_set_to_now_gets_what_is_dispatched_from_now_on(connect):
+    connection = connect()
+    subscribe(connection)
+    publish(connection, "old")
+    poll_all(connection)
+    connection.execute("select pgmb.set_group_cursor('g', pgmb.create_event_id(clock_timestamp(), 0))")
+    new = publish(connection, "new")
+    assert drain(connection) == new
+
+
+@pytest.mark.parametrize("cursor", ["pm12", "nonsense", "pm" + "g" * 22, ""])
+def test_a_malformed_cursor_is_refused(connect, cursor):
+    connection = connect()
+    subscribe(connection)
+    assert error(connection, "select pgmb.set_group_cursor('g', %s)", cursor).sqlstate == "22023"
+    assert error(connection, "select pgmb.read_next_events('g', %s)", cursor).sqlstate == "22023"
+
+
+@pytest.mark.parametrize("move", ["set_group_cursor", "move_group"])
+def test_a_cursor_in_the_future_is_refused(connect, move):
+    connection = connect()
+    subscribe(connection)
+    future = "pgmb.create_event_id(now() + interval '1 hour', 0)"
+    assert "future" in str(error(connection, f"select pgmb.{move}('g', {future})"))
+
+
+@pytest.mark.parametrize("move", ["set_group_cursor", "move_group"])
+def test_what_comes_after_the_clock_stepped_back_is_read_behind_a_cursor_of_before(connect, move):
+    connection = connect()
+    subscribe(connection)
+    drain(connection)
+    connection.execute(f"select pgmb.{move}('g', pgmb.create_event_id(clock_timestamp(), 0))")
+    assert one(
+        connection,
+        "select left(g.last_read_event_id, 15) = left(d.last_id, 15) "
+        "from pgmb.subscription_groups as g, pgmb.dispatcher_now() as d",
+    )
+
+
+def test_a_group_whose_cursor_is_elsewhere_is_not_moved_into_the_future(db, other_db, connect_to):
+    results, source = connect_to(db), connect_to(other_db)
+    subscribe(source)
+    assert work(db, source=other_db) == []
+    future = one(source, "select pgmb.create_event_id(now() + interval '1 hour', 0)")
+    at = Jsonb(one(results, "select pgmb.position('g')"))
+    assert "future" in str(error(source, "select pgmb.note_move('g', %s, %s)", at, future))
+    by_hand.move(results, source, FEED, "now")
+    ids = publish(source, "a")
+    assert work(db, source=other_db) == ids
+
+
+def test_the_cursor_of_another_group_is_refused(connect):
+    connection = connect()
+    subscribe(connection, "g", TOPICAL, {"topic": "a"})
+    subscribe(connection, "h", TOPICAL, {"topic": "b"})
+    publish(connection, "a", "b", "b")
+    poll_all(connection)
+    theirs = read(connection, "h")[0]["next_cursor"]
+    assert "not one of group" in str(error(connection, "select pgmb.set_group_cursor('g', %s)", theirs))
+
+
+def test_a_group_that_another_reads_is_not_moved(connect):
+    connection, other = connect(), connect()
+    subscribe(connection)
+    publish(connection, "a")
+    poll_all(connection)
+    cursor = read(connection, peek=False)[0]["next_cursor"]
+    assert error(other, "select pgmb.set_group_cursor('g', %s)", cursor).sqlstate == "55P03"

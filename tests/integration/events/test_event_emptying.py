@@ -1,0 +1,231 @@
+"""Old partitions are emptied and dropped beside those who write and read: nobody waits, and nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin.maintenance import maintain as look_after
+from tests.event_keeping import dispatch, kept, lines, maintain, narrow, partitions, publish, read, subscribe
+from tests.limits import be_patient
+from tests.tubes import one
+from tests.waiting import until, waits
+
+LATER = "5 hours"
+OLD = "timestamptz '2020-01-01 00:00+00'"
+TRIM = f"select pgmb.trim_partitions('pgmb.events', now() + interval '{LATER}')"
+
+
+@pytest.fixture
+def log(connect):
+    """A log with a group that reads everything."""
+    connection = connect()
+    subscribe(connection)
+    return connection
+
+
+def test_an_event_written_while_the_partition_is_about_to_go_stays(log, connect):
+    # Of one moment, and so of one partition.
+    now = f"'{one(log, 'select now()')}'"
+    ids = publish(log, at=now)
+    dispatch(log)
+    read(log)
+    publisher = connect(autocommit=False)
+    late = publish(publisher, at=now)
+    log.execute("set statement_timeout = '20s'")
+    assert any("it is in use" in line for line in maintain(log, LATER))
+    publisher.commit()
+    assert any("not all in it is dispatched" in line for line in maintain(log, LATER))
+    assert kept(log) == [*ids, *late]
+    dispatch(log)
+    assert read(log) == late
+
+
+def test_an_event_that_is_committed_while_retention_waits_for_its_partition_stays(log, connect, db):
+    ids = publish(log)
+    dispatch(log)
+    read(log)
+    be_patient(log)
+    publisher, told = connect(autocommit=False), []
+    late = publish(publisher)
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as trimming:
+            told.extend(lines(trimming, TRIM))
+
+    trimming = threading.Thread(target=work)
+    trimming.start()
+    until(log, waits(kind="relation"))
+    publisher.commit()
+    trimming.join()
+    assert any("not all in it is dispatched" in line for line in told)
+    assert kept(log) == [*ids, *late]
+
+
+def test_retention_does_not_wait_for_a_long_reader_and_nobody_for_retention(log, connect):
+    publish(log)
+    dispatch(log)
+    read(log)
+    reader = connect(autocommit=False)
+    reader.execute("select from pgmb.events").fetchall()
+    log.execute("set statement_timeout = '20s'")
+    assert any("postponed" in line and "it is in use" in line for line in maintain(log, LATER))
+    reader.rollback()
+    assert any("emptied" in line for line in maintain(log, LATER))
+
+
+def test_a_publisher_does_not_wait_while_old_partitions_are_emptied(log, connect):
+    publish(log)
+    dispatch(log)
+    read(log)
+    maintain(log, LATER)
+    trimming, publisher = connect(autocommit=False), connect()
+    publish(log)
+    dispatch(log)
+    read(log)
+    # Of another partition than the one that is locked.
+    later = one(log, "select now() + interval '4 hours'")
+    told = lines(trimming, f"select pgmb.trim_partitions('pgmb.events', '{later + (later - later)}')")
+    publisher.execute("set lock_timeout = '1s'")
+    publish(publisher, at="now() + interval '3 hours'")
+    trimming.commit()
+    assert any("emptied" in line for line in told)
+
+
+def test_emptied_partitions_are_dropped_when_there_are_many(log):
+    for hours in range(1, 9):
+        lines(log, f"select pgmb.make_partitions('pgmb.events', now() + interval '{hours} hours')")
+    before = partitions(log)
+    told = lines(log, "select pgmb.drop_emptied('pgmb.events', now() + interval '9 hours', 8)")
+    assert len(told) > 8
+    assert len(partitions(log)) == len(before) - len(told)
+    ids = publish(log, 2)
+    dispatch(log)
+    assert read(log) == ids
+
+
+def test_emptied_partitions_stay_while_somebody_writes(log, connect):
+    writer = connect(autocommit=False)
+    ids = publish(writer)
+    log.execute("set statement_timeout = '20s'")
+    before = partitions(log)
+    told = lines(log, "select pgmb.drop_emptied('pgmb.events', now() + interval '9 hours', 0)")
+    assert told == ["postponed dropping empty partitions of events: it is in use"]
+    assert partitions(log) == before
+    writer.commit()
+    dispatch(log)
+    assert read(log) == ids
+
+
+def test_a_partition_that_holds_something_is_not_dropped(log):
+    publish(log)
+    lines(log, "select pgmb.drop_emptied('pgmb.events', now() + interval '9 hours', 0)")
+    assert len(partitions(log)) == 1
+    assert len(kept(log)) == 1
+
+
+def test_everything_is_read_once_while_partitions_come_and_go(log, db):
+    """Publishers, the dispatcher and a reader at work, with partitions of a second that live for one more: so
+    it takes as long as some of them live."""
+    narrow(log)
+    published, got, stop = [], [], threading.Event()
+
+    def write():
+        with psycopg.connect(db, autocommit=True) as publisher:
+            while not stop.is_set():
+                if len(published) - len(got) > 100:
+                    stop.wait(0.01)
+                    continue
+                published.extend(publish(publisher, 3))
+                published.extend(publish(publisher, at="now() + interval '300 ms'"))
+                published.extend(publish(publisher, at="now() + interval '4 seconds'"))
+                published.extend(publish(publisher, at="now() - interval '1 hour'"))
+
+    def consume():
+        with psycopg.connect(db, autocommit=True) as consumer:
+            while not stop.is_set():
+                dispatch(consumer)
+                got.extend(read(consumer))
+
+    threads = [threading.Thread(target=write), threading.Thread(target=consume)]
+    for thread in threads:
+        thread.start()
+    told = []
+    aside = 0
+    while sum("emptied" in line for line in told) < 4 or sum("dropped" in line for line in told) < 4:
+        aside += one(log, "select pgmb.place_scheduled()")
+        for table in ("events", "dispatched"):
+            told += lines(log, f"select pgmb.make_partitions('pgmb.{table}')")
+            told += lines(log, f"select pgmb.trim_partitions('pgmb.{table}')")
+            told += lines(log, f"select pgmb.drop_emptied('pgmb.{table}', spare => 0)")
+        stop.wait(0.1)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    while one(log, "select exists (select from pgmb.unread_events)"):
+        dispatch(log)
+    dispatch(log)
+    got.extend(read(log))
+    assert aside > 0
+    assert sorted(got) == sorted(published)
+
+
+@pytest.fixture
+def many(log):
+    """40 old partitions with an event each that everybody has read."""
+    narrow(log)
+    for statement in lines(
+        log,
+        "select format('create table pgmb.events_old_%s partition of pgmb.events for values from (%L) to (%L)', n, "
+        "pgmb.create_event_id(t, 0), pgmb.create_event_id(t + interval '1 minute', 0)) "
+        "from generate_series(1, 40) as n cross join lateral ("
+        f"select {OLD} + n * interval '1 minute') as o(t)",
+    ):
+        log.execute(statement)
+    for n in range(1, 41):
+        publish(log, at=f"{OLD} + interval '{n} minutes 1 second'")
+    dispatch(log)
+    assert len(read(log)) == 40
+    return log
+
+
+def test_of_many_old_partitions_a_few_are_emptied_in_a_transaction_and_the_rest_in_others(many):
+    told = lines(many, "select pgmb.trim_partitions('pgmb.events')")
+    emptied = [line for line in told if line.startswith("emptied")]
+    assert 1 <= len(emptied) <= 16
+    assert told[-1] == f"left {40 - len(emptied)} old partitions of events to the next time"
+    report = look_after(many)
+    assert len([line for line in report.done if line.startswith("emptied events_old_")]) == 40 - len(emptied)
+    assert not any(line.startswith("left") for line in report.done)
+    assert kept(many) == []
+
+
+def test_old_partitions_that_are_in_use_keep_no_other_from_being_emptied(many, connect):
+    reader = connect(autocommit=False)
+    for n in range(1, 21):
+        reader.execute(f"select from pgmb.events_old_{n}")
+    report = look_after(many)
+    assert len([line for line in report.done if line.startswith("emptied events_old_")]) == 20
+    assert len([line for line in report.done if line.startswith("postponed events_old_")]) == 20
+    reader.rollback()
+    look_after(many)
+    assert kept(many) == []
+
+
+def test_what_is_not_dispatched_is_gone_through_once_for_all_old_partitions(many):
+    for _ in range(1000):
+        publish(many)
+    (held,) = publish(many, at=f"{OLD} + interval '20 minutes 2 seconds'")
+    with many.transaction():
+        many.execute("set local enable_seqscan = off")
+        told = lines(many, "select pgmb.trim_partitions('pgmb.events')")
+        gone_through = one(
+            many,
+            "select sum(pg_stat_get_xact_tuples_returned(c.oid)) from pg_class as c where c.relname ~ '^published_'",
+        )
+    assert "kept events_old_20: not all in it is dispatched" in told
+    assert gone_through < 5000
+    look_after(many)
+    assert held in kept(many)

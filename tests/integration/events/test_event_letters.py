@@ -1,0 +1,140 @@
+"""Dead letters of a group's feed: batches that were given up, with their events, whatever the log keeps."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.events import Event, publish, subscribe, topical, unsubscribe
+from airflow_pgchange.feeds import ConsumerTransaction, EventFeed
+from airflow_pgchange.feeds.draining import Plan, drain
+from airflow_pgchange.feeds.errors import LetterRefused
+from tests.batches import taken
+from tests.events import take
+
+FEED = EventFeed("g")
+
+
+@pytest.fixture
+def connection(connect):
+    connection = connect()
+    subscribe(connection, "g", topical("t"))
+    return connection
+
+
+def numbers(start, stop):
+    return [Event("t", {"n": n}) for n in range(start, stop)]
+
+
+def given_up(db, results=None, **plan):
+    """Try the next batch once, in vain."""
+
+    def fail(transaction, batch):
+        raise ValueError("poison")
+
+    asked = {"limit": 5000, "max_batches": 1, "max_attempts": 1, "on_give_up": "dead_letter", **plan}
+    return drain(Plan(FEED, results or db, db, **asked), fail)
+
+
+def work(db):
+    changes = taken(FEED, db, limit=10_000)
+    return [(change.data["payload"]["n"], change.data["metadata"]) for change in changes]
+
+
+def test_a_batch_that_is_given_up_is_a_dead_letter_and_the_group_goes_on(db, connection):
+    publish(connection, numbers(0, 3))
+    assert len(given_up(db).letters) == 1
+    publish(connection, numbers(3, 5))
+    assert [n for n, _ in work(db)] == [3, 4]
+    (letter,) = dead_letters.listed(connection)
+    assert (letter.kind, letter.consumer, letter.changes, letter.attempts) == ("event", "events:g", 3, 1)
+    assert letter.error == "ValueError: poison"
+    assert letter.hindrance is None
+
+
+def test_a_letter_that_is_sent_again_brings_its_events_to_its_group_alone_and_in_order(db, connection):
+    subscribe(connection, "other")
+    ids = publish(connection, numbers(0, 3), returning=True)
+    given_up(db)
+    assert len(take(connection, "other")) == 3
+    (letter,) = dead_letters.listed(connection)
+    connection.execute("delete from pgmb.events")
+    dead_letters.redrive(connection, ids=[letter.id])
+    assert dead_letters.listed(connection) == []
+    assert work(db) == [(n, {"replay_of": ids[n]}) for n in range(3)]
+    assert take(connection, "other") == []
+
+
+def test_a_large_batch_is_a_letter_for_each_thousand(db, connection):
+    publish(connection, numbers(0, 2500))
+    given_up(db)
+    found = dead_letters.listed(connection, consumer="events:g")
+    assert [letter.changes for letter in found] == [1000, 1000, 500]
+    dead_letters.redrive(connection, consumer="events:g")
+    assert [n for n, _ in work(db)] == list(range(2500))
+
+
+def test_very_large_events_are_a_letter_for_each_few_of_them(db, connection):
+    publish(connection, [Event("t", {"n": n, "large": "x" * 5 * 2**20}) for n in range(4)])
+    assert len(given_up(db).letters) == 1
+    listed = dead_letters.listed(connection)
+    assert len(listed) > 1
+    assert sum(letter.changes for letter in listed) == 4
+    dead_letters.redrive(connection, ids=[letter.id for letter in listed])
+    assert [n for n, _ in work(db)] == [0, 1, 2, 3]
+
+
+def test_a_letter_whose_group_has_no_subscription_any_more_stays_and_says_so(db, connection):
+    publish(connection, numbers(0, 3))
+    given_up(db)
+    unsubscribe(connection, connection.execute("select id from pgmb.subscriptions").fetchone()[0])
+    (letter,) = dead_letters.listed(connection)
+    assert "no event can be sent to group g: its subscription" in letter.hindrance
+    with pytest.raises(LetterRefused):
+        dead_letters.redrive(connection, ids=[letter.id])
+    assert len(dead_letters.listed(connection)) == 1
+
+
+def test_a_letter_whose_subscription_goes_in_that_very_moment_is_sent_to_nobody(db, connection):
+    subscribe(connection, "other")
+    publish(connection, numbers(0, 3))
+    given_up(db)
+    assert len(take(connection, "other")) == 3
+    (letter,) = dead_letters.listed(connection)
+    connection.execute("delete from pgmb.subscriptions where group_id = 'g'")
+    # What pgchange.redrive() calls once it has found the letter to be sendable.
+    with pytest.raises(psycopg.Error, match="no event can be sent to group g"):
+        connection.execute("select pgmb.redrive(%s)", [letter.id])
+    assert take(connection, "other") == []
+    assert len(dead_letters.listed(connection)) == 1
+
+
+def test_a_letter_in_another_database_than_its_events_says_that_it_cannot_be_sent(
+    db, other_db, connection, connect_to
+):
+    publish(connection, numbers(0, 3))
+    given_up(db, other_db)
+    (letter,) = dead_letters.listed(connect_to(other_db))
+    assert letter.changes == 3
+    assert "in another database" in letter.hindrance
+
+
+def test_dropping_a_group_drops_its_letters(db, connection):
+    publish(connection, numbers(0, 3))
+    given_up(db)
+    connection.execute("select pgmb.drop_group('g')")
+    assert dead_letters.listed(connection) == []
+
+
+def test_a_batch_whose_cursor_is_in_another_database_is_not_skipped_here(db, other_db, connection):
+    publish(connection, numbers(0, 3))
+    with (
+        pytest.raises(ZeroDivisionError),
+        ConsumerTransaction(FEED, other_db, db) as consumer,
+    ):
+        consumer.claim(10)
+        raise ZeroDivisionError
+    with pytest.raises(psycopg.Error, match="in another database") as refused:
+        connection.execute("select pgmb.skip_batch('g', 'no use')")
+    assert "airflow pgchange skip events:g" in refused.value.diag.message_hint

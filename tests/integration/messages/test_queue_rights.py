@@ -1,0 +1,223 @@
+"""Every function as every role, over real connections."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from airflow_pgchange.feeds import ConsumerTransaction, QueueFeed
+from tests.queues import drain, post, there
+
+pytestmark = pytest.mark.hstore
+
+DENIED = "Access denied"
+
+SAGA = (
+    '{"name": "s", "bungs": "q", "end": "q", "rolled_back": "q", '
+    '"steps": [{"name": "a", "queue": "q", "compensation": "q", "after": []}]}'
+)
+
+POST = {
+    "mbus.post_q('n=>1')",
+    "mbus.postn_q(array['n=>1']::hstore[])",
+    "mbus.post('q', 'n=>1')",
+    "mbus.get_iid('q')",
+    f"mbus.start_saga('{SAGA}', '')",
+}
+CONSUME = {
+    "mbus.consume_q_by_default()",
+    "mbus.consumen_q_by_default(3)",
+    "mbus.take_from_q_by_default('q.1')",
+    "mbus.consume('q')",
+    "mbus.retry_faults('q')",
+    "mbus.feed_claim('q', 'default', '{}', 1)",
+    "mbus.feed_lag('q', 'default', 1)",
+    "mbus.feed_in_work('q', 'default', '{}')",
+    "mbus.feed_changes('q', 'default', '{}', 0, 1)",
+    "mbus.feed_ack('q', 'default', '{}')",
+    "mbus.feed_note_failure('q', 'default', '{}', 'why')",
+    "mbus.feed_skip('q', 'default', '{}', 'why')",
+    "mbus.feed_passed('q', 'default', '{\"upto\": 0, \"snapshot\": \"1:1:\"}')",
+    "mbus.skip_batch('q', 'default', 'why')",
+}
+LOOK = {
+    "mbus.take('q.1')",
+    "mbus.peek('q.1')",
+    "mbus.peek_q()",
+    "mbus.is_msg_exists('q.1')",
+    "mbus.estimated_messages('q')",
+    "mbus.create_temporary_consumer('q')",
+    "mbus.try_again('q.1', '0')",
+    "mbus.feed_point('q')",
+    "mbus.saga_turn('q.1')",
+    "mbus.saga_done('q.1')",
+    "mbus.saga_try_again('q.1', '0', 'why')",
+    "mbus.saga_roll_back('q.1', 'why')",
+}
+OTHER = {
+    "mbus.consume_q_by_other()",
+    "mbus.consumen_q_by_other(3)",
+    "mbus.take_from_q_by_other('q.1')",
+    "mbus.consume('q', 'other')",
+}
+KEEP = {"mbus.clear_queue_q()", "mbus.create_consumer('new', 'q')", "mbus.drop_consumer('other', 'q')"}
+MAKE = {
+    "mbus.create_queue('new', 4, true)",
+    "mbus.drop_queue('q')",
+    "mbus.create_trigger('q', 'r')",
+    "mbus.drop_trigger('q', 'r')",
+}
+OWNER = {
+    "mbus.create_consumer('new', 'q', 'true')",
+    "mbus.create_temporary_consumer('q', 'true')",
+    "mbus.create_trigger('q', 'r', 'true')",
+    "mbus.create_view('q')",
+    "mbus.create_run_function('q')",
+}
+DMQ = {"mbus.post_dmq('n=>1')", "mbus.post_dmq('n=>1', iid => 'q.1')"}
+FREE = {
+    "mbus.list()",
+    "mbus.can_post('q')",
+    "mbus.can_consume('q')",
+    "mbus.create_temporary_queue()",
+    "mbus.post_temp('temp.x', 'n=>1')",
+    "mbus.consume_temp('temp.x')",
+    "mbus.clear_tempq()",
+    "mbus.feed_lock('q', 'default')",
+    "mbus.feed_locked('q', 'default')",
+    "mbus.feed_position('q', 'default')",
+    "mbus.saga_state(7)",
+    "mbus.saga_steps(7)",
+    "mbus.saga_data(7)",
+    "mbus.latest_sagas()",
+    "mbus.queues()",
+    "mbus.stuck_sagas()",
+    "mbus.status()",
+}
+"""For everybody: they tell of nothing, or want a name that nobody can guess."""
+
+ALLOWED = {
+    "nobody": FREE,
+    "post_q": FREE | POST | DMQ,
+    "consume_q_by_default": FREE | CONSUME | LOOK | DMQ,
+    "consume_q_by_other": FREE | OTHER | LOOK | DMQ,
+    "admin_q": FREE | POST | CONSUME | OTHER | LOOK | KEEP | DMQ,
+    "admin": FREE | POST | CONSUME | OTHER | LOOK | KEEP | MAKE | DMQ,
+}
+EVERY = FREE | POST | CONSUME | OTHER | LOOK | KEEP | MAKE | OWNER | DMQ
+FAILS = {
+    "feed_claim": "claimed without its lock",
+    "feed_ack": "no longer as it was claimed",
+    "feed_skip": "is at work, or acked",
+    "skip_batch": "has no batch in work",
+    "try_again": "still in queue q",
+    "post_temp": "Unknown queue:temp.x",
+    "consume_temp": "Unknown queue:temp.x",
+}
+"""What those are told who may call a function for which there is nothing to do."""
+
+
+def function(call):
+    return call.partition("(")[0].removeprefix("mbus.")
+
+
+@pytest.mark.parametrize("right", ALLOWED)
+def test_a_role_may_do_what_it_was_granted_and_nothing_else(owner, role, connect_to, right):
+    who = role("user")
+    if right != "nobody":
+        owner.execute(f"grant mbus_{owner.info.dbname}_{right} to {who.name}")
+    session = connect_to(who.conninfo, autocommit=False)
+    for call in sorted(EVERY):
+        post(owner, 1)
+        if call in ALLOWED[right] and function(call) in FAILS:
+            with pytest.raises(psycopg.Error, match=FAILS[function(call)]):
+                session.execute(f"select * from {call}")
+        elif call in ALLOWED[right]:
+            session.execute(f"select * from {call}")
+        else:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege, match=DENIED):
+                session.execute(f"select * from {call}")
+        session.rollback()
+
+
+def test_every_function_that_is_open_to_all_is_among_those_that_the_roles_try(owner):
+    opened = owner.execute(
+        "select distinct proname from pg_proc where pronamespace = 'mbus'::regnamespace "
+        "and has_function_privilege('public', oid, 'execute') and proname !~ '_r(_by_default)?$'"
+    ).fetchall()
+    assert {row[0] for row in opened} == set(map(function, EVERY))
+
+
+@pytest.mark.parametrize("right", ALLOWED)
+def test_no_role_reaches_the_tables_behind_the_functions(owner, role, connect_to, right):
+    who = role("user")
+    if right != "nobody":
+        owner.execute(f"grant mbus_{owner.info.dbname}_{right} to {who.name}")
+    session = connect_to(who.conninfo)
+    post(owner, 1)
+    tables = ['"log$q"', "dmq", "tempq", "queue", "consumer", "position", "level", "apart", "receipt"]
+    statements = [f"delete from mbus.{table}" for table in tables]
+    statements += [f"select * from mbus.{relation}" for relation in [*tables, '"qt$q"', '"all$q"']]
+    for statement in statements:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied"):
+            session.execute(statement)
+    for call in [
+        "mbus.claim((select null::mbus.queue), 1, 1)",
+        'mbus."receive$1"()',
+        'mbus."single$1"()',
+        "mbus.make_role('mine')",
+    ]:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied"):
+            session.execute(f"select {call}")
+    assert there(owner) == ["1"]
+
+
+def test_who_may_create_where_hstore_is_has_nothing_called_by_the_queues(owner, role, connect_to):
+    """PostgreSQL's own mod() takes two bigints, and this one what is given to it."""
+    stranger = role("stranger")
+    owner.execute(f"grant create on schema public to {stranger.name}")
+    connect_to(stranger.conninfo).execute(
+        "create function public.mod(bigint, integer) returns bigint language plpgsql as "
+        "$$ begin raise 'called as %', current_user; end $$"
+    )
+    post(owner, 1)
+    assert there(owner) == ["1"]
+    assert drain(owner) == ["1"]
+    paths = {
+        setting
+        for (settings,) in owner.execute(
+            "select proconfig from pg_proc where pronamespace = 'mbus'::regnamespace and proconfig is not null"
+        )
+        for setting in settings
+        if setting.startswith("search_path=")
+    }
+    assert paths == {"search_path=pg_catalog, mbus, pg_temp"}
+
+
+def test_run_on_runs_what_its_caller_could_run(owner, role, connect_to):
+    caller = role("caller")
+    owner.execute("create table public.pieces (sku text, pieces text); select mbus.create_run_function('q')")
+    for granted in (
+        "usage on schema mbus",
+        "execute on function mbus.run_on_q, mbus.consumen_q_by_default",
+        "insert on public.pieces",
+    ):
+        owner.execute(f"grant {granted} to {caller.name}")
+    owner.execute(f"grant mbus_{owner.info.dbname}_consume_q_by_default to {caller.name}")
+    post(owner, 1)
+    done = "select mbus.run_on_q('insert into pieces select (each($1.data)).*')"
+    assert connect_to(caller.conninfo).execute(done).fetchall() == [(1,)]
+    assert owner.execute("table public.pieces").fetchall() == [("n", "1")]
+
+
+def test_who_consumes_by_one_consumer_does_not_read_the_batch_of_another(owner, role, connect_to, db):
+    who = role("user")
+    owner.execute(f"grant mbus_{owner.info.dbname}_consume_q_by_other to {who.name}")
+    post(owner, 1)
+    with ConsumerTransaction(QueueFeed("q"), db) as consumer:
+        batch = consumer.claim(10)
+        assert len(list(consumer.changes())) == 1
+        theirs = "select * from mbus.feed_changes('q', 'other', %s, 0, 9)"
+        assert connect_to(who.conninfo).execute(theirs, [Jsonb(dict(batch.bounds))]).fetchall() == []
+        consumer.ack()

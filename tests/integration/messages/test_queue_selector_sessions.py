@@ -1,0 +1,157 @@
+"""Selectors mean the same in every session, whatever its time zone and its ways to write times and numbers."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin import dead_letters
+from tests.queues import consume, consumer, drain, make, one, post, there
+
+pytestmark = pytest.mark.hstore
+
+ELSEWHERE = (
+    "set timezone = 'Etc/GMT-6'; set datestyle = 'ISO, DMY'; set intervalstyle = 'sql_standard'; "
+    "set extra_float_digits = -15; set bytea_output = 'escape'; set transform_null_equals = on"
+)
+
+
+@pytest.fixture
+def q(connect):
+    connection = connect()
+    connection.execute("set timezone = 'Etc/GMT+3'")
+    make(connection)
+    return connection
+
+
+@pytest.fixture
+def elsewhere(connect):
+    """A session with other settings."""
+    connection = connect()
+    connection.execute(ELSEWHERE)
+    return connection
+
+
+def ends(connection):
+    return one(connection, "select (clock_timestamp() + interval '1 hour')::timestamp")
+
+
+SAME = {
+    "added": "abs(extract(epoch from t.added) - public.now_in_utc()) < 600",
+    "expires": "t.expires is null or extract(epoch from t.expires) - public.now_in_utc() between 3000 and 4200",
+    "delayed": "extract(epoch from t.delayed_until) - public.now_in_utc() between -600 and 600",
+    "float": "(t.data->'f')::float8::text = '0.30000000000000004'",
+    "bytes": "decode(t.data->'b', 'hex')::text = '\\x0001'",
+    "null": "(t.data->'missing' = null) is null",
+}
+CLOCK = """
+create function public.now_in_utc() returns float8 language plpgsql immutable as $$
+begin
+    return extract(epoch from clock_timestamp() at time zone 'UTC');
+end
+$$;
+"""
+"""Not what it is said to be: so a test knows what a time of a message is compared with."""
+
+
+@pytest.mark.parametrize("name", list(SAME))
+def test_what_matches_in_one_session_matches_in_another(q, elsewhere, name):
+    q.execute(CLOCK)
+    consumer(q, "c", SAME[name])
+    make(q, "copies")
+    q.execute("select mbus.create_trigger('q', 'copies', %s)", [SAME[name]])
+    for number, session in enumerate([q, elsewhere], 1):
+        session.execute(
+            "select mbus.post('q', hstore(array['n', %s, 'f', '0.30000000000000004', 'b', '0001']), expires => %s, "
+            "delayed_until => (clock_timestamp() - interval '1 second')::timestamp)",
+            [str(number), ends(session)],
+        )
+    wanted = 'select id, cardinality(wanted) from mbus."all$q" order by id'
+    assert q.execute(wanted).fetchall() == elsewhere.execute(wanted).fetchall() == [(1, 2), (2, 2)]
+    assert [consume(session, "c") for session in (q, elsewhere)] == ["1", "2"]
+    assert sorted(drain(elsewhere, queue="copies")) == ["1", "2"]
+
+
+@pytest.mark.parametrize("name", list(SAME))
+def test_a_new_consumer_has_what_is_in_the_queue_whoever_makes_it(q, elsewhere, name):
+    q.execute(CLOCK)
+    q.execute(
+        "select mbus.post('q', 'n=>1, f=>0.30000000000000004, b=>0001', expires => %s, "
+        "delayed_until => (clock_timestamp() - interval '1 second')::timestamp)",
+        [ends(q)],
+    )
+    consumer(q, "keeps")
+    assert consume(q) == "1"
+    consumer(elsewhere, "c", SAME[name])
+    assert consume(q, "c") == "1"
+
+
+def test_a_dead_letter_is_judged_alike_in_every_session(q, elsewhere):
+    q.execute(CLOCK)
+    consumer(q, "c", SAME["added"])
+    for session in (q, elsewhere):
+        iid = post(session, 1)
+        assert consume(session, "c") == "1"
+        with session.transaction():
+            assert consume(session) == "1"
+            session.execute("select mbus.post_dmq('n=>1', iid => %s)", [iid])
+        assert [letter.hindrance for letter in dead_letters.listed(elsewhere)] == [None]
+        dead_letters.redrive(session, ids=[letter.id for letter in dead_letters.listed(session)])
+        assert drain(session) == ["1"]
+    assert there(q) == []
+
+
+def test_times_of_messages_are_handed_out_in_the_time_zone_of_who_receives(q, elsewhere):
+    consumer(q, "c", "t.added > '2020-01-01'")
+    post(q, 1)
+    ages = "select localtimestamp - added between '-1 minute' and '1 minute' from mbus.consume('q', %s)"
+    assert one(elsewhere, ages, "c")
+    assert one(q, ages, "default")
+
+
+@pytest.mark.parametrize("by", ["consumer", "temporary consumer", "trigger"])
+@pytest.mark.parametrize(
+    "selector",
+    [
+        "t.added > 'now'",
+        "t.added > 'NOW'::timestamp",
+        "t.added > 'today'",
+        "t.added > timestamp 'yesterday'",
+        "t.expires < 'tomorrow 10:00'",
+        "t.added::date > 'today'",
+        "t.added at time zone 'UTC' > 'now'",
+        "t.added at time zone 'UTC' > 'today'",
+        "t.added at time zone 'UTC' > '2026-01-01 00:00'",
+        "t.added < '01/12/2026'",
+        "t.added - interval '-1 2:03:04' > '2026-01-01'",
+        "t.added <@ '[2026-01-01, now]'::tsrange",
+        "t.added = any ('{now, 2026-01-01}'::timestamp[])",
+        "localtime > '10:00'",
+        "t.added::time > 'now'",
+    ],
+)
+def test_a_time_that_is_another_one_in_another_session_is_refused(q, selector, by):
+    make(q, "r")
+    made = {
+        "consumer": "select mbus.create_consumer('c', 'q', %s)",
+        "temporary consumer": "select mbus.create_temporary_consumer('q', %s)",
+        "trigger": "select mbus.create_trigger('q', 'r', %s)",
+    }[by]
+    with pytest.raises(psycopg.Error, match="Wrong selector") as refused:
+        q.execute(made, [selector])
+    assert "so it may depend on the message alone" in refused.value.diag.message_detail
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        "t.data->'n' in ('now', 'today', '01/12/2026')",
+        "t.added > '2026-01-12' and t.added > timestamp '2026-01-12 10:00'",
+        "t.added at time zone 'UTC' > '2026-01-01 00:00+00'",
+        "t.added - interval '1 day 02:03' > 'epoch' and t.expires < 'infinity'",
+        "t.added::date = date '2026-01-12'",
+    ],
+)
+def test_a_time_that_is_written_out_is_none_of_them(elsewhere, q, selector):
+    consumer(elsewhere, "c", selector)
+    assert one(q, "select selector from mbus.consumer where name = 'c'") == selector

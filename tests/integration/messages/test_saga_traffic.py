@@ -1,0 +1,173 @@
+"""Many sagas at once, whose steps fail and whose handlers are killed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from airflow_pgchange.feeds import QueueFeed
+from airflow_pgchange.feeds.draining import Plan, drain
+from airflow_pgchange.feeds.errors import PgChangeError
+from airflow_pgchange.messages import RollBack, TryAgain, handle, start
+from tests import queues
+from tests.sagas import STEPS, TOUR, WORKED, note, prepare, ready
+
+pytestmark = pytest.mark.hstore
+
+WORKERS = 3
+PATIENCE = 50
+"""A worker gives up after so many rounds over all queues without getting anything done: stuck sagas fail the test."""
+KILL = """
+select count(*) from (
+    select pg_terminate_backend(pid) as hit from pg_stat_activity
+    where application_name = 'saga worker' and datname = current_database() order by random() limit 1
+) as shot where hit
+"""
+OPEN = "select count(*) from mbus.saga where state in ('forward', 'rolling back')"
+
+
+@dataclass
+class Worker:
+    """Handles whatever is there, kills a handler, perhaps itself, at each moment once and then now and again, and counts
+    what happened."""
+
+    db: str
+    seed: int
+    killed: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    put_off: int = 0
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.conninfo = make_conninfo(self.db, application_name="saga worker")
+
+    def run(self) -> None:
+        with psycopg.connect(self.db, autocommit=True) as self.watch:
+            idle = 0
+            while queues.one(self.watch, OPEN) and idle < PATIENCE:
+                before = self.done
+                for queue in self.chance.sample(WORKED, len(WORKED)):
+                    if not ready(self.watch, queue):
+                        continue
+                    try:
+                        drain(Plan(QueueFeed(queue), self.conninfo, limit=1, max_batches=None), self.process)
+                    except (PgChangeError, psycopg.Error):
+                        self.lost += 1
+                idle = 0 if self.done > before else idle + 1
+
+    def process(self, transaction, batch):
+        (change,) = transaction.changes()
+        transaction.ack(lambda kept: handle(kept, change, self.do))
+        self.done += 1
+        self.kill("before the commit")
+
+    def do(self, work, connection):
+        self.kill("before the work")
+        note(work, connection)
+        self.kill("after the work")
+        if work.kind == "step" and work.step == refused_step(work.saga):
+            return RollBack("full")
+        if work.attempt == 1 and (not self.put_off or self.chance.random() < 0.1):
+            self.put_off += 1
+            return TryAgain("engaged", timedelta())
+        return None
+
+    def kill(self, moment):
+        """A handler at work, whichever comes first."""
+        if not self.killed[moment] or self.chance.random() < 0.03:
+            self.killed[moment] += queues.one(self.watch, KILL)
+
+
+Act = tuple[str, str | None]
+
+
+def in_order(steps: Sequence[str | None]) -> bool:
+    """Whether each step comes behind those that it is after."""
+    place = {step: n for n, step in enumerate(steps)}
+    return all(
+        before in place and place[before] < place[step.name]
+        for step in TOUR.steps
+        if step.name in place
+        for before in step.after
+    )
+
+
+def is_right(state: str, acts: Sequence[Act], refused: str | None) -> bool:
+    """Whether a saga did all its steps, or undid all because one was refused: each once, and in a right order."""
+    kinds = [kind for kind, _ in acts]
+    steps = [step for kind, step in acts if kind == "step"]
+    undone = [step for kind, step in acts if kind == "compensation"]
+    if not in_order(steps) or len(set(steps)) < len(steps) or refused in steps:
+        return False
+    if refused is None:
+        return state == "complete" and set(steps) == STEPS and kinds == ["step"] * 5 + ["end"]
+    ended = ["step"] * len(steps) + ["compensation"] * 5 + ["rolled back"]
+    return state == "rolled back" and set(undone) == STEPS and kinds == ended
+
+
+def refused_step(saga: int) -> str | None:
+    """Of eleven sagas five are refused, each at another step."""
+    return dict(enumerate(sorted(STEPS))).get(saga % 11)
+
+
+@pytest.mark.parametrize(
+    "sagas", [11, pytest.param(200, marks=pytest.mark.release("many more of the same sagas"))]
+)
+def test_each_saga_is_done_or_undone_once_and_in_order_though_handlers_are_killed(db, connect, sagas):
+    """Seconds: handlers are killed at work, and their leases have to run out."""
+    connection = connect()
+    prepare(connection)
+    with connection.transaction():
+        started = [start(connection, TOUR, {"n": str(n)}) for n in range(sagas)]
+    workers = [Worker(db, seed) for seed in range(WORKERS)]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for running in [pool.submit(worker.run) for worker in workers]:
+            running.result()
+    killed = sum((worker.killed for worker in workers), Counter())
+    assert killed.keys() == {"before the work", "after the work", "before the commit"}
+    assert sum(worker.lost for worker in workers) > 0
+    assert sum(worker.put_off for worker in workers) > 0
+
+    states = dict(connection.execute("select id, state from mbus.sagas where stuck is null").fetchall())
+    acts: dict[int, list[Act]] = {saga: [] for saga in started}
+    for saga, kind, step in connection.execute("select saga, kind, step from act order by n").fetchall():
+        acts[saga].append((kind, step))
+    assert {refused_step(saga) for saga in started} == {*STEPS, None}
+    states = {saga: states.get(saga, "stuck") for saga in started}
+    wrong = [saga for saga in started if not is_right(states[saga], acts[saga], refused_step(saga))]
+    assert {saga: (states[saga], acts[saga]) for saga in wrong} == {}
+
+
+DONE: list[Act] = [("step", step) for step in ("room", "there", "back", "transfer_to", "transfer_from")]
+UNDONE: list[Act] = [("compensation", step) for step in sorted(STEPS)]
+BACK: Act = ("rolled back", None)
+
+
+@pytest.mark.parametrize(
+    ("state", "acts", "refused"),
+    [
+        ("complete", [*DONE[:4], ("end", None)], None),
+        ("complete", [*DONE, DONE[0], ("end", None)], None),
+        ("complete", [DONE[1], DONE[0], *DONE[2:], ("end", None)], None),
+        ("forward", [*DONE, ("end", None)], None),
+        ("rolled back", [*DONE[:3], *UNDONE[1:], BACK], "transfer_to"),
+        ("rolled back", [*DONE[:3], *UNDONE, UNDONE[0], BACK], "transfer_to"),
+        ("rolled back", [*DONE[:2], *UNDONE[:2], DONE[2], *UNDONE[2:], BACK], "transfer_to"),
+        ("rolled back", [*DONE[:4], *UNDONE, BACK], "transfer_to"),
+        ("rolled back", [*DONE[:3], *UNDONE], "transfer_to"),
+        ("complete", [*DONE, ("end", None)], "transfer_to"),
+    ],
+)
+def test_a_saga_that_is_neither_done_nor_undone_is_caught(state, acts, refused):
+    assert is_right("complete", [*DONE, ("end", None)], None)
+    assert is_right("rolled back", [*DONE[:3], *UNDONE, BACK], "transfer_to")
+    assert not is_right(state, acts, refused)

@@ -1,0 +1,25 @@
+"""Which tables are taken for the copies of those that touch a tube."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_pgchange.feeds.errors import PermissionDenied
+from airflow_pgchange.results.attached import Attached
+
+
+def test_a_copy_is_taken_for_one_where_keeper_and_writer_may_write_it_and_nobody_else_owns_it(connect, role):
+    ledger = connect()
+    ledger.execute("create schema finance; create table finance.ledger (id bigint primary key)")
+    keeper, stranger = role("keeper").name, role("stranger").name
+    attached = Attached("finance", 0, "public", "ledger", "id", keeper=keeper)
+    with pytest.raises(
+        PermissionDenied, match=f"{keeper}, who keeps tube finance, may not write finance.ledger"
+    ):
+        attached.copy_in(ledger, "{tube}.{table}")
+    assert attached.copy_in(ledger, "finance.{table}") == "finance.ledger"
+    ledger.execute(f"grant select, insert, update, delete on finance.ledger to {keeper}")
+    assert attached.copy_in(ledger, "{tube}.{table}") == "finance.ledger"
+    ledger.execute(f"alter table finance.ledger owner to {stranger}")
+    with pytest.raises(PermissionDenied, match=f"belongs to {stranger}, whose triggers would run"):
+        attached.copy_in(ledger, "{tube}.{table}")

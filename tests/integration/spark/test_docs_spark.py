@@ -1,0 +1,48 @@
+"""The examples of the guide to Spark, as they stand."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from airflow_pgchange.spark.job import SMALL, Job
+from airflow_pgchange.spark.package import EXECUTOR_PACKAGES
+from tests import airflow_home
+from tests.readme import ROOT, blocks
+
+airflow_home.prepare()
+
+PAGE = "docs/spark.md"
+
+
+def test_the_dag_of_the_guide_has_its_function_as_a_task() -> None:
+    """Seconds: Airflow is imported."""
+    names = {}
+    exec(blocks("python", PAGE)[1], names)
+    (task,) = names["balances"]().tasks
+    assert (task.custom_operator_name, task.task_id, task.op_kwargs) == (
+        "@task.pgchange_spark",
+        "balance",
+        {"least": 0},
+    )
+
+
+@pytest.mark.parametrize("block", [0, 2], ids=["one batch", "batch after batch"])
+def test_the_applications_of_the_guide_use_what_a_job_has(block: int) -> None:
+    tree = ast.parse(blocks("python", PAGE)[block])
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "job"
+    }
+    assert used == {"rows", "merge"} <= set(dir(Job))
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            exec(ast.unparse(node), {})
+
+
+def test_the_guide_says_what_executors_need_and_what_needs_none() -> None:
+    text = (ROOT / PAGE).read_text()
+    assert [name for name in EXECUTOR_PACKAGES if f"`{name}`" not in text] == []
+    assert f"fewer than {SMALL:,} changes" in text

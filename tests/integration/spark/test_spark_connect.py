@@ -1,0 +1,232 @@
+"""A batch beside a Spark Connect server: what spark-submit would give, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from unittest.mock import patch
+
+import pytest
+
+from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.feeds.errors import (
+    ApplicationFailed,
+    InvalidArgument,
+    MergeRefused,
+    ServerUnavailable,
+    VersionsDiffer,
+)
+from airflow_pgchange.spark import session
+from tests.connect_operator import ADD_UP, LEDGER, airline, make_operator, run
+from tests.every_type import differences, fill, make_tables
+from tests.hard_names import HARD
+
+
+@pytest.fixture
+def ledger(db, connect, monkeypatch):
+    """A ledger of five changes."""
+    connection = connect()
+    connection.execute(LEDGER)
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", airline(db))
+    return connection
+
+
+@pytest.fixture
+def operator(connect_server, ledger, tmp_path):
+    """A function that makes an operator of an application's text."""
+    return lambda text, **arguments: make_operator(tmp_path, text, **arguments)
+
+
+def total(connection):
+    return connection.execute("select n from total").fetchone()
+
+
+COPY = """
+from airflow_pgchange.spark import job as jobs, session
+jobs.SMALL = {small}
+with jobs.batch_job() as job:
+    assert job.spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
+    assert session.parallelism(job.spark) == 2
+    rows = job.rows("public.typed", key="id").dropDuplicates(["id"])
+    job.merge(rows, into="public.copied", key="id", mode="replace")
+    assert [attempt >= 0 for attempt, _ in job.staged[0].winners] == [{executors}] * len(job.staged[0].winners)
+"""
+
+
+@pytest.mark.parametrize(("small", "executors"), [(1_000_000, False), (0, True)], ids=["driver", "executors"])
+def test_every_type_under_every_name_comes_back_as_it_was(
+    connect_server, db, connect, monkeypatch, tmp_path, small, executors
+):
+    """Seconds: the server's Python processes start."""
+    connection = connect()
+    known = make_tables(connection, HARD)
+    branch = connection.execute("select revision.track('public.typed')").fetchone()[0]
+    fill(connection, known)
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", airline(db))
+    task = make_operator(
+        tmp_path,
+        COPY.format(small=small, executors=executors),
+        feed=CommitFeed("copies", branch),
+        conf={"spark.sql.session.timeZone": "America/New_York"},
+    )
+    assert run(task)["batches"] == 1
+    assert connection.execute("select count(*) from copied").fetchone() == (6,)
+    assert differences(connection, known) == []
+
+
+def test_the_same_application_adds_batch_after_batch_and_what_each_is_at_is_said(
+    operator, ledger, monkeypatch
+):
+    """Seconds: an application for each of three batches."""
+    monkeypatch.setattr("airflow_pgchange.feeds.progress.EVERY", 0.01)
+    task = operator(ADD_UP, limit=2, max_batches=None)
+    with patch.object(task.log, "info") as info:
+        assert run(task)["batches"] == 3
+    assert total(ledger) == (5,)
+    said = "\n".join(str(call.args[-1]) for call in info.call_args_list)
+    for told in ("reading: 2 changes", "staged public.total: 1 rows", "merging public.total: 1 rows"):
+        assert told in said
+
+
+SERVE = """
+import os
+from pyspark.sql import functions as f
+from airflow_pgchange.spark import job as jobs
+jobs.SMALL = {small}
+for job in jobs.batch_jobs():
+    print(os.getpid(), "serves", job.spark.session_id)
+    rows = job.rows("public.ledger", key="id").groupBy(f.lit("all").alias("what"))
+    job.merge(rows.agg(f.sum("amount").alias("n")), into="public.total", key="what", mode="add")
+"""
+
+
+@pytest.mark.parametrize("small", [1_000_000, 0], ids=["driver", "executors"])
+def test_an_application_that_serves_batches_does_so_in_one_process_and_one_session(
+    operator, ledger, connect_server, small
+):
+    """Seconds: the server's Python processes start."""
+    task = operator(SERVE.format(small=small), limit=2, max_batches=None)
+    with patch.object(task.log, "info") as info:
+        assert run(task)["batches"] == 3
+    said = [call.args[0] for call in info.call_args_list if "serves" in call.args[0]]
+    assert (len(said), len(set(said))) == (3, 1)
+    assert total(ledger) == (5,)
+    connect_server.wait_until_idle()
+
+
+LEFT = """
+from airflow_pgchange.spark.job import batch_jobs
+for job in batch_jobs():
+    break
+"""
+
+
+def test_a_batch_whose_loop_is_left_by_a_break_is_not_processed(operator, ledger):
+    with pytest.raises(MergeRefused, match="must not be left by a break"):
+        run(operator(LEFT))
+    assert run(operator(ADD_UP))["changes"] == 5
+
+
+WAIT = """
+from airflow_pgchange.spark.job import batch_job
+with batch_job() as job:
+    job.spark.sql("select java_method('java.lang.Thread', 'sleep', 500L) from range(1)").collect()
+"""
+
+
+def test_while_spark_runs_it_is_said_how_many_of_its_stages_are_done(operator, monkeypatch):
+    """A server tells it every two seconds, and of what is over sooner perhaps nothing."""
+    monkeypatch.setattr("airflow_pgchange.feeds.progress.EVERY", 0.01)
+    task = operator(WAIT, conf={"spark.connect.progress.reportInterval": "50ms"})
+    with patch.object(task.log, "info") as info:
+        assert run(task)["batches"] == 1
+    assert any(re.search(r"stages: \d+ of \d+ done", str(call.args[-1])) for call in info.call_args_list)
+
+
+TOLD = """
+import os, sys
+import mine, other
+print(sys.argv[1:], os.environ["COLOUR"], mine.WORD, other.WORD)
+from airflow_pgchange.spark.job import batch_job
+with batch_job() as job:
+    @__import__("pyspark.sql.functions", fromlist=["udf"]).udf
+    def word(_):
+        import airflow_pgchange, mine
+        return mine.WORD
+    print(job.spark.range(1).select(word("id")).collect()[0][0], "on the server")
+"""
+
+
+def test_arguments_variables_and_files_reach_the_application_and_its_output_the_log(operator, tmp_path):
+    """Seconds: the server's Python processes start."""
+    with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
+        archive.writestr("mine.py", "WORD = 'zipped'")
+    (tmp_path / "elsewhere").mkdir()
+    other = tmp_path / "elsewhere" / "other.py"
+    other.write_text("WORD = 'plain'")
+    task = operator(
+        TOLD,
+        application_args=["a", 1],
+        env_vars={"COLOUR": "blue"},
+        py_files=f"{tmp_path / 'mine.zip'},{other}",
+    )
+    with patch.object(task.log, "info") as info:
+        assert run(task)["changes"] == 5
+    said = [call.args[0] for call in info.call_args_list]
+    assert {"['a', '1'] blue zipped plain", "zipped on the server"} <= set(said)
+
+
+def test_an_application_that_fails_keeps_nothing_and_is_tried_again_with_its_batch(
+    operator, ledger, connect_server
+):
+    """Seconds: two applications."""
+    with pytest.raises(ApplicationFailed, match="code 1: RuntimeError: on purpose"):
+        run(operator(ADD_UP + "    raise RuntimeError('on purpose')"))
+    assert total(ledger) is None
+    assert run(operator(ADD_UP))["changes"] == 5
+    assert total(ledger) == (5,)
+    assert ledger.execute("select attempt from pgchange.claim").fetchall() == [(2,)]
+    connect_server.wait_until_idle()
+
+
+def test_a_setting_of_the_server_is_refused_by_name(operator):
+    with pytest.raises(ApplicationFailed, match="spark.executor.memory cannot be set for one session"):
+        run(operator(ADD_UP, conf={"spark.executor.memory": "1g"}))
+
+
+def test_a_server_of_another_version_is_refused(operator):
+    older = "import pyspark.version; pyspark.version.__version__ = '3.5.1'\n"
+    with pytest.raises(ApplicationFailed, match="server is of version 4.* and pyspark here of 3.5.1"):
+        run(operator(older + ADD_UP))
+
+
+@pytest.mark.parametrize(
+    ("told", "fits"), [("4.2.9", True), ("4.3.0", False), ("5.2.0", False), ("17.1", False)]
+)
+def test_versions_fit_where_they_differ_in_their_last_number_alone(monkeypatch, told, fits):
+    monkeypatch.setattr("pyspark.version.__version__", "4.2.0")
+    if fits:
+        session._check_version(told)
+        return
+    with pytest.raises(VersionsDiffer, match="install pyspark and pyspark-client of the server's version"):
+        session._check_version(told)
+
+
+@pytest.mark.parametrize("given", [{"jars": "a.jar"}, {"executor_memory": "2g"}, {"properties_file": "p"}])
+def test_what_only_a_driver_could_use_is_refused_by_name(ledger, tmp_path, monkeypatch, given):
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark_connect", "host": "sc://h"})
+    )
+    with pytest.raises(
+        InvalidArgument, match=f"{next(iter(given))}: the connection spark_default is a Spark Connect"
+    ):
+        run(make_operator(tmp_path, ADD_UP, **given))
+
+
+def test_a_server_that_does_not_answer_is_named(monkeypatch):
+    monkeypatch.setattr(session, "PATIENCE", 0.2)
+    with pytest.raises(
+        ServerUnavailable, match="no Spark Connect server answered at 127.0.0.1:1 in 0.2 s: start it"
+    ):
+        session._reach("sc://127.0.0.1:1/")

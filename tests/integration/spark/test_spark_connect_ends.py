@@ -1,0 +1,190 @@
+"""A batch beside a Spark Connect server that ends before its time, and what others can see of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from airflow_pgchange.feeds.errors import ConnectionLost, Stopped
+from airflow_pgchange.spark import fork_client
+from airflow_pgchange.spark.application import Application
+from tests.connect_operator import ADD_UP, BUSY, LEDGER, PASSWORD, airline, make_operator, run
+from tests.spark_server import wait_until
+from tests.waiting import until
+
+
+@pytest.fixture
+def ledger(db, connect, monkeypatch):
+    """A ledger of five changes."""
+    connection = connect()
+    connection.execute(LEDGER)
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", airline(db))
+    return connection
+
+
+@pytest.fixture
+def operator(connect_server, ledger, tmp_path):
+    """A function that makes an operator of an application's text."""
+    return lambda text, **arguments: make_operator(tmp_path, text, **arguments)
+
+
+def is_at_work(server):
+    wait_until(server.running, "something to run on the server")
+
+
+def nothing_is_left(folder, server):
+    """Neither the application, nor what it started, nor anything of it on the server."""
+    pids = [int(pid) for pid in (folder / "pids").read_text().split()]
+    wait_until(lambda: not any(map(alive, pids)), "the end of the application and of its child")
+    server.wait_until_idle()
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_task_leaves_the_server_idle_and_keeps_nothing(operator, ledger, connect_server, tmp_path):
+    """Seconds: two applications."""
+    task = operator(BUSY)
+    killer = threading.Thread(target=lambda: (is_at_work(connect_server), task.on_kill()))
+    killer.start()
+    with pytest.raises(Stopped, match="killed"):
+        run(task)
+    killer.join()
+    nothing_is_left(tmp_path, connect_server)
+    assert run(operator(ADD_UP))["changes"] == 5
+
+
+def test_a_task_that_is_killed_before_its_application_starts_starts_none(operator, monkeypatch):
+    """Seconds: a process for applications starts."""
+    task = operator(BUSY)
+    start = fork_client.start
+
+    def late(*arguments):
+        task.on_kill()
+        return start(*arguments)
+
+    monkeypatch.setattr(fork_client, "start", late)
+    with pytest.raises(Stopped, match="killed"):
+        run(task)
+
+
+def test_a_lost_connection_ends_the_application_and_what_it_has_on_the_server(
+    operator, connect, connect_server, tmp_path
+):
+    """Seconds: an application has to be at work."""
+    task = operator(BUSY)
+    task.ping_every = 0.1
+
+    def cut():
+        is_at_work(connect_server)
+        # Between two of its pings, which are short.
+        until(
+            connect(),
+            "select count(pg_terminate_backend(pid)) > 0 from pg_stat_activity where application_name = 'airline' "
+            "and datname = current_database() and state = 'idle in transaction'",
+            patience=300,
+        )
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    with pytest.raises(ConnectionLost):
+        run(task)
+    cutter.join()
+    nothing_is_left(tmp_path, connect_server)
+
+
+TASK = """
+import sys
+from pathlib import Path
+from unittest.mock import patch
+from tests.connect_operator import BUSY, make_operator, run
+run(make_operator(Path({folder!r}), BUSY))
+"""
+
+
+def test_a_task_that_is_killed_outright_leaves_nothing_at_work(operator, ledger, connect_server, tmp_path):
+    """Seconds: a process of Airflow has to be at work before it is killed."""
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(
+        [sys.executable, "-c", TASK.format(folder=str(tmp_path))], cwd=root, env=os.environ
+    ) as task:
+        is_at_work(connect_server)
+        task.send_signal(signal.SIGKILL)
+    nothing_is_left(tmp_path, connect_server)
+    assert run(operator(ADD_UP))["changes"] == 5
+    assert ledger.execute("select attempt from pgchange.claim").fetchall() == [(2,)]
+
+
+LARGE = "import airflow_pgchange.spark.job as jobs\njobs.SMALL = 0\n"
+
+
+def test_no_secret_is_on_a_command_line_in_a_log_or_where_the_server_tells_what_it_does(
+    operator, ledger, connect_server, capfd
+):
+    """Seconds: executors read and stage."""
+    seen, ended = set(), threading.Event()
+    watch = threading.Thread(target=look_at_command_lines, args=(seen, ended))
+    watch.start()
+    task = operator(LARGE + ADD_UP)
+    try:
+        with patch.object(task.log, "info") as info:
+            run(task)
+    finally:
+        ended.set()
+        watch.join()
+    assert ledger.execute("select n from total").fetchone() == (5,)
+    where = {
+        "command lines": "\n".join(seen),
+        "the task's output": "".join(capfd.readouterr()) + str(info.call_args_list),
+        "the server's log and events": connect_server.written(),
+        **{
+            page: connect_server.page(page)
+            for page in ("/connect/", "/SQL/", "/jobs/", "/environment/", "/stages/")
+        },
+    }
+    traces = {
+        "command lines": "fork_server",
+        "the server's log and events": "pgchange",
+        "/connect/": "session(s)",
+    }
+    assert [place for place, trace in traces.items() if trace not in where[place]] == [], (
+        "looked in the wrong place"
+    )
+    secrets = (PASSWORD, connect_server.token)
+    assert [place for place, text in where.items() if any(secret in text for secret in secrets)] == []
+
+
+def look_at_command_lines(seen, ended):
+    while not ended.wait(0.02):
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                seen.add((process / "cmdline").read_text(errors="replace"))
+
+
+def test_what_forks_applications_ends_with_the_process_that_it_is_kept_for(connect_server, tmp_path):
+    """Seconds: a process of its own imports Spark's client."""
+    application = tmp_path / "application.py"
+    application.write_text("import os; print(os.getsid(0))")
+    asked = Application(str(application), connect_server.remote, environment=dict(os.environ))
+    said = []
+    with subprocess.Popen(["sleep", "3600"]) as keeper:
+        for _ in range(2):
+            fork_client.start(asked, keeper.pid).wait(said.append)
+        sockets = list(fork_client._folder().glob(f"{keeper.pid}-*"))
+        keeper.kill()
+    assert (len(said), len(set(said)), len(sockets)) == (2, 1, 1)
+    # What is sent to the group of the task, or comes from its terminal, does not reach the applications of others.
+    assert said[0] != str(os.getsid(0))
+    wait_until(lambda: not sockets[0].exists(), "the end of what forks applications")

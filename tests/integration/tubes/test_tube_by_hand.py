@@ -1,0 +1,196 @@
+"""Pods read and deleted by SQL."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import psycopg
+import pytest
+
+from tests.tubes import make, one, pods, take, touch
+
+
+def test_by_hand_too_whatever_the_order_of_commits_every_pod_comes_once(own_database, connect_to):
+    chance = random.Random(7)
+    q = connect_to(own_database)
+    make(q)
+    writers = [connect_to(own_database, autocommit=False) for _ in range(5)]
+    query = one(q, "select tube.tube_pods_sql('q', 1, 0)")
+    waits: dict[int, list[int]] = {n: [] for n in range(5)}
+    expected, got = [], []
+
+    def work(limit):
+        rows = q.execute(f"{query} limit {limit}").fetchall()
+        assert [row[1] == "B" for row in rows] == sorted(row[1] == "B" for row in rows)
+        own = writers[0] if chance.random() < 0.3 else q
+        assert one(own, "select tube.tube_pods_delete('q', 1, 0, %s)", [row[0] for row in rows]) == len(rows)
+        if own is not q:
+            # In a transaction that touches too, before and after.
+            touch(own, 5000 + len(expected))
+            expected.append(5000 + len(expected))
+            expected.extend(waits[0])
+            waits[0] = []
+            own.commit()
+        got.extend(each for row in rows for each in row[3])
+        return rows
+
+    for number in range(400):
+        n = chance.randrange(5)
+        action = chance.random()
+        if action < 0.6:
+            touch(writers[n], number, op=chance.choice("TB"))
+            waits[n].append(number)
+        elif action < 0.8:
+            writers[n].commit()
+            expected += waits[n]
+            waits[n] = []
+        else:
+            work(chance.choice([1, 3, 100]))
+    for n, writer in enumerate(writers):
+        writer.commit()
+        expected += waits[n]
+        waits[n] = []
+    while work(50):
+        pass
+    assert sorted(got) == sorted(expected)
+
+
+def test_by_hand_pods_are_read_from_where_deleting_has_come(q):
+    for n in range(10):
+        touch(q, n)
+    touch(q, 100, op="B")
+    q.execute("""select tube.touch('q', 0, '{}', 'T', '{"type": "mine"}')""")
+    query = one(q, "select tube.tube_pods_sql('q', 1, 0)")
+    assert [row[0] for row in q.execute(f"{query} limit 3")] == [1, 2, 3]
+    assert one(q, "select tube.tube_pods_delete('q', 1, 0, '{1,2,3,11}')") == 4
+    assert one(q, "select done from tube.worker") == 3
+    assert [row[0] for row in q.execute(query)] == [4, 5, 6, 7, 8, 9, 10, 12]
+    assert one(q, "select tube.tube_pods_delete('q', 1, 0, '{4,5,6,7,8,9,10}')") == 7
+    # A control pod is not passed over by hand.
+    assert [row[4] for row in q.execute(query)] == [{"type": "mine"}]
+
+
+def test_by_hand_backfill_pods_may_be_left_out(q):
+    touch(q, 1, op="B")
+    touch(q, 2)
+    rows = q.execute(one(q, "select tube.tube_pods_sql('q', 1, 0, true)")).fetchall()
+    assert [(row[1], row[3]) for row in rows] == [("T", [2])]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_by_hand_every_number_of_workers_shares_the_pods_out(q, workers):
+    make(q, workers=2)
+    for n in range(-5, 6):
+        touch(q, n, shard=n)
+    got = []
+    for worker in range(workers):
+        query = one(q, "select tube.tube_pods_sql('q', %s, %s)", workers, worker)
+        rows = q.execute(query).fetchall()
+        got += [row[3][0] for row in rows]
+        assert one(
+            q, "select tube.tube_pods_delete('q', %s, %s, %s)", workers, worker, [row[0] for row in rows]
+        ) == len(rows)
+    assert sorted(got) == list(range(-5, 6))
+    assert pods(q) == []
+
+
+def test_by_hand_a_worker_cannot_delete_anothers_pods(q):
+    make(q, workers=2)
+    touch(q, 1, shard=1)
+    assert one(q, "select tube.tube_pods_delete('q', 2, 0, '{1}')") == 0
+    assert one(q, "select tube.tube_pods_delete('q', 2, 1, '{1}')") == 1
+
+
+def test_what_was_deleted_by_hand_and_rolled_back_comes_again(q, connect):
+    touch(q, 1)
+    worker = connect(autocommit=False)
+    query = one(worker, "select tube.tube_pods_sql('q', 1, 0)")
+    assert one(worker, "select tube.tube_pods_delete('q', 1, 0, '{1}')") == 1
+    worker.rollback()
+    assert len(q.execute(query).fetchall()) == 1
+
+
+def put_in_another_cluster(connection):
+    """Pods of transactions to which this cluster has not come, and a younger one."""
+    for each in range(1, 7):
+        touch(connection, each)
+    connection.execute("update q set txid = (txid::text::bigint + 1000000)::text::xid8 where ids <> '{1}'")
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_by_hand_nothing_is_lost_behind_a_restore(own_database, connect_to, writes):
+    connection = connect_to(own_database)
+    make(connection)
+    put_in_another_cluster(connection)
+    query = one(connection, "select tube.tube_pods_sql('q', 1, 0)")
+    with connection.transaction():
+        if writes:
+            touch(connection, 7)
+        first = connection.execute(query + " limit 4").fetchall()
+        assert [pod[3] for pod in first] == [[1], [2], [3], [4]]
+        seqs = [pod[0] for pod in first]
+        connection.execute("select tube.tube_pods_delete('q', 1, 0, %s)", [seqs])
+        if writes:
+            assert one(connection, "select count(*) from q where txid = pg_current_xact_id()") == 1
+    left = connection.execute(query).fetchall()
+    assert [pod[3] for pod in left] == [[5], [6], *([[7]] if writes else [])]
+    connection.execute("select tube.tube_pods_delete('q', 1, 0, %s)", [[left[0][0]]])
+    assert [pod[3] for pod in connection.execute(query).fetchall()] == [pod[3] for pod in left[1:]]
+
+
+def test_by_hand_who_may_not_mend_a_restored_tube_is_refused(own_database, connect_to):
+    connection = connect_to(own_database)
+    make(connection)
+    put_in_another_cluster(connection)
+    connection.execute(
+        "create role hand; grant select, delete on q to hand; select tube.grant_consumer('hand')"
+    )
+    connection.execute("set role hand")
+    with pytest.raises(psycopg.DatabaseError, match="was restored from another cluster") as told:
+        connection.execute("select tube.tube_pods_delete('q', 1, 0, array(select min(seq) from q))")
+    assert told.value.sqlstate == "PC004"
+    assert one(connection, "select count(*) from q") == 6
+
+
+@pytest.mark.parametrize("page_cost", [1, 4, 100])
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("workers", [1, 4, 64])
+def test_what_a_worker_reads_by_hand_is_never_sorted(connect, workers, analyzed, page_cost):
+    connection = connect()
+    make(connection, workers=workers)
+    connection.execute(
+        "insert into q (op, shard, ids) select case when g % 10 = 0 then 'B' else 'T' end, g, array[g] "
+        "from generate_series(1, 20000) as g"
+    )
+    if analyzed:
+        connection.execute("analyze q")
+    query = one(connection, "select tube.tube_pods_sql('q', %s, %s)", workers, workers - 1)
+    connection.execute(f"set random_page_cost = {page_cost}")
+    rows = connection.execute(f"explain (analyze, timing off) {query} limit 100").fetchall()
+    sorted_rows = [
+        int(actual["rows"].partition(".")[0])
+        for (line,) in rows
+        if re.search(r"-> +(Incremental )?Sort ", line)
+        and (actual := re.search(r"actual rows=(?P<rows>[\d.]+)", line))
+    ]
+    assert set(sorted_rows) <= {0}
+    assert any("_workers_idx" in line for (line,) in rows)
+    assert len(connection.execute(f"{query} limit 100").fetchall()) == 100
+
+
+def test_a_query_of_ones_own_goes_along_an_index_of_ones_own(connect):
+    connection = connect()
+    make(connection, workers=4)
+    connection.execute("create index on q ((shard % 4), (op = 'B'), seq)")
+    connection.execute(
+        "insert into q (op, shard, ids) select case when g % 10 = 0 then 'B' else 'T' end, g, array[g] "
+        "from generate_series(1, 100000) as g"
+    )
+    connection.execute("analyze q")
+    for page_cost in (1, 4):
+        connection.execute(f"set random_page_cost = {page_cost}")
+        query = "select * from q where shard % 4 = 2 order by op = 'B', seq limit 100"
+        plan = "\n".join(line for (line,) in connection.execute(f"explain {query}"))
+        assert "Sort" not in plan
+    assert take(connection, 2, 4, limit=3) == [2, 6, 14]

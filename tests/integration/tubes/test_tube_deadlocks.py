@@ -1,0 +1,71 @@
+"""Where writers of a table are in a deadlock, PostgreSQL may end a backfill of it, which goes on all the same."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from psycopg import errors, sql
+
+from airflow_pgchange import tubes
+from airflow_pgchange.feeds.connect import connect as connect_ours
+from airflow_pgchange.feeds.retrying import DEADLOCK_TRIES, past_deadlocks
+from tests.tubes import begin, chunk, touched
+from tests.waiting import until, waits
+
+DEADLOCK = "select deadlocks > 0 from pg_stat_database where datname = current_database()"
+
+
+@contextmanager
+def deadlock(item, connect, gate) -> Iterator[None]:
+    """A block whose backfill waits at a gate until another session waits for it, and then for that one, which is a
+    deadlock: the backfill is ended. The other one goes on, and ends in its turn."""
+    opener, other = connect(autocommit=False), connect(autocommit=False)
+    other.execute("set deadlock_timeout = '1h'")
+    opener.execute(gate)
+    other.execute("lock table item")
+    item.execute(
+        sql.SQL("alter database {} set deadlock_timeout = '10ms'").format(sql.Identifier(item.info.dbname))
+    )
+
+    def open_gate():
+        until(item, waits(other))
+        opener.rollback()
+
+    def be_in_the_way():
+        until(item, waits(behind=opener))
+        other.execute("select pg_advisory_xact_lock(tube.backfill_key('item', 0))")
+        other.rollback()
+
+    threads = [threading.Thread(target=each) for each in (open_gate, be_in_the_way)]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(60)
+    # The session that was ended says so when it is closed.
+    until(item, DEADLOCK)
+
+
+def test_a_backfill_that_was_ended_for_a_deadlock_goes_on(item, connect, db):
+    chunk(item, begin(item))
+    with deadlock(item, connect, "select from tube.backfill for update"), connect_ours(db) as victim:
+        tubes.backfill(victim, "q", "public.item", "day", chunk_size=100)
+    assert touched(item) == list(range(1, 1001))
+
+
+def test_who_meets_deadlocks_lets_the_others_go_first_and_gives_up_in_the_end(monkeypatch):
+    tries, rests = [], []
+    monkeypatch.setattr(time, "sleep", rests.append)
+
+    def work():
+        tries.append(None)
+        raise errors.DeadlockDetected
+
+    with pytest.raises(errors.DeadlockDetected):
+        past_deadlocks(work)
+    assert len(tries) == DEADLOCK_TRIES
+    assert rests == pytest.approx([0.1 * number for number in range(1, DEADLOCK_TRIES)])

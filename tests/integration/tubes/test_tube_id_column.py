@@ -1,0 +1,146 @@
+"""Which column holds a table's ids, whatever becomes of the table."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.tubes import attach, begin, faults, make, one, pods, run, steps, touched
+
+PREDICATES = pytest.mark.parametrize("predicate", [None, "kind <> 'never'"])
+SWAP = (
+    "begin; alter table item drop constraint item_pkey; alter table item rename id to id_old; "
+    "alter table item rename id_new to id; alter table item alter id_old set default -1; "
+    "alter table item add primary key (id); commit"
+)
+
+
+def swapped(connection, predicate=None):
+    """A table whose integer ids became bigint, the way it is done without a rewrite."""
+    connection.execute("create table item (id int primary key, kind text not null default 'a')")
+    make(connection, predicate=predicate)
+    attach(connection)
+    connection.execute("alter table item add column id_new bigint not null default 0")
+    connection.execute(SWAP)
+    return connection
+
+
+@PREDICATES
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_column_that_took_the_place_of_the_ids_holds_them(connect, predicate, mended):
+    connection = swapped(connect(), predicate)
+    if mended:
+        connection.execute("select tube.recapture()")
+    connection.execute("insert into item (id) values (5000000000)")
+    connection.execute("update item set kind = 'b'")
+    connection.execute("delete from item")
+    assert touched(connection) == [5000000000] * 3
+    (attached,) = one(connection, "select tube.attached_to('q', 1, 0)")
+    assert (attached["name"], attached["id_column"]) == ("item", "id")
+    assert faults(connection) == []
+
+
+def test_attached_tables_come_by_shard_then_by_schema_and_name(connect):
+    connection = connect()
+    make(connection)
+    for table, shard in (("b.item", 1), ("a.thing", 1), ("a.zone", 0)):
+        schema, _, _ = table.partition(".")
+        connection.execute(
+            f"create schema if not exists {schema}; create table {table} (id bigint primary key)"
+        )
+        attach(connection, table, shard=shard)
+    found = one(connection, "select tube.attached_to('q', 1, 0)")
+    told = [(each["shard"], each["schema"], each["name"]) for each in found]
+    assert told == [(0, "a", "zone"), (1, "a", "thing"), (1, "b", "item")]
+
+
+def test_after_such_a_swap_a_rename_is_followed_again(connect):
+    connection = swapped(connect())
+    assert one(connection, "select stale from tube.attachments()") is True
+    connection.execute("select tube.recapture()")
+    assert one(connection, "select stale from tube.attachments()") is False
+    connection.execute("alter table item rename id to number")
+    connection.execute("insert into item (number) values (7)")
+    assert touched(connection) == [7]
+
+
+@PREDICATES
+def test_a_restored_dump_touches_by_the_same_column(db, bare_db, connect_to, cluster, predicate):
+    connection = connect_to(db)
+    connection.execute(
+        "create table item (gone text, id bigint primary key, other bigint not null, kind text default 'a')"
+    )
+    connection.execute("alter table item drop column gone")
+    make(connection, predicate=predicate)
+    attach(connection)
+    dump = subprocess.run(
+        [cluster.binaries / "pg_dump", "-d", db], capture_output=True, text=True, check=True
+    ).stdout
+    psql = [cluster.binaries / "psql", "-q", "-d", bare_db, "-v", "ON_ERROR_STOP=1"]
+    subprocess.run(psql, input=dump, text=True, check=True, stdout=subprocess.DEVNULL)
+    restored = connect_to(bare_db)
+    restored.execute("insert into item values (3, 300)")
+    restored.execute("select tube.recapture()")
+    restored.execute("insert into item values (4, 400)")
+    assert touched(restored) == [3, 4]
+
+
+LOOSE = "create table item (id bigint, day date, kind text not null default 'a')"
+
+
+@PREDICATES
+def test_rows_without_an_id_are_passed_over_by_the_capture(connect, predicate):
+    connection = connect()
+    connection.execute(LOOSE)
+    make(connection, predicate=predicate)
+    attach(connection)
+    connection.execute("insert into item (id) values (null)")
+    connection.execute("insert into item (id) values (1), (null), (2)")
+    connection.execute("update item set id = 3 where id is null")
+    connection.execute("update item set id = null where id = 2")
+    connection.execute("delete from item")
+    assert [ids for _, _, ids in pods(connection)] == [[1, 2], [3], [2], [1, 3, 3]]
+    assert faults(connection) == []
+
+
+def test_rows_without_an_id_are_no_fault_where_each_row_is_taken_by_itself(connect):
+    connection = connect()
+    connection.execute(LOOSE)
+    make(connection, predicate="1 / length(kind) > 0")
+    attach(connection)
+    connection.execute("insert into item (id, kind) values (1, 'a'), (2, ''), (null, 'a')")
+    assert touched(connection) == [1, 2]
+    assert [count for count, _ in faults(connection)] == [1]
+
+
+@PREDICATES
+@pytest.mark.parametrize("order_col", ["id", "day", "kind"])
+@pytest.mark.parametrize("chunk_size", [1, 2, 100])
+def test_rows_without_an_id_are_passed_over_by_a_backfill(connect, predicate, order_col, chunk_size):
+    connection = connect()
+    connection.execute(LOOSE)
+    connection.execute(
+        "insert into item select case when g % 3 > 0 then g end, case when g % 2 > 0 then date '2024-01-01' + g / 4 end "
+        "from generate_series(1, 12) as g"
+    )
+    make(connection, predicate=predicate)
+    attach(connection)
+    steps(connection, order_col=order_col, fetch=chunk_size)
+    assert touched(connection) == [1, 2, 4, 5, 7, 8, 10, 11]
+    connection.execute("delete from q")
+    run(connection, begin(connection, order_col=order_col, chunk_size=chunk_size))
+    assert touched(connection) == [1, 2, 4, 5, 7, 8, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("table", "shard"),
+    [("sh0012.item", 12), ("sh0012.item7", 12), ("plain.item7", 7), ("big99999999999.item_3", 3)],
+)
+def test_a_shard_that_is_not_given_is_that_of_the_schemas_name_or_else_of_the_tables(connect, table, shard):
+    connection = connect()
+    connection.execute(f"create schema {table.partition('.')[0]}")
+    connection.execute(f"create table {table} (id bigint primary key)")
+    make(connection)
+    attach(connection, table, shard=None)
+    assert one(connection, "select shard from tube.tube_list()") == shard

@@ -1,0 +1,134 @@
+"""Mending the capture of many tables: what hinders one hinders no other."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from airflow_pgchange.admin.maintenance import maintain
+from tests.limits import shorten_locks
+from tests.tubes import attach, make, one, touched
+from tests.waiting import waits
+
+BROKEN = {
+    "no ids any more": (
+        "create table item (id bigint primary key, n int)",
+        "alter table item drop column id",
+    ),
+    "a foreign partition": (
+        "create table item (id bigint not null) partition by range (id)",
+        "create foreign data wrapper nothing; create server elsewhere foreign data wrapper nothing; "
+        "create foreign table leaf partition of item default server elsewhere",
+    ),
+    "a predicate's column is gone": (
+        "create table item (id bigint primary key, n int)",
+        "alter table item drop column n; alter table item rename id to number",
+    ),
+}
+
+
+@pytest.fixture(params=BROKEN)
+def broken(connect, request):
+    """A table that cannot be mended, and one with a new partition."""
+    connection = connect()
+    made, breaks = BROKEN[request.param]
+    connection.execute(made)
+    make(connection, predicate="n is null" if "predicate" in request.param else None)
+    attach(connection)
+    make(connection, "r")
+    connection.execute("create table whole (id bigint not null) partition by range (id)")
+    attach(connection, "whole", "r")
+    connection.execute(breaks)
+    connection.execute("create table low partition of whole for values from (0) to (10)")
+    return connection
+
+
+def test_a_table_that_cannot_be_mended_is_told_and_the_others_are_mended(broken):
+    lines = sorted(line for (line,) in broken.execute("select tube.recapture()").fetchall())
+    assert "public.item: its capture for tube q cannot be mended: " in lines[0]
+    assert lines[1:] == ["public.whole: its capture for tube r was mended"]
+    broken.execute("insert into low values (1)")
+    assert touched(broken, "r") == [1]
+
+
+def test_maintenance_names_a_table_that_cannot_be_mended_and_mends_the_others(broken):
+    report = maintain(broken)
+    assert any("public.item: its capture for tube q cannot be mended: " in line for line in report.attention)
+    assert "public.whole: its capture for tube r was mended" in report.done
+    assert report.failed == []
+
+
+def test_maintenance_postpones_a_table_that_is_being_written_and_mends_the_others(connect):
+    connection = connect()
+    make(connection)
+    for name in ("a", "b"):
+        connection.execute(f"create table {name} (id bigint not null) partition by range (id)")
+        attach(connection, name)
+        connection.execute(f"create table {name}_1 partition of {name} for values from (0) to (10)")
+    writer = connect(autocommit=False)
+    writer.execute("insert into a_1 values (1)")
+    shorten_locks(connection)
+    report = maintain(connection)
+    assert "public.a: postponed, it is being written" in report.done
+    assert "public.b: its capture for tube q was mended" in report.done
+
+
+@pytest.fixture
+def two(connect):
+    connection = connect()
+    make(connection)
+    for name in ("a", "b"):
+        connection.execute(f"create table {name} (id bigint not null, n int) partition by range (id)")
+        connection.execute(f"create table {name}_1 partition of {name} for values from (0) to (10)")
+        attach(connection, name)
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("spoil", "call"),
+    [
+        ("", "select tube.tube_ensure_absent('q')"),
+        ("", "select tube.tube_table_ensure_detached('q', null)"),
+        (
+            "create table a_2 partition of a for values from (10) to (20); "
+            "create table b_2 partition of b for values from (10) to (20)",
+            "select tube.recapture()",
+        ),
+        (
+            "create table a_2 partition of a for values from (10) to (20)",
+            "select tube.tube_table_ensure_attached('q', 'a')",
+        ),
+    ],
+)
+@pytest.mark.parametrize("tables", [("b_1", "a_1"), ("b_2", "a_2"), ("a_2", "a_1"), ("a_1", "a_2")])
+def test_a_users_transaction_is_not_ended_as_a_deadlock_by_a_change_of_several_tables(
+    two, connect, spoil, call, tables
+):
+    if spoil:
+        two.execute(spoil)
+    existing = {
+        row[0] for row in two.execute("select relname from pg_class where relname ~ '^[ab]_'").fetchall()
+    }
+    first, second = (name if name in existing else name[0] + "_1" for name in tables)
+    user = connect(autocommit=False)
+    user.execute(f"lock table only {first} in row exclusive mode")
+    changing = connect()
+    told = []
+
+    def change():
+        try:
+            changing.execute(call)
+        except psycopg.Error as error:
+            told.append(error)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    # In some of the cases it has nothing to wait for, and ends.
+    while thread.is_alive() and not one(two, waits(changing)):
+        thread.join(0.01)
+    user.execute(f"lock table only {second} in row exclusive mode")
+    user.commit()
+    thread.join()
+    assert told == []

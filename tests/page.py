@@ -1,0 +1,131 @@
+"""Airflow's own API with our plugin in it, in the process of a test, and people of each role who ask it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from starlette.routing import Mount
+
+ROLES = ("viewer", "user", "op", "admin")
+DAG = """
+from airflow.sdk import DAG
+from airflow_pgchange.assets.pgchange import feed_asset
+from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.operators.maintenance import MaintenanceOperator
+
+with DAG("flight_delays", schedule=[feed_asset(CommitFeed("delays", 0), "airline")]):
+    MaintenanceOperator(task_id="look_after", postgres_conn_id="airline")
+
+with DAG("copies", schedule=[feed_asset(CommitFeed("copies", 0), "warehouse", "airline")]):
+    pass
+
+with DAG("kept"):
+    MaintenanceOperator(task_id="look_after", postgres_conn_id="unreachable")
+"""
+
+
+class Person:
+    """Somebody with a browser: the cookie of a login, and what a browser says of where a request comes from."""
+
+    def __init__(self, client: TestClient, role: str | None) -> None:
+        from airflow.api_fastapi.app import get_auth_manager
+        from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+
+        self._client = client
+        self.token = None
+        if role is not None:
+            user = SimpleAuthManagerUser(username=f"the_{role}", role=role.upper())
+            self.token = get_auth_manager().generate_jwt(user)
+
+    def ask(
+        self, method: str, path: str, site: str | None = "same-origin", headers: Any = (), **given: Any
+    ) -> httpx.Response:
+        headers = {**({} if site is None else {"Sec-Fetch-Site": site}), **dict(headers)}
+        if self.token is not None:
+            headers["Cookie"] = f"_token={self.token}"
+        return self._client.request(method, f"/pgchange{path}", headers=headers, **given)
+
+    def get(self, path: str, **given: Any) -> httpx.Response:
+        return self.ask("GET", path, **given)
+
+    def post(self, path: str, body: Any = None, **given: Any) -> httpx.Response:
+        return self.ask("POST", path, json=body or {}, **given)
+
+
+def prepare(folder: Path, url: str = "http://testserver") -> None:
+    """What Airflow reads when its API is made."""
+    os.environ |= {
+        "AIRFLOW__API__BASE_URL": url,
+        "AIRFLOW__API_AUTH__JWT_SECRET": "0" * 64,
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"the_{role}:{role}" for role in ROLES),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
+    }
+
+
+def password(folder: Path, role: str) -> str:
+    """What a person of a role logs in with."""
+    found: dict[str, str] = json.loads((folder / "passwords.json").read_text())
+    return found[f"the_{role}"]
+
+
+def parse(folder: Path) -> None:
+    """Have Airflow know DAGs: on a feed of ``airline``, on one whose results are in ``warehouse``, and one that looks
+    after ``unreachable``."""
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+
+    (folder / "page_dags.py").write_text(DAG)
+    DagBundlesManager().sync_bundles_to_db()
+    sync_bag_to_db(DagBag(str(folder)), "dags-folder", None)
+
+
+def served() -> FastAPI:
+    """Airflow's API."""
+    from airflow.api_fastapi.app import create_app
+
+    return create_app("core")
+
+
+def afresh(airflow: FastAPI) -> Callable[[str | None], Person]:
+    """Airflow's API with a plugin that has not looked at any database yet, asked by a person of a role, or by somebody
+    who is not logged in."""
+    from airflow_pgchange.plugins import questions
+    from airflow_pgchange.plugins.api import build
+
+    # Nothing is asked any more once the test is over.
+    questions.LOOKED_LATELY = 0.0
+    (ours,) = [route for route in airflow.routes if isinstance(route, Mount) and route.path == "/pgchange"]
+    ours.app = build()
+    client = TestClient(airflow)
+    return lambda role: Person(client, role)
+
+
+def overview(person: Person, patience: float = 30) -> dict[str, Any]:
+    """What a person sees once each database has answered or is known to be down."""
+    deadline = time.monotonic() + patience
+    while True:
+        answer = person.get("/overview")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        if all(each["state"] in ("answers", "down") for each in found["databases"]):
+            return found
+        assert time.monotonic() < deadline, found["databases"]
+
+
+def audit_log() -> list[tuple[str, str, dict[str, Any]]]:
+    """Event, who and what of each of our entries, the oldest first."""
+    from airflow.models.log import Log
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        entries = session.scalars(select(Log).where(Log.event.like("pgchange_%")).order_by(Log.id))
+        return [(entry.event, entry.owner, json.loads(entry.extra)) for entry in entries]

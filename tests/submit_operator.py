@@ -1,0 +1,105 @@
+"""The Spark operator over five changes with an application of a test's; a script stands in for spark-submit."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds.errors import Stopped
+from airflow_pgchange.operators.spark import SparkBatchOperator
+from tests.connect_operator import FEED, LEDGER, airline, run
+from tests.quick_spark import ROOT
+
+Connect = Callable[..., psycopg.Connection[Any]]
+MakeOperator = Callable[..., SparkBatchOperator]
+
+SUBMIT = f"""#!{sys.executable}
+import os, subprocess, sys
+open(os.environ["SEEN"], "w").write(repr((sys.argv, {{k: v for k, v in os.environ.items() if "AIRFLOW" not in k}})))
+application = next(argument for argument in sys.argv if argument.endswith("application.py"))
+sys.exit(subprocess.run([sys.executable, application]).returncode)
+"""
+
+WELL = """
+from airflow_pgchange.results.merge import write_manifest
+from airflow_pgchange.spark.request import take
+request = take()
+print(request.batch.count, "changes")
+write_manifest(request.manifest, [])
+"""
+
+FOREVER = """
+import os, time
+open(os.environ["PID"], "w").write(str(os.getpid()))
+while True:
+    time.sleep(1)
+"""
+
+
+def operators(db: str, connect: Connect, folder: Path, monkeypatch: pytest.MonkeyPatch) -> MakeOperator:
+    """Makes an operator whose application is a given text."""
+    connect().execute(LEDGER)
+    submit, application = folder / "spark-submit", folder / "application.py"
+    submit.write_text(SUBMIT)
+    submit.chmod(0o755)
+    for name, value in {
+        "AIRFLOW_CONN_AIRLINE": airline(db),
+        "AIRFLOW_CONN_SPARK_DEFAULT": "spark://local%5B1%5D",
+        "SEEN": str(folder / "seen"),
+        "PID": str(folder / "pid"),
+        "PYTHONPATH": str(ROOT),
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    def make(text: str, **arguments: Any) -> SparkBatchOperator:
+        application.write_text(text)
+        given = {"feed": FEED, "postgres_conn_id": "airline", "spark_binary": str(submit), **arguments}
+        return SparkBatchOperator(task_id="aggregate", application=str(application), **given)
+
+    return make
+
+
+def in_background(task: SparkBatchOperator) -> threading.Thread:
+    """Run a task that is going to be killed."""
+
+    def target() -> None:
+        with pytest.raises(Stopped):
+            run(task)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    return thread
+
+
+def job_of(folder: Path) -> int:
+    """The process of the job, once it runs: where Airflow is to be imported first, that takes a while."""
+    deadline = time.monotonic() + 120
+    while not (folder / "pid").exists() or not (folder / "pid").read_text():
+        assert time.monotonic() < deadline, "the job did not start"
+        time.sleep(0.02)
+    return int((folder / "pid").read_text())
+
+
+def wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}/stat").exists() and _state(pid) != "Z":
+        assert time.monotonic() < deadline, "the job lives on"
+        time.sleep(0.02)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+def attempts(connect: Connect) -> list[tuple[Any, ...]]:
+    return connect().execute("select attempt from pgchange.claim").fetchall()

@@ -1,0 +1,44 @@
+"""What ``pgchange.offer`` gives to schemas, and the feeds that call it: names that stand nowhere as such."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from tests.suite.choosing.parts import Part
+
+TEMPLATE = re.compile(r"add_offer\(\s*'(\w+)'.*?\$\$(.*?)\$\$", re.DOTALL)
+CALLED = re.compile(r"%1\$I\.(\w+)")
+OFFER = re.compile(r"pgchange\.offer\('\w+', '(\w+)',.*?\);", re.DOTALL)
+LISTED = re.compile(r"array\[(.*?)\]", re.DOTALL)
+FEED = re.compile(
+    r'^class (\w+)\(OfferedFeed\):.*?^    schema: ClassVar\[str\] = "(\w+)"', re.DOTALL | re.MULTILINE
+)
+ASKED = re.compile(r'_select\("(\w+)"|schema\}\.(\w+)"')
+
+
+def offered(texts: Mapping[str, str]) -> Iterator[Part]:
+    """A part for each function that a schema is given, and for each feed by its schema; ``texts`` are files by path."""
+    made = {path: text for path, text in texts.items() if path.endswith(".sql")}
+    templates = {
+        name: set(CALLED.findall(body)) for text in made.values() for name, body in TEMPLATE.findall(text)
+    }
+    for path, text in made.items():
+        for offer in OFFER.finditer(text):
+            listed = LISTED.search(offer[0])
+            for name, called in templates.items():
+                if listed is None or f"'{name}'" in listed[1]:
+                    keys, uses = ({f"sql:{offer[1]}.{one}" for one in some} for some in ({name}, called))
+                    yield Part(path, *_lines(text, offer), frozenset(keys), frozenset(uses))
+    base = texts.get("airflow_pgchange/feeds/offered.py", "")
+    asked = {one or other for one, other in ASKED.findall(base)}
+    for path, text in texts.items():
+        if path.endswith(".py"):
+            module = path.removesuffix(".py").replace("/", ".")
+            for feed in FEED.finditer(text):
+                uses = {f"sql:{feed[2]}.{name}" for name in asked}
+                yield Part(path, *_lines(text, feed), frozenset({f"py:{module}.{feed[1]}"}), frozenset(uses))
+
+
+def _lines(text: str, found: re.Match[str]) -> tuple[int, int]:
+    return text.count("\n", 0, found.start()) + 1, text.count("\n", 0, found.end()) + 1

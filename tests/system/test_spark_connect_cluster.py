@@ -1,0 +1,134 @@
+"""A Spark Connect server on a real standalone cluster, of which parts are killed in mid batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_pgchange.feeds.errors import ApplicationFailed
+from airflow_pgchange.spark.job import SMALL
+from demo.connect import ConnectServer
+from demo.spark import StandaloneSpark
+from tests.connect_operator import LEDGER, airline, make_operator, run
+from tests.quick_spark import JAVA
+from tests.spark_server import wait_until
+from tests.system.test_spark_cluster import executors, staged_rows
+
+CHANGES = SMALL + 1_000
+PATIENCE = 400.0
+"""Seconds for a batch until its server is killed, and until that is found out."""
+SLOW = """
+import time
+from airflow_pgchange.spark.job import batch_jobs
+
+def slowly(batches):
+    time.sleep(2)
+    yield from batches
+
+for job in batch_jobs():
+    rows = job.rows("public.ledger", key="id").repartition(8)
+    job.merge(rows.mapInArrow(slowly, rows.schema), into="public.copied", key=[], mode="append")
+"""
+
+
+@pytest.fixture(scope="module")
+def spark_cluster() -> Iterator[StandaloneSpark]:
+    with StandaloneSpark() as spark_cluster:
+        yield spark_cluster
+
+
+@pytest.fixture(scope="module")
+def beside(spark_cluster: StandaloneSpark) -> Iterator[ConnectServer]:
+    conf = {
+        "spark.executor.memory": "600m",
+        "spark.driver.extraJavaOptions": JAVA,
+        "spark.executor.extraJavaOptions": JAVA,
+    }
+    with ConnectServer(master=spark_cluster.master_url, conf=conf) as beside:
+        yield beside
+
+
+@pytest.fixture
+def copied(db, connect, beside, monkeypatch):
+    """A ledger whose changes are more than the driver would read itself, and a table for copies of them."""
+    connection = connect()
+    connection.execute(LEDGER)
+    connection.execute("insert into ledger select from generate_series(6, %s)", [CHANGES])
+    connection.execute("create table copied (id bigint, amount bigint)")
+    monkeypatch.setenv("AIRFLOW_CONN_AIRLINE", airline(db))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(beside.connection))
+    return connection
+
+
+def kill_in_mid_batch(connection, pid: int) -> threading.Thread:
+    """Kill a process as soon as some of a batch is staged, and say so by ending."""
+
+    def kill() -> None:
+        wait_until(lambda: staged_rows(connection), "the first rows in staging")
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    return killer
+
+
+def found(connection) -> tuple[int, ...]:
+    return connection.execute("select count(*), count(distinct id), max(id) from copied").fetchone()
+
+
+def attempts(connection) -> list[tuple[list[int]]]:
+    """Of each batch."""
+    query = "select array_agg(attempt order by attempt) from pgchange.batches() group by batch_id"
+    return connection.execute(query).fetchall()
+
+
+WITH_ITS_WORKER = pytest.mark.release("an executor goes with the worker that is killed")
+
+
+@pytest.mark.parametrize("part", [pytest.param("executor", marks=WITH_ITS_WORKER), "worker"])
+def test_what_is_killed_of_the_cluster_is_replaced_within_the_batch(
+    spark_cluster, beside, copied, connect, tmp_path, part
+):
+    """A minute: who is killed has to be missed, and what it did is done again."""
+    wait_until(lambda: len(executors(spark_cluster)) == 2, "both executors")
+    before = set(executors(spark_cluster))
+    victim = executors(spark_cluster)[0] if part == "executor" else spark_cluster.processes["worker-0"].pid
+    killer = kill_in_mid_batch(connect(), victim)
+    assert run(make_operator(tmp_path, SLOW))["changes"] == CHANGES
+    killer.join()
+    assert set(executors(spark_cluster)) != before, "the fault did not fire"
+    assert "Lost executor" in log_of(beside), "the fault did not fire"
+    assert found(copied) == (CHANGES, CHANGES, CHANGES)
+    assert attempts(copied) == [([1],)]
+    if part == "worker":
+        spark_cluster.processes["worker-0"].wait()
+        spark_cluster._start_worker(0)
+
+
+def test_a_batch_whose_server_is_killed_is_kept_by_nobody_and_the_next_try_goes_on_with_it(
+    spark_cluster, beside, copied, connect, tmp_path
+):
+    """Minutes: the server is killed in mid batch, is missed after a minute, and is started again."""
+    began = time.monotonic()
+    killer = kill_in_mid_batch(connect(), beside.process.pid)
+    with pytest.raises(ApplicationFailed):
+        run(make_operator(tmp_path, SLOW))
+    killer.join()
+    assert time.monotonic() - began < PATIENCE, "Spark's client waits for ten minutes"
+    assert beside.process.wait() == -signal.SIGKILL, "the fault did not fire"
+    assert found(copied) == (0, 0, None)
+    beside.start()
+    assert run(make_operator(tmp_path, SLOW))["changes"] == CHANGES
+    assert found(copied) == (CHANGES, CHANGES, CHANGES)
+    assert attempts(copied) == [([1, 2],)]
+
+
+def log_of(beside: ConnectServer) -> str:
+    return Path(beside.folder, "server.log").read_text(errors="replace")

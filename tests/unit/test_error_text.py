@@ -1,0 +1,65 @@
+"""What an attempt failed on is told without secrets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from urllib.parse import quote
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from airflow_pgchange.feeds.error_text import described, without_secrets
+
+
+class Rude(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("host=db password=s3cret dbname=x", "host=db password=*** dbname=x"),
+        ("password='it''s \\' long' host=db", "password=*** host=db"),
+        ('{"password": "s3cret", "user": "joe"}', '{"password": ***, "user": "joe"}'),
+        ("PGPASSWORD=s3cret psql", "PGPASSWORD=*** psql"),
+        ("no access: token=abc.def", "no access: token=***"),
+        ("api_key: abc", "api_key: ***"),
+        ("cannot reach postgresql://joe:s3c%40ret@db:5432/x", "cannot reach postgresql://joe:***@db:5432/x"),
+        ("postgresql://joe@db/x is closed", "postgresql://joe@db/x is closed"),
+        ("row 7 is no JSON", "row 7 is no JSON"),
+    ],
+)
+def test_what_looks_like_a_secret_is_hidden_and_the_rest_is_not(text: str, told: str) -> None:
+    assert described(ValueError(text)) == f"ValueError: {told}"
+
+
+@pytest.mark.parametrize("password", ["hunter2", "p'w d", "a@b/c"])
+def test_a_password_of_the_connections_is_hidden_wherever_it_stands(password: str) -> None:
+    conninfo = make_conninfo("", host="db", password=password)
+    told = described(ValueError(f"got {password} and {quote(password, safe='')}"), ["host=other", conninfo])
+    assert told == "ValueError: got *** and ***"
+
+
+def test_an_error_that_cannot_tell_itself_does_no_harm() -> None:
+    assert described(Rude()).endswith("Rude: <exception str() failed>")
+
+
+def test_what_postgresql_cannot_store_is_left_out() -> None:
+    assert described(ValueError("a\0b\ud800c")) == "ValueError: ab?c"
+
+
+@pytest.mark.parametrize("part", ["a.", "password", "token='", "://a:", "b"])
+def test_a_text_of_megabytes_is_told_at_once(part: str) -> None:
+    """Errors quote what they fail on, such as a payload, and while they are told nothing else goes on."""
+    code = (
+        "from airflow_pgchange.feeds.error_text import described\n"
+        f"assert len(described(ValueError({part!r} * 1_000_000))) > 1_000_000"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=30, check=True)
+
+
+def test_a_text_loses_the_passwords_of_its_connections_however_they_are_written():
+    conninfos = ["host=here password=o@ne sslpassword=o@", "host=there"]
+    assert without_secrets("o@ne, o%40ne, o@ or three", conninfos) == "***, ***, *** or three"

@@ -1,0 +1,95 @@
+"""Which errors end the tries of a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from airflow.sdk import DAG, ExceptionRetryPolicy
+from airflow.sdk.definitions.retry_policy import RetryAction
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from airflow_pgchange.feeds import errors
+from airflow_pgchange.operators.batch import BatchOperator
+from airflow_pgchange.sensors.feed import unless_error
+from airflow_pgchange.utils.retry_policy import UnlessPermanent
+from tests.every_operator import ARGUMENTS, COMMITS, nothing
+
+PERMANENT = {
+    "BatchGivenUp",
+    "ExtraMissing",
+    "HistoryTrimmed",
+    "InvalidArgument",
+    "LetterRefused",
+    "PermissionDenied",
+    "SchemaMissing",
+    "SchemaVersionMismatch",
+    "SourceLostTail",
+    "SourceRestored",
+    "UnknownBranch",
+    "UnknownLetter",
+    "UnsupportedType",
+    "VersionsDiffer",
+}
+
+
+def test_what_no_other_try_mends_is_said_in_the_tree() -> None:
+    found = {
+        one.__name__
+        for one in vars(errors).values()
+        if isinstance(one, type) and issubclass(one, errors.Permanent)
+    }
+    assert found - {"Permanent"} == PERMANENT
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS, ids=lambda kind: kind.__name__)
+def test_no_operator_tries_again_what_no_other_try_mends(kind: Any) -> None:
+    with DAG("plain"):
+        policy = kind(task_id="task", **ARGUMENTS[kind]).retry_policy
+    decided = [policy.evaluate(error, 1, 3).action for error in (errors.SchemaMissing("x"), ValueError("x"))]
+    assert decided == [RetryAction.FAIL, RetryAction.DEFAULT]
+
+
+def test_a_policy_of_the_users_own_is_kept() -> None:
+    own = ExceptionRetryPolicy(rules=[])
+    with DAG("own", default_args={"retry_policy": own}):
+        given = BatchOperator(task_id="by_default", feed=COMMITS, process=nothing)
+    assert given.retry_policy is own
+    assert BatchOperator(task_id="t", feed=COMMITS, process=nothing, retry_policy=own).retry_policy is own
+
+
+def test_the_policy_comes_back_from_what_it_is_stored_as() -> None:
+    assert isinstance(UnlessPermanent.deserialize(UnlessPermanent().serialize()), UnlessPermanent)
+
+
+@pytest.mark.parametrize(
+    ("event", "raised"),
+    [
+        ({"error": "no branch", "permanent": True}, AirflowFailException),
+        ({"error": "gone", "permanent": False}, AirflowException),
+        ({"error": "of a trigger before an upgrade"}, AirflowException),
+    ],
+)
+def test_a_deferred_sensor_tries_again_what_its_trigger_says(event: Any, raised: type[Exception]) -> None:
+    with pytest.raises(AirflowException) as told:
+        unless_error(event)
+    assert type(told.value) is raised
+
+
+@pytest.mark.parametrize(
+    ("error", "of_the_batch"),
+    [
+        (ZeroDivisionError(), True),
+        (psycopg.errors.UniqueViolation(), True),
+        (errors.MergeRefused("x"), True),
+        (errors.ApplicationFailed("x"), True),
+        (psycopg.errors.DiskFull(), False),
+        (psycopg.OperationalError("gone"), False),
+        (errors.ConnectionLost("x"), False),
+        (errors.PermissionDenied("x"), False),
+        (ConnectionResetError(), False),
+    ],
+)
+def test_a_batch_is_blamed_for_what_may_be_in_it_alone(error: Exception, of_the_batch: bool) -> None:
+    assert errors.is_of_the_batch(error) is of_the_batch

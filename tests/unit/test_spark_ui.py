@@ -1,0 +1,76 @@
+"""A link from a task to Spark's pages, where its connection names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.feeds.errors import InvalidArgument
+from airflow_pgchange.operators.feed import FeedOperator
+from airflow_pgchange.operators.spark import SparkBatchOperator
+from airflow_pgchange.operators.spark_ui import SparkUiLink
+
+PAGES = "http://spark.example:4040"
+
+
+def link_of(task: SparkBatchOperator) -> str:
+    return SparkUiLink().get_link(task, ti_key=None)
+
+
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[str, Any]], SparkBatchOperator]:
+    """An operator over a connection of a type, with these extras."""
+
+    def make(kind: str, extra: dict[str, Any]) -> SparkBatchOperator:
+        connection = {"conn_type": kind, "host": "sc://spark.example", "extra": extra}
+        monkeypatch.setenv("AIRFLOW_CONN_PAGES", json.dumps(connection))
+        feed = CommitFeed("delays", 0)
+        return SparkBatchOperator(task_id="task", feed=feed, application="a.py", conn_id="pages")
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["spark", "spark_connect"])
+def test_the_pages_are_those_that_the_connection_names(operator: Any, kind: str) -> None:
+    assert link_of(operator(kind, {"ui": PAGES})) == PAGES
+    assert link_of(operator(kind, {})) == ""
+
+
+def test_a_task_without_a_connection_has_no_link() -> None:
+    feed = CommitFeed("delays", 0)
+    task = SparkBatchOperator(task_id="task", feed=feed, application="a.py", conn_id="nowhere")
+    assert link_of(task) == ""
+
+
+def test_what_is_no_address_of_a_page_is_refused(operator: Any) -> None:
+    with pytest.raises(InvalidArgument, match="pages: ui is to be the address of Spark's pages"):
+        operator("spark_connect", {"ui": "javascript:alert(1)"}).execute({})
+
+
+def test_the_link_is_there_while_the_task_runs(operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FeedOperator, "execute", lambda *_: {})
+    ti = Mock()
+    operator("spark_connect", {"ui": PAGES}).execute({"ti": ti})
+    ti.xcom_push.assert_called_once_with("_link_SparkUiLink", PAGES)
+    ti.reset_mock()
+    operator("spark_connect", {}).execute({"ti": ti})
+    ti.xcom_push.assert_not_called()
+
+
+def test_airflow_knows_where_to_find_the_link(operator: Any) -> None:
+    with DAG("linked") as dag:
+        operator("spark", {})
+    task: Any = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag)))).get_task(
+        "task"
+    )
+    assert [(one.name, one.xcom_key) for one in task.operator_extra_links] == [
+        ("Spark UI", "_link_SparkUiLink"),
+        ("PG changes", "_link_ConsumerLink"),
+    ]

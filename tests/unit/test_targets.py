@@ -1,0 +1,58 @@
+"""Tables as assets, by the URI that Airflow's own provider gives them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from airflow.providers.postgres.assets.postgres import create_asset
+from airflow.sdk import AssetAlias
+
+from airflow_pgchange.assets.targets import aliases, table_asset, target_tables
+from tests.hard_names import HARD
+
+SHOP = "host=db port=5433 dbname=shop password=hunter2"
+
+
+def test_a_table_is_the_asset_that_airflows_provider_makes_of_it() -> None:
+    theirs = create_asset(host="db", port=5433, database="shop", schema="public", table="balance")
+    assert table_asset(SHOP, "shop", "public", "balance") == theirs
+
+
+@pytest.mark.parametrize(
+    ("conninfo", "where"),
+    [
+        ("dbname=shop", "localhost:5432"),
+        ("host=/var/run/postgresql", "localhost:5432"),
+        ("host=db", "db:5432"),
+        ("host=db1,db2 port=5433,5434", "db1:5433"),
+        ("host=db1,db2 port=5433", "db1:5433"),
+        ("host=::1 port=5433", "[::1]:5433"),
+        ("hostaddr=10.0.0.1", "10.0.0.1:5432"),
+    ],
+)
+def test_a_table_is_one_asset_whichever_server_of_its_group_answers(conninfo: str, where: str) -> None:
+    assert table_asset(conninfo, "shop", "public", "t").uri == f"postgres://{where}/shop/public/t"
+
+
+@pytest.mark.parametrize("name", ["order$items", "my table", "Größe", "a:b", "a%2Gb", "ends ", *HARD])
+def test_whatever_its_name_a_table_is_the_asset_that_airflows_provider_makes_of_it(name: str) -> None:
+    """But for what ends a part of a path, or what a URI drops: that is escaped, for them too."""
+    escaped = re.sub(r"[/?#\n\t]", lambda found: f"%{ord(found[0]):02X}", name)
+    theirs = create_asset(host="db", port=5433, database=escaped, schema=escaped, table=escaped)
+    assert table_asset(SHOP, name, name, name) == theirs
+
+
+def test_tables_of_different_names_are_different_assets() -> None:
+    names = [*HARD, "newline", "tab", "tab\r", "tab/", "tab?", "tab#"]
+    assert len({table_asset(SHOP, "shop", "public", name).uri for name in names}) == len(names)
+
+
+def test_where_airflow_takes_ascii_alone_a_name_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow.sdk.definitions.asset.SQL_ALCHEMY_CONN", "mysql://db")
+    assert table_asset(SHOP, "shop", "a b", "Größe%").uri == "postgres://db:5433/shop/a b/Gr%C3%B6%C3%9Fe%"
+
+
+def test_of_a_tasks_outlets_only_those_for_targets_stand_for_its_tables() -> None:
+    ours = target_tables("balances")
+    assert aliases([ours, AssetAlias("others"), table_asset(SHOP, "shop", "public", "t")]) == [ours]

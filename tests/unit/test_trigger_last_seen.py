@@ -1,0 +1,45 @@
+"""When what watchers see is noted for people, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.triggers import last_seen
+from airflow_pgchange.triggers.last_seen import NOTED_EVERY, Seen, Sight, note
+
+FEED = CommitFeed("delays", 0)
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A connection over which nothing can be written."""
+
+    async def ask_all(*_: object) -> list[Any]:
+        raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(last_seen, "ask_all", ask_all)
+
+
+def noted(woke_at: float | None) -> Sight:
+    """What was noted at 10, by who woke somebody."""
+    return Sight(Seen(ready=1), woke_at, Seen(ready=0), 10.0)
+
+
+def test_that_somebody_was_woken_is_noted_at_once() -> None:
+    assert noted(10.1).is_due(10.1)
+
+
+def test_what_is_as_before_is_noted_now_and_then() -> None:
+    assert [noted(None).is_due(10.0 + later) for later in (0.1, NOTED_EVERY)] == [False, True]
+
+
+async def test_a_wake_up_that_could_not_be_written_is_noted_later(lost: Any) -> None:
+    sight = noted(10.1)
+    with pytest.raises(psycopg.OperationalError):
+        await note(lost, {FEED: sight}, 11.0)
+    assert sight.woke_at == 10.1
+    assert [sight.is_due(11.0 + later) for later in (0.1, NOTED_EVERY)] == [False, True]
