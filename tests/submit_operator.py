@@ -16,6 +16,7 @@ from airflow_pgchange.feeds.errors import Stopped
 from airflow_pgchange.operators.spark import SparkBatchOperator
 from tests.connect_operator import FEED, LEDGER, airline, run
 from tests.quick_spark import ROOT
+from tests.suite.processes import runs
 
 Connect = Callable[..., psycopg.Connection[Any]]
 MakeOperator = Callable[..., SparkBatchOperator]
@@ -89,16 +90,9 @@ def job_of(folder: Path) -> int:
 
 def wait_for_end(pid: int) -> None:
     deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}/stat").exists() and _state(pid) != "Z":
+    while runs(pid):
         assert time.monotonic() < deadline, "the job lives on"
         time.sleep(0.02)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return "Z"
 
 
 def attempts(connect: Connect) -> list[tuple[Any, ...]]:

@@ -45,6 +45,19 @@ $$;
 comment on function mbus.obstacle(text[]) is
     'The first consumer of any of these messages that has not received it yet; null where there is none, as for ids that are unknown.';
 
+create function mbus.apart_at(c integer, ids bigint[]) returns table (place tid, message mbus.apart)
+language sql stable
+as $$
+    -- One look for each (offset 0): however few rows a planner expects, it finds no way to read all that is apart for each.
+    select a.place, a.message
+    from (select distinct u.id from unnest(ids) as u(id)) as i
+    cross join lateral (
+        select x.ctid as place, x as message from mbus.apart as x where x.consumer = c and x.id = i.id offset 0
+    ) as a
+$$;
+comment on function mbus.apart_at(integer, bigint[]) is
+    'Those of some messages that are apart for a consumer, and where they lie, for who has locked them before.';
+
 create function mbus.reconsider(consumer integer, ids bigint[]) returns void
 language plpgsql
 set search_path from current
@@ -57,14 +70,15 @@ begin
     with obstacles as materialized (
         select g.after, mbus.obstacle(g.after::text[]) as o
         from (
-            select distinct x.after from mbus.apart as x where x.consumer = reconsider.consumer and x.id = any (ids)
+            select distinct (x.message).after from mbus.apart_at(reconsider.consumer, ids) as x
         ) as g
     )
     update mbus.apart as a set
         wait_consumer = (o.o).consumer, wait_part = (o.o).part, wait_id = (o.o).id,
         due = coalesce((o.o).until, '-infinity')
     from obstacles as o
-    where a.consumer = reconsider.consumer and a.id = any (ids) and coalesce(a.after, '') = coalesce(o.after, '')
+    where a.ctid = any (array(select x.place from mbus.apart_at(reconsider.consumer, ids) as x))
+      and coalesce(a.after, '') = coalesce(o.after, '')
       and (a.wait_consumer is not null or a.due <= clock_timestamp());
 end
 $$;

@@ -75,13 +75,14 @@ begin
         highest := (select max(stands.dones[1 + p]) from unnest(stands.late_parts) as p);
         late := array(
             select e.xid from unnest(seen.finished) as e(xid)
-            where exists (select from mbus.%5$I as l where l.txid = e.xid and l.id <= highest));
+            where exists (
+                select from (select l.id from mbus.%5$I as l where l.txid = e.xid offset 0) as t where t.id <= highest));
     end if;
     if late <> '{}' then
         seen.ids := array(
             select %3$s
             from unnest(late) as e(xid)
-            cross join lateral (select t.* from %1$s as t where t.pgchange_txid = e.xid and t.id <= highest offset 0) as t
+            cross join lateral (select t.* from %1$s as t where t.pgchange_txid = e.xid offset 0) as t
             join (
                 select p.* from unnest(stands.late_xids, stands.late_parts, stands.late_ids) as p(xid, part, above)
                 where p.xid = any (late) offset 0

@@ -86,8 +86,8 @@ begin
             aside := mbus.not_yet(c, seen.special);
             found := array(
                 select abs(i) from unnest(seen.ids) with ordinality as s(i, n)
-                where abs(i) <> all (array(
-                    select a.id from unnest(aside) as a union all select p.id from unnest(seen.special) as p where not p.ok))
+                where abs(i) not in (
+                    select a.id from unnest(aside) as a union all select p.id from unnest(seen.special) as p where not p.ok)
                 order by n);
         end if;
         is_cut := cardinality(found) > amt;
@@ -100,7 +100,8 @@ begin
             -- Those behind it are met again: noted now, they could be had and be done with before that.
             last_seen := case when is_cut then coalesce(array_position(seen.ids, last_id), array_position(seen.ids, -last_id)) end;
             perform mbus.set_apart(
-                known, c, array(select a from unnest(aside) as a where -a.id = any (seen.ids[1 : coalesce(last_seen, most)])));
+                known, c,
+                array(select a from unnest(aside) as a where a.id not in (select abs(i) from unnest(seen.ids[last_seen + 1 :]) as i)));
         end if;
         ends_late := false;
         if seen.late_count > 0 then
@@ -133,9 +134,13 @@ begin
     elsif free <> '{}' then
         -- What is being taken, or deleted by maintenance, is passed over here too, and not waited for.
         perform mbus.reconsider(c, array(
-            select a.id from mbus.apart as a
-            where a.consumer = c and a.id = any (free) and a.part = any (parts)
-            for update skip locked));
+            select a.id
+            from (select distinct f.id from unnest(free) as f(id)) as f
+            cross join lateral (
+                select x.id from mbus.apart as x
+                where x.consumer = c and x.id = f.id and x.part = any (parts)
+                offset 0 for update skip locked
+            ) as a));
         delete from mbus.wake as w where w.consumer = c and w.part = any (parts) and w.id = any (free);
     end if;
     loop
@@ -149,7 +154,7 @@ begin
         -- Whoever deleted a message could not see what was noted of it by a transaction that was open.
         execute format($query$
             delete from mbus.apart as a
-            where a.consumer = $1 and a.id = any ($2)
+            where a.ctid = any (array(select x.place from mbus.apart_at($1, $2) as x))
               and (a.expires <= clock_timestamp()
                    or exists (select from mbus.receipt as r where r.queue = $3 and r.id = a.id and (r.consumer is null or r.consumer = $1))
                    or not exists (select from mbus.%I as l where l.id = a.id offset 0))
@@ -170,7 +175,7 @@ create function mbus.receive_apart(known mbus.queue, c integer, ids bigint[]) re
 language plpgsql
 as $$
 begin
-    delete from mbus.apart as a where a.consumer = c and a.id = any (ids);
+    delete from mbus.apart as a where a.ctid = any (array(select x.place from mbus.apart_at(c, ids) as x));
     insert into mbus.receipt (queue, id, consumer) select known.id, i, c from unnest(ids) as i;
     perform mbus.wake_up(array[c], ids);
 end

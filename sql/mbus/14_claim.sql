@@ -55,7 +55,7 @@ begin
                and a.part = any (among)
              order by a.id limit most)
             union all
-            select a.part, a.id from mbus.apart as a where a.consumer = c and a.id = any (free)
+            select (a.message).part, (a.message).id from mbus.apart_at(c, free) as a
         ) as h
         group by h.part order by min(h.id));
     -- Nothing for this consumer in a long stretch: what was looked at once need not be again.

@@ -145,7 +145,7 @@ begin
              where a.consumer = c and a.wait_consumer is null and not a.failed and a.due = '-infinity' and a.part = any (parts)
              order by a.id limit most)
             union all
-            select a.id, a.part from mbus.apart as a where a.consumer = c and a.id = any (free)
+            select (a.message).id, (a.message).part from mbus.apart_at(c, free) as a
         ) as h
         group by h.part
         order by min(h.id));

@@ -98,25 +98,36 @@ begin
         select coalesce(array_agg(a.id), '{}') from mbus.%I as a
         where (a.gone or a.expires < localtimestamp or $1 and a.wanted = '{}')
           and a.txid <> pg_current_xact_id()
-          and not exists (select from mbus.receipt as r where r.queue = $2 and r.id = a.id and r.txid = pg_current_xact_id())
-          and not exists (
-              select from mbus.apart as x join mbus.consumer as c on c.id = x.consumer
-              where c.qname = $3 and x.id = a.id and x.batch is not null)
+          and not exists (select from mbus.receipt as r where r.queue = $2 and r.id = a.id and r.txid = pg_current_xact_id() offset 0)
+          and a.id not in (select x.id from mbus.apart as x where x.consumer = any ($3) and x.batch is not null)
         $query$, 'all$' || known.qname)
-    into ids using clear, known.id, known.qname;
+    into ids using clear, known.id, consumers;
     -- Nobody is waited for: what a consumer deletes, or received before it expired, goes another time.
-    execute format('select array(select l.id from mbus.%I as l where l.id = any ($1) for update skip locked)', 'log$' || known.qname)
+    execute format($query$
+        select array(
+            select l.id from unnest($1) as i(id)
+            cross join lateral (select x.id from mbus.%I as x where x.id = i.id offset 0 for update skip locked) as l)
+        $query$, 'log$' || known.qname)
     into ids using ids;
     delete from mbus.apart as a
-    using (
-        select x.consumer, x.id from mbus.apart as x where x.consumer = any (consumers) and x.id = any (ids) for update skip locked
-    ) as f
-    where a.consumer = f.consumer and a.id = f.id;
+    where a.ctid = any (array(
+        select x.ctid from mbus.apart as x
+        where x.consumer = any (consumers) and (x.id in (select unnest(ids))) is true
+        for update skip locked));
     ids := array(
         select i from unnest(ids) as i
-        where not exists (select from mbus.apart as a where a.consumer = any (consumers) and a.id = i));
-    execute format('delete from mbus.%I as l where l.id = any ($1)', 'log$' || known.qname) using ids;
-    delete from mbus.receipt as r where r.queue = known.id and r.id = any (ids);
+        where i not in (select a.id from mbus.apart as a where a.consumer = any (consumers)));
+    execute format($query$
+        delete from mbus.%1$I as l
+        where l.ctid = any (array(
+            select x.place from unnest($1) as i(id)
+            cross join lateral (select y.ctid as place from mbus.%1$I as y where y.id = i.id offset 0) as x))
+        $query$, 'log$' || known.qname)
+    using ids;
+    delete from mbus.receipt as r
+    where r.ctid = any (array(
+        select x.place from unnest(ids) as i(id)
+        cross join lateral (select y.ctid as place from mbus.receipt as y where y.queue = known.id and y.id = i.id offset 0) as x));
     perform mbus.wake_up(consumers, ids);
     return cardinality(ids);
 end

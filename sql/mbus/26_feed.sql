@@ -114,7 +114,7 @@ begin
         for update skip locked;
         exit when mark.number is null;
         execute format(
-            'select count(*) from mbus.apart as a join mbus.%I as l on l.id = a.id '
+            'select count(*) from mbus.apart as a cross join lateral (select from mbus.%I as x where x.id = a.id offset 0) as l '
             'where a.consumer = $1 and a.batch = $2 and a.id between $3 and $4', 'log$' || qname)
         into remaining using c.id, mark.number, mark.lowest, mark.highest;
         if mark.count = remaining then

@@ -100,7 +100,9 @@ begin
     return query execute format($query$
         select coalesce(l.iid, %2$L || l.id), l.id, hstore_to_jsonb(l.data), hstore_to_jsonb(l.properties),
                hstore_to_jsonb(l.headers || hstore('destination', %3$L)), l.added
-        from mbus.apart as a join mbus.%1$I as l on l.id = a.id
+        from mbus.apart as a
+        -- One look for each, however few rows the planner expects.
+        cross join lateral (select x.* from mbus.%1$I as x where x.id = a.id offset 0) as l
         where a.consumer = $1 and a.batch = $2 and a.id > $3 and a.id <= $4
         order by a.id
         $query$, 'log$' || qname, qname || '.', qname)

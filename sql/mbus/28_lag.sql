@@ -42,8 +42,8 @@ begin
           and coalesce(a.expires > clock_timestamp(), true)
         order by a.id limit upto + 1)
         || array(
-            select a.id from mbus.apart as a
-            where a.consumer = c and a.id = any (free) and a.batch is null and not a.failed and coalesce(a.expires > clock_timestamp(), true)
+            select a.id from mbus.apart_at(c, free) as x cross join lateral (select (x.message).*) as a
+            where a.batch is null and not a.failed and coalesce(a.expires > clock_timestamp(), true)
               and (a.wait_consumer is not null or a.due > '-infinity')
               and (a.after is null or mbus.obstacle(a.after::text[]) is null));
     select coalesce(array_agg(w.id), '{}'), count(*) filter (where w.is_delayed) into waiting, delayed

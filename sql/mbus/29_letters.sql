@@ -77,7 +77,8 @@ begin
     execute format($query$
         insert into mbus.dmq (iid, delayed_until, expires, headers, properties, data, letter)
         select coalesce(l.iid, %2$L || l.id), l.delayed_until::timestamp, l.expires::timestamp, l.headers, l.properties, l.data, $4
-        from mbus.apart as a join mbus.%1$I as l on l.id = a.id
+        from mbus.apart as a
+        cross join lateral (select x.* from mbus.%1$I as x where x.id = a.id offset 0) as l
         where a.consumer = $1 and a.batch = $2 and a.id between $3 and $5
         order by a.id
         $query$, 'log$' || qname, qname || '.')

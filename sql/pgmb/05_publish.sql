@@ -66,6 +66,7 @@ language plpgsql
 set search_path = pg_catalog, pgmb, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
+set enable_sort = off
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -74,21 +75,27 @@ as $$
 declare
     n bigint;
 begin
-    with found_ids as (
+    -- However few rows the planner expects, it finds no way to read all of them for each.
+    with found as (
         -- By the default partition: where publishers are kept out meanwhile, its size bounds this.
-        select s.event_id from pgmb.events_default as e join pgmb.scheduled as s on s.event_id = e.id
+        select e.ctid as place, s.place as schedule
+        from pgmb.events_default as e
+        -- In this order it is found by its key, and by no other index.
+        cross join lateral (
+            select x.ctid as place from pgmb.scheduled as x where x.event_id >= e.id and x.event_id <= e.id order by x.event_id limit 1
+        ) as s
         where e.id >= lower_id and e.id < upper_id and tbl = 'pgmb.events'::regclass
         order by e.id limit most
         for update of s, e skip locked
     ), unscheduled as (
-        delete from pgmb.scheduled as s using found_ids as f where s.event_id = f.event_id
+        delete from pgmb.scheduled as s where s.ctid = any (array(select f.schedule from found as f))
     ), moved as (
-        delete from pgmb.events_default as e using found_ids as f where e.id = f.event_id returning e.*
+        delete from pgmb.events_default as e where e.ctid = any (array(select f.place from found as f)) returning e.*
     ), put as (
         -- As in one table: an id that is published a second time is there once.
         insert into pgmb.later select m.* from moved as m on conflict do nothing
     )
-    select count(*) into n from found_ids;
+    select count(*) into n from found;
     if n > 0 then
         update pgmb.later_from as m set id = lower_id where m.id > lower_id;
     end if;
@@ -143,17 +150,17 @@ as $$
 declare
     n bigint;
 begin
-    with found_ids as (
-        select x.id from pgmb.later as x
+    with found as (
+        select x.ctid as place from pgmb.later as x
         where x.id >= lowest and x.id < before
         order by x.id limit most
         for update of x skip locked
     ), moved as (
-        delete from pgmb.later as x using found_ids as f where x.id = f.id returning x.*
+        delete from pgmb.later as x where x.ctid = any (array(select f.place from found as f)) returning x.*
     ), put as (
         insert into pgmb.events select m.* from moved as m on conflict do nothing
     )
-    select count(*) into n from found_ids;
+    select count(*) into n from found;
     return n;
 end
 $$;

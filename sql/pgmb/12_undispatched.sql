@@ -93,21 +93,21 @@ union all
 select l.id from pgmb.later as l;
 comment on view pgmb.unread_events is 'Events that are not dispatched yet, those in the future included.';
 
-create function pgmb.late(after pg_snapshot, scheduled_upto text, before text) returns table (event_id text)
+create function pgmb.late(after pg_snapshot, scheduled_upto text, before text) returns table (event_id text, place tid)
 language sql stable
 as $$
     (
-        select q.event_id
+        select q.event_id, q.place
         from pg_catalog.pg_snapshot_xip(late.after) as o(txid)
         cross join lateral (
-            select s.event_id from pgmb.scheduled as s
+            select s.event_id, s.ctid as place from pgmb.scheduled as s
             where s.txid = o.txid and s.event_id <= late.scheduled_upto and s.event_id < late.before
             order by s.txid, s.event_id
         ) as q
     )
     union all
     (
-        select s.event_id from pgmb.scheduled as s
+        select s.event_id, s.ctid as place from pgmb.scheduled as s
         where s.txid >= pg_catalog.pg_snapshot_xmax(late.after)
           and s.event_id <= late.scheduled_upto and s.event_id < late.before
         order by s.txid, s.event_id

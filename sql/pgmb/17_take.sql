@@ -19,13 +19,15 @@ declare
     on_time text[];
     last_id text;
 begin
+    -- By their places: one look for each, however few rows the planner expects.
     with next as (
-        select l.event_id from pgmb.late(at.snapshot, at.scheduled_upto, now_id) as l limit most
+        select l.place from pgmb.late(at.snapshot, at.scheduled_upto, now_id) as l limit most
     ), gone as (
-        delete from pgmb.scheduled as s using next as n where s.event_id = n.event_id returning s.event_id
+        delete from pgmb.scheduled as s where s.ctid = any (array(select n.place from next as n)) returning s.txid, s.event_id
     )
     -- Counted by those that were found: maintenance can have set some of them aside before they were taken.
-    select coalesce((select array_agg(g.event_id::text) from gone as g), '{}'), count(*) into ids, n from next as x;
+    select coalesce((select array_agg(g.event_id::text order by g.txid, g.event_id) from gone as g), '{}'), count(*) into ids, n
+    from next as x;
     late := n >= most;
     more := late;
     if late then
@@ -34,14 +36,14 @@ begin
     end if;
     most := most - n;
     with next as (
-        select s.event_id from pgmb.scheduled as s
+        select s.event_id, s.ctid as place from pgmb.scheduled as s
         where s.event_id > at.scheduled_upto and s.event_id < now_id
         order by s.event_id limit most
     ), gone as (
-        delete from pgmb.scheduled as s using next as n where s.event_id = n.event_id returning s.event_id
+        delete from pgmb.scheduled as s where s.ctid = any (array(select n.place from next as n)) returning s.event_id
     )
-    select (select array_agg(g.event_id::text) from gone as g), count(*) >= most, max(n.event_id) into on_time, more, last_id
-    from next as n;
+    select (select array_agg(g.event_id::text order by g.event_id) from gone as g), count(*) >= most, max(n.event_id)
+    into on_time, more, last_id from next as n;
     at.scheduled_upto := case when more then last_id else now_id end;
     ids := ids || on_time;
 end

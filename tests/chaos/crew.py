@@ -18,7 +18,8 @@ from pathlib import Path
 
 import psycopg
 
-from tests.chaos.kills import ROOT, alive, until
+from tests.chaos.kills import ROOT, until
+from tests.suite.processes import runs, state
 
 
 @dataclass
@@ -45,9 +46,9 @@ class Crew:
     def freeze(self, number: int) -> subprocess.Popen[bytes]:
         """SIGSTOP a process that was alive."""
         process = self.running[number]
-        assert alive(process.pid), f"process {number} was gone before it was stopped: {self.told()}"
+        assert runs(process.pid), f"process {number} was gone before it was stopped: {self.told()}"
         os.kill(process.pid, signal.SIGSTOP)
-        until(lambda: _state(process.pid) == "T", "the process to stop")
+        until(lambda: state(process.pid) == "T", "the process to stop")
         return process
 
     def freeze_at_work(self) -> subprocess.Popen[bytes]:
@@ -75,7 +76,7 @@ class Crew:
             return False
         process.kill()
         assert process.wait() == -signal.SIGKILL
-        assert not alive(process.pid)
+        assert not runs(process.pid)
         self.kills["at work" if at_work else "between batches"] += 1
         self.running[number] = self.start(self.commands[number])
         return True
@@ -102,7 +103,3 @@ def crew(source: str, folder: Path, commands: Sequence[list[str]] = ()) -> Itera
         for process in made.running:
             process.kill()
             process.wait()
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -24,6 +24,7 @@ from demo.postgres import Cluster
 from demo.spark import clean_environment
 from tests import quick_spark
 from tests.airflow_home import uri
+from tests.suite.processes import runs
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = ("claimed", "opened", "reading", "staging", "written", "ended", "merged", "acked", "committed")
@@ -203,16 +204,16 @@ def kill(victim: str, scene: Scene, process: subprocess.Popen[str], step: str) -
         "driver's Python": lambda: told(scene, "python"),
         "executor": lambda: executor_of(told(scene, step)),
     }[victim]()
-    assert alive(pid), f"the {victim} was gone before it was killed"
+    assert runs(pid), f"the {victim} was gone before it was killed"
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not alive(pid), f"the end of the {victim}")
+    until(lambda: not runs(pid), f"the end of the {victim}")
 
 
 def crash(cluster: Cluster) -> None:
     postmaster = int((cluster.data / "postmaster.pid").read_text().split()[0])
-    assert alive(postmaster), "PostgreSQL was gone before it was killed"
+    assert runs(postmaster), "PostgreSQL was gone before it was killed"
     cluster.kill()
-    assert not alive(postmaster)
+    assert not runs(postmaster)
     cluster.start()
 
 
@@ -244,10 +245,6 @@ def until(found: Callable[[], bool], what: str) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"still waiting for {what}")
         time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    return session_of(Path(f"/proc/{pid}")) is not None
 
 
 def executor_of(worker: int) -> int:

@@ -72,6 +72,20 @@ def _end_what_is_left() -> list[str]:
             time.sleep(0.05)
 
 
+def runs(pid: int) -> bool:
+    """Whether a process is there and not only its end, which nobody has asked for yet."""
+    return state(pid) not in (None, "Z")
+
+
+def state(pid: int) -> str | None:
+    """The letter that the kernel has for the state of a process; None where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        # The second where it goes while its file is read.
+        return None
+
+
 def _orphans() -> list[int]:
     me = os.getpid()
     return [int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()]

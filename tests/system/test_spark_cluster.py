@@ -26,6 +26,7 @@ from demo.spark import StandaloneSpark, clean_environment
 from tests.airflow_home import DAGS
 from tests.quick_spark import JAVA
 from tests.spark_session import track
+from tests.suite.processes import runs
 
 SECRET = "hunter2-of-the-airline"
 CHANGES = SMALL + 5_000
@@ -296,14 +297,7 @@ def test_a_killed_operator_leaves_no_jvm_no_driver_and_no_worker_behind(movement
     with subprocess.Popen(line, env=whole, cwd=tmp_path, stderr=subprocess.DEVNULL) as operator:
         until(lambda: len(list(pids.glob("worker-*"))) == 2, "both workers")
         processes = {path.name: int(path.name.partition("-")[2]) for path in pids.iterdir()}
-        assert {name for name, pid in processes.items() if alive(pid)} == set(processes)
+        assert {name for name, pid in processes.items() if runs(pid)} == set(processes)
         assert len(processes) == 4
         operator.kill()
-    until(lambda: not any(alive(pid) for pid in processes.values()), "the end of JVM, driver and workers")
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    until(lambda: not any(runs(pid) for pid in processes.values()), "the end of JVM, driver and workers")

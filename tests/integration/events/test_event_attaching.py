@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import psycopg
 import pytest
@@ -123,8 +124,9 @@ def test_publishers_lose_nothing_while_partitions_come_and_go(connect, db):
     writers = [threading.Thread(target=work) for _ in range(2)]
     for writer in writers:
         writer.start()
-    told = []
+    told, deadline = [], time.monotonic() + 120
     while sum("added" in line for line in told) < 4:
+        assert time.monotonic() < deadline, set(told)
         for step in ("make_partitions", "trim_partitions", "drop_emptied"):
             told += lines(connection, f"select pgmb.{step}('pgmb.events')")
     stop.set()

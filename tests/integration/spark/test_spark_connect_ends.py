@@ -18,6 +18,7 @@ from airflow_pgchange.spark import fork_client
 from airflow_pgchange.spark.application import Application
 from tests.connect_operator import ADD_UP, BUSY, LEDGER, PASSWORD, airline, make_operator, run
 from tests.spark_server import wait_until
+from tests.suite.processes import runs
 from tests.waiting import until
 
 
@@ -43,15 +44,8 @@ def is_at_work(server):
 def nothing_is_left(folder, server):
     """Neither the application, nor what it started, nor anything of it on the server."""
     pids = [int(pid) for pid in (folder / "pids").read_text().split()]
-    wait_until(lambda: not any(map(alive, pids)), "the end of the application and of its child")
+    wait_until(lambda: not any(map(runs, pids)), "the end of the application and of its child")
     server.wait_until_idle()
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_killed_task_leaves_the_server_idle_and_keeps_nothing(operator, ledger, connect_server, tmp_path):

@@ -18,6 +18,7 @@ from airflow_pgchange.feeds.batch import Slice
 from airflow_pgchange.feeds.errors import InvalidArgument, MergeRefused
 from airflow_pgchange.results.merge import read_manifest
 from airflow_pgchange.spark import package, request, startup, submit
+from tests.suite.processes import runs
 
 SECRET = "hunter2-of-the-airline"
 FEED = CommitFeed("delays", 3)
@@ -233,16 +234,9 @@ def test_a_process_dies_with_a_parent_that_was_killed(child, options):
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert alive(pid)
+        assert runs(pid)
         parent.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while alive(pid):
+    while runs(pid):
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.01)
-
-
-def alive(pid):
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False

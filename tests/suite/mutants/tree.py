@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 from tests.suite import room
 from tests.suite.mutants.mutant import Mutant
+from tests.suite.processes import runs
 from tests.suite.run import environment
 
 LOOK = 0.2
@@ -140,7 +141,7 @@ def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
     servers = [_pid(path) for path in scratch.glob("**/postmaster.pid")]
     deadline = time.monotonic() + 10
     # Again, for one that is killed may have started another before.
-    while left := [*filter(_runs, servers), *_children(scratch)]:
+    while left := [*filter(runs, servers), *_children(scratch)]:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -162,9 +163,3 @@ def _children(scratch: Path) -> list[int]:
             if mark in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
-
-
-def _runs(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
