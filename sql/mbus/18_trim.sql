@@ -59,7 +59,7 @@ begin
         execute format($query$
             delete from mbus.receipt as r
             where r.queue = $1 and r.id > $2 and r.id <= $3 and r.txid <> pg_current_xact_id()
-              and not exists (select from mbus.%I as l where l.id = r.id)
+              and not exists (select from mbus.%I as l where l.id = r.id offset 0)
             $query$, 'log$' || known.qname)
         using known.id, begun, low;
     end if;

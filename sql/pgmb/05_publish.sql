@@ -54,7 +54,7 @@ set enable_mergejoin = off
 as $$
     select array(
         select x.id from unnest(ids, topics, payloads, metadata, sids) with ordinality as x(id, topic, payload, metadata, sid, n)
-        join pgmb.events as e on e.id = x.id
+        cross join lateral (select y.* from pgmb.events as y where y.id = x.id offset 0) as e
         where (e.topic, e.payload, e.metadata, e.subscription_id) is distinct from (x.topic, x.payload, x.metadata, x.sid)
         order by x.n)
 $$;

@@ -91,12 +91,19 @@ begin
     perform tube.check_worker_number(partitions, "partition");
     execute format(
         'with gone as (
-            delete from %1$s as p
-            using (
-                select distinct b, h, s
-                from unnest($1) as s, (values (false), (true)) as k(b), generate_series($2, $3) as h
-            ) as wanted
-            where (p.op = ''B'') = wanted.b and %2$s = wanted.h and p.seq = wanted.s and %3$s = $4
+            -- One look for each (offset 0), however few pods the planner expects.
+            delete from %1$s as d
+            where d.ctid = any (array(
+                select found.place
+                from (
+                    select distinct b, h, s
+                    from unnest($1) as s, (values (false), (true)) as k(b), generate_series($2, $3) as h
+                ) as wanted
+                cross join lateral (
+                    select p.ctid as place from %1$s as p
+                    where (p.op = ''B'') = wanted.b and %2$s = wanted.h and p.seq = wanted.s and %3$s = $4
+                    offset 0
+                ) as found))
             returning 1)
         select count(*) from gone',
         known.pods, tube.belongs('p.shard', known.partitions), tube.belongs('p.shard', partitions))

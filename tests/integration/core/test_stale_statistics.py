@@ -105,6 +105,12 @@ def test_of_tubes(reads: Reads, db: str) -> None:
         tubes.lag(connection, upto=MANY)
     with reads.of("take"):
         assert len(taken(feed, db, limit=MANY)) == MANY
+    connection.execute(f"""do $$ begin
+        for n in 0..{MANY - 1} loop update item set v = -1 where id = n; end loop;
+    end $$""")
+    with reads.of("delete by hand"):
+        deleted = tubes.one(connection, "select tube.tube_pods_delete('q', 1, 0, array(select seq from q))")
+        assert deleted == MANY
     connection.execute("update item set v = v + 1")
     give_up_and_send_again(reads, db, feed)
     assert max(reads.each.values()) < EACH, reads.each

@@ -125,13 +125,15 @@ def test_publishers_lose_nothing_while_partitions_come_and_go(connect, db):
     for writer in writers:
         writer.start()
     told, deadline = [], time.monotonic() + 120
-    while sum("added" in line for line in told) < 4:
-        assert time.monotonic() < deadline, set(told)
-        for step in ("make_partitions", "trim_partitions", "drop_emptied"):
-            told += lines(connection, f"select pgmb.{step}('pgmb.events')")
-    stop.set()
-    for writer in writers:
-        writer.join()
+    try:
+        while sum("added" in line for line in told) < 4:
+            assert time.monotonic() < deadline, set(told)
+            for step in ("make_partitions", "trim_partitions", "drop_emptied"):
+                told += lines(connection, f"select pgmb.{step}('pgmb.events')")
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
     assert kept(connection) == sorted(published)
 
 
