@@ -89,6 +89,8 @@ comment on function mbus.trim_sometimes(mbus.queue, integer) is
 create function mbus.sweep(known mbus.queue, clear boolean) returns bigint
 language plpgsql
 set search_path from current
+set enable_seqscan = off
+set jit = off
 as $$
 declare
     consumers integer[] := array(select c.id from mbus.consumer as c where c.qname = known.qname);

@@ -30,6 +30,7 @@ BENCHMARKS = (
     "event_upkeep",
     "queues",
     "singles",
+    "burst",
     "topology",
 )
 

@@ -1,0 +1,42 @@
+"""What four times the burst costs, where statistics are from before it: four times as much, and not sixteen times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from airflow_pgchange.admin import schema
+from tests import bursts
+from tests.benchmarks.measure import Report, section, wall
+
+FEW = 2000
+TIMES = 4
+SHORT = 0.02
+"""Seconds: what takes less with the large burst grows by what is there anyway."""
+
+
+def run(conninfo: str, report: Report) -> None:
+    for burst in (bursts.of_commits, bursts.of_tubes, bursts.of_events, bursts.of_queues):
+        with section(f"{burst.__name__.replace('_', ' ')}: {FEW * TIMES} changes against {FEW}"):
+            few = seconds(conninfo, burst, FEW)
+            for name, many in seconds(conninfo, burst, FEW * TIMES).items():
+                report.say(name, many * 1e6 / FEW / TIMES, "us a change")
+                if many > SHORT:
+                    report.say(f"growth of {name}", many / few[name], "x", most=TIMES**1.5)
+
+
+def seconds(conninfo: str, burst: Callable[..., Iterator[bursts.Deed]], n: int) -> dict[str, float]:
+    """What each deed takes in a database of its own."""
+    with psycopg.connect(conninfo, autocommit=True) as server:
+        server.execute("create database burst")
+        db = make_conninfo(conninfo, dbname="burst")
+        with psycopg.connect(db, autocommit=True) as connection:
+            schema.install(connection)
+            found = {}
+            for name, do in burst(connection, db, n):
+                bursts.forget(connection)
+                found[name] = wall(do)
+        server.execute("drop database burst")
+    return found

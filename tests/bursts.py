@@ -1,0 +1,115 @@
+"""What is done with a burst of changes of each kind, deed by deed, while the planner takes every table for nearly empty.
+
+So it is until the next ANALYZE: a plan that takes a join for free then reads all for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+
+from airflow_pgchange.admin import dead_letters
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, QueueFeed, TubeFeed, by_hand
+from airflow_pgchange.feeds.feed import Feed
+from tests import commits, event_keeping, queues, tubes
+from tests.batches import drained
+
+Connection = psycopg.Connection[Any]
+Deed = tuple[str, Callable[[], object]]
+"""Its name, and what does it."""
+
+
+def forget(connection: Connection) -> None:
+    """Have the planner take every table for nearly empty, whatever it holds."""
+    connection.execute("""
+        update pg_class as c set reltuples = 0, relpages = 10
+        where c.relnamespace in (
+            select n.oid from pg_namespace as n
+            where n.nspname in ('pgchange', 'revision', 'pubsub', 'tube', 'pgmb', 'mbus', 'public'))
+          and c.relkind in ('r', 'i', 't')
+    """)
+
+
+def of_commits(connection: Connection, db: str, n: int) -> Iterator[Deed]:
+    feed = CommitFeed("test", 0)
+    for _ in range(n // 20):
+        commits.commits(connection, 20)
+    yield "take", lambda: _take(feed, db, n)
+    commits.commits(connection, n)
+    yield from _give_up_and_send_again(connection, db, feed, n)
+
+
+def of_tubes(connection: Connection, db: str, n: int) -> Iterator[Deed]:
+    feed = TubeFeed("q", 0, 1)
+    connection.execute("create table item (id bigint primary key, v integer default 0)")
+    tubes.make(connection, workers=1)
+    tubes.attach(connection)
+    yield "write", lambda: connection.execute("insert into item select generate_series(1, %s)", [n])
+    yield "look", lambda: tubes.lag(connection, upto=n)
+    yield "take", lambda: _take(feed, db, n)
+    connection.execute(f"""do $$ begin
+        for n in 1..{n} loop update item set v = -1 where id = n; end loop;
+    end $$""")
+    yield (
+        "delete by hand",
+        lambda: _count(connection, n, "select tube.tube_pods_delete('q', 1, 0, array(select seq from q))"),
+    )
+    connection.execute("update item set v = v + 1")
+    yield from _give_up_and_send_again(connection, db, feed, n)
+
+
+def of_events(connection: Connection, db: str, n: int) -> Iterator[Deed]:
+    feed = EventFeed("g")
+    event_keeping.subscribe(connection)
+    for topic in range(n // 20):
+        event_keeping.publish(connection, 20, topic=f"t{topic}")
+    yield "dispatch", lambda: event_keeping.dispatch(connection)
+    yield "take", lambda: _take(feed, db, n)
+    event_keeping.publish(connection, n, at="now() + interval '40 days'")
+    yield "set aside", lambda: event_keeping.place(connection)
+    event_keeping.maintain(connection, "40 days")
+    yield "bring back", lambda: event_keeping.place(connection, "40 days")
+    event_keeping.publish(connection, n, at="now() + interval '0.1 s'")
+    time.sleep(0.2)
+    yield "dispatch what is due", lambda: event_keeping.dispatch(connection)
+    yield from _give_up_and_send_again(connection, db, feed, n)
+
+
+def of_queues(connection: Connection, db: str, n: int) -> Iterator[Deed]:
+    queues.make(connection)
+    queues.consumer(connection, "other", "data ? 'n'")
+    post = "select mbus.post_q('n=>1', delayed_until => {}) from generate_series(1, %s)"
+    receive = f"select count(*) from mbus.consumen_q_by_default({n})"
+    connection.execute(post.format("null"), [n])
+    yield "receive", lambda: _count(connection, n, receive)
+    yield "take", lambda: _take(QueueFeed("q", "other"), db, n)
+    connection.execute(post.format("clock_timestamp()::timestamp + interval '2 s'"), [n])
+    yield "put apart", lambda: _count(connection, 0, receive)
+    time.sleep(2.1)
+    yield "look at what is apart", lambda: connection.execute("select pgchange.status(%s, 'queue')", [n])
+    yield "receive what was apart", lambda: _count(connection, n, receive)
+    yield from _give_up_and_send_again(connection, db, QueueFeed("q", "other"), n)
+    yield "sweep", lambda: connection.execute("select mbus.sweep(mbus.queue_named('q'), true)")
+
+
+def _give_up_and_send_again(connection: Connection, db: str, feed: Feed, n: int) -> Iterator[Deed]:
+    known = {letter.id for letter in dead_letters.listed(connection)}
+    with contextlib.suppress(ZeroDivisionError), ConsumerTransaction(feed, db) as consumer:
+        assert consumer.claim(n)
+        raise ZeroDivisionError
+    yield "give up", lambda: by_hand.skip(connection, connection, feed, "bad")
+    letters = [letter.id for letter in dead_letters.listed(connection) if letter.id not in known]
+    yield "send again", lambda: dead_letters.redrive(connection, ids=letters)
+    yield "take what is sent again", lambda: _take(feed, db, n)
+
+
+def _take(feed: Feed, db: str, n: int) -> None:
+    assert len(drained(feed, db, limit=n)) == n
+
+
+def _count(connection: Connection, n: int, query: str) -> None:
+    assert tubes.one(connection, query) == n
