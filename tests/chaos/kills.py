@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -227,16 +227,14 @@ def job_runs(scene: Scene) -> bool:
     if not (scene.folder / "driver").exists():
         return False
     driver = told(scene, "driver")
-    return any(session == driver for session in map(session_of, Path("/proc").glob("[0-9]*")))
+    return any(session_of(int(process.name)) == driver for process in Path("/proc").glob("[0-9]*"))
 
 
-def session_of(process: Path) -> int | None:
+def session_of(pid: int) -> int | None:
     """The session of a process that runs."""
-    try:
-        state, _, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if state == "Z" else int(session)
+    with suppress(ProcessLookupError):
+        return os.getsid(pid) if runs(pid) else None
+    return None
 
 
 def until(found: Callable[[], bool], what: str) -> None:

@@ -10,6 +10,7 @@ from airflow_pgchange.admin.maintenance import maintain
 from airflow_pgchange.feeds import CommitFeed
 from tests.commits import drain, narrow_partitions, use_up_transactions
 from tests.findings import findings
+from tests.partitioned import come
 from tests.tubes import one
 
 BRING = "select revision.enqueue_attached('public.high')"
@@ -34,13 +35,6 @@ def make(connection, branch=None):
 def item(connect):
     """A connection to a database with a tracked table that has a row in the queue."""
     return make(connect())
-
-
-def come(item, rows="(11), (12)"):
-    """A table becomes a partition, with rows or without."""
-    if rows:
-        item.execute(f"insert into high (id) values {rows}")
-    item.execute("alter table item attach partition high for values from (10) to (20)")
 
 
 def refresh(item):

@@ -8,6 +8,7 @@ import pytest
 from airflow_pgchange.admin.maintenance import maintain
 from tests.findings import findings
 from tests.mutations import events, faults, push, serialise, stop
+from tests.partitioned import come
 from tests.tubes import one
 
 BRING = "select pgmb.publish_attached('public.high')"
@@ -32,13 +33,6 @@ def make(connection, **options):
 def item(connect):
     """A connection to a database with a partitioned table whose mutations are events."""
     return make(connect())
-
-
-def come(item, rows="(11), (12)"):
-    """A table becomes a partition, with rows or without."""
-    if rows:
-        item.execute(f"insert into high values {rows}")
-    item.execute("alter table item attach partition high for values from (10) to (20)")
 
 
 def refresh(item):

@@ -6,6 +6,7 @@ import pytest
 
 from airflow_pgchange.admin.maintenance import maintain
 from tests.findings import findings
+from tests.partitioned import come
 from tests.tubes import attach, begin, drain, make, one, run, touched
 
 SCHEDULE = "select tube.tube_backfill_schedule('q', 'id', 3, 3)"
@@ -25,13 +26,6 @@ def item(connect):
     connection.execute("insert into item values (1)")
     assert drain(connection) == [1]
     return connection
-
-
-def come(item, rows="(11), (12)"):
-    """A table becomes a partition, with rows or without."""
-    if rows:
-        item.execute(f"insert into high values {rows}")
-    item.execute("alter table item attach partition high for values from (10) to (20)")
 
 
 def refresh(item):
