@@ -14,22 +14,28 @@ import psycopg
 from psycopg import errors
 
 from tests.chaos.harness import SEED
-from tests.chaos.mirror_worker import TABLES
+from tests.chaos.mirror_worker import PAUSE, TABLES, TUBES
 
 Connection = psycopg.Connection[Any]
 TRUNCATED = ("sh0002.item", "sh0003.item", "sh0004.item")
 WRITTEN = 300
 """Writers touch the ids 1 to WRITTEN, and move them by 1000."""
 STATES = ("open", "closed")
+CROWDED = 300
+"""Pods of a tube for whose replay writers wait: backfills come after them, and where more and more come, never."""
 OTHER = "t.id + case when t.id < 500 then 1000 else -1000 end"
 
 
 @contextmanager
-def writing(source: str, truncates: bool = True, writers: int = 8) -> Iterator[Counter[str]]:
-    """Writers at work until the block ends; what they have done."""
+def writing(
+    source: str, truncates: bool = True, paced: bool = False, writers: int = 8
+) -> Iterator[Counter[str]]:
+    """Writers at work until the block ends, ``paced`` by those who replay or not; what they have done."""
     stopping, done = threading.Event(), [Counter[str]() for _ in range(writers)]
     threads = [
-        threading.Thread(target=write, args=(source, f"{SEED} writer {n}", truncates, stopping, done[n]))
+        threading.Thread(
+            target=write, args=(source, f"{SEED} writer {n}", truncates, paced, stopping, done[n])
+        )
         for n in range(writers)
     ]
     together: Counter[str] = Counter()
@@ -45,7 +51,9 @@ def writing(source: str, truncates: bool = True, writers: int = 8) -> Iterator[C
             together.update(each)
 
 
-def write(source: str, seed: str, truncates: bool, stopping: threading.Event, done: Counter[str]) -> None:
+def write(
+    source: str, seed: str, truncates: bool, paced: bool, stopping: threading.Event, done: Counter[str]
+) -> None:
     """One writer: a few changes a transaction, in savepoints, rolled back, prepared or slow now and then."""
     chance = random.Random(seed)
     with psycopg.connect(source, autocommit=True) as connection:
@@ -62,6 +70,15 @@ def write(source: str, seed: str, truncates: bool, stopping: threading.Event, do
             if chance.random() < 0.3:
                 time.sleep(chance.random() * 0.1)
             done.update(_end(connection, chance, made))
+            while paced and _crowded(connection) and not stopping.is_set():
+                time.sleep(PAUSE)
+
+
+def _crowded(connection: Connection) -> bool:
+    return any(
+        connection.execute(f"select exists (select from {tube} offset {CROWDED})").fetchone() == (True,)
+        for tube in TUBES
+    )
 
 
 def _change_in_savepoint(

@@ -66,7 +66,7 @@ def run(source, results, folder):
     """The whole campaign; what writers and killers did, counted."""
     mirror.set_up(source, results, 3)
     with crew(source, folder, workers(source, results)) as at_work:
-        with writing(source) as done:
+        with writing(source, paced=True) as done:
             for turn in range(TURNS):
                 with crew(source, folder) as backfills:
                     killed = [kill_a_backfill(source, backfills, tube) for tube in TUBES]
