@@ -1,6 +1,7 @@
-"""What is done with a burst of changes of each kind, deed by deed, while the planner takes every table for nearly empty.
+"""What is done with a burst of changes of each kind, deed by deed, whatever the planner knows of it.
 
-So it is until the next ANALYZE: a plan that takes a join for free then reads all for each.
+Until the next ANALYZE that takes every table for nearly empty: a plan for which a join is free then reads all for each.
+After it, a plan may keep less in memory than there is.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def forget(connection: Connection) -> None:
             where n.nspname in ('pgchange', 'revision', 'pubsub', 'tube', 'pgmb', 'mbus', 'public'))
           and c.relkind in ('r', 'i', 't')
     """)
+
+
+def learn(connection: Connection) -> None:
+    """Have the planner know what every table holds."""
+    connection.execute("analyze")
 
 
 def of_commits(connection: Connection, db: str, n: int) -> Iterator[Deed]:
@@ -95,6 +101,29 @@ def of_queues(connection: Connection, db: str, n: int) -> Iterator[Deed]:
     yield "receive what was apart", lambda: _count(connection, n, receive)
     yield from _give_up_and_send_again(connection, db, QueueFeed("q", "other"), n)
     yield "sweep", lambda: connection.execute("select mbus.sweep(mbus.queue_named('q'), true)")
+
+
+def of_queues_out_of_order(connection: Connection, db: str, n: int) -> Iterator[Deed]:
+    """Messages that wait for others, each for one of its own, and those of a transaction that commits late."""
+    queues.make(connection, "q", "before")
+    receive = f"select count(*) from mbus.consumen_q_by_default({n})"
+    firsts = queues.fill(connection, range(n), "before")
+    behind = "select mbus.post('q', 'n=>1', hstore('consume_after', array[first]::text)) from unnest(%s::text[]) as first"
+    connection.execute(behind, [firsts])
+    yield "put behind others", lambda: _count(connection, 0, receive)
+    peek = (
+        f"select count(*) from generate_series(1, {n // 5}) as i where mbus.peek_q(nullif(i::text, i::text))"
+    )
+    yield "peek at them", lambda: _count(connection, n // 5, peek)
+    yield "receive the others", lambda: _count(connection, n, receive.replace("_q_", "_before_"))
+    yield "receive what was behind", lambda: _count(connection, n, receive)
+    with psycopg.connect(db) as late:
+        queues.fill(late, range(n))
+        queues.fill(connection, [1])
+        _count(connection, 1, receive)
+        late.commit()
+    some = receive.replace(str(n), str(n // 10))
+    yield "receive what came late", lambda: [_count(connection, n // 10, some) for _ in range(10)]
 
 
 def _give_up_and_send_again(connection: Connection, db: str, feed: Feed, n: int) -> Iterator[Deed]:

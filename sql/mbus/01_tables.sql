@@ -148,7 +148,8 @@ create table mbus.receipt (
     pending integer[],
     txid xid8 not null default pg_current_xact_id()
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
--- In this order, and this one first: who asks by queue and id is not led into it by statistics from when there were few.
+-- In this order who asks by queue and id is not led into it by statistics from when there were few; where two cost the same, the
+-- planner takes the later one.
 create index on mbus.receipt (coalesce(consumer, 0), queue, id);
 create index on mbus.receipt (queue, id);
 comment on table mbus.receipt is

@@ -39,8 +39,8 @@ begin
                 autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.2,
                 autovacuum_vacuum_cost_delay = 0)
         $table$, 'log$' || known.qname, known.qname, sequence, pg_typeof((null::mbus.qt_model).data));
-    -- Without id: who looks up an id finds its key alone, whatever the planner expects.
-    execute format('create index on mbus.%I (txid)', 'log$' || known.qname);
+    -- Not by id itself: who looks up an id finds its key alone, whatever the planner expects.
+    execute format('create index on mbus.%I (txid, (id + 0))', 'log$' || known.qname);
     execute format('create index on mbus.%I (iid) where iid is not null', 'log$' || known.qname);
     execute format('comment on table mbus.%I is %L', 'log$' || known.qname,
         'The messages of queue ' || known.qname || ' in the order of id, also those that were received; COPY may fill it. not_for: '

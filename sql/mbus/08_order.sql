@@ -56,7 +56,7 @@ as $$
     ) as a
 $$;
 comment on function mbus.apart_at(integer, bigint[]) is
-    'Those of some messages that are apart for a consumer, and where they lie, for who has locked them before.';
+    'Those of some messages that are apart for a consumer, and where they lie: a good place for who locked them in an earlier statement.';
 
 create function mbus.reconsider(consumer integer, ids bigint[]) returns void
 language plpgsql
@@ -66,19 +66,17 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    -- Each obstacle is looked for once: a join that looked anew for each message would cost their number squared.
+    -- Each obstacle is looked for once, and no join brings it to those who wait for it: that would cost their number squared.
     with obstacles as materialized (
-        select g.after, mbus.obstacle(g.after::text[]) as o
-        from (
-            select distinct (x.message).after from mbus.apart_at(reconsider.consumer, ids) as x
-        ) as g
+        select array_agg(x.place) as places, mbus.obstacle((x.message).after::text[]) as o
+        from mbus.apart_at(reconsider.consumer, ids) as x
+        group by (x.message).after
     )
     update mbus.apart as a set
         wait_consumer = (o.o).consumer, wait_part = (o.o).part, wait_id = (o.o).id,
         due = coalesce((o.o).until, '-infinity')
-    from obstacles as o
-    where a.ctid = any (array(select x.place from mbus.apart_at(reconsider.consumer, ids) as x))
-      and coalesce(a.after, '') = coalesce(o.after, '')
+    from obstacles as o cross join lateral unnest(o.places) as w(place)
+    where a.ctid = w.place
       and (a.wait_consumer is not null or a.due <= clock_timestamp());
 end
 $$;
@@ -233,7 +231,9 @@ set plan_cache_mode = force_generic_plan
 as $$
 begin
     insert into mbus.wake (consumer, id, part)
-    select a.consumer, a.id, a.part from mbus.apart as a where a.wait_consumer = any (consumers) and a.wait_id = any (ids);
+    select a.consumer, a.id, a.part
+    from unnest(consumers) as c(id) cross join unnest(ids) as i(id)
+    cross join lateral (select x.* from mbus.apart as x where x.wait_consumer = c.id and x.wait_id = i.id offset 0) as a;
 end
 $$;
 comment on function mbus.wake_up(integer[], bigint[]) is
@@ -251,12 +251,12 @@ declare
 begin
     return (
         with obstacles as materialized (
-            select g.after, mbus.obstacle(g.after::text[]) as o
-            from (select distinct x.after from unnest(special) as x where x.after is not null and x.ok) as g
+            select array_agg(x) as messages, case when x.after is not null and bool_or(x.ok) then mbus.obstacle(x.after::text[]) end as o
+            from unnest(special) as x
+            group by x.after
         ), judged as (
             select s.id, s.part, s.due, s.expires, s.after, s.ok, s.ok and coalesce(s.due <= moment, true) as is_due, o.o
-            from unnest(special) as s
-            left join obstacles as o on o.after = s.after
+            from obstacles as o cross join lateral unnest(o.messages) as s
         )
         select coalesce(array_agg(row(
             c, j.id, j.part, coalesce(case when j.is_due then (j.o).until else j.due end, '-infinity'), j.expires, j.after,

@@ -75,24 +75,27 @@ begin
         highest := (select max(stands.dones[1 + p]) from unnest(stands.late_parts) as p);
         late := array(
             select e.xid from unnest(seen.finished) as e(xid)
-            where exists (
-                select from (select l.id from mbus.%5$I as l where l.txid = e.xid offset 0) as t where t.id <= highest));
+            where exists (select from mbus.%5$I as l where l.txid = e.xid and l.id + 0 <= highest offset 0));
     end if;
     if late <> '{}' then
         seen.ids := array(
             select %3$s
             from unnest(late) as e(xid)
-            cross join lateral (select t.* from %1$s as t where t.pgchange_txid = e.xid offset 0) as t
-            join (
-                select p.* from unnest(stands.late_xids, stands.late_parts, stands.late_ids) as p(xid, part, above)
-                where p.xid = any (late) offset 0
-            ) as p on p.xid = e.xid and p.part = mod(t.id, %4$s)
-            where t.id > p.above and t.id <= stands.dones[1 + p.part]
-              -- Each by itself: what was received long ago is above the first of them too.
-              and not exists (
-                  select from mbus.receipt as r
-                  where r.queue = %8$s and coalesce(r.consumer, 0) = any (array[0, %9$s]) and r.id = t.id offset 0)
-              and %2$s
+            cross join lateral (
+                select t.*
+                from %1$s as t
+                where t.pgchange_txid = e.xid and t.id + 0 <= highest
+                  and exists (
+                      select from unnest(stands.late_xids, stands.late_parts, stands.late_ids) as p(xid, part, above)
+                      where p.xid = e.xid and p.part = mod(t.id, %4$s) and t.id > p.above and t.id <= stands.dones[1 + p.part])
+                  -- Each by itself: what was received long ago is above the first of them too.
+                  and not exists (
+                      select from mbus.receipt as r
+                      where r.queue = %8$s and coalesce(r.consumer, 0) = any (array[0, %9$s]) and r.id = t.id offset 0)
+                  and %2$s
+                order by t.pgchange_txid, t.id + 0
+                limit most
+            ) as t
             order by t.id
             limit most);
     end if;

@@ -15,7 +15,7 @@ begin
         looks := looks || format($body$
     select s.* into start from mbus.starts_at(%1$s) as s;
     if start.has_apart and exists (
-        select from mbus.apart as a join mbus.%2$I as l on l.id = a.id
+        select from mbus.apart as a cross join lateral (select x.id from mbus.%2$I as x where x.id = a.id offset 0) as l
         where a.consumer = %1$s
           and not exists (
               select from mbus.receipt as r

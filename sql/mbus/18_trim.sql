@@ -101,7 +101,7 @@ begin
         where (a.gone or a.expires < localtimestamp or $1 and a.wanted = '{}')
           and a.txid <> pg_current_xact_id()
           and not exists (select from mbus.receipt as r where r.queue = $2 and r.id = a.id and r.txid = pg_current_xact_id() offset 0)
-          and a.id not in (select x.id from mbus.apart as x where x.consumer = any ($3) and x.batch is not null)
+          and not exists (select from mbus.apart as x where x.consumer = any ($3) and x.id = a.id and x.batch is not null offset 0)
         $query$, 'all$' || known.qname)
     into ids using clear, known.id, consumers;
     -- Nobody is waited for: what a consumer deletes, or received before it expired, goes another time.
@@ -113,12 +113,13 @@ begin
     into ids using ids;
     delete from mbus.apart as a
     where a.ctid = any (array(
-        select x.ctid from mbus.apart as x
-        where x.consumer = any (consumers) and (x.id in (select unnest(ids))) is true
-        for update skip locked));
+        select x.place from unnest(consumers) as c(id) cross join unnest(ids) as i(id)
+        cross join lateral (
+            select y.ctid as place from mbus.apart as y where y.consumer = c.id and y.id = i.id offset 0 for update skip locked
+        ) as x));
     ids := array(
         select i from unnest(ids) as i
-        where i not in (select a.id from mbus.apart as a where a.consumer = any (consumers)));
+        where not exists (select from mbus.apart as a where a.consumer = any (consumers) and a.id = i offset 0));
     execute format($query$
         delete from mbus.%1$I as l
         where l.ctid = any (array(

@@ -59,7 +59,7 @@ begin
         ), received as (
             insert into mbus.receipt (queue, id, consumer)
             select distinct %4$s, r.id, $1
-            from mbus.receipt as r join mbus.%1$I as m on m.id = r.id
+            from mbus.receipt as r cross join lateral (select x.gone from mbus.%1$I as x where x.id = r.id offset 0) as m
             where r.queue = %4$s and m.gone
               and not exists (select from mbus.receipt as x where x.queue = %4$s and x.id = r.id and x.consumer is null)
         )

@@ -155,7 +155,7 @@ begin
     seen := mbus.look_ahead(known, c.id, upto, 1000);
     execute format(
         'select cardinality($1) = 1000 or exists (select from mbus.%1$I as l where l.id = any ($1) and l.id <= $4 and pg_visible_in_snapshot(l.txid, $2)) '
-        'or exists (select from mbus.apart as a join mbus.%1$I as l on l.id = a.id '
+        'or exists (select from mbus.apart as a cross join lateral (select x.* from mbus.%1$I as x where x.id = a.id offset 0) as l '
         'where a.consumer = $3 and a.id <= $4 and not a.failed and pg_visible_in_snapshot(l.txid, $2) '
         'and (a.batch is not null or coalesce(l.expires > clock_timestamp(), true)))', 'log$' || qname)
     into found_one using array(select abs(i) from unnest(seen.ids) as i), (goal ->> 'snapshot')::pg_snapshot, c.id, upto;

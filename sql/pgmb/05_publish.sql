@@ -73,33 +73,34 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    n bigint;
+    places tid[];
+    schedules tid[];
 begin
-    -- However few rows the planner expects, it finds no way to read all of them for each.
-    with found as (
+    -- Locked first: what another transaction changed meanwhile lies elsewhere, where only a later statement sees it.
+    select array_agg(f.place), array_agg(f.schedule) into places, schedules
+    from (
         -- By the default partition: where publishers are kept out meanwhile, its size bounds this.
         select e.ctid as place, s.place as schedule
         from pgmb.events_default as e
-        -- In this order it is found by its key, and by no other index.
+        -- One look for each, by the order of its key (=, and there would be none), however few rows the planner expects.
         cross join lateral (
             select x.ctid as place from pgmb.scheduled as x where x.event_id >= e.id and x.event_id <= e.id order by x.event_id limit 1
         ) as s
         where e.id >= lower_id and e.id < upper_id and tbl = 'pgmb.events'::regclass
         order by e.id limit most
         for update of s, e skip locked
-    ), unscheduled as (
-        delete from pgmb.scheduled as s where s.ctid = any (array(select f.schedule from found as f))
-    ), moved as (
-        delete from pgmb.events_default as e where e.ctid = any (array(select f.place from found as f)) returning e.*
-    ), put as (
-        -- As in one table: an id that is published a second time is there once.
-        insert into pgmb.later select m.* from moved as m on conflict do nothing
-    )
-    select count(*) into n from found;
-    if n > 0 then
-        update pgmb.later_from as m set id = lower_id where m.id > lower_id;
+    ) as f;
+    if places is null then
+        return 0;
     end if;
-    return n;
+    delete from pgmb.scheduled as s where s.ctid = any (schedules);
+    with moved as (
+        delete from pgmb.events_default as e where e.ctid = any (places) returning e.*
+    )
+    -- As in one table: an id that is published a second time is there once.
+    insert into pgmb.later select m.* from moved as m on conflict do nothing;
+    update pgmb.later_from as m set id = lower_id where m.id > lower_id;
+    return cardinality(places);
 end
 $$;
 comment on function pgmb.set_aside(regclass, pgmb.event_id, pgmb.event_id, bigint) is
@@ -148,20 +149,21 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    n bigint;
+    places tid[];
 begin
-    with found as (
+    -- Locked first, as above.
+    select array_agg(f.place) into places
+    from (
         select x.ctid as place from pgmb.later as x
         where x.id >= lowest and x.id < before
         order by x.id limit most
         for update of x skip locked
-    ), moved as (
-        delete from pgmb.later as x where x.ctid = any (array(select f.place from found as f)) returning x.*
-    ), put as (
-        insert into pgmb.events select m.* from moved as m on conflict do nothing
+    ) as f;
+    with moved as (
+        delete from pgmb.later as x where x.ctid = any (places) returning x.*
     )
-    select count(*) into n from found;
-    return n;
+    insert into pgmb.events select m.* from moved as m on conflict do nothing;
+    return coalesce(cardinality(places), 0);
 end
 $$;
 comment on function pgmb.publish_later_range(text, text, bigint) is

@@ -12,6 +12,14 @@
 -- A query planned before does not miss what a new partition gets: it reads the default one too, which is locked for the
 -- attaching. So either the query has locked it already, and nothing is attached, or it must lock it, and is planned again.
 
+create function pgmb.default_partition(tbl regclass) returns regclass
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select p.partdefid::regclass from pg_partitioned_table as p where p.partrelid = tbl
+$$;
+comment on function pgmb.default_partition(regclass) is 'The partition that takes what no other one takes.';
+
 create function pgmb.get_partitions_and_bounds(table_id oid)
 returns table (partition_id regclass, lower_bound pgmb.event_id, upper_bound pgmb.event_id)
 language sql stable
@@ -22,7 +30,8 @@ as $$
     join pg_class as c on c.oid = i.inhrelid
     cross join lateral regexp_match(
         pg_get_expr(c.relpartbound, c.oid), $re$FROM \('(\w+)'\) TO \('(\w+)'\)$re$) as b(bound)
-    where i.inhparent = table_id and b.bound is not null
+    -- The bounds of one that is locked are waited for: not those of the default partition, which has none.
+    where i.inhparent = table_id and i.inhrelid is distinct from pgmb.default_partition(table_id) and b.bound is not null
     order by 2
 $$;
 comment on function pgmb.get_partitions_and_bounds(oid) is
@@ -39,14 +48,6 @@ as $$
 $$;
 comment on function pgmb.get_current_partition(oid, timestamptz) is
     'The partition that takes the ids of a time; null where that is the default one.';
-
-create function pgmb.default_partition(tbl regclass) returns regclass
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select p.partdefid::regclass from pg_partitioned_table as p where p.partrelid = tbl
-$$;
-comment on function pgmb.default_partition(regclass) is 'The partition that takes what no other one takes.';
 
 create function pgmb.end_of_partition(lower timestamptz, width interval) returns timestamptz
 language sql immutable

@@ -1,7 +1,8 @@
-"""What four times the burst costs, where statistics are from before it: four times as much, and not sixteen times."""
+"""What four times the burst costs, by statistics from before it and of now: four times as much, and not sixteen times."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -17,17 +18,32 @@ SHORT = 0.02
 """Seconds: what takes less with the large burst grows by what is there anyway."""
 
 
+BURSTS = (
+    bursts.of_commits,
+    bursts.of_tubes,
+    bursts.of_events,
+    bursts.of_queues,
+    bursts.of_queues_out_of_order,
+)
+
+
 def run(conninfo: str, report: Report) -> None:
-    for burst in (bursts.of_commits, bursts.of_tubes, bursts.of_events, bursts.of_queues):
-        with section(f"{burst.__name__.replace('_', ' ')}: {FEW * TIMES} changes against {FEW}"):
-            few = seconds(conninfo, burst, FEW)
-            for name, many in seconds(conninfo, burst, FEW * TIMES).items():
+    for burst, statistics in itertools.product(BURSTS, (bursts.forget, bursts.learn)):
+        name = burst.__name__.replace("_", " ")
+        with section(f"{name}, statistics by {statistics.__name__}: {FEW * TIMES} changes against {FEW}"):
+            few = seconds(conninfo, burst, statistics, FEW)
+            for name, many in seconds(conninfo, burst, statistics, FEW * TIMES).items():
                 report.say(name, many * 1e6 / FEW / TIMES, "us a change")
                 if many > SHORT:
                     report.say(f"growth of {name}", many / few[name], "x", most=TIMES**1.5)
 
 
-def seconds(conninfo: str, burst: Callable[..., Iterator[bursts.Deed]], n: int) -> dict[str, float]:
+def seconds(
+    conninfo: str,
+    burst: Callable[..., Iterator[bursts.Deed]],
+    statistics: Callable[[psycopg.Connection], None],
+    n: int,
+) -> dict[str, float]:
     """What each deed takes in a database of its own."""
     with psycopg.connect(conninfo, autocommit=True) as server:
         server.execute("create database burst")
@@ -36,7 +52,7 @@ def seconds(conninfo: str, burst: Callable[..., Iterator[bursts.Deed]], n: int) 
             schema.install(connection)
             found = {}
             for name, do in burst(connection, db, n):
-                bursts.forget(connection)
+                statistics(connection)
                 found[name] = wall(do)
         server.execute("drop database burst")
     return found

@@ -44,5 +44,6 @@ def test_of_feeds(burst: Callable[..., Iterator[bursts.Deed]], connection: Conne
 
 
 @pytest.mark.hstore
-def test_of_queues(connection: Connection, db: str) -> None:
-    assert dear(connection, bursts.of_queues(connection, db, MANY)) == {}
+@pytest.mark.parametrize("burst", [bursts.of_queues, bursts.of_queues_out_of_order])
+def test_of_queues(burst: Callable[..., Iterator[bursts.Deed]], connection: Connection, db: str) -> None:
+    assert dear(connection, burst(connection, db, MANY)) == {}

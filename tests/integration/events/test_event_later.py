@@ -88,6 +88,29 @@ def test_what_is_due_is_dispatched_although_some_of_it_is_being_set_aside(connec
     assert sorted(read(connection)) == expected
 
 
+def test_an_event_that_is_changed_while_it_is_set_aside_still_has_its_time(connect, db):
+    """Seen between the snapshot of who looks for it and its lock: by many events there is time for that."""
+    connection, ended = connect(), threading.Event()
+    changed = publish(connection, 5000, at="now() + interval '5 hours'")[-1]
+
+    def work():
+        with psycopg.connect(db, autocommit=True) as changing:
+            while not ended.is_set():
+                changing.execute("update pgmb.events set payload = 'null' where id = %s", [changed])
+
+    working = threading.Thread(target=work)
+    working.start()
+    try:
+        until(connection, f"select payload = 'null' from pgmb.events where id = '{changed}'")
+        for _ in range(3):
+            connection.execute("select pgmb.set_aside('pgmb.events', '', 'pmg', 10000)")
+    finally:
+        ended.set()
+        working.join()
+    # Not set aside while somebody has it locked: then it is still scheduled.
+    assert one(connection, LATER) + one(connection, "select count(*) from pgmb.scheduled") == 5000
+
+
 def test_an_id_that_is_published_again_when_it_was_set_aside_is_delivered_once(connect):
     connection = connect()
     (given,) = publish(connection, at="now() + interval '5 hours'")
