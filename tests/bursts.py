@@ -107,7 +107,12 @@ def of_queues_out_of_order(connection: Connection, db: str, n: int) -> Iterator[
     """Messages that wait for others, each for one of its own, and those of a transaction that commits late."""
     queues.make(connection, "q", "before")
     receive = f"select count(*) from mbus.consumen_q_by_default({n})"
-    firsts = queues.fill(connection, range(n), "before")
+    later = (
+        "select array(select mbus.post_before('n=>1', delayed_until => localtimestamp + interval '1 s') "
+        "from generate_series(1, %s))"
+    )
+    firsts = tubes.one(connection, later % n)
+    _count(connection, 0, receive.replace("_q_", "_before_"))
     behind = "select mbus.post('q', 'n=>1', hstore('consume_after', array[first]::text)) from unnest(%s::text[]) as first"
     connection.execute(behind, [firsts])
     yield "put behind others", lambda: _count(connection, 0, receive)
@@ -115,7 +120,9 @@ def of_queues_out_of_order(connection: Connection, db: str, n: int) -> Iterator[
         f"select count(*) from generate_series(1, {n // 5}) as i where mbus.peek_q(nullif(i::text, i::text))"
     )
     yield "peek at them", lambda: _count(connection, n // 5, peek)
-    yield "receive the others", lambda: _count(connection, n, receive.replace("_q_", "_before_"))
+    one_by_one = f"do $$ begin for i in 1..{n} loop perform mbus.consume('before'); commit; end loop; end $$"
+    time.sleep(1)
+    yield "receive the others", lambda: connection.execute(one_by_one)
     yield "receive what was behind", lambda: _count(connection, n, receive)
     with psycopg.connect(db) as late:
         queues.fill(late, range(n))

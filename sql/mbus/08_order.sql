@@ -115,7 +115,11 @@ begin
                select from mbus.apart as a
                where a.consumer = c and a.wait_consumer is null and not a.failed and a.due <= moment)
                or exists (select from mbus.wake as w where w.consumer = c),
-           exists (select from mbus.apart as a where a.consumer = c and a.wait_consumer is not null)
+           -- In an order that only the index of this consumer has: another has all who wait.
+           coalesce((
+               select true from mbus.apart as a
+               where a.consumer = c and a.wait_consumer is not null
+               order by a.wait_consumer, a.wait_part, a.wait_id limit 1), false)
     into some_due, some_waiting;
     if some_due then
         -- Due, and not yet looked at since.

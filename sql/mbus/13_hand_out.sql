@@ -156,7 +156,9 @@ begin
             delete from mbus.apart as a
             where a.ctid = any (array(select x.place from mbus.apart_at($1, $2) as x))
               and (a.expires <= clock_timestamp()
-                   or exists (select from mbus.receipt as r where r.queue = $3 and r.id = a.id and (r.consumer is null or r.consumer = $1))
+                   or exists (
+                       select from mbus.receipt as r
+                       where r.queue = $3 and r.id = a.id and (r.consumer is null or r.consumer = $1) offset 0)
                    or not exists (select from mbus.%I as l where l.id = a.id offset 0))
             $query$, 'log$' || known.qname)
         using c, ready, known.id;

@@ -61,7 +61,7 @@ begin
             select distinct %4$s, r.id, $1
             from mbus.receipt as r cross join lateral (select x.gone from mbus.%1$I as x where x.id = r.id offset 0) as m
             where r.queue = %4$s and m.gone
-              and not exists (select from mbus.receipt as x where x.queue = %4$s and x.id = r.id and x.consumer is null)
+              and not exists (select from mbus.receipt as x where x.queue = %4$s and x.id = r.id and x.consumer is null offset 0)
         )
         select array(select m.message from passed as m where (m.message).ok is null)
         $query$, 'all$' || known.qname, known.consumers_cnt, 'match$' || c.id, known.id)

@@ -24,7 +24,7 @@ as $$
     cross join lateral (select coalesce(claimed.tries, m.tries) as tries, claimed.consumer) as c
     cross join lateral (
         select case
-            when exists (select from mbus.dmq as d where d.iid = m.iid)
+            when exists (select from mbus.dmq as d where d.iid = m.iid offset 0)
                 then 'is among the dead letters: send it again' || case when m.kind = 'step'
                     then format(', or undo the saga: mbus.saga_roll_back(%L, reason)', m.iid) else '' end
             when (mbus.queue_of(m.iid)).id is null then 'has lost its queue'
