@@ -18,7 +18,12 @@ AIRFLOW = Path(sys.executable).parent / "airflow"
 
 @pytest.fixture(scope="session")
 def metadata() -> None:
-    """Airflow's own database, migrated: a copy of one that whichever process of the run comes first makes.
+    """Airflow's own database, migrated."""
+    take_migrated()
+
+
+def take_migrated() -> None:
+    """Have Airflow use a migrated database: a copy of one that whichever process of the run comes first makes.
 
     A test before may have opened an empty one, which SQLite would go on reading from its log.
     """

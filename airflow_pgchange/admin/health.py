@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,21 @@ class Finding:
         return about + self.told + ("" if self.call is None else f"; {self.call}")
 
 
-def findings(connection: psycopg.Connection[Any], warn: Callable[[str], None] = log.warning) -> list[Finding]:
-    """What ``pgchange.health()`` tells this role; ``warn`` is told of what the role may not see."""
+HEALTH = """
+    select * from pgchange.health(array(
+        select s from jsonb_populate_recordset(null::pgchange.consumer_status, %s) as s))
+"""
+
+
+def findings(
+    connection: psycopg.Connection[Any],
+    warn: Callable[[str], None] = log.warning,
+    standing: Sequence[Mapping[str, Any]] | None = None,
+) -> list[Finding]:
+    """What ``pgchange.health()`` tells this role; ``warn`` is told of what the role may not see. ``standing``: the rows
+    of ``status()``, for who has asked for them already."""
     with translated(), warned(connection, warn), connection.cursor(row_factory=class_row(Finding)) as cursor:
-        return cursor.execute("select * from pgchange.health()").fetchall()
+        if standing is None:
+            return cursor.execute("select * from pgchange.health()").fetchall()
+        rows = json.dumps([dict(row) for row in standing], default=str)
+        return cursor.execute(HEALTH, [rows]).fetchall()

@@ -58,6 +58,20 @@ end
 $$;
 comment on function pgchange.locked(bigint) is 'Whether any session holds an advisory lock, without taking it.';
 
+create function pgchange.locks_held() returns bigint[]
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return array(
+        select distinct l.classid::bigint << 32 | l.objid::bigint from pg_locks as l
+        where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+          and l.database = (select d.oid from pg_database as d where d.datname = current_database()));
+end
+$$;
+comment on function pgchange.locks_held() is
+    'The keys of all advisory locks of this database that anybody holds: for who asks about many.';
+
 create function pgchange.take_idle(consumer text, key bigint, is_known boolean, list text) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp

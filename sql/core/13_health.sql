@@ -6,12 +6,13 @@ comment on type pgchange.finding is
     'warning for what may lead there; consumer: whom it is about, if it is one; told: what is wrong; call: what mends it, in SQL or '
     'for the shell, and as whom; null where that is not one call.';
 
-create function pgchange.consumers_health(many_attempts integer default 3) returns setof pgchange.finding
+create function pgchange.consumers_health(many_attempts integer default 3, standing pgchange.consumer_status[] default null)
+returns setof pgchange.finding
 language sql volatile
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select s.kind, line.severity, s.consumer, line.told, line.call
-    from pgchange.status() as s
+    from unnest(coalesce(standing, array(select c from pgchange.status() as c))) as s
     join pgchange.registered as r using (kind)
     cross join lateral (values
         (s.held_back_by is not null,
@@ -25,8 +26,9 @@ as $$
     ) as line(holds, severity, told, call)
     where line.holds
 $$;
-comment on function pgchange.consumers_health(integer) is
-    'Consumers that are held back, or whose batch has failed that often; the call gives the batch up, where nothing can mend it.';
+comment on function pgchange.consumers_health(integer, pgchange.consumer_status[]) is
+    'Consumers that are held back, or whose batch has failed that often; the call gives the batch up, where nothing can mend it. '
+    'standing: how they stand, for who has asked pgchange.status() already.';
 
 create function pgchange.watchers_health(lately interval default '10 minutes') returns setof pgchange.finding
 language sql stable
@@ -52,7 +54,7 @@ as $$
 $$;
 comment on function pgchange.letters_health() is 'Consumers that have dead letters, of those that the caller may see.';
 
-create function pgchange.health() returns setof pgchange.finding
+create function pgchange.health(standing pgchange.consumer_status[] default null) returns setof pgchange.finding
 language plpgsql volatile
 set search_path = pg_catalog, pgchange, pg_temp
 set client_min_messages = warning
@@ -88,7 +90,7 @@ begin
             raise warning 'dead letters are left out: %', sqlerrm;
     end;
     begin
-        return query select * from pgchange.consumers_health();
+        return query select * from pgchange.consumers_health(standing => health.standing);
     exception
         when transaction_rollback or lock_not_available then
             raise;
@@ -100,5 +102,6 @@ begin
     end;
 end
 $$;
-comment on function pgchange.health() is
-    'What a person should look at, as far as the caller may see it. What cannot be told is left out with a warning.';
+comment on function pgchange.health(pgchange.consumer_status[]) is
+    'What a person should look at, as far as the caller may see it. What cannot be told is left out with a warning. standing: what '
+    'pgchange.status() has just said, for who has asked it.';

@@ -195,6 +195,7 @@ $$, 'Go on from what mark() of the source says, or from the beginning where it k
     perform pgchange.add_offer(
         'status', 'upto integer default 1000', 'setof pgchange.consumer_status', 'volatile', true, 'consumer', $$
 declare
+    held bigint[] := pgchange.locks_held();
     address jsonb;
     at jsonb;
     is_here boolean;
@@ -215,7 +216,7 @@ begin
         end;
         return next pgchange.standing(
             %3$L, %1$I.name_of(%5$s), address, at, lag, case when is_here then to_jsonb(%1$I.pending(%5$s, at)) end,
-            %1$I.locked(%5$s), told, case when not is_here then 'changes' end);
+            %1$I.lock_key(%5$s) = any (held), told, case when not is_here then 'changes' end);
     end loop;
 end
 $$, 'Every consumer whose progress is here, as pgchange.status() shows it. Where its changes are in another database the lag is '

@@ -10,7 +10,8 @@ begin
         grant usage on schema pgchange to %1$s;
         grant select on pgchange.registered to %1$s;
         grant execute on function
-            pgchange.ours(name, boolean), pgchange.status(integer, text), pgchange.health(), pgchange.consumers_health(integer), pgchange.shell_quoted(text),
+            pgchange.ours(name, boolean), pgchange.status(integer, text), pgchange.health(pgchange.consumer_status[]),
+            pgchange.consumers_health(integer, pgchange.consumer_status[]), pgchange.shell_quoted(text),
             pgchange.watchers(), pgchange.watchers_health(interval), pgchange.batches(text, integer),
             pgchange.note_samples(jsonb), pgchange.samples(text, text), pgchange.trends(interval)
             to %1$s
@@ -28,8 +29,8 @@ begin
     perform pgchange.grant_viewer(role);
     execute format($grants$
         grant execute on function
-            pgchange.who_locks(bigint), pgchange.locked(bigint), pgchange.check_claim(integer), pgchange.check_reason(text),
-            pgchange.check_isolation(), pgchange.check_version(jsonb, bigint), pgchange.refuse_stale(text, jsonb),
+            pgchange.who_locks(bigint), pgchange.locked(bigint), pgchange.locks_held(), pgchange.check_claim(integer),
+            pgchange.check_reason(text), pgchange.check_isolation(), pgchange.check_version(jsonb, bigint), pgchange.refuse_stale(text, jsonb),
             pgchange.full_xid(xid), pgchange.snapshot_of(bigint[], bigint), pgchange.snapshot_union(pg_snapshot, pg_snapshot),
             pgchange.snapshot_below(pg_snapshot, xid8), pgchange.snapshot_with(pg_snapshot, xid8),
             pgchange.note_watchers(jsonb)

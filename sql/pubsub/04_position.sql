@@ -116,22 +116,32 @@ $$;
 comment on function pubsub.register(text, bigint, boolean) is
     'Make a consumer''s watermark, at zero, if it is not there yet and nobody else is at work on it.';
 
+-- Without settings of its own, so that it costs who calls it nothing.
+create function pubsub.position_of(w pubsub.watermark, schema integer, here text, consumer text) returns jsonb
+language sql stable
+as $$
+    select pg_catalog.jsonb_build_object(
+        'schema', schema,
+        'consumer', w.consumer_id,
+        'version', w.version,
+        'snapshot', w.snapshot,
+        'partial', case when w.partial_txid is not null
+                        then pg_catalog.jsonb_build_array(w.partial_txid::text::bigint, w.partial_id) end,
+        'source', w.source,
+        'database', here,
+        'letter', pgchange.next_letter('commit', consumer))
+$$;
+comment on function pubsub.position_of(pubsub.watermark, integer, text, text) is
+    'A watermark of this database as a position: by the latest version of the schema, the place, and the consumer''s name.';
+
 create function pubsub.position(consumer_id text, branch_id bigint) returns jsonb
 language plpgsql stable security definer
 set search_path = pg_catalog, pubsub, pg_temp
 as $$
 begin
     return (
-        select jsonb_build_object(
-            'schema', (select max(i.version) from pubsub.installed as i),
-            'consumer', w.consumer_id,
-            'version', w.version,
-            'snapshot', w.snapshot,
-            'partial', case when w.partial_txid is not null
-                            then jsonb_build_array(w.partial_txid::text::bigint, w.partial_id) end,
-            'source', w.source,
-            'database', revision.here(),
-            'letter', pgchange.next_letter('commit', pubsub.name_of(w.consumer_id, w.branch_id)))
+        select pubsub.position_of(
+            w, (select max(i.version) from pubsub.installed as i), revision.here(), pubsub.name_of(w.consumer_id, w.branch_id))
         from pubsub.watermark as w
         where w.consumer_id = "position".consumer_id and w.branch_id = "position".branch_id);
 end

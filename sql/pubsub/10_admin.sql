@@ -21,42 +21,70 @@ $$;
 comment on function pubsub.held_back_by() is
     'The oldest open transaction, of any database of this cluster: in-order consumers wait for it. Null when there is none.';
 
-create function pubsub.status(upto integer default 1000) returns setof pgchange.consumer_status
-language plpgsql volatile security definer
-set search_path = pg_catalog, pubsub, pg_temp
+create function pubsub.undecided("position" jsonb, consumer text, here text, mark pgchange.claim) returns text
+language plpgsql stable
 as $$
 declare
-    holder text := pubsub.held_back_by();
-    w pubsub.watermark;
-    is_here boolean;
-    at jsonb;
-    lag jsonb;
-    work jsonb;
     told text;
     advice text;
 begin
-    for w in select * from pubsub.watermark as m order by m.consumer_id, m.branch_id loop
-        lag := null;
-        work := null;
-        told := null;
-        is_here := exists (select from revision.branch as b where b.id = w.branch_id)
-            and coalesce(pgchange.came_along(w.source, revision.here()), true);
-        if is_here then
-            at := pubsub.position(w.consumer_id, w.branch_id);
-            work := to_jsonb(pubsub.pending(w.consumer_id, w.branch_id, at));
-            begin
-                lag := pubsub.lag(w.branch_id, at, upto, w.in_order);
-            exception when sqlstate 'PC003' or sqlstate 'PC004' then
-                get stacked diagnostics told = message_text, advice = pg_exception_hint;
-                told := told || ': ' || advice;
-            end;
-        end if;
-        return next pgchange.standing(
-            'commit', pubsub.name_of(w.consumer_id, w.branch_id),
-            jsonb_build_object('consumer_id', w.consumer_id, 'branch_id', w.branch_id, 'in_order', w.in_order), to_jsonb(w), lag, work,
-            pubsub.locked(w.consumer_id, w.branch_id), coalesce(told, case when (lag ->> 'waiting')::bigint > 0 then holder end),
-            case when not is_here then 'changes' end);
-    end loop;
+    perform pubsub.check_origin() where here is null;
+    perform pubsub.check_known("position", consumer, here, mark);
+    return null;
+exception when sqlstate 'PC003' or sqlstate 'PC004' then
+    get stacked diagnostics told = message_text, advice = pg_exception_hint;
+    return told || ': ' || advice;
+end
+$$;
+comment on function pubsub.undecided(jsonb, text, text, pgchange.claim) is
+    'What a person must decide before a position means anything in the place here, null for a place without one; null where it does.';
+
+create function pubsub.status(upto integer default 1000) returns setof pgchange.consumer_status
+language plpgsql volatile security definer
+set search_path = pg_catalog, pubsub, pg_temp
+set jit = off
+as $$
+declare
+    here text := revision.here();
+    native text := case when revision.is_native() then here end;
+    schema integer := (select max(i.version) from pubsub.installed as i);
+    held bigint[] := pgchange.locks_held();
+begin
+    return query
+        with known as materialized (
+            select w as mark, n.name, p.at, h.is_here, case when h.is_here then pubsub.undecided(p.at, n.name, native, c) end as told
+            from pubsub.watermark as w
+            cross join lateral pubsub.name_of(w.consumer_id, w.branch_id) as n(name)
+            cross join lateral (select pubsub.position_of(w, schema, here, n.name) offset 0) as p(at)
+            cross join lateral (
+                select exists (select from revision.branch as b where b.id = w.branch_id offset 0)
+                       and coalesce(pgchange.came_along(w.source, here), true)
+            ) as h(is_here)
+            left join lateral (
+                select x.* from pgchange.claim as x where x.kind = 'commit' and x.consumer = n.name offset 0
+            ) as c on true
+        ), counted as (
+            select k.*, row_number() over (partition by k.is_here and k.told is null order by k.name) as n from known as k
+        ), lags as materialized (
+            select l.lag, l.n
+            from jsonb_array_elements(pubsub.lags((
+                select jsonb_agg(jsonb_build_object(
+                    'branch_id', (k.mark).branch_id, 'position', k.at, 'upto', upto, 'in_order', (k.mark).in_order) order by k.n)
+                from counted as k where k.is_here and k.told is null))) with ordinality as l(lag, n)
+        )
+        select s.*
+        from counted as k
+        left join lags as l on l.n = k.n and k.is_here and k.told is null
+        cross join lateral pgchange.standing(
+            'commit', k.name,
+            jsonb_build_object(
+                'consumer_id', (k.mark).consumer_id, 'branch_id', (k.mark).branch_id, 'in_order', (k.mark).in_order),
+            to_jsonb(k.mark), l.lag,
+            case when k.is_here then to_jsonb(pubsub.pending((k.mark).consumer_id, (k.mark).branch_id, k.at)) end,
+            pubsub.lock_key((k.mark).consumer_id, (k.mark).branch_id) = any (held),
+            coalesce(k.told, case when (l.lag ->> 'waiting')::bigint > 0 then pubsub.held_back_by() end),
+            case when not k.is_here then 'changes' end) as s
+        order by (k.mark).consumer_id, (k.mark).branch_id;
 end
 $$;
 comment on function pubsub.status(integer) is

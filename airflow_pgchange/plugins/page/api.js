@@ -3,6 +3,7 @@ import { useCallback, useEffect, useRef, useState } from "./shell.js";
 
 const BASE = new URL("../../", import.meta.url);
 const EVERY = 3000;
+const SOON = 100;
 
 const told = async (answer) => {
   const body = await answer.json().catch(() => null);
@@ -48,16 +49,21 @@ export const letter = (connection, id) => asked(of(connection, `letters/${id}`))
 export const act = (connection, action, body, source) =>
   asked(of(connection, action, source), { method: "POST", body: JSON.stringify(body) });
 
-// What a question answers, asked again every few seconds while somebody looks at the page, or once.
+const isComing = (said) => said.databases?.some(({ state }) => state === "asked");
+
+// What a question answers, asked again every few seconds while somebody looks at the page, or once; and soon while a
+// database has not answered yet.
 export const useLive = (question, once = false) => {
   const [found, setFound] = useState({ said: null, trouble: null });
   const open = useRef(false);
+  const again = useRef(null);
   const refresh = useCallback(async () => {
     if (open.current) return;
     open.current = true;
     try {
       const said = await question();
       setFound({ said, trouble: null });
+      if (isComing(said)) again.current?.();
     } catch (error) {
       setFound((before) => ({ ...before, trouble: error.message }));
     } finally {
@@ -65,13 +71,17 @@ export const useLive = (question, once = false) => {
     }
   }, [question]);
   useEffect(() => {
+    let soon;
+    again.current = () => (soon = setTimeout(look, SOON));
+    const look = () => document.hidden || refresh();
     refresh();
     if (once) return undefined;
-    const look = () => document.hidden || refresh();
     const timer = setInterval(look, EVERY);
     document.addEventListener("visibilitychange", look);
     return () => {
       clearInterval(timer);
+      clearTimeout(soon);
+      again.current = null;
       document.removeEventListener("visibilitychange", look);
     };
   }, [refresh, once]);

@@ -204,12 +204,18 @@ def test_what_else_is_wrong_is_told_where_no_consumer_can_tell_how_it_stands(ful
 
 @pytest.mark.parametrize("state", ["40001", "40P01", "55P03"])
 @pytest.mark.parametrize(
-    "asked", ["tube.health(integer)", "pgchange.letters_health()", "pgchange.consumers_health(integer)"]
+    "asked",
+    [
+        "tube.health(integer)",
+        "pgchange.letters_health()",
+        "pgchange.consumers_health(integer, standing pgchange.consumer_status[])",
+    ],
 )
 def test_what_another_try_mends_is_told_to_who_asks_what_is_wrong(full, asked, state):
     full.execute(f"drop function {asked}")
+    made = asked.replace("integer", "integer default 3").replace("[]", "[] default null")
     full.execute(
-        f"create function {asked.replace('integer', 'integer default 3')} returns setof pgchange.finding"
+        f"create function {made} returns setof pgchange.finding"
         f" language plpgsql as $$ begin raise exception using errcode = '{state}'; end $$"
     )
     with pytest.raises(psycopg.Error) as raised:

@@ -1,0 +1,108 @@
+"""How soon the page shows a thousand consumers, and what its look costs the database."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from fastapi import FastAPI
+from playwright.sync_api import Page, sync_playwright
+
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
+from demo.postgres import free_port
+from tests import airflow_home
+from tests import page as pages
+from tests.airflow_metadata import take_migrated
+from tests.benchmarks.measure import Report, cpu_of, section
+from tests.web import served
+
+CONSUMERS = 1_000
+ROUNDS = 5
+LOOKS = 20
+BACKLOGS = (1_000, 20_000)
+
+
+def run(conninfo: str, report: Report) -> None:
+    airflow_home.prepare()
+    os.environ["AIRFLOW_CONN_AIRLINE"] = airflow_home.uri(conninfo)
+    with section(f"{CONSUMERS} consumers, each with changes to come"):
+        costs = {}
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            prepare(conninfo, connection)
+            for before, backlog in zip((0, *BACKLOGS), BACKLOGS, strict=False):
+                commit(connection, backlog - before)
+                costs[backlog] = look(connection)
+                report.say(f"a look behind {backlog} commits", costs[backlog] * 1000, "ms of CPU")
+        small, large = BACKLOGS
+        report.say(f"{large} / {small} commits", costs[large] / costs[small], "x", most=1.2)
+        views = first_views()
+        report.say("from the click to the table, first", views[0], "s")
+        report.say("from the click to the table, median", statistics.median(views), "s", most=1.0)
+
+
+def prepare(conninfo: str, connection: psycopg.Connection) -> None:
+    connection.execute("insert into revision.commit default values")
+    for number in range(CONSUMERS):
+        with ConsumerTransaction(CommitFeed(f"delays {number:04}", 0), conninfo) as consumer:
+            consumer.claim(1)
+            consumer.ack()
+
+
+def commit(connection: psycopg.Connection, count: int) -> None:
+    connection.execute(
+        f"do $$ begin for n in 1..{count} loop insert into revision.commit default values; commit; end loop; end $$"
+    )
+    connection.execute("analyze revision.commit")
+
+
+def look(connection: psycopg.Connection) -> float:
+    """Seconds of CPU that what the page asks takes."""
+    from airflow_pgchange.plugins.questions import Status
+
+    status = Status()
+    return statistics.median(cpu_of(connection, lambda: status([connection])) for _ in range(LOOKS))
+
+
+def first_views() -> list[float]:
+    """Seconds from a click in the browser to the table, each time of an API server that has not looked yet."""
+    with tempfile.TemporaryDirectory() as made:
+        folder, port = Path(made), free_port()
+        pages.prepare(folder, f"http://127.0.0.1:{port}")
+        take_migrated()
+        pages.parse(folder)
+        airflow = pages.served()
+        with served(airflow, port=port) as url, tab(folder) as browser:
+            browser.goto(url)
+            browser.locator("input[name=username]").fill("the_op")
+            browser.locator("input[type=password]").fill(pages.password(folder, "op"))
+            browser.keyboard.press("Enter")
+            return [first_view(airflow, browser, url) for _ in range(ROUNDS)]
+
+
+@contextmanager
+def tab(home: Path) -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"], env={"HOME": str(home)}
+        )
+        yield chromium.new_page()
+        chromium.close()
+
+
+def first_view(airflow: FastAPI, browser: Page, url: str) -> float:
+    pages.afresh(airflow)
+    browser.goto(url)
+    link = browser.get_by_role("link", name="PG changes")
+    link.wait_for()
+    browser.wait_for_load_state("networkidle")
+    began = time.perf_counter()
+    link.click()
+    browser.get_by_role("table", name="Consumers").get_by_role("row").nth(20).wait_for()
+    return time.perf_counter() - began
