@@ -67,10 +67,13 @@ begin
             select k.*, row_number() over (partition by k.is_here and k.told is null order by k.name) as n from known as k
         ), lags as materialized (
             select l.lag, l.n
-            from jsonb_array_elements(pubsub.lags((
+            from (
                 select jsonb_agg(jsonb_build_object(
                     'branch_id', (k.mark).branch_id, 'position', k.at, 'upto', upto, 'in_order', (k.mark).in_order) order by k.n)
-                from counted as k where k.is_here and k.told is null))) with ordinality as l(lag, n)
+                from counted as k where k.is_here and k.told is null
+            ) as a(asked)
+            cross join lateral jsonb_array_elements(case when a.asked is not null then pubsub.lags(a.asked) end)
+                with ordinality as l(lag, n)
         )
         select s.*
         from counted as k
