@@ -89,6 +89,7 @@ FUNCTION = {"python_callable": nothing, "op_args": None, "op_kwargs": {}}
 HANDLERS = {
     "group": "g",
     "until": 60,
+    "idle_timeout": 5,
     "limit": 10,
     "read_ahead": 2,
     "on_busy": "skip",

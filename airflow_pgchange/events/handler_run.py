@@ -72,10 +72,13 @@ class HandlerRun:
         self._done = Handled()
         self._fatal: Call | None = None
 
-    def work(self, until: Literal["empty"] | float | None) -> Handled:
+    def work(self, until: Literal["empty"] | float | None, idle_timeout: float | None) -> Handled:
         """Run until then, None: until the stop. Raises what ``EventHandlers.run`` does."""
+        patience = idle_timeout
+        if patience is None:
+            patience = 0.0 if until == "empty" else math.inf
         try:
-            self._work(until)
+            self._work(until, patience)
         except BaseException:
             for progress in self._progress.values():
                 progress.threads.cancel()
@@ -91,8 +94,8 @@ class HandlerRun:
             ) from self._fatal.error
         return self._done
 
-    def _work(self, until: Literal["empty"] | float | None) -> None:
-        now = read_at = stay_at = time.monotonic()
+    def _work(self, until: Literal["empty"] | float | None, patience: float) -> None:
+        now = read_at = stay_at = busy_at = time.monotonic()
         ends = now + until if isinstance(until, float | int) else math.inf
         while not self._stopping:
             now = time.monotonic()
@@ -102,13 +105,16 @@ class HandlerRun:
             idle = all(progress.idle for progress in self._progress.values())
             if now >= ends and idle:
                 return
+            if not idle:
+                busy_at = now
             may_read = now < ends and self._ahead() < self._read_ahead
             if may_read and now >= read_at:
                 batch = self._group.read(self._cursor, self._limit)
                 if batch is not None:
+                    busy_at = now
                     self._hand_out(batch)
                 elif not self._group.more:
-                    if idle and until == "empty":
+                    if idle and now >= busy_at + patience:
                         return
                     read_at = now + self._poll_interval
             wake_at = min(stay_at, read_at if may_read else math.inf, ends if now < ends else math.inf)

@@ -60,14 +60,16 @@ class EventHandlers:
         self._stop = Stop()
         self._ended: SimpleQueue[Call | None] = SimpleQueue()
 
-    def run(self, until: Until | None = None) -> Handled:
-        """Handle events until none is ready (``empty``), for so long, or until ``stop``.
+    def run(self, until: Until | None = None, idle_timeout: Seconds | None = None) -> Handled:
+        """Handle events until none is ready (``empty``), for so long, or until ``stop``; with ``idle_timeout`` until
+        nothing has come for so long, None: at once with ``empty``, else never.
 
         What was read is finished; ``stop`` finishes only the calls that run. Raises UnknownConsumer where there is no
         such group, ConsumerBusy where somebody else holds it, DispatchEnded, ConnectionLost, and HandlerFailed; in every
         case nothing runs on but calls past their timeout, and what was not finished comes again.
         """
         ends = None if until is None else checked_until("until", until)
+        quiet = patience("idle_timeout", idle_timeout)
         try:
             with held_group(self._conninfo, self.group, self._busy_timeout, self._stop) as group:
                 # Each run has its own: a call that outlives a run that was interrupted is nothing to the next.
@@ -82,7 +84,7 @@ class EventHandlers:
                     read_ahead=self._read_ahead,
                     poll_interval=self._poll_interval,
                 )
-                return run.work(ends)
+                return run.work(ends, quiet)
         except Stopped:
             return Handled()
 

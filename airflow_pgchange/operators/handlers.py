@@ -34,6 +34,7 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
     :param group: the group (templated)
     :param handlers: its handlers
     :param until: ``empty``: until nothing is ready, retries in the future left for a later run; or so long (templated)
+    :param idle_timeout: end once nothing has come for so long; None: at once with ``empty``, else never (templated)
     :param limit: events a batch, at most (templated)
     :param read_ahead: batches that a fast handler may be ahead of the slowest (templated)
     :param on_busy: while another holds the group: ``wait`` for it, ``skip`` the task, or ``fail`` (templated)
@@ -42,7 +43,9 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
     :param postgres_conn_id: the database of the event log; not by way of a pooler in transaction mode
     """
 
-    arguments = checks("group", "until", "limit", "read_ahead", "on_busy", "busy_timeout", "postgres_conn_id")
+    arguments = checks(
+        "group", "until", "idle_timeout", "limit", "read_ahead", "on_busy", "busy_timeout", "postgres_conn_id"
+    )
     template_fields: Sequence[str] = tuple(arguments)
     shallow_copy_attrs: Sequence[str] = ("handlers",)
 
@@ -52,6 +55,7 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
         group: str,
         handlers: Sequence[Handler],
         until: Until = "empty",
+        idle_timeout: Seconds | None = None,
         limit: Number = 1000,
         read_ahead: Number = 10,
         on_busy: OnBusy = "wait",
@@ -64,6 +68,7 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
         self.group = group
         self.handlers = handlers
         self.until: Any = until
+        self.idle_timeout: Any = idle_timeout
         self.limit: Any = limit
         self.read_ahead: Any = read_ahead
         self.on_busy = on_busy
@@ -87,7 +92,7 @@ class EventHandlersOperator(CheckedArguments, BaseOperator):
         if self._stop():
             self._running.stop()
         try:
-            done = self._running.run(self.until)
+            done = self._running.run(self.until, self.idle_timeout)
         except ConsumerBusy as error:
             if self.on_busy == "skip":
                 raise AirflowSkipException(f"group {self.group} is held by another run") from error

@@ -29,6 +29,7 @@ from tests.handling import (
     subscribed,
     unread,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -109,6 +110,25 @@ def test_a_run_for_some_time_handles_what_comes_meanwhile(db, connection):
     assert got.wait(SECONDS)
     handlers.stop()
     assert joined().events == 1
+
+
+def test_a_run_ends_once_nothing_has_come_for_so_long_and_not_while_it_is_at_work(db, connection):
+    seen = Seen(lambda delivery: time.sleep(0.3))
+    publish(connection, numbered(0, 2))
+    began = time.monotonic()
+    done = group(db, Handler("a", seen), limit=1).run(3600.0, idle_timeout=0.2)
+    assert (done.events, seen.numbers) == (2, [0, 1])
+    assert time.monotonic() - began < SECONDS
+
+
+def test_a_run_until_nothing_is_left_waits_for_more_as_long_as_it_is_told(db, connection):
+    seen = Seen()
+    handlers = group(db, Handler("a", seen))
+    joined = in_thread(handlers.run, "empty", 3600.0)
+    publish(connection, numbered(0, 1))
+    until(connection, "select last_read_event_id <> '' from pgmb.subscription_groups where id = 'g'")
+    handlers.stop()
+    assert (joined().events, seen.numbers) == (1, [0])
 
 
 def test_a_run_ends_when_its_time_is_over_and_finishes_what_it_read(db, connection):
