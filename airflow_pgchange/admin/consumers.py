@@ -68,12 +68,9 @@ def _read(name: str) -> tuple[type[Feed], tuple[str, ...]]:
 
 
 def status(
-    results: Connection,
-    source: Connection | None = None,
-    warn: Callable[[str], None] = log.warning,
-    upto: int = 1000,
+    results: Connection, source: Connection | None = None, warn: Callable[[str], None] = log.warning
 ) -> list[Row]:
-    """A row for each consumer of every kind, as ``pgchange.status()`` has it; ``ready`` is exact up to so many.
+    """A row for each consumer of every kind, as ``pgchange.status()`` has it; ``ready`` is exact up to 1,000.
 
     ``results`` holds their progress, ``source`` the changes of those whose changes are elsewhere. The lag is None where
     the source was not asked, or where a person must decide first, which ``held_back_by`` then says. Kinds that the role
@@ -90,8 +87,8 @@ def status(
     registered = [(kind, one) for one in asked for kind in _registered(one, results, changes)]
     for kind, one in registered:
         try:
-            told = records(one, "select * from pgchange.status(%s, of_kind => %s)", [upto, kind])
-            found += told if source is None else [_completed(results, source, row, upto) for row in told]
+            told = records(one, "select * from pgchange.status(of_kind => %s)", [kind])
+            found += told if source is None else [_completed(results, source, row) for row in told]
         except ServerUnavailable:
             raise
         except (PgChangeError, psycopg.Error) as error:
@@ -115,7 +112,7 @@ def _registered(connection: Connection, results: Connection, changes: Connection
     return [kind for kind in registered if homes.get(kind, results) is connection]
 
 
-def _completed(results: Connection, source: Connection, row: Row, upto: int) -> Row:
+def _completed(results: Connection, source: Connection, row: Row) -> Row:
     """A row with what only the database of the changes can tell, where that is another."""
     if row["kind"] not in kinds():
         return row
@@ -123,4 +120,4 @@ def _completed(results: Connection, source: Connection, row: Row, upto: int) -> 
     is_here = row["elsewhere"] != "changes" and (source is results or row["version"] or row["ready"])
     if feed.progress == "source" or (row["ready"] is not None and is_here):
         return row
-    return row | {"held_back_by": None} | elsewhere(results, source, feed, upto)
+    return row | {"held_back_by": None} | elsewhere(results, source, feed)

@@ -27,11 +27,11 @@ LAG = {
 IN_WORK = {"batch_id": "id", "attempt": "attempt", "error": "error"}
 
 
-def elsewhere(results: Connection, source: Connection, feed: Feed, upto: int) -> dict[str, Any]:
-    """Lag and batch in work. ``ready`` is exact up to so many; ``held_back_by`` says where a person must decide first,
-    and then the lag is None."""
+def elsewhere(results: Connection, source: Connection, feed: Feed) -> dict[str, Any]:
+    """Lag and batch in work. ``ready`` is exact up to 1,000; ``held_back_by`` says where a person must decide first, and
+    then the lag is None."""
     try:
-        found = lag(results, source, feed, upto)
+        found = lag(results, source, feed, 1000)
     except (HistoryTrimmed, SourceLostTail, SourceRestored, UnknownBranch, UnknownConsumer) as error:
         return {**dict.fromkeys(LAG), "held_back_by": str(error)}
     batch = in_work(results, source, feed) or {}

@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 LOOKED_LATELY = 3600.0
 """Seconds for which a database is sampled after somebody has looked at it."""
-COUNTED = 100
-"""Changes that are counted one by one for each consumer."""
 OTHERS = 200
 """So many answers to other questions are kept."""
 
@@ -62,7 +60,7 @@ class Status:
     def __call__(self, connections: Connections) -> Said:
         results, *source = connections
         left_out: list[str] = []
-        rows = consumers.status(results, source[0] if source else None, left_out.append, COUNTED)
+        rows = consumers.status(results, source[0] if source else None, left_out.append)
         if source:
             rows = [row for row in rows if row["consumer"] in self.consumers]
         findings: list[health.Finding] = []
