@@ -49,6 +49,7 @@ declare
     native text := case when revision.is_native() then here end;
     schema integer := (select max(i.version) from pubsub.installed as i);
     held bigint[] := pgchange.locks_held();
+    holder text := pubsub.held_back_by();
 begin
     return query
         with known as materialized (
@@ -63,21 +64,22 @@ begin
             left join lateral (
                 select x.* from pgchange.claim as x where x.kind = 'commit' and x.consumer = n.name offset 0
             ) as c on true
-        ), counted as (
-            select k.*, row_number() over (partition by k.is_here and k.told is null order by k.name) as n from known as k
+        ), numbered as (
+            select k.*, x.is_clear, row_number() over (partition by x.is_clear order by k.name) as n
+            from known as k cross join lateral (select k.is_here and k.told is null) as x(is_clear)
         ), lags as materialized (
             select l.lag, l.n
             from (
                 select jsonb_agg(jsonb_build_object(
                     'branch_id', (k.mark).branch_id, 'position', k.at, 'upto', upto, 'in_order', (k.mark).in_order) order by k.n)
-                from counted as k where k.is_here and k.told is null
+                from numbered as k where k.is_clear
             ) as a(asked)
             cross join lateral jsonb_array_elements(case when a.asked is not null then pubsub.lags(a.asked) end)
                 with ordinality as l(lag, n)
         )
         select s.*
-        from counted as k
-        left join lags as l on l.n = k.n and k.is_here and k.told is null
+        from numbered as k
+        left join lags as l on l.n = k.n and k.is_clear
         cross join lateral pgchange.standing(
             'commit', k.name,
             jsonb_build_object(
@@ -85,7 +87,7 @@ begin
             to_jsonb(k.mark), l.lag,
             case when k.is_here then to_jsonb(pubsub.pending((k.mark).consumer_id, (k.mark).branch_id, k.at)) end,
             pubsub.lock_key((k.mark).consumer_id, (k.mark).branch_id) = any (held),
-            coalesce(k.told, case when (l.lag ->> 'waiting')::bigint > 0 then pubsub.held_back_by() end),
+            coalesce(k.told, case when (l.lag ->> 'waiting')::bigint > 0 then holder end),
             case when not k.is_here then 'changes' end) as s
         order by (k.mark).consumer_id, (k.mark).branch_id;
 end
