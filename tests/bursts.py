@@ -95,8 +95,7 @@ def of_queues(connection: Connection, db: str, n: int) -> Iterator[Deed]:
     yield "take", lambda: _take(QueueFeed("q", "other"), db, n)
     connection.execute(post.format("localtimestamp + interval '1 hour'"), [n])
     yield "put apart", lambda: _count(connection, 0, receive)
-    connection.execute('update mbus."log$q" set delayed_until = clock_timestamp()')
-    connection.execute("update mbus.apart set due = clock_timestamp()")
+    _make_due(connection, "q")
     yield "look at what is apart", lambda: connection.execute("select pgchange.status(%s, 'queue')", [n])
     yield "receive what was apart", lambda: _count(connection, n, receive)
     yield from _give_up_and_send_again(connection, db, QueueFeed("q", "other"), n)
@@ -108,7 +107,7 @@ def of_queues_out_of_order(connection: Connection, db: str, n: int) -> Iterator[
     queues.make(connection, "q", "before")
     receive = f"select count(*) from mbus.consumen_q_by_default({n})"
     later = (
-        "select array(select mbus.post_before('n=>1', delayed_until => localtimestamp + interval '1 s') "
+        "select array(select mbus.post_before('n=>1', delayed_until => localtimestamp + interval '1 hour') "
         "from generate_series(1, %s))"
     )
     firsts = tubes.one(connection, later % n)
@@ -121,7 +120,7 @@ def of_queues_out_of_order(connection: Connection, db: str, n: int) -> Iterator[
     )
     yield "peek at them", lambda: _count(connection, n // 5, peek)
     one_by_one = f"do $$ begin for i in 1..{n} loop perform mbus.consume('before'); commit; end loop; end $$"
-    time.sleep(1)
+    _make_due(connection, "before")
     yield "receive the others", lambda: connection.execute(one_by_one)
     yield "receive what was behind", lambda: _count(connection, n, receive)
     with psycopg.connect(db) as late:
@@ -131,6 +130,12 @@ def of_queues_out_of_order(connection: Connection, db: str, n: int) -> Iterator[
         late.commit()
     some = receive.replace(str(n), str(n // 10))
     yield "receive what came late", lambda: [_count(connection, n // 10, some) for _ in range(10)]
+
+
+def _make_due(connection: Connection, queue: str) -> None:
+    """Have the time of a queue's delayed messages come."""
+    connection.execute(f'update mbus."log${queue}" set delayed_until = clock_timestamp()')
+    connection.execute("update mbus.apart set due = clock_timestamp() where wait_consumer is null")
 
 
 def _give_up_and_send_again(connection: Connection, db: str, feed: Feed, n: int) -> Iterator[Deed]:

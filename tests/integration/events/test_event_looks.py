@@ -140,9 +140,10 @@ def test_partitions_are_old_when_what_is_read_in_them_is_not_kept_any_more(conne
     maintain(connection, "-2 days")
     maintain(connection)
     states = "select array_agg(distinct state) from pgmb.partitions() where upper < now() - interval '1 day'"
-    assert one(connection, states) == ["old"]
+    current = "select state from pgmb.partitions() where now() >= lower and now() < upper"
+    assert (one(connection, states), one(connection, current)) == (["old"], "current")
     connection.execute("update pgmb.config set value = '7 days' where id = 'partition_retention_period'")
-    assert one(connection, states) == ["recent"]
+    assert (one(connection, states), one(connection, current)) == (["recent"], "current")
 
 
 @pytest.mark.parametrize(("query", "values"), [("select * from pgmb.partitions()", None), SHOWN])
