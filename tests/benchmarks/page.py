@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 from fastapi import FastAPI
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction
 from demo.postgres import free_port
@@ -21,6 +18,7 @@ from tests import airflow_home
 from tests import page as pages
 from tests.airflow_metadata import take_migrated
 from tests.benchmarks.measure import Report, cpu_of, section
+from tests.browser import log_in, opened
 from tests.web import served
 
 CONSUMERS = 1_000
@@ -81,22 +79,9 @@ def first_views() -> list[float]:
         take_migrated()
         pages.parse(folder)
         airflow = pages.served()
-        with served(airflow, port=port) as url, tab(folder) as browser:
-            browser.goto(url)
-            browser.locator("input[name=username]").fill("the_op")
-            browser.locator("input[type=password]").fill(pages.password(folder, "op"))
-            browser.keyboard.press("Enter")
+        with served(airflow, port=port) as url, opened(folder) as browser:
+            log_in(browser, url, pages.password(folder, "op"))
             return [first_view(airflow, browser, url) for _ in range(ROUNDS)]
-
-
-@contextmanager
-def tab(home: Path) -> Iterator[Page]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"], env={"HOME": str(home)}
-        )
-        yield chromium.new_page()
-        chromium.close()
 
 
 def first_view(airflow: FastAPI, browser: Page, url: str) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -11,7 +10,7 @@ from typing import Literal
 import psycopg
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import Locator, Page, expect
 
 from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, QueueFeed, by_hand
 from airflow_pgchange.messages import RollBack, Saga, Step, TryAgain, create_queues, handle, start
@@ -20,6 +19,7 @@ from demo.postgres import free_port
 from tests import events, queues
 from tests import page as pages
 from tests.airflow_home import uri
+from tests.browser import log_in, opened
 from tests.topology import make_catalogue
 from tests.web import served
 
@@ -71,26 +71,13 @@ def url(ledger: str, metadata: None, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Page]:
     """A browser's tab, in which nothing may go wrong unseen."""
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"], env={"HOME": str(tmp_path)}
-        )
-        tab = chromium.new_page()
+    with opened(tmp_path) as tab:
         tab.set_default_timeout(PATIENCE)
         expect.set_options(timeout=PATIENCE)
         failed: list[str] = []
         tab.on("pageerror", lambda error: failed.append(str(error)))
         yield tab
-        chromium.close()
     assert failed == []
-
-
-def log_in(tab: Page, url: str, password: str, role: str = "op") -> None:
-    tab.goto(url)
-    tab.locator("input[name=username]").fill(f"the_{role}")
-    tab.locator("input[type=password]").fill(password)
-    tab.keyboard.press("Enter")
-    expect(tab.get_by_role("link", name="PG changes")).to_be_visible()
 
 
 def row(tab: Page, table: str, text: str) -> Locator:

@@ -1,0 +1,29 @@
+"""A real browser in which somebody has Airflow before them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+
+@contextmanager
+def opened(home: Path) -> Iterator[Page]:
+    """A browser's tab."""
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"], env={"HOME": str(home)}
+        )
+        yield chromium.new_page()
+        chromium.close()
+
+
+def log_in(tab: Page, url: str, password: str, role: str = "op") -> None:
+    tab.goto(url)
+    tab.locator("input[name=username]").fill(f"the_{role}")
+    tab.locator("input[type=password]").fill(password)
+    tab.keyboard.press("Enter")
+    tab.get_by_role("link", name="PG changes").wait_for()
