@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -45,17 +45,17 @@ Trends = Mapping[tuple[str, str], Trend]
 
 @dataclass
 class LastHour:
-    """The samples of a database: what status says is noted, and what became of that is looked at, now and then."""
+    """The samples of a database: what status says is noted, and what became of that is looked at, now and then.
+    ``left_out``: what the role may not."""
 
     trends: Trends = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
     _note_at: float = float("-inf")
     _look_at: float = float("-inf")
 
-    def goes_on(
-        self, connection: psycopg.Connection[Any], rows: Iterable[Row], warn: Callable[[str], None]
-    ) -> Trends:
-        """Note what status has just said, and return how that was in the last hour; what the role may not is left
-        out, and ``warn`` is told."""
+    def goes_on(self, connection: psycopg.Connection[Any], rows: Iterable[Row]) -> None:
+        """Note what status has just said, and look at how that was in the last hour."""
+        self.left_out = []
         try:
             if time.monotonic() >= self._note_at:
                 self._note_at = time.monotonic() + SAMPLED_EVERY
@@ -68,8 +68,7 @@ class LastHour:
         except ServerUnavailable:
             raise
         except (PgChangeError, psycopg.Error) as error:
-            warn(f"the last hour is left out: {error}")
-        return self.trends
+            self.left_out = [f"the last hour is left out: {error}"]
 
 
 def trends(connection: psycopg.Connection[Any]) -> Trends:

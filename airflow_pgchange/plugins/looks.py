@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import psycopg
@@ -98,10 +99,11 @@ class Line:
 
 @dataclass
 class Window(Generic[T]):
-    """One question, asked again and again while somebody looks."""
+    """One question, asked again and again while somebody looks, and what is done with an answer that is out."""
 
     line: Line
     question: Callable[[Sequence[Connection]], T]
+    afterwards: Callable[[T, Sequence[Connection]], None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _asked: float = 0.0
     _answered: threading.Event | None = None
@@ -154,6 +156,11 @@ class Window(Generic[T]):
             self._until = now + max(FRESH if trouble is None else PAUSE, REST * (now - asked))
             self._answered = None
         answered.set()
+        if self.afterwards is not None and said is not None:
+            try:
+                self.line.ask(partial(self.afterwards, said))
+            except ServerUnavailable:
+                log.warning("what follows an answer could not be done", exc_info=True)
 
 
 def opened(conninfo: str, **settings: str) -> Connection:

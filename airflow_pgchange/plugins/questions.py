@@ -73,8 +73,12 @@ class Status:
                 raise
             except (psycopg.errors.QueryCanceled, PgChangeError) as error:
                 left_out.append(f"what a person should look at is left out: {error}")
-        trends = self._last_hour.goes_on(results, rows, left_out.append)
-        return Said(rows, findings, watchers, trends, left_out)
+        left_out += self._last_hour.left_out
+        return Said(rows, findings, watchers, self._last_hour.trends, left_out)
+
+    def note(self, said: Said, connections: Connections) -> None:
+        """Once nobody waits for it any longer: what was said is noted, for the next answer."""
+        self._last_hour.goes_on(connections[0], said.rows)
 
 
 @dataclass
@@ -92,7 +96,7 @@ class Windows:
         with self._lock:
             if place not in self.statuses:
                 status = Status()
-                self.statuses[place] = status, Window(Line(partial(conninfos, place)), status)
+                self.statuses[place] = status, Window(Line(partial(conninfos, place)), status, status.note)
             status, window = self.statuses[place]
             status.consumers, status.looked = consumers, time.monotonic()
             if self._sampler is None or not self._sampler.is_alive():

@@ -23,7 +23,19 @@ const of = (connection, rest, source, values = {}) => {
   return `connections/${encodeURIComponent(connection)}/${rest}${query && `?${query}`}`;
 };
 
-export const overview = () => asked("overview");
+let first = null;
+
+// Asks for the overview ahead of who shows it.
+export const begin = () => {
+  first = asked("overview");
+  first.catch(() => {});
+};
+
+export const overview = () => {
+  const answer = first ?? asked("overview");
+  first = null;
+  return answer;
+};
 
 export const history = ({ connection, source, kind, consumer }) =>
   asked(of(connection, "consumer", source, { kind, consumer }));

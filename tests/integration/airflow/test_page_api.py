@@ -154,7 +154,8 @@ def test_a_consumers_past_is_for_who_may_read_its_dag_and_what_it_failed_on_for_
 ) -> None:
     connect().execute("update pgchange.batch set error = 'name of a passenger'")
     person = people(role)
-    seen = consumer(person)
+    while not (seen := consumer(person))["trend"]:
+        time.sleep(0.1)
     assert (seen["rate_in"], seen["rate_out"], seen["trend"][-2:]) == (None, None, [None, 3])
     past = told_of(person, PAST, "attempts")
     assert [(one["ready"], one["waiting"]) for one in past["samples"]] == [(3, 0)]

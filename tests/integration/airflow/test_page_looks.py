@@ -137,6 +137,21 @@ def test_an_answer_is_old_only_while_a_question_is_open_for_long(monkeypatch: py
     assert not window.look().late
 
 
+def test_an_answer_is_out_before_what_follows_it_is_done(db: str) -> None:
+    go_on, noted = threading.Event(), threading.Event()
+
+    def after(said: str, connections: Connections) -> None:
+        assert (said, len(connections)) == ("an answer", 1)
+        go_on.wait(30)
+        noted.set()
+
+    window = Window(Line(lambda: [db]), lambda _: "an answer", after)
+    assert settled(window).said == "an answer"
+    assert not noted.is_set()
+    go_on.set()
+    assert noted.wait(30)
+
+
 def test_trouble_is_told_without_the_password() -> None:
     window = Window(Line(lambda: ["host=127.0.0.1 port=1 user=somebody password=secretword"]), backend)
     look = settled(window)
@@ -150,9 +165,8 @@ def test_what_somebody_has_looked_at_goes_on_being_sampled_for_a_while(
 ) -> None:
     sampled: list[float] = []
 
-    def note(*_: Any) -> dict[Any, Any]:
+    def note(*_: Any) -> None:
         sampled.append(time.monotonic())
-        return {}
 
     monkeypatch.setattr(history.LastHour, "goes_on", note)
     monkeypatch.setattr(questions, "conninfos", lambda place: [db])

@@ -38,10 +38,10 @@ def work(db: str) -> None:
 
 def look(connection: Connection) -> Trend | None:
     """What a look shows of the consumer."""
-    told: list[str] = []
-    found = LastHour().goes_on(connection, consumers.status(connection), told.append).get(KEY)
-    assert told == []
-    return found
+    hour = LastHour()
+    hour.goes_on(connection, consumers.status(connection))
+    assert hour.left_out == []
+    return hour.trends.get(KEY)
 
 
 def later(connection: Connection, seconds: int) -> None:
@@ -159,8 +159,9 @@ def test_a_role_is_shown_what_it_was_told_itself_and_rates_of_the_feeds_that_it_
 
 def test_a_role_that_may_not_is_told_so_and_sees_the_rest(connection: Connection, role: Any) -> None:
     stranger: Role = role("stranger")
-    told: list[str] = []
+    hour = LastHour()
     with psycopg.connect(stranger.conninfo, autocommit=True) as session:
-        assert LastHour().goes_on(session, [], told.append) == {}
-    assert len(told) == 1
-    assert "the last hour is left out" in told[0]
+        hour.goes_on(session, [])
+    assert hour.trends == {}
+    (told,) = hour.left_out
+    assert "the last hour is left out" in told
