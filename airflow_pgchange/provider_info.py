@@ -30,6 +30,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": NAME,
                 "external-doc-url": "https://www.postgresql.org/",
+                "logo": "/airflow_pgchange/plugins/page/icon.svg",
                 "how-to-guide": [f"/docs/{guide}.md" for guide in GUIDES],
                 "tags": ["software"],
             }

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from airflow_pgchange.plugins.page import PREFIX, bundle_url
+from airflow_pgchange.plugins.page import PREFIX, url
 
 TITLE = "PG changes"
 ROUTE = "pgchange"
@@ -20,7 +20,14 @@ class PgChangePlugin(AirflowPlugin):
 
     def __init__(self) -> None:
         self.react_apps = [
-            {"name": TITLE, "url_route": ROUTE, "destination": "nav", "bundle_url": bundle_url()}
+            {
+                "name": TITLE,
+                "url_route": ROUTE,
+                "destination": "nav",
+                "bundle_url": url("main.js"),
+                "icon": url("icon.svg"),
+                "icon_dark_mode": url("icon-dark.svg"),
+            }
         ]
 
     @cached_property

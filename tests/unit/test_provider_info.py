@@ -23,6 +23,7 @@ from airflow.triggers.base import BaseTrigger
 
 import airflow_pgchange
 from airflow_pgchange import decorators
+from airflow_pgchange.plugins.page import files
 from airflow_pgchange.plugins.pgchange import PgChangePlugin
 from airflow_pgchange.provider_info import GUIDES, get_provider_info
 
@@ -152,6 +153,13 @@ def test_airflow_finds_the_plugin_by_its_entry_point_and_its_page_in_the_navigat
     (found,) = entry_points(group="airflow.plugins", name="pgchange")
     (page,) = found.load()().react_apps
     assert (page["name"], page["destination"]) == ("PG changes", "nav")
+    for part in ("bundle_url", "icon", "icon_dark_mode"):
+        assert page[part].rpartition("/")[2] in files()
+
+
+def test_the_logo_is_in_the_package() -> None:
+    (integration,) = INFO["integrations"]
+    assert (Path(airflow_pgchange.__file__).parent.parent / integration["logo"].lstrip("/")).is_file()
 
 
 def test_the_plugin_builds_its_api_only_where_it_is_asked_for() -> None:

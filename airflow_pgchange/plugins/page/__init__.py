@@ -8,7 +8,7 @@ from pathlib import Path
 
 PREFIX = "/pgchange"
 FOLDER = Path(__file__).parent
-TYPES = {".js": "text/javascript"}
+TYPES = {".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 @cache
@@ -26,6 +26,6 @@ def version() -> str:
     return digest.hexdigest()[:16]
 
 
-def bundle_url() -> str:
-    """Where the shell finds the page, from its base URL."""
-    return f"{PREFIX.lstrip('/')}/page/{version()}/main.js"
+def url(name: str) -> str:
+    """Where the shell finds a file, from its base URL."""
+    return f"{PREFIX.lstrip('/')}/page/{version()}/{name}"

@@ -491,8 +491,9 @@ def test_a_view_of_a_database_that_one_may_not_see_is_refused(
 
 
 def test_the_page_is_served_as_it_is_in_this_version(people: People) -> None:
-    from airflow_pgchange.plugins.page import bundle_url
+    from airflow_pgchange.plugins.page import url
 
-    url = "/" + bundle_url().removeprefix("pgchange/")
-    assert people("viewer").get(url).status_code == 200
+    for name, kind in (("main.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
+        answer = people("viewer").get("/" + url(name).removeprefix("pgchange/"))
+        assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, kind)
     assert people("viewer").get("/page/older/main.js").status_code == 404
