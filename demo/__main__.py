@@ -47,6 +47,8 @@ select (select count(*) from copies.flight),
            (table public.flight except table copies.flight) union all (table copies.flight except table public.flight)
        ) as d)
 """
+QUIET = 15.0
+"""Seconds after which how far it is is printed again, though it is the same."""
 PATIENCE = 240.0
 """Seconds without any progress after which the demo gives up."""
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -160,8 +162,9 @@ def play(
 
 
 def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: Future[None]) -> None:
-    """Return when everything is committed and processed; until then print how far it is, when that changes."""
-    told, last_change, looked = "", time.monotonic(), 0.0
+    """Return when everything is committed and processed; until then print how far it is, when that changes, and now and
+    then."""
+    told, last_change, looked, said = "", time.monotonic(), 0.0, 0.0
     while True:
         written = replay.done()
         if written:
@@ -172,6 +175,8 @@ def follow(airflow: LocalAirflow, connection: psycopg.Connection[Any], replay: F
             now = standing(connection)
             if now != told:
                 told, last_change = now, looked
+            if last_change == looked or looked - said > QUIET:
+                said = looked
                 say(now)
             demand_progress(airflow, looked - last_change)
         if over:
@@ -211,8 +216,8 @@ def demand_progress(airflow: LocalAirflow, seconds: float) -> None:
 def keep(airflow: LocalAirflow, database: str) -> None:
     """Wait for a signal."""
     say(f"Airflow is at {airflow.url}, user {airflow.user}, password {airflow.password}")
-    say(f"look at the database: psql '{without_password(database)}'")
-    say(f"and at its consumers: .venv/bin/airflow pgchange status --dsn '{without_password(database)}'")
+    say(f"look at the database, with a psql of yours: psql '{without_password(database)}'")
+    say(f"and at its consumers: {airflow.command_line()} pgchange status --postgres-conn-id airline")
     say(f"all runs on until Ctrl-C or `kill {os.getpid()}`")
     with suppress(SystemExit):
         signal.pause()

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -104,6 +105,18 @@ class LocalAirflow(Started):
         )
         if done.returncode != 0:
             raise RuntimeError(f"Airflow cannot make its metadata database:\n{done.stdout[-2000:]}")
+
+    def command_line(self) -> Path:
+        """Make a program in the home that is ``airflow`` with these settings, for a person."""
+        program = self.home / "airflow"
+        lines = [
+            f"export {name}={shlex.quote(value)}"
+            for name, value in self._environment.items()
+            if os.environ.get(name) != value
+        ]
+        with open(program, "w", opener=lambda path, flags: os.open(path, flags, 0o700)) as file:
+            print("#!/bin/sh", *lines, f'exec {shlex.join(_airflow())} "$@"', sep="\n", file=file)
+        return program
 
     def start_component(self, name: str) -> None:
         arguments = [*COMPONENTS[name], *(["--port", str(self.port)] if name == "api-server" else [])]

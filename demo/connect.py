@@ -63,6 +63,7 @@ class ConnectServer(Started):
             "host": "sc://localhost",
             "port": self.port,
             "password": self.token,
+            "extra": {"ui": self.ui_url},
         }
 
     @property
@@ -123,6 +124,8 @@ class ConnectServer(Started):
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_DIRS": str(self.folder),
             "TMPDIR": str(self.folder),
+            # Java's temporary files are elsewhere otherwise; a server that is killed does not clear up.
+            "SPARK_SUBMIT_OPTS": f'-Djava.io.tmpdir="{self.folder}"',
             "SPARK_CONNECT_AUTHENTICATE_TOKEN": self.token,
             **self.environment,
         }

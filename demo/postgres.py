@@ -321,7 +321,8 @@ def _runnable(binaries: Path) -> bool:
         return True
     command = [str(binaries / "postgres"), "--version"]
     with suppress(PermissionError):
-        return subprocess.run(command, check=False, user=_server_user(), cwd="/").returncode == 0
+        asked = subprocess.run(command, check=False, user=_server_user(), cwd="/", stdout=subprocess.DEVNULL)
+        return asked.returncode == 0
     return False
 
 

@@ -14,6 +14,7 @@ from airflow.dag_processing.dagbag import BundleDagBag, DagBag
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.session import create_session
 from psycopg.conninfo import make_conninfo
+from sqlalchemy.exc import DBAPIError
 
 from airflow_pgchange.admin.watching import hindrance
 from airflow_pgchange.cli.common import Rows, command, conninfo_by_name
@@ -92,8 +93,15 @@ def _row(place: Place | None, consumer: str, dags: set[str], why: str) -> dict[s
 
 
 def _parsed() -> Read:
-    with create_session() as session:
-        return Read(ParsedDags().named(session))
+    try:
+        with create_session() as session:
+            return Read(ParsedDags().named(session))
+    except DBAPIError as error:
+        why = without_secrets(str(error.orig).strip(), ())
+        raise InvalidArgument(
+            f"Airflow's own database does not tell its DAGs: {why}; run airflow db migrate, or name DAG files: "
+            "airflow pgchange check dags"
+        ) from error
 
 
 def _in_files(files: Sequence[Path]) -> Read:

@@ -126,7 +126,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                 _command("schema.upgrade", "Bring installed schemas to this package's version", *WHERE),
                 _command("schema.uninstall", "Remove schemas, with what waits in them", *WHERE, SYSTEM, YES),
                 _command(
-                    "health.status",
+                    "status.status",
                     "Every consumer: how far behind, at work on what, held back by whom",
                     *WHERE_BOTH,
                 ),
@@ -136,7 +136,7 @@ def get_pgchange_cli_commands() -> list[GroupCommand]:
                     DAG_FILES,
                 ),
                 _command(
-                    "health.health", "What a person should look at, with the call that mends it", *WHERE
+                    "status.health", "What a person should look at, with the call that mends it", *WHERE
                 ),
                 _command(
                     "consumers.skip",

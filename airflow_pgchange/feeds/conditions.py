@@ -38,6 +38,7 @@ class TopologyCondition:
 
     kind: ClassVar[str] = "topology_condition"
     progress: ClassVar[Literal["results", "source"]] = "source"
+    covers: ClassVar[str | None] = None
 
     condition: str
 

@@ -41,6 +41,8 @@ class Watched(Protocol):
     kind: ClassVar[str]
     progress: ClassVar[Literal["results", "source"]]
     """Where the consumer's lock and progress are kept."""
+    covers: ClassVar[str | None]
+    """The kind of which it waits for every consumer; None where it waits for one, or for none."""
 
     @property
     def name(self) -> str:

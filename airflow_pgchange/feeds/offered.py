@@ -29,6 +29,7 @@ class SchemaFeed:
     prefix: ClassVar[str] = ""
     """How the names of these functions begin, where the schema has others of their names."""
     progress: ClassVar[Literal["results", "source"]] = "source"
+    covers: ClassVar[str | None] = None
     schema_version: ClassVar[int] = 1
     sharded: ClassVar[bool] = False
     names: ClassVar[Names]

@@ -136,6 +136,7 @@ class AllTubes:
 
     kind: ClassVar[str] = "tubes"
     progress: ClassVar[Literal["results", "source"]] = "source"
+    covers: ClassVar[str | None] = TubeFeed.kind
 
     @property
     def name(self) -> str:

@@ -159,7 +159,7 @@ def _consumers(
             rows[consumer] = place, *rows[consumer][1:]
     for place, row, trends in rows.values():
         trend = trends.get((row["kind"], row["consumer"]), Trend())
-        yield _consumer(place, row, trend, places.consumers[place].get(row["consumer"], ()), rights)
+        yield _consumer(place, row, trend, places.naming(place, row["kind"], row["consumer"]), rights)
 
 
 def _consumer(place: Place, row: Row, trend: Trend, dags: Any, rights: Rights) -> datamodels.Consumer:

@@ -46,16 +46,24 @@ class Named:
 
 @dataclass
 class Places:
-    """``dags``: those that use a connection; ``consumers``: those that a place has, each with the DAGs that name it."""
+    """``dags``: those that use a connection; ``consumers``: those that a place has, each with the DAGs that name it;
+    ``kinds``: those of which DAGs wait for every consumer of a place."""
 
     dags: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     consumers: dict[Place, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(dict))
+    kinds: dict[tuple[Place, str], set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def add(self, dag_id: str, named: Named) -> None:
         for connection in named.place.connections:
             self.dags[connection].add(dag_id)
         if named.consumer is not None:
             self.consumers[named.place].setdefault(named.consumer, set()).add(dag_id)
+        if named.feed is not None and named.feed.covers is not None:
+            self.kinds[named.place, named.feed.covers].add(dag_id)
+
+    def naming(self, place: Place, kind: str, consumer: str) -> set[str]:
+        """The DAGs that name a consumer, or wait for all of its kind."""
+        return self.consumers[place].get(consumer, set()) | self.kinds.get((place, kind), set())
 
     def has(self, place: Place) -> bool:
         """Whether that is no made-up pair of connections."""

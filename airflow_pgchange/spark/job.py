@@ -25,12 +25,12 @@ from airflow_pgchange.results.merge import validate, write_manifest
 from airflow_pgchange.results.staging import TOUCHED, Copied, Staged, checked_mode, create
 from airflow_pgchange.results.target import look_up
 from airflow_pgchange.spark import request, session, sink
-from airflow_pgchange.spark.carried import columns_of_messages, columns_of_payloads
 from airflow_pgchange.spark.installed import check_versions
 from airflow_pgchange.spark.mirror import as_copied, marked, with_touched
 from airflow_pgchange.spark.misfits import Rows
 from airflow_pgchange.spark.notes import Notes
 from airflow_pgchange.spark.parent import follow_parent
+from airflow_pgchange.spark.payloads import columns_of_messages, columns_of_payloads
 from airflow_pgchange.spark.read_options import PATIENCE, Rule, Wanted
 from airflow_pgchange.spark.request import Request
 from airflow_pgchange.spark.source import NAME, data_source, prepare

@@ -6,6 +6,14 @@ comment on type pgchange.finding is
     'warning for what may lead there; consumer: whom it is about, if it is one; told: what is wrong; call: what mends it, in SQL or '
     'for the shell, and as whom; null where that is not one call.';
 
+create function pgchange.many(count bigint, what text) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('%s %s', count, what) || case when count = 1 then '' else 's' end
+$$;
+comment on function pgchange.many(bigint, text) is 'A number of things, in words.';
+
 create function pgchange.consumers_health(many_attempts integer default 3, standing pgchange.consumer_status[] default null)
 returns setof pgchange.finding
 language sql volatile
@@ -17,11 +25,11 @@ as $$
     cross join lateral (values
         (s.held_back_by is not null,
          case when s.ready is null then 'error' else 'warning' end,
-         case when s.waiting > 0 then format('%s changes wait for an older transaction: ', s.waiting) else '' end
+         case when s.waiting > 0 then format('%s waiting for an older transaction: ', pgchange.many(s.waiting, 'change')) else '' end
              || s.held_back_by,
          null),
         (s.attempt >= many_attempts and not s.at_work and not r.tells_of_batches,
-         'error', format('batch %s has failed %s times', s.batch_id, s.attempt) || coalesce(': ' || s.error, ''),
+         'error', format('batch %s has failed %s', s.batch_id, pgchange.many(s.attempt, 'time')) || coalesce(': ' || s.error, ''),
          'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(s.consumer))
     ) as line(holds, severity, told, call)
     where line.holds
@@ -45,7 +53,7 @@ language sql stable
 set search_path = pg_catalog, pgchange, pg_temp
 as $$
     select 'letters', 'warning', l.consumer,
-           format('%s dead letters since %s', count(*), min(l.given_up_at)::timestamptz(0)),
+           format('%s since %s', pgchange.many(count(*), 'dead letter'), min(l.given_up_at)::timestamptz(0)),
            'airflow pgchange letters list --consumer ' || pgchange.shell_quoted(l.consumer)
     from pgchange.letter as l
     where not l.on_its_way

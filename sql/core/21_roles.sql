@@ -11,7 +11,7 @@ begin
         grant select on pgchange.registered to %1$s;
         grant execute on function
             pgchange.ours(name, boolean), pgchange.status(integer, text), pgchange.health(pgchange.consumer_status[]),
-            pgchange.consumers_health(integer, pgchange.consumer_status[]), pgchange.shell_quoted(text),
+            pgchange.consumers_health(integer, pgchange.consumer_status[]), pgchange.many(bigint, text), pgchange.shell_quoted(text),
             pgchange.watchers(), pgchange.watchers_health(interval), pgchange.batches(text, integer),
             pgchange.note_samples(jsonb), pgchange.samples(text, text), pgchange.trends(interval)
             to %1$s

@@ -106,11 +106,11 @@ language sql stable security definer
 set search_path from current
 as $$
     select 'queue', 'error', mbus.name_of(f.qname, f.consumer),
-           format('%s messages on which a selector failed, see mbus.fault, such as: %s', count(*), max(f.message)), null
+           format('%s on which a selector failed, see mbus.fault, such as: %s', pgchange.many(count(*), 'message'), max(f.message)), null
     from mbus.fault as f group by f.qname, f.consumer
     union all
     select 'queue', 'error', mbus.name_of(c.qname, c.name),
-           format('batch %s has failed %s times', b.batch ->> 'id', b.attempt),
+           format('batch %s has failed %s', b.batch ->> 'id', pgchange.many(b.attempt, 'time')),
            'to give it up: airflow pgchange skip ' || pgchange.shell_quoted(mbus.name_of(c.qname, c.name))
     from mbus.batch as b join mbus.consumer as c on c.id = b.consumer
     where b.attempt >= many_attempts and b.slot not in (select h.slot from mbus.held_slots(c.qname, c.name) as h)

@@ -23,7 +23,7 @@ as $$
          'as its owner: select pgmb.recapture()'),
         (p.disabled <> '{}', format('%s: publishing its mutations is disabled on %s', p.tbl, array_to_string(p.disabled, ', ')), null),
         (p.faults > 0,
-         format('%s: %s rows could not be made an event, see pgmb.push_fault', p.tbl, p.faults),
+         format('%s: %s could not be made an event, see pgmb.push_fault', p.tbl, pgchange.many(p.faults, 'row')),
          format('when mended, as its owner: select pgmb.replay_push_faults(%L)', p.tbl))
     ) as line(holds, told, call)
     where line.holds
@@ -31,7 +31,7 @@ as $$
     select 'event', 'error', null, pgchange.told_missed(p.tbl, m, 'event'), pgchange.bring_missed(m, 'pgmb', 'publish_attached')
     from pgmb.pushing() as p cross join lateral unnest(p.missed) as m
     union all
-    select 'event', 'error', s.consumer, format('its conditions failed for %s events, see pgmb.fault', s.faults),
+    select 'event', 'error', s.consumer, format('its conditions failed for %s, see pgmb.fault', pgchange.many(s.faults, 'event')),
            format('when mended: select pgmb.replay_faults(%L)', s.feed ->> 'group')
     from pgmb.status(1) as s where s.faults > 0
     union all

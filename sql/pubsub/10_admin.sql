@@ -10,10 +10,12 @@ begin
             select (pg_snapshot_xmin(pg_current_snapshot())::text::bigint & 4294967295)::text::xid
         )
         select coalesce(
-            (select format('transaction of process %s (%s, database %s, %s since %s)',
-                           a.pid, a.usename, a.datname, a.state, a.xact_start)
+            (select format('transaction of process %s (%s, database %s, %s since %s); to end it: select pg_terminate_backend(%s)',
+                           a.pid, concat_ws(', ', nullif(a.application_name, ''), a.usename), a.datname, a.state,
+                           a.xact_start::timestamptz(0), a.pid)
              from pg_stat_activity as a, oldest as o where a.backend_xid = o.xid limit 1),
-            (select format('prepared transaction %L (%s, database %s, since %s)', p.gid, p.owner, p.database, p.prepared)
+            (select format('prepared transaction %L (%s, database %s, since %s); to end it there: rollback prepared %1$L',
+                           p.gid, p.owner, p.database, p.prepared::timestamptz(0))
              from pg_prepared_xacts as p, oldest as o where p.transaction = o.xid limit 1))
         where not pg_is_in_recovery());
 end

@@ -19,7 +19,7 @@ as $$
         (t.disabled <> '{}', format('%s: the capture is disabled on %s', t.tbl, array_to_string(t.disabled, ', ')), null),
         (t.key_renamed, format('%s: its key column was renamed: track it again under the new name', t.tbl), null),
         (t.faults > 0,
-         format('%s: %s commits could not be placed, see revision.fault', t.tbl, t.faults),
+         format('%s: %s could not be placed, see revision.fault', t.tbl, pgchange.many(t.faults, 'commit')),
          format('when mended, as its owner: select revision.replay_faults(%L)', t.tbl))
     ) as line(holds, told, call)
     where line.holds

@@ -45,7 +45,7 @@ as $$
     where c.code is not null and tube.are_pods(t.pods, t.name)
     union all
     select 'tube', 'error', tube.name_of(w.tube, w.worker),
-           format('its control pods have failed %s times; the log of the task that works them off says why', w.control_attempt), null
+           format('its control pods have failed %s; the log of the task that works them off says why', pgchange.many(w.control_attempt, 'time')), null
     from tube.worker as w join tube.tube as t on t.name = w.tube
     where w.control_attempt >= many_attempts
       and tube.are_pods(t.pods, t.name)

@@ -9,11 +9,11 @@ from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_pgchange.assets.pgchange import feed_asset
-from airflow_pgchange.feeds import CommitFeed
+from airflow_pgchange.feeds import AllTubes, CommitFeed
 from airflow_pgchange.operators.batch import BatchOperator
 from airflow_pgchange.operators.maintenance import MaintenanceOperator
 from airflow_pgchange.plugins import datamodels, page
-from airflow_pgchange.plugins.places import Named, Place, named_in
+from airflow_pgchange.plugins.places import Named, Place, Places, named_in
 
 FEED = CommitFeed("delays", 0)
 
@@ -30,6 +30,17 @@ def test_an_asset_names_its_consumer_and_both_of_its_databases() -> None:
     with DAG("watched", schedule=[feed_asset(FEED, "airline", "flights")]) as dag:
         pass
     assert named(dag) == {Named(Place("airline", "flights"), "delays/0")}
+
+
+def test_who_waits_for_every_worker_of_every_tube_names_each_of_them() -> None:
+    with DAG("replayed", schedule=[feed_asset(AllTubes(), "airline")]) as dag:
+        pass
+    places = Places()
+    for one in named(dag):
+        places.add("replayed", one)
+    assert places.naming(Place("airline"), "tube", "tube:copies/0") == {"replayed"}
+    assert places.naming(Place("airline"), "commit", "delays/0") == set()
+    assert places.naming(Place("elsewhere"), "tube", "tube:copies/0") == set()
 
 
 def test_an_operator_names_its_consumer() -> None:

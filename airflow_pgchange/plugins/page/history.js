@@ -31,8 +31,12 @@ const took = (attempt) =>
     ? `${((Date.parse(attempt.acked_at) - Date.parse(attempt.claimed_at)) / 1000).toFixed(2)} s`
     : "";
 
+const PHASES = ["claim", "start", "process", "merge"];
+const order = ([phase]) => (PHASES.includes(phase) ? PHASES.indexOf(phase) : PHASES.length);
+
 const phases = (seconds) =>
   Object.entries(seconds)
+    .sort((one, other) => order(one) - order(other))
     .map(([phase, each]) => `${phase} ${each.toFixed(2)} s`)
     .join(", ");
 

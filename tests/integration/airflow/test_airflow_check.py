@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.cli.cli_parser import get_parser
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
+from airflow_pgchange.cli import check as command
 from airflow_pgchange.triggers.feed import FeedTrigger
 from tests.airflow_home import uri
 from tests.command_line import Command
@@ -221,3 +226,16 @@ async def test_status_says_which_feed_a_watcher_cannot_look_at(
     told = capsys.readouterr().err
     assert "delays/999: it cannot be watched" in told
     assert "there is no branch 999" in told
+
+
+def test_an_airflow_whose_database_was_never_migrated_is_told_apart_from_one_without_dags(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = create_engine("sqlite://")
+    monkeypatch.setattr(command, "create_session", lambda: closing(Session(engine)))
+    with pytest.raises(SystemExit) as ended:
+        command.check(get_parser().parse_args(["pgchange", "check"]))
+    assert re.fullmatch(
+        r"InvalidArgument: Airflow's own database .*no such table.*; run airflow db migrate, or .*",
+        str(ended.value),
+    )

@@ -27,11 +27,14 @@ def test_status_names_what_holds_an_in_order_consumer_back(own_database, connect
     db = own_database
     slow, fast = connect_to(db, autocommit=False), connect_to(db)
     drain(db, feed=IN_ORDER)
+    slow.execute("set application_name to 'nightly export'")
     commits(slow)
     commits(fast)
     (shown,) = consumers.status(fast)
     assert shown["waiting"] == 1
-    assert f"process {slow.info.backend_pid}" in shown["held_back_by"]
+    pid = slow.info.backend_pid
+    assert f"process {pid} (nightly export, " in shown["held_back_by"]
+    assert shown["held_back_by"].endswith(f"; to end it: select pg_terminate_backend({pid})")
 
 
 def test_a_consumer_that_does_not_read_in_order_waits_for_nobody(own_database, connect_to):
@@ -50,7 +53,9 @@ def test_status_names_a_prepared_transaction(own_database, connect_to):
     commits(connection)
     connection.execute("prepare transaction 'forgotten'")
     commits(connection)
-    assert "forgotten" in consumers.status(connection)[0]["held_back_by"]
+    assert consumers.status(connection)[0]["held_back_by"].endswith(
+        "; to end it there: rollback prepared 'forgotten'"
+    )
     connection.execute("rollback prepared 'forgotten'")
 
 

@@ -368,11 +368,11 @@ def test_giving_up_is_rolled_back_with_its_transaction(db, connection):
 def test_maintenance_names_letters_that_nobody_has_looked_at(db, connection):
     give_up(connection, db)
     letter, _ = give_up(connection, db)
-    (line,) = [line for line in maintain(connection).attention if "dead letters" in line]
+    (line,) = [line for line in maintain(connection).attention if "dead letter" in line]
     assert line.startswith("test/0: 2 dead letters since ")
     dead_letters.redrive(connection, ids=[letter])
-    (line,) = [line for line in maintain(connection).attention if "dead letters" in line]
-    assert line.startswith("test/0: 1 dead letters since ")
+    (line,) = [line for line in maintain(connection).attention if "dead letter" in line]
+    assert line.startswith("test/0: 1 dead letter since ")
 
 
 def test_consumers_with_letters_are_told_with_how_many_and_where_to_look(connection, db):

@@ -167,7 +167,7 @@ def test_maintenance_names_a_consumer_of_a_topology_whose_batch_fails_and_what_h
     by_hand.skip(connection, connection, feed, "cannot be parsed")
     connection.execute("update topology.consumer set source = 'elsewhere'")
     (letter, line) = maintain(connection).attention
-    assert letter.startswith("topology:the router: 1 dead letters since ")
+    assert letter.startswith("topology:the router: 1 dead letter since ")
     assert line.startswith("topology:the router: ")
     assert "airflow pgchange repair" in line
 

@@ -42,6 +42,16 @@ def total(connection):
     return connection.execute("select n from total").fetchone()
 
 
+def test_what_a_server_keeps_for_its_own_time_is_in_its_folder(connect_server, operator):
+    told = """
+from airflow_pgchange.spark.job import batch_job
+with batch_job() as job:
+    (row,) = job.spark.sql("select java_method('java.lang.System', 'getProperty', 'java.io.tmpdir') as folder").collect()
+    assert row.folder == {folder!r}, row.folder
+"""
+    run(operator(told.format(folder=connect_server.folder)))
+
+
 COPY = """
 from airflow_pgchange.spark import job as jobs, session
 jobs.SMALL = {small}
