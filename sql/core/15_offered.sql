@@ -200,6 +200,7 @@ declare
     at jsonb;
     is_here boolean;
     lag jsonb;
+    work jsonb;
     told text;
     advice text;
 begin
@@ -214,9 +215,12 @@ begin
             get stacked diagnostics told = message_text, advice = pg_exception_hint;
             told := told || ': ' || advice;
         end;
+        work := case when is_here then to_jsonb(%1$I.pending(%5$s, at)) end;
         return next pgchange.standing(
-            %3$L, %1$I.name_of(%5$s), address, at, lag, case when is_here then to_jsonb(%1$I.pending(%5$s, at)) end,
-            %1$I.lock_key(%5$s) = any (held), told, case when not is_here then 'changes' end);
+            %3$L, %1$I.name_of(%5$s), address, at, lag, work,
+            -- Who has taken its lock since then, and claimed, is at work.
+            %1$I.lock_key(%5$s) = any (held) or work ->> 'batch_id' is not null and %1$I.locked(%5$s),
+            told, case when not is_here then 'changes' end);
     end loop;
 end
 $$, 'Every consumer whose progress is here, as pgchange.status() shows it. Where its changes are in another database the lag is '

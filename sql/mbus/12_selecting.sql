@@ -80,14 +80,19 @@ begin
     if late <> '{}' then
         seen.ids := array(
             select %3$s
-            from unnest(late) as e(xid)
+            from (
+                select p.xid, array_agg(p.part) as parts, array_agg(p.above) as aboves, min(p.above) as lowest
+                from unnest(stands.late_xids, stands.late_parts, stands.late_ids) as p(xid, part, above)
+                where p.xid = any (late)
+                group by p.xid
+            ) as e
             cross join lateral (
                 select t.*
                 from %1$s as t
-                where t.pgchange_txid = e.xid and t.id + 0 <= highest
-                  and exists (
-                      select from unnest(stands.late_xids, stands.late_parts, stands.late_ids) as p(xid, part, above)
-                      where p.xid = e.xid and p.part = mod(t.id, %4$s) and t.id > p.above and t.id <= stands.dones[1 + p.part])
+                -- From its lowest on: what was handed out of it before is not stepped over again.
+                where t.pgchange_txid = e.xid and t.id + 0 > e.lowest and t.id + 0 <= highest
+                  and t.id > e.aboves[array_position(e.parts, mod(t.id, %4$s)::integer)]
+                  and t.id <= stands.dones[1 + mod(t.id, %4$s)]
                   -- Each by itself: what was received long ago is above the first of them too.
                   and not exists (
                       select from mbus.receipt as r

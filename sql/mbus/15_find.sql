@@ -52,7 +52,7 @@ language plpgsql
 set search_path from current
 as $$
 declare
-    -- %%1$s are the rows, %%2$s is which of them, %%3$s which are wanted.
+    -- %%1$s are the rows, %%2$s is which of them, %%3$s which are wanted, %%4$s in which order: one that only the right index has.
     seek text := $sql$
             select row(t.id, mod(t.id, %1$s)::integer, coalesce(p.version, start.version), %2$s)::mbus.head as head
             from %%1$s as t
@@ -69,7 +69,7 @@ declare
                   else not exists (
                       select from mbus.receipt as r
                       where r.queue = %4$s and coalesce(r.consumer, 0) = any (array[0, %3$s]) and r.id = t.id offset 0) end
-            order by t.id$sql$;
+            order by %%4$s$sql$;
     body text := $body$
     if start.late_xids <> '{}' or start.busy <> '{}' then
         found.heads := array(
@@ -107,10 +107,10 @@ begin
         made := format(seek, known.consumers_cnt, case when is_safe then 'false' else 'not t.pgchange_special' end, c.id, known.id);
         wanted := mbus.wanted_of(c, is_safe);
         texts := texts || format(body,
-            format(made, rows_of_log, 't.pgchange_txid = e.xid and t.id <= start.done', wanted),
+            format(made, rows_of_log, 't.pgchange_txid = e.xid and t.id + 0 <= start.done', wanted, 't.pgchange_txid, t.id + 0'),
             format(made, rows_of_log,
-                format('t.id > b.above and t.id <= start.done and mod(t.id, %s) = b.part', known.consumers_cnt), wanted),
-            format(made, rows_of_log, 't.id > start.done and t.id <= horizon', wanted));
+                format('t.id > b.above and t.id <= start.done and mod(t.id, %s) = b.part', known.consumers_cnt), wanted, 't.id'),
+            format(made, rows_of_log, 't.id > start.done and t.id <= horizon', wanted, 't.id'));
     end loop;
     perform mbus.place('find$' || c.id, 'start mbus.start, horizon bigint, busy integer[], most integer', 'mbus.found',
         'language plpgsql stable' || case when c.selector is not null then ' ' || pgchange.settings() else '' end,

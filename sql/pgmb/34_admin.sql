@@ -31,7 +31,8 @@ begin
             'event', pgmb.name_of(known.id), jsonb_build_object('group', known.id), known.version,
             coalesce(run.count, 0), coalesce(run.count, 0) <= upto,
             greatest(extract(epoch from clock_timestamp() - pgmb.extract_date_from_event_id(run.lowest)), 0)::double precision,
-            waits.counted, pgmb.faults(known.id), pgmb.lock_key(known.id) = any (held),
+            waits.counted, pgmb.faults(known.id),
+            pgmb.lock_key(known.id) = any (held) or coalesce(known.claimed > known.version, false) and pgmb.locked(known.id),
             case when known.claimed > known.version then known.batch_id end,
             case when known.claimed > known.version then known.attempt end,
             -- It may quote what an event holds.

@@ -100,7 +100,7 @@ comment on function pubsub.lag(bigint, jsonb, integer, boolean) is
     'in-order consumer has to wait for because an older transaction is open. What an open transaction has written itself nobody '
     'can see.';
 
-create function pubsub.lags(asked jsonb) returns jsonb
+create function pubsub.lags_of(asked jsonb) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pubsub, revision, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -113,12 +113,6 @@ declare
     visible pg_snapshot := pubsub.current_snapshot();
     settled pg_snapshot := pgchange.snapshot_below(visible, pg_snapshot_xmin(visible));
 begin
-    perform pubsub.check_branch(b.id)
-    from (select distinct a.branch_id from jsonb_to_recordset(asked) as a(branch_id bigint)) as b(id);
-    perform pubsub.check_positions(asked);
-    if exists (select from jsonb_to_recordset(asked) as a(upto integer) where coalesce(a.upto < 0, true)) then
-        raise invalid_parameter_value using message = 'upto must not be negative';
-    end if;
     return (
         with branch as materialized (
             select b.id, pubsub.faults(b.id) as faults
@@ -137,6 +131,23 @@ begin
         left join lateral pubsub.count_unread(
             a.branch_id, a."position", case when a.in_order then visible else '1:1:' end, pg_snapshot_xmax(settled), a.upto)
             as waiting on a.in_order);
+end
+$$;
+comment on function pubsub.lags_of(jsonb) is
+    'lags() of positions that were checked before, by a snapshot of then: whoever is dropped meanwhile has its lag still.';
+
+create function pubsub.lags(asked jsonb) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pubsub, revision, pg_temp
+as $$
+begin
+    perform pubsub.check_branch(b.id)
+    from (select distinct a.branch_id from jsonb_to_recordset(asked) as a(branch_id bigint)) as b(id);
+    perform pubsub.check_positions(asked);
+    if exists (select from jsonb_to_recordset(asked) as a(upto integer) where coalesce(a.upto < 0, true)) then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
+    return pubsub.lags_of(asked);
 end
 $$;
 comment on function pubsub.lags(jsonb) is

@@ -53,7 +53,11 @@ declare
     held bigint[] := pgchange.locks_held();
     holder text := pubsub.held_back_by();
 begin
+    if coalesce(upto < 0, true) then
+        raise invalid_parameter_value using message = 'upto must not be negative';
+    end if;
     return query
+        -- What is known of them is of one moment: what is counted after it asks about none of it again.
         with known as materialized (
             select w as mark, n.name, p.at, h.is_here, case when h.is_here then pubsub.undecided(p.at, n.name, native, c) end as told
             from pubsub.watermark as w
@@ -76,19 +80,23 @@ begin
                     'branch_id', (k.mark).branch_id, 'position', k.at, 'upto', upto, 'in_order', (k.mark).in_order) order by k.n)
                 from numbered as k where k.is_clear
             ) as a(asked)
-            cross join lateral jsonb_array_elements(case when a.asked is not null then pubsub.lags(a.asked) end)
+            cross join lateral jsonb_array_elements(case when a.asked is not null then pubsub.lags_of(a.asked) end)
                 with ordinality as l(lag, n)
         )
         select s.*
         from numbered as k
         left join lags as l on l.n = k.n and k.is_clear
+        cross join lateral (
+            select case when k.is_here then to_jsonb(pubsub.pending((k.mark).consumer_id, (k.mark).branch_id, k.at)) end offset 0
+        ) as p(work)
         cross join lateral pgchange.standing(
             'commit', k.name,
             jsonb_build_object(
                 'consumer_id', (k.mark).consumer_id, 'branch_id', (k.mark).branch_id, 'in_order', (k.mark).in_order),
             to_jsonb(k.mark), l.lag,
-            case when k.is_here then to_jsonb(pubsub.pending((k.mark).consumer_id, (k.mark).branch_id, k.at)) end,
-            pubsub.lock_key((k.mark).consumer_id, (k.mark).branch_id) = any (held),
+            p.work,
+            pubsub.lock_key((k.mark).consumer_id, (k.mark).branch_id) = any (held)
+                or p.work ->> 'batch_id' is not null and pubsub.locked((k.mark).consumer_id, (k.mark).branch_id),
             coalesce(k.told, case when (l.lag ->> 'waiting')::bigint > 0 then holder end),
             case when not k.is_here then 'changes' end) as s
         order by (k.mark).consumer_id, (k.mark).branch_id;

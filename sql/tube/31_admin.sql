@@ -21,7 +21,8 @@ begin
                    jsonb_build_object('tube', known.name, 'worker', k.worker, 'workers', known.partitions), coalesce(w.version, 0),
                    coalesce((l.lag ->> 'ready')::bigint, 0), coalesce((l.lag ->> 'ready_exact')::boolean, true),
                    (l.lag ->> 'ready_age')::double precision, coalesce((l.lag ->> 'waiting')::bigint, 0), f.faults,
-                   tube.lock_key(known.name, k.worker) = any (held), (w.batch ->> 'id')::uuid, nullif(w.attempt, 0),
+                   tube.lock_key(known.name, k.worker) = any (held) or w.batch is not null and tube.locked(known.name, k.worker),
+                   (w.batch ->> 'id')::uuid, nullif(w.attempt, 0),
                    case when w.batch is not null then w.error end, case when w.batch is not null then w.claimed_at end, w.updated_at,
                    null::text, null::text
             from generate_series(0, known.partitions - 1) as k(worker)

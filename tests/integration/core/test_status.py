@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
 import psycopg
 import pytest
 
 from airflow_pgchange.admin import consumers, schema
 from airflow_pgchange.admin.health import Finding, findings
-from airflow_pgchange.feeds import CommitFeed, EventFeed, TopologyFeed, TubeFeed, by_hand
+from airflow_pgchange.feeds import CommitFeed, ConsumerTransaction, EventFeed, TopologyFeed, TubeFeed, by_hand
 from airflow_pgchange.feeds.errors import InvalidArgument, PermissionDenied
 from airflow_pgchange.feeds.feed import from_json
 from airflow_pgchange.feeds.queries import ask, records
-from tests.commits import claim_and_fail, commits
+from tests.commits import claim_and_fail, commits, drain
 from tests.events import publish, subscribe
 from tests.schemas import possible
 from tests.topology import make_catalogue
 from tests.tubes import attach, make
+from tests.waiting import until, waits
 
 FEEDS = [CommitFeed("test", 0), EventFeed("g"), TopologyFeed("router"), TubeFeed("q")]
 
@@ -114,6 +118,41 @@ def test_a_consumer_at_work_on_a_batch_that_failed_before_is_no_finding(full):
         full.execute("select pubsub.lock_watermark('test', 0)")
         assert [row["at_work"] for row in shown(full, 10, "commit")] == [True]
         assert findings(full) == []
+
+
+def looked_at_while(connect, table, change):
+    """What ``pgchange.status()`` says where something changes after it has begun, before it comes to a table."""
+    looker, other = connect(), connect()
+    with ThreadPoolExecutor(1) as pool, other.transaction():
+        other.execute(f"lock table {table} in access exclusive mode")
+        look = pool.submit(shown, looker)
+        until(connect(), waits(looker, relation=table))
+        change(other)
+    return {row["consumer"]: row for row in look.result(30)}
+
+
+def test_a_consumer_that_is_dropped_during_a_look_takes_no_other_with_it(full, connect, db):
+    for name in ("first", "second", "third"):
+        drain(db, feed=CommitFeed(name, 0))
+    rows = looked_at_while(
+        connect, "pgchange.letter", lambda other: other.execute("select pubsub.drop_consumer('second', 0)")
+    )
+    assert {"first/0", "third/0", "test/0"} <= rows.keys()
+
+
+def test_who_claims_a_batch_again_during_a_look_is_at_work(full, connect, db):
+    feed, failed = EventFeed("g"), ZeroDivisionError()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), ConsumerTransaction(feed, db) as transaction:
+            transaction.claim(10)
+            raise failed
+    with ExitStack() as working:
+        transaction = ConsumerTransaction(feed, db)
+        rows = looked_at_while(
+            connect, "pgmb.scheduled", lambda _: working.enter_context(transaction).claim(10)
+        )
+        transaction.ack()
+    assert (rows[feed.name]["attempt"], rows[feed.name]["at_work"]) == (3, True)
 
 
 def test_who_may_see_one_feed_sees_that_one(full, role):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 
+import psycopg
 import pytest
 
 from tests.queues import consume, consumen, consumer, drain, fill, make, one, post
@@ -104,6 +106,25 @@ def test_what_commits_late_is_received_one_by_one_though_later_messages_were(con
     assert len(singly(connection)) == 90
     late.commit()
     assert singly(connection) == ["late0", "late1", "late2"]
+
+
+def test_what_commits_late_is_found_without_what_was_received_long_ago(connect):
+    connection = connect()
+    make(connection)
+    # Who reads nothing keeps the log.
+    consumer(connection, "slow")
+    fill(connection, range(2000))
+    assert len(consumen(connection, most=2000)) == 2000
+    with ExitStack() as opened:
+        for _ in range(20):
+            fill(opened.enter_context(psycopg.connect(connection.info.dsn)), ["late"] * 3)
+        fill(connection, range(50))
+        assert len(singly(connection)) == 50
+    connection.execute("analyze")
+    with connection.transaction():
+        before = one(connection, READ)
+        assert singly(connection) == ["late"] * 60
+        assert (one(connection, READ) - before) / 60 < 500
 
 
 def test_transactions_that_have_ended_are_looked_for_no_more_beside_a_busy_part(connect):
